@@ -1,0 +1,45 @@
+//! The environment variables, as a value that tests can make up.
+
+use std::{collections::BTreeMap, ffi::OsString};
+
+/// A set of environment variables.
+#[derive(Clone, Debug, Default)]
+pub struct Environment(BTreeMap<OsString, OsString>);
+
+/// The variable is set, but to bytes that are no text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NotText;
+
+impl Environment {
+    /// The variables this process was started with.
+    #[must_use]
+    pub fn of_process() -> Self {
+        Self(std::env::vars_os().collect())
+    }
+
+    /// The value of a variable, which may be empty.
+    pub(super) fn get(&self, name: &str) -> Result<Option<&str>, NotText> {
+        self.0.get(&OsString::from(name)).map(|value| value.to_str().ok_or(NotText)).transpose()
+    }
+
+    /// The names that begin with `SEMEL_` and whose values are not Kubernetes' doing.
+    ///
+    /// A service named `semel` makes Kubernetes set `SEMEL_SERVICE_HOST`, `SEMEL_PORT=tcp://…` and the like in every
+    /// pod of its namespace; warning about those would bury the warnings that matter.
+    pub(super) fn ours(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().filter_map(|(name, value)| {
+            let name = name.to_str()?;
+            let rest = name.strip_prefix("SEMEL_")?;
+            let kubernetes = rest.starts_with("SERVICE_")
+                || rest.starts_with("PORT_")
+                || (rest == "PORT" && value.to_str().is_some_and(|value| value.contains("://")));
+            (!kubernetes).then_some(name)
+        })
+    }
+}
+
+impl<K: Into<OsString>, V: Into<OsString>> FromIterator<(K, V)> for Environment {
+    fn from_iter<I: IntoIterator<Item = (K, V)>>(variables: I) -> Self {
+        Self(variables.into_iter().map(|(name, value)| (name.into(), value.into())).collect())
+    }
+}

@@ -1,0 +1,60 @@
+//! The flags of the commands that read the configuration.
+
+use std::path::PathBuf;
+
+/// The flags that say where the ledger is: for every command that opens it.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct StoreFlags {
+    /// Read settings from this TOML file [env: SEMEL_CONFIG]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// Keep files in this directory [env: SEMEL_DATA_DIR] [default: ./semel-data]
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: Option<String>,
+
+    /// Keep the ledger here: sqlite:PATH or postgres://… [env: SEMEL_DATABASE_URL] [default: semel.db in the data dir]
+    #[arg(long, value_name = "URL")]
+    pub database_url: Option<String>,
+}
+
+/// The flags of the server. All are optional texts here, so that a wrong one is reported with everything else that is
+/// wrong, not alone.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Flags {
+    /// Where the ledger is.
+    #[command(flatten)]
+    pub store: StoreFlags,
+
+    /// Serve HTTP on this address; port 0 takes any free one [env: SEMEL_LISTEN] [default: 127.0.0.1:8080]
+    #[arg(long, value_name = "ADDR")]
+    pub listen: Option<String>,
+
+    /// Send messages through: embedded, or amqp://… [env: SEMEL_BROKER_URL] [default: embedded]
+    #[arg(long, value_name = "URL")]
+    pub broker_url: Option<String>,
+
+    /// Do only these parts of the work: api, relay, worker, sweeper [env: SEMEL_ROLES] [default: all]
+    #[arg(long, value_name = "LIST")]
+    pub roles: Option<String>,
+}
+
+impl Flags {
+    /// What was said by flag about a field.
+    pub(super) fn get(&self, field: &str) -> Option<&str> {
+        match field {
+            "listen" => self.listen.as_deref(),
+            "data_dir" => self.store.data_dir.as_deref(),
+            "database_url" => self.store.database_url.as_deref(),
+            "broker_url" => self.broker_url.as_deref(),
+            "roles" => self.roles.as_deref(),
+            _ => None,
+        }
+    }
+}
+
+impl From<StoreFlags> for Flags {
+    fn from(store: StoreFlags) -> Self {
+        Self { store, ..Self::default() }
+    }
+}

@@ -1,0 +1,92 @@
+//! The configuration: one typed struct, read from four layers.
+//!
+//! A flag beats the environment (`SEMEL_*`), which beats the TOML file, which beats the default. Every field has a
+//! variable, named after it: `sweep.every` is `SEMEL_SWEEP_EVERY`. Only the value in effect is checked, but a field
+//! that does not exist is refused wherever it stands, and all mistakes are reported at once.
+//!
+//! A service adds its section by adding a struct to [`Config`] and reading its fields in [`read`]; unknown fields,
+//! variables, origins and `semel config show` follow from that.
+
+mod environment;
+mod expand;
+mod file;
+mod flags;
+mod listen;
+mod reader;
+mod report;
+mod roles;
+mod secret_url;
+mod show;
+mod store;
+mod value;
+
+use std::{path::PathBuf, time::Duration};
+
+pub use environment::Environment;
+pub use flags::{Flags, StoreFlags};
+pub use listen::Listen;
+pub use report::{Mistake, Mistakes, Origin, Report};
+pub use roles::{NodeRole, Roles};
+pub use secret_url::SecretUrl;
+pub use store::{BrokerUrl, DatabaseUrl};
+
+use reader::Reader;
+
+/// How often a sweep may run at most. A round costs a transaction even when there is nothing to do; below this it
+/// would compete with the callers it serves.
+const SHORTEST_SWEEP: Duration = Duration::from_millis(100);
+
+/// What this process was told to do. Printing it for debugging shows no password.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Where HTTP is served.
+    pub listen: Listen,
+    /// Where this node keeps its files.
+    pub data_dir: PathBuf,
+    /// Where the ledger is.
+    pub database_url: DatabaseUrl,
+    /// Where messages go.
+    pub broker_url: BrokerUrl,
+    /// Which parts of the work this node does.
+    pub roles: Roles,
+    /// The background round over the ledger.
+    pub sweep: Sweep,
+}
+
+/// The section `[sweep]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sweep {
+    /// The time between two rounds.
+    pub every: Duration,
+}
+
+/// Reads the configuration from all layers.
+#[must_use]
+pub fn read(flags: &Flags, environment: &Environment) -> Report {
+    let mut reader = Reader::new(flags, environment);
+
+    let listen = reader.field("listen", Listen::default);
+    let data_dir = reader.field("data_dir", || PathBuf::from("./semel-data"));
+    let database_url = reader.field("database_url", || DatabaseUrl::Sqlite(data_dir.join("semel.db")));
+    let broker_url = reader.field("broker_url", || BrokerUrl::Embedded);
+    let roles = reader.field("roles", Roles::all);
+    let sweep = Sweep { every: reader.field("sweep.every", || Duration::from_secs(15)) };
+
+    if !listen.is_loopback() {
+        reader.mistake(
+            "listen",
+            format!(
+                "{listen} can be reached from other machines, but no tokens are configured, so only loopback is \
+                 served: use 127.0.0.1, [::1] or localhost"
+            ),
+        );
+    }
+    if sweep.every < SHORTEST_SWEEP {
+        reader.mistake(
+            "sweep.every",
+            format!("must be at least {}", humantime::format_duration(SHORTEST_SWEEP)),
+        );
+    }
+
+    reader.finish(Config { listen, data_dir, database_url, broker_url, roles, sweep })
+}

@@ -1,0 +1,144 @@
+//! Picks each field's value from the layers, and keeps account of what was read and what was wrong.
+
+use std::path::PathBuf;
+
+use super::{
+    Config, Environment, Flags, Mistake, Origin, Report,
+    environment::NotText,
+    file::{self, Fields},
+    report::Entry,
+    value::Value,
+};
+
+/// The variables that are not fields.
+const OTHER_VARIABLES: [&str; 1] = ["SEMEL_CONFIG"];
+
+/// How alike two names must be for one to be suggested for the other. Found by trying: `lisen`, `databse_url` and
+/// `broker` are above it, `port` and `address` below.
+const ALIKE: f64 = 0.8;
+
+pub(super) struct Reader<'a> {
+    flags: &'a Flags,
+    environment: &'a Environment,
+    file: Fields,
+    entries: Vec<Entry>,
+    mistakes: Vec<Mistake>,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(flags: &'a Flags, environment: &'a Environment) -> Self {
+        let mut mistakes = Vec::new();
+        let path = match (&flags.store.config, environment.get("SEMEL_CONFIG")) {
+            (Some(path), _) => Some(path.clone()),
+            (None, Ok(path)) => path.filter(|path| !path.is_empty()).map(PathBuf::from),
+            (None, Err(NotText)) => {
+                mistakes.push(Mistake {
+                    field: Some("config".to_owned()),
+                    origin: Origin::Variable("SEMEL_CONFIG".to_owned()),
+                    message: "is not valid UTF-8".to_owned(),
+                });
+                None
+            }
+        };
+        let file = path.map(|path| file::read(&path, environment, &mut mistakes)).unwrap_or_default();
+        Self { flags, environment, file, entries: Vec::new(), mistakes }
+    }
+
+    /// Reads one field by its full name. A wrong value is noted, and the default stands in, so that the fields after
+    /// it are checked too.
+    pub(super) fn field<T: Value>(&mut self, name: &'static str, default: impl FnOnce() -> T) -> T {
+        let (given, origin) = self.given(name);
+        let read = given.and_then(|given| match given {
+            Some(value) => T::from_toml(&value).map(Some).map_err(|message| vec![message]),
+            None => Ok(None),
+        });
+        let value = match read {
+            Ok(value) => value.unwrap_or_else(default),
+            Err(messages) => {
+                let wrong = |message| Mistake { field: Some(name.to_owned()), origin: origin.clone(), message };
+                self.mistakes.extend(messages.into_iter().map(wrong));
+                default()
+            }
+        };
+        self.entries.push(Entry { name, shown: value.to_toml(), origin });
+        value
+    }
+
+    /// Notes that a field which was read is wrong after all.
+    pub(super) fn mistake(&mut self, name: &'static str, message: String) {
+        let read = self.entries.iter().find(|entry| entry.name == name);
+        let origin = read.map_or(Origin::Default, |entry| entry.origin.clone());
+        self.mistakes.push(Mistake { field: Some(name.to_owned()), origin, message });
+    }
+
+    /// Ends the reading: whatever was given but never asked for does not exist.
+    pub(super) fn finish(mut self, config: Config) -> Report {
+        let known: Vec<&str> = self.entries.iter().map(|entry| entry.name).collect();
+        for (name, given) in &self.file {
+            if !known.contains(&name.as_str()) {
+                let message = unknown(name, &known);
+                let origin = given.origin.clone();
+                self.mistakes.push(Mistake { field: Some(name.clone()), origin, message });
+            }
+        }
+        let variables: Vec<String> = known.iter().map(|name| variable(name)).collect();
+        let variables: Vec<&str> = variables.iter().map(String::as_str).chain(OTHER_VARIABLES).collect();
+        let warnings = self
+            .environment
+            .ours()
+            .filter(|name| !variables.contains(name))
+            .map(|name| match nearest(name, &variables) {
+                Some(near) => format!("the environment variable {name} means nothing here; did you mean {near}?"),
+                None => format!("the environment variable {name} means nothing here"),
+            })
+            .collect();
+        Report { config, entries: self.entries, mistakes: self.mistakes, warnings }
+    }
+
+    /// The value of the highest layer that has one, and that layer.
+    fn given(&mut self, name: &str) -> (Result<Option<toml::Value>, Vec<String>>, Origin) {
+        if let Some(text) = self.flags.get(name) {
+            return (Ok(Some(text.into())), Origin::Flag(format!("--{}", name.replace(['_', '.'], "-"))));
+        }
+        let variable = variable(name);
+        match self.environment.get(&variable) {
+            // Empty is unset: compose files and scripts cannot leave a variable out.
+            Ok(None | Some("")) => {}
+            Ok(Some(text)) => return (Ok(Some(text.into())), Origin::Variable(variable)),
+            Err(NotText) => return (Err(vec!["is not valid UTF-8".to_owned()]), Origin::Variable(variable)),
+        }
+        match self.file.get(name) {
+            Some(given) => (given.value.clone().map(Some), given.origin.clone()),
+            None => (Ok(None), Origin::Default),
+        }
+    }
+}
+
+/// The environment variable of a field.
+fn variable(field: &str) -> String {
+    format!("SEMEL_{}", field.replace('.', "_").to_uppercase())
+}
+
+fn unknown(name: &str, known: &[&str]) -> String {
+    let within = format!("{name}.");
+    if known.iter().any(|field| field.starts_with(&within)) {
+        return format!("is a section: write [{name}] and its fields below");
+    }
+    match nearest(name, known) {
+        Some(near) => format!("there is no such field; did you mean {near}?"),
+        None => "there is no such field".to_owned(),
+    }
+}
+
+/// The name most like a wrong one, if any is much like it.
+fn nearest<'a>(wrong: &str, names: &[&'a str]) -> Option<&'a str> {
+    // All variables begin alike, which must not make them all alike.
+    let heart = |name: &str| name.trim_start_matches("SEMEL_").to_lowercase();
+    let likeness = |name: &str| strsim::jaro_winkler(&heart(wrong), &heart(name));
+    names
+        .iter()
+        .map(|name| (*name, likeness(name)))
+        .filter(|(_, likeness)| *likeness >= ALIKE)
+        .max_by(|(_, a), (_, b)| a.total_cmp(b))
+        .map(|(name, _)| name)
+}

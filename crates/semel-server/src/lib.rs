@@ -1,0 +1,18 @@
+//! The parts of the command `semel`, in reading order:
+//!
+//! - [`cli`]: the commands, one file each;
+//! - [`config`]: one typed struct from flags, environment and file;
+//! - [`serve`]: the server's life, from binding the port to draining; [`stop`] is how it is told to end;
+//! - [`http`]: what every route shares: health, principal, problems, the loopback rule;
+//! - [`guard`]: the process that keeps a command from outliving `semel once`.
+
+pub mod cli;
+pub mod config;
+mod error;
+pub mod guard;
+pub mod http;
+mod log;
+pub mod serve;
+pub mod stop;
+
+pub use error::{Error, Result};

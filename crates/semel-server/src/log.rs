@@ -1,0 +1,23 @@
+//! Logs go to stderr, so that stdout carries only what a command was asked for.
+
+use std::io::{self, IsTerminal as _};
+
+use tracing_subscriber::EnvFilter;
+
+/// Starts logging, filtered by `RUST_LOG` (`info` when it is not set).
+pub(crate) fn start() {
+    let asked = std::env::var("RUST_LOG").unwrap_or_default();
+    // A filter that cannot be read must not silence a server: it is named, and `info` stands in.
+    let (filter, mistake) = match EnvFilter::builder().parse(if asked.is_empty() { "info" } else { &asked }) {
+        Ok(filter) => (filter, None),
+        Err(mistake) => (EnvFilter::new("info"), Some(mistake)),
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
+        .init();
+    if let Some(mistake) = mistake {
+        tracing::warn!("RUST_LOG is not a log filter ({mistake}); logging at info");
+    }
+}

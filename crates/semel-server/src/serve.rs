@@ -1,0 +1,80 @@
+//! The server's life: bind the port, serve until told to stop, let requests in flight finish.
+
+use std::{io, time::Duration};
+
+use axum::{Router, serve::Listener as _};
+use hyper::server::conn::http1;
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    server::graceful::GracefulShutdown,
+    service::TowerToHyperService,
+};
+use tokio::net::TcpListener;
+
+use crate::{Error, Result, config::Listen, stop::Stop};
+
+/// How long requests in flight may take after a stop was asked for. Most supervisors send SIGKILL after 30 s (10 s for
+/// Docker), so a longer wait would seldom be granted.
+pub const DRAIN: Duration = Duration::from_secs(10);
+
+/// How serving ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drained {
+    /// Every request in flight was answered.
+    Finished,
+    /// The time was up, or the stop was forced, while requests were still in flight.
+    CutOff,
+}
+
+/// Binds the address, and only if it is this machine's own.
+///
+/// # Errors
+/// When the port is in use, the address cannot be bound, or a name such as `localhost` leads to another machine.
+pub async fn bind(listen: &Listen) -> Result<TcpListener> {
+    let failed = |source: io::Error| match source.kind() {
+        io::ErrorKind::AddrInUse => Error::PortInUse { listen: listen.clone() },
+        _ => Error::Bind { listen: listen.clone(), source },
+    };
+    let listener = TcpListener::bind((listen.host(), listen.port())).await.map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?.ip();
+    // The configuration was checked by name; a hosts file may still send that name anywhere.
+    if !address.is_loopback() {
+        return Err(Error::NotLoopback { listen: listen.clone(), address });
+    }
+    Ok(listener)
+}
+
+/// Serves until `stop` is asked for, then waits for requests in flight, at most for `drain`.
+///
+/// A loop of our own and not `axum::serve`, which gives hyper no timer: hyper's limit of 30 s for sending a header
+/// would then not hold, and a handful of silent clients could keep their connections for ever.
+pub async fn run(mut listener: TcpListener, app: Router, stop: Stop, drain: Duration) -> Drained {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new());
+    let graceful = GracefulShutdown::new();
+
+    loop {
+        // Accepting waits out errors such as too many open files by itself.
+        let (stream, peer) = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = stop.asked() => break,
+        };
+        // Answers are small and written whole: waiting to fill a packet only adds delay. Failing at it costs nothing.
+        let _ = stream.set_nodelay(true);
+        let service = TowerToHyperService::new(app.clone());
+        let connection = graceful.watch(http.serve_connection(TokioIo::new(stream), service));
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%peer, %error, "connection ended early");
+            }
+        });
+    }
+
+    drop(listener);
+    tracing::info!("stopping; requests in flight have {drain:?}, a second signal ends at once");
+    tokio::select! {
+        () = graceful.shutdown() => Drained::Finished,
+        () = tokio::time::sleep(drain) => Drained::CutOff,
+        () = stop.forced() => Drained::CutOff,
+    }
+}

@@ -1,0 +1,212 @@
+//! Atomic mode: the effect and its completion commit together.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::{
+    Claim, Error, Lease, Ledger, Outcome, Result, State, Uptime, Work,
+    crash_point,
+    ledger::IN_TRANSACTION,
+    lease::Settled,
+    machine::{Answer, Failure, Write},
+    renewer::Renewal,
+    run::{Context, Ran, Unfinished, in_background, in_own_task},
+    store::{Applied, Commit, Store},
+};
+
+/// The longest a handler may hold a transaction: on SQLite it holds the only writer.
+pub const TRANSACTION_LIMIT: Duration = Duration::from_secs(5);
+
+/// How the transaction part of a run ended.
+enum Effect {
+    /// It is durable.
+    Committed {
+        outcome: Outcome,
+        /// Newer data waits.
+        successor: bool,
+    },
+    /// It did not happen, and this is what the ledger should be told.
+    RolledBack(Write),
+    /// The lease was lost; it did not happen.
+    Lost,
+}
+
+impl<S: Store> Ledger<S> {
+    /// Claims, and if this caller is the one, runs `handler` inside one transaction that also
+    /// stores the outcome: business rows and completion become durable together, or not at all.
+    /// The last statement of the transaction names the fence, so the effect of a run whose lease
+    /// was lost never happens.
+    ///
+    /// The handler may use only the transaction it is given; a ledger refuses calls from inside.
+    /// It has five seconds (see [`TRANSACTION_LIMIT`]).
+    ///
+    /// # Errors
+    /// As [`Ledger::claim`]; [`Error::OutcomeUnknown`] when the connection was lost during the
+    /// commit and the store could not be asked what became of it.
+    pub async fn run_atomic<F, Fut>(&self, work: Work, handler: F) -> Result<Claim<Ran>>
+    where
+        F: Fn(Context<S>, S::Tx) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Outcome, Unfinished>> + Send + 'static,
+    {
+        let ledger = self.clone();
+        in_own_task(async move {
+            match ledger.claim(work).await?.acquired() {
+                Ok(lease) => Ok(Claim::Acquired(lease.run_atomic(Arc::new(handler)).await?)),
+                Err(other) => Ok(other),
+            }
+        })
+        .await
+    }
+
+    /// As [`Ledger::run_atomic`], but while somebody else is at it, waits up to `up_to` first.
+    ///
+    /// # Errors
+    /// As [`Ledger::run_atomic`].
+    pub async fn run_atomic_or_wait<F, Fut>(&self, work: Work, up_to: Duration, handler: F) -> Result<Claim<Ran>>
+    where
+        F: Fn(Context<S>, S::Tx) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Outcome, Unfinished>> + Send + 'static,
+    {
+        let ledger = self.clone();
+        in_own_task(async move {
+            match ledger.claim_or_wait(work, up_to).await?.acquired() {
+                Ok(lease) => Ok(Claim::Acquired(lease.run_atomic(Arc::new(handler)).await?)),
+                Err(other) => Ok(other),
+            }
+        })
+        .await
+    }
+
+    /// Inline mode: claims inside the transaction of the effect, with one commit for both. For
+    /// short work in the database only. The answer acquired means: go on with the effect, then
+    /// commit; whoever else brings the same key waits for that commit, and takes over if it is
+    /// rolled back.
+    ///
+    /// # Errors
+    /// As [`Ledger::claim`]. The transaction should be rolled back then.
+    pub async fn claim_inline(&self, tx: &S::Tx, work: Work) -> Result<Claim<()>> {
+        let request = Arc::new(work.into_request(self.owner())?);
+        let applied = self.store().claim_in(tx, request.clone()).await?;
+        let claim = Claim::from_applied(applied)?;
+        self.note(&claim, &request);
+        Ok(claim.map(|_| ()))
+    }
+}
+
+impl<S: Store> Lease<S> {
+    async fn run_atomic<F, Fut>(self, handler: Arc<F>) -> Result<Ran>
+    where
+        F: Fn(Context<S>, S::Tx) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Outcome, Unfinished>> + Send + 'static,
+    {
+        let renewal = self.keep();
+        match self.effect(&renewal, handler.clone()).await? {
+            Effect::Committed { outcome, successor } => {
+                self.ledger().wake(self.operation().id);
+                if successor {
+                    let (ledger, operation) = (self.ledger().clone(), self.operation().clone());
+                    in_background(async move {
+                        let Some(lease) = ledger.claim_successor(&operation).await else { return Ok(()) };
+                        lease.run_atomic(handler).await.map(drop)
+                    });
+                }
+                Ok(Ran::Completed(outcome))
+            }
+            Effect::Lost => Ok(Ran::LeaseLost),
+            Effect::RolledBack(write) => {
+                let ran = match &write {
+                    Write::Fail(failure) => Ran::Failed(failure.clone()),
+                    Write::Doubt { reason } => Ran::Doubted(reason.clone()),
+                    _ => Ran::Released,
+                };
+                match self.settle(write).await? {
+                    Settled::Yes { .. } => Ok(ran),
+                    Settled::LeaseLost => Ok(Ran::LeaseLost),
+                }
+            }
+        }
+    }
+
+    async fn effect<F, Fut>(&self, renewal: &Renewal, handler: Arc<F>) -> Result<Effect>
+    where
+        F: Fn(Context<S>, S::Tx) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Outcome, Unfinished>> + Send + 'static,
+    {
+        let store = self.ledger().store();
+        let limit = TRANSACTION_LIMIT.min(self.term());
+        let Ok(tx) = store.begin(limit).await else {
+            // Nothing has begun; the caller may come again.
+            return Ok(Effect::RolledBack(Write::Release { delay: Duration::ZERO }));
+        };
+        crash_point!("atomic.begun");
+        let (context, used) = (self.context(renewal), tx.clone());
+        let work = async move {
+            let work = IN_TRANSACTION.scope((), async move { handler(context, used).await });
+            tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
+                Err(Unfinished::failed(format!("the transaction was open for more than {limit:?}")))
+            })
+        };
+        match self.attend(renewal, work).await {
+            Some(Write::Complete(outcome)) => self.commit(&tx, outcome).await,
+            other => {
+                store.roll_back(&tx).await;
+                // What a transaction began and did not commit has not begun: nothing is in doubt.
+                Ok(other.map_or(Effect::Lost, |write| Effect::RolledBack(undoubted(write))))
+            }
+        }
+    }
+
+    /// The fenced completion, then the commit.
+    async fn commit(&self, tx: &S::Tx, outcome: Outcome) -> Result<Effect> {
+        let store = self.ledger().store();
+        let (id, fence) = (self.operation().id, self.fence());
+        crash_point!("atomic.before_complete");
+        let successor = match store.complete_in(tx, id, fence, outcome.clone()).await {
+            Ok(Applied { answer: Answer::Settled { successor }, .. }) => successor,
+            Ok(_) => {
+                store.roll_back(tx).await;
+                return Ok(Effect::Lost);
+            }
+            Err(error) => {
+                store.roll_back(tx).await;
+                return Ok(Effect::RolledBack(rolled_back(&error.to_string())));
+            }
+        };
+        crash_point!("atomic.before_commit");
+        let committed = store.commit(tx).await;
+        crash_point!("atomic.after_commit");
+        match committed {
+            Commit::Done => Ok(Effect::Committed { outcome, successor }),
+            Commit::Refused(why) => Ok(Effect::RolledBack(rolled_back(&why))),
+            Commit::Unknown(why) => self.read_back(outcome, successor, &why).await,
+        }
+    }
+
+    /// The connection was lost during the commit. Never guess: ask, until the lease ends.
+    async fn read_back(&self, outcome: Outcome, successor: bool, why: &str) -> Result<Effect> {
+        let until = Uptime::now() + self.term();
+        loop {
+            match self.ledger().store().read_back(self.operation().id).await {
+                Ok(Some(op)) if op.fence == self.fence() && op.state != State::Processing => {
+                    return Ok(Effect::Committed { outcome, successor });
+                }
+                Ok(Some(op)) if op.fence == self.fence() => return Ok(Effect::RolledBack(rolled_back(why))),
+                Ok(_) => return Ok(Effect::Lost),
+                Err(_) if !until.has_passed() => tokio::time::sleep(Duration::from_millis(50)).await,
+                Err(_) => return Err(Error::OutcomeUnknown(why.to_owned())),
+            }
+        }
+    }
+}
+
+fn rolled_back(why: &str) -> Write {
+    let error = format!("the transaction was not committed: {why}");
+    Write::Fail(Failure { error, retry: crate::machine::Retry::Backoff })
+}
+
+/// A handler that panicked inside a transaction has changed nothing, whatever the policy fears.
+fn undoubted(write: Write) -> Write {
+    match write {
+        Write::Doubt { reason } => rolled_back(&reason),
+        other => other,
+    }
+}

@@ -1,0 +1,216 @@
+//! Work and claim: what is asked of the ledger, and its seven answers.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+
+use crate::{
+    Error, Fingerprint, Key, Labels, Operation, Outcome, Policy, Result, Scope, Timestamp, Token,
+    machine::{Answer, Request},
+    store::Applied,
+};
+
+/// What should take effect once: the key it goes by, and what the ledger should know about it.
+#[derive(Clone, Debug)]
+pub struct Work {
+    scope: Scope,
+    key: Key,
+    fingerprint: Fingerprint,
+    order: Option<i64>,
+    payload: Option<Bytes>,
+    labels: Labels,
+    policy: Policy,
+}
+
+impl Work {
+    /// The largest payload that is kept with an operation.
+    pub const MAX_PAYLOAD: usize = 8 << 20;
+
+    /// Work under a key, with the default policy.
+    #[must_use]
+    pub fn new(scope: Scope, key: Key, fingerprint: Fingerprint) -> Self {
+        let (labels, policy) = (Labels::default(), Policy::default());
+        Self { scope, key, fingerprint, order: None, payload: None, labels, policy }
+    }
+
+    /// The rules it goes by.
+    #[must_use]
+    pub fn policy(self, policy: Policy) -> Self {
+        Self { policy, ..self }
+    }
+
+    /// The payload's place in time, for supersede-if-newer.
+    #[must_use]
+    pub fn order(self, order: i64) -> Self {
+        Self { order: Some(order), ..self }
+    }
+
+    /// The input, to be kept with the operation: what is accepted this way is never lost, and a
+    /// successor needs it.
+    #[must_use]
+    pub fn payload(self, payload: impl Into<Bytes>) -> Self {
+        Self { payload: Some(payload.into()), ..self }
+    }
+
+    /// What to find it by.
+    #[must_use]
+    pub fn labels(self, labels: Labels) -> Self {
+        Self { labels, ..self }
+    }
+
+    /// Refuses what fits no rule, before anything is claimed.
+    pub(crate) fn into_request(self, owner: &str) -> Result<Request> {
+        self.policy.check()?;
+        if self.payload.as_ref().is_some_and(|payload| payload.len() > Self::MAX_PAYLOAD) {
+            return Err(Error::Invalid(format!("payload: is larger than {} bytes", Self::MAX_PAYLOAD)));
+        }
+        Ok(Request {
+            scope: self.scope,
+            key: self.key,
+            fingerprint: self.fingerprint,
+            order: self.order,
+            payload: self.payload,
+            labels: self.labels,
+            policy: self.policy,
+            token: Token::random()?,
+            owner: owner.to_owned(),
+        })
+    }
+}
+
+/// The answer to a claim: exactly one of seven. `A` is what the claimer gets when it is the one:
+/// a [`Lease`](crate::Lease) from [`Ledger::claim`](crate::Ledger::claim), the end of the run from
+/// [`Ledger::run`](crate::Ledger::run).
+#[derive(Debug)]
+#[must_use = "a claim that is not looked at leaves its operation to lapse"]
+pub enum Claim<A> {
+    /// You are the one who executes.
+    Acquired(A),
+    /// It took effect before.
+    Replay(Replay),
+    /// Somebody is at it now.
+    InFlight(InFlight),
+    /// It failed before and may be tried again later.
+    NotYet(NotYet),
+    /// The key belongs to another payload.
+    Mismatch(Box<Operation>),
+    /// It failed as often as it may; a person can have it run again.
+    Exhausted(Box<Operation>),
+    /// It may or may not have taken effect; a probe or a person can settle that.
+    InDoubt(Box<Operation>),
+}
+
+/// What took effect before.
+#[derive(Clone, Debug)]
+pub struct Replay {
+    /// The outcome of that time, kept or not.
+    pub outcome: Outcome,
+    /// This claim came with another payload (policy replay).
+    pub mismatch: bool,
+    /// The operation.
+    pub operation: Box<Operation>,
+}
+
+/// Somebody is at it.
+#[derive(Clone, Debug)]
+pub struct InFlight {
+    /// How long the present lease lasts unless it is renewed: a hint for when to ask again.
+    pub retry_after: Duration,
+    /// This claim brought newer data, which is kept and runs when the present run has settled.
+    pub kept: bool,
+    /// The operation.
+    pub operation: Box<Operation>,
+}
+
+/// It is backing off.
+#[derive(Clone, Debug)]
+pub struct NotYet {
+    /// How long until it may be claimed.
+    pub retry_after: Duration,
+    /// From when on, by the database's clock.
+    pub until: Timestamp,
+    /// The operation.
+    pub operation: Box<Operation>,
+}
+
+impl<A> Claim<A> {
+    /// The answer's word, in counters and logs.
+    #[must_use]
+    pub const fn word(&self) -> &'static str {
+        match self {
+            Self::Acquired(_) => "acquired",
+            Self::Replay(_) => "replay",
+            Self::InFlight(_) => "in_flight",
+            Self::NotYet(_) => "not_yet",
+            Self::Mismatch(_) => "mismatch",
+            Self::Exhausted(_) => "exhausted",
+            Self::InDoubt(_) => "in_doubt",
+        }
+    }
+
+    /// What was acquired, or whichever other answer it is.
+    ///
+    /// # Errors
+    /// The six other answers, ready to be handed on.
+    pub fn acquired<B>(self) -> Result<A, Claim<B>> {
+        Err(match self {
+            Self::Acquired(acquired) => return Ok(acquired),
+            Self::Replay(replay) => Claim::Replay(replay),
+            Self::InFlight(in_flight) => Claim::InFlight(in_flight),
+            Self::NotYet(not_yet) => Claim::NotYet(not_yet),
+            Self::Mismatch(op) => Claim::Mismatch(op),
+            Self::Exhausted(op) => Claim::Exhausted(op),
+            Self::InDoubt(op) => Claim::InDoubt(op),
+        })
+    }
+
+    /// The same answer with something else for the one who acquired.
+    pub fn map<B>(self, then: impl FnOnce(A) -> B) -> Claim<B> {
+        match self.acquired() {
+            Ok(acquired) => Claim::Acquired(then(acquired)),
+            Err(other) => other,
+        }
+    }
+
+    /// The operation, unless it was acquired.
+    #[must_use]
+    pub fn operation(&self) -> Option<&Operation> {
+        match self {
+            Self::Acquired(_) => None,
+            Self::Replay(Replay { operation, .. })
+            | Self::InFlight(InFlight { operation, .. })
+            | Self::NotYet(NotYet { operation, .. })
+            | Self::Mismatch(operation)
+            | Self::Exhausted(operation)
+            | Self::InDoubt(operation) => Some(operation),
+        }
+    }
+}
+
+impl Claim<Box<Operation>> {
+    /// From what the store answered.
+    pub(crate) fn from_applied(applied: Applied) -> Result<Self> {
+        let now = applied.now;
+        let operation = Box::new(applied.operation.ok_or(Error::Corrupt("a claim was answered without its operation"))?);
+        Ok(match applied.answer {
+            Answer::Acquired => Self::Acquired(operation),
+            Answer::Replay { mismatch } => {
+                let outcome = operation.outcome.clone().unwrap_or_else(|| Outcome::not_kept(""));
+                Self::Replay(Replay { outcome, mismatch, operation })
+            }
+            Answer::InFlight { until, kept } => {
+                Self::InFlight(InFlight { retry_after: until.since(now), kept, operation })
+            }
+            Answer::NotYet { until } => Self::NotYet(NotYet { retry_after: until.since(now), until, operation }),
+            Answer::Mismatch => Self::Mismatch(operation),
+            Answer::Exhausted => Self::Exhausted(operation),
+            Answer::InDoubt { .. } => Self::InDoubt(operation),
+            _ => return Err(Error::Corrupt("a claim got an answer that is none")),
+        })
+    }
+}
+
+/// About how much of a batch a claim takes up.
+pub(crate) fn weight(request: &Arc<Request>) -> usize {
+    512 + request.payload.as_ref().map_or(0, Bytes::len)
+}

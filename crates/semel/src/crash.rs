@@ -1,0 +1,87 @@
+//! Crash points: places where a process may die, each with a test that kills it there.
+
+/// Kills this process with SIGKILL on the n-th hit of a named point, when the environment says
+/// `SEMEL_CRASH=name` (or `name:n`). `SEMEL_CRASH_LOG=file` appends the name of each point that is
+/// hit, so that a run can tell which were never reached.
+///
+/// Compiled into debug builds only, unless the feature `crash-points` asks for it.
+#[macro_export]
+macro_rules! crash_point {
+    ($name:literal) => {
+        $crate::crash::hit($name)
+    };
+}
+
+/// Every crash point of the engine and the stores, for the run that hits them all.
+pub const POINTS: &[&str] = &[
+    "claim.before",
+    "claim.after",
+    "work.before",
+    "work.after",
+    "settle.before",
+    "settle.after",
+    "renew.before",
+    "renew.after",
+    "atomic.begun",
+    "atomic.before_complete",
+    "atomic.before_commit",
+    "atomic.after_commit",
+    "store.claim.inserted",
+    "store.claim.taken_over",
+    "store.write.completed",
+    "store.write.saved",
+    "sweep.before",
+    "sweep.lapsed",
+    "sweep.tended",
+    "sweep.folded",
+    "sweep.after",
+    "repeats.before",
+    "repeats.noted",
+];
+
+/// What [`crash_point!`](crate::crash_point) calls: nothing, in a release build.
+#[cfg(not(any(debug_assertions, feature = "crash-points")))]
+#[inline(always)]
+pub fn hit(_name: &str) {}
+
+/// What [`crash_point!`](crate::crash_point) calls.
+#[cfg(any(debug_assertions, feature = "crash-points"))]
+pub fn hit(name: &str) {
+    use std::{
+        env,
+        io::Write as _,
+        sync::{
+            OnceLock,
+            atomic::{AtomicU32, Ordering},
+        },
+    };
+
+    static CHOSEN: OnceLock<Option<(String, u32)>> = OnceLock::new();
+    static LOG: OnceLock<Option<std::path::PathBuf>> = OnceLock::new();
+    static HITS: AtomicU32 = AtomicU32::new(0);
+
+    debug_assert!(POINTS.contains(&name), "{name} is not in the list of crash points");
+    if let Some(path) = LOG.get_or_init(|| env::var_os("SEMEL_CRASH_LOG").map(Into::into))
+        && let Ok(mut file) = std::fs::OpenOptions::new().create(true).append(true).open(path)
+    {
+        // One short write with O_APPEND: lines of several processes do not mix.
+        let _ = file.write_all(format!("{name}\n").as_bytes());
+    }
+    let chosen = CHOSEN.get_or_init(|| {
+        let text = env::var("SEMEL_CRASH").ok()?;
+        match text.split_once(':') {
+            Some((name, nth)) => Some((name.to_owned(), nth.parse().unwrap_or(1))),
+            None => Some((text, 1)),
+        }
+    });
+    if let Some((chosen, nth)) = chosen
+        && chosen == name
+        && HITS.fetch_add(1, Ordering::Relaxed) + 1 == *nth
+    {
+        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+        // The signal may take a moment to arrive; nothing after the point may run.
+        loop {
+            std::thread::park();
+        }
+    }
+}

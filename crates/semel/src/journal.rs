@@ -1,0 +1,199 @@
+//! The journal: the durable story of an operation.
+//!
+//! The ordinary life (claimed once, settled once) is told by the operation's own row and costs no
+//! extra write. A note is written, with the change that it tells of, for what is out of the
+//! ordinary. Repeats (duplicates and conflicts) would flood it, so they are kept as an exact count
+//! with the first and the last ten.
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Fence, Timestamp};
+
+/// What a note tells of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Event {
+    /// It was claimed again after an earlier run ended badly.
+    TakenOver,
+    /// A run failed.
+    Failed,
+    /// A lease ended without a word; it may run again.
+    TimedOut,
+    /// Nobody knows whether it took effect.
+    Doubted,
+    /// It was put back before its work began.
+    Released,
+    /// A write under an old fence was refused.
+    Refused,
+    /// Newer data took the place of the older.
+    Superseded,
+    /// A renewal came later than half a lease.
+    RenewedLate,
+    /// A person or a probe said how it ended, or that it should run again.
+    Resolved,
+    /// Its data went to the archive.
+    Archived,
+    /// A person freed the key.
+    Purged,
+}
+
+impl Event {
+    const ALL: [Self; 11] = [
+        Self::TakenOver,
+        Self::Failed,
+        Self::TimedOut,
+        Self::Doubted,
+        Self::Released,
+        Self::Refused,
+        Self::Superseded,
+        Self::RenewedLate,
+        Self::Resolved,
+        Self::Archived,
+        Self::Purged,
+    ];
+
+    /// The word for it, in SQL and JSON.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::TakenOver => "taken_over",
+            Self::Failed => "failed",
+            Self::TimedOut => "timed_out",
+            Self::Doubted => "doubted",
+            Self::Released => "released",
+            Self::Refused => "refused",
+            Self::Superseded => "superseded",
+            Self::RenewedLate => "renewed_late",
+            Self::Resolved => "resolved",
+            Self::Archived => "archived",
+            Self::Purged => "purged",
+        }
+    }
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for Event {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self, Error> {
+        Self::ALL.into_iter().find(|event| event.as_str() == text).ok_or(Error::Corrupt("a journal event"))
+    }
+}
+
+/// One line of an operation's story.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Note {
+    /// When, by the database's clock.
+    pub at: Timestamp,
+    /// What happened.
+    pub event: Event,
+    /// The fence it concerns.
+    pub fence: Fence,
+    /// Who did it: a node, a person, a probe, the sweep.
+    pub actor: String,
+    /// The rest, in words.
+    pub detail: String,
+}
+
+/// The two ways in which a claim can come again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Repeat {
+    /// The same payload under the same key.
+    Duplicate,
+    /// Another payload under the same key.
+    Conflict,
+}
+
+impl Repeat {
+    /// The word for it, in SQL and JSON.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Duplicate => "duplicate",
+            Self::Conflict => "conflict",
+        }
+    }
+}
+
+/// One repeated claim, as the journal keeps it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sighting {
+    /// When.
+    pub at: Timestamp,
+    /// What it was answered.
+    pub answer: String,
+    /// The fingerprint it came with, in hex.
+    pub fingerprint: String,
+}
+
+/// How often an operation's key came again: an exact count, with the first and the last ten.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Repeats {
+    /// How many.
+    pub count: i64,
+    /// The first ten.
+    pub first: Vec<Sighting>,
+    /// The last ten of the rest.
+    pub last: Vec<Sighting>,
+}
+
+impl Repeats {
+    /// How many are kept at each end.
+    pub const KEPT: usize = 10;
+
+    /// Adds one more.
+    pub fn add(&mut self, sighting: Sighting) {
+        self.count += 1;
+        self.keep(sighting);
+    }
+
+    /// Adds what another node (or a later second) has seen.
+    pub fn merge(&mut self, later: Self) {
+        self.count += later.count;
+        for sighting in later.first.into_iter().chain(later.last) {
+            self.keep(sighting);
+        }
+    }
+
+    fn keep(&mut self, sighting: Sighting) {
+        if self.first.len() < Self::KEPT {
+            self.first.push(sighting);
+            return;
+        }
+        if self.last.len() == Self::KEPT {
+            self.last.remove(0);
+        }
+        self.last.push(sighting);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sighting(at: i64) -> Sighting {
+        Sighting { at: Timestamp::from_micros(at), answer: "replay".into(), fingerprint: String::new() }
+    }
+
+    #[test]
+    fn repeats_keep_an_exact_count_and_both_ends() {
+        let mut whole = Repeats::default();
+        for second in 0..5 {
+            let mut part = Repeats::default();
+            for n in 0..21 {
+                part.add(sighting(second * 21 + n));
+            }
+            whole.merge(part);
+        }
+        assert_eq!(whole.count, 105);
+        let at = |list: &[Sighting]| list.iter().map(|s| s.at.as_micros()).collect::<Vec<_>>();
+        assert_eq!(at(&whole.first), (0..10).collect::<Vec<_>>());
+        assert_eq!(at(&whole.last), (95..105).collect::<Vec<_>>());
+    }
+}

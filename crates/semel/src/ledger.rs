@@ -1,0 +1,422 @@
+//! Ledger: the door to everything.
+
+use std::{
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::sync::{oneshot, watch};
+
+use crate::{
+    Error, Lease, Operation, Result, Uptime,
+    claim::{Claim, Work, weight},
+    crash_point,
+    lane::{Lane, Limits, lane},
+    lease::Settled,
+    machine::{Answer, Request, Write},
+    renewer::{Renewer, stop_early},
+    repeats::Gatherer,
+    store::{Applied, Decision, LeaseWrite, Store, Swept},
+    waiters::Waiters,
+};
+
+/// How long a lane asks a store that is away before it tells its callers.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+tokio::task_local! {
+    /// Set while a handler runs inside a transaction of the ledger's.
+    pub(crate) static IN_TRANSACTION: ();
+}
+
+/// How a ledger works.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Who this process is, in the story of operations.
+    pub owner: String,
+    /// Whether claims and settles share commits. Off, each is its own: for measuring.
+    pub group_commit: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        Self { owner: format!("{host}:{}", std::process::id()), group_commit: true }
+    }
+}
+
+/// The ledger: claims, leases, runs, the sweep, and a look at all of it. Cheap to clone.
+pub struct Ledger<S: Store> {
+    inner: Arc<Inner<S>>,
+}
+
+impl<S: Store> Clone for Ledger<S> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone() }
+    }
+}
+
+struct Inner<S: Store> {
+    store: S,
+    options: Options,
+    claims: Lane<Arc<Request>, Applied>,
+    writes: Lane<LeaseWrite, Applied>,
+    renewer: Arc<Renewer>,
+    waiters: Arc<Waiters>,
+    gatherer: Arc<Gatherer>,
+    stopping: AtomicBool,
+    /// Turns true when running work has to end.
+    halt: watch::Sender<bool>,
+    /// How many runs there are: each holds a receiver.
+    runs: watch::Sender<()>,
+    engine: Engine,
+}
+
+/// Threads of our own. Handlers run on the caller's runtime and may block it; renewals, lanes and
+/// waiters go on all the same.
+struct Engine(Option<tokio::runtime::Runtime>);
+
+impl Engine {
+    fn start() -> Result<Self> {
+        tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .thread_name("semel-engine")
+            .enable_all()
+            .build()
+            .map(|runtime| Self(Some(runtime)))
+            .map_err(|e| Error::Unavailable(format!("the engine's threads could not be started: {e}")))
+    }
+
+    fn spawn<F>(&self, task: F) -> Option<tokio::task::JoinHandle<F::Output>>
+    where
+        F: Future<Output: Send> + Send + 'static,
+    {
+        self.0.as_ref().map(|runtime| runtime.spawn(task))
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // A runtime may not be dropped where blocking is forbidden, which is where ledgers end.
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl<S: Store> Ledger<S> {
+    /// Opens a ledger on a store.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] when the engine's threads cannot be started.
+    pub fn new(store: S, options: Options) -> Result<Self> {
+        let engine = Engine::start()?;
+        let asked = store.clone();
+        let (claims, serve_claims) = lane(Limits::default(), move |batch: Vec<Arc<Request>>| {
+            let store = asked.clone();
+            async move { patiently(|| store.claim(batch.clone())).await }
+        });
+        let asked = store.clone();
+        let (writes, serve_writes) = lane(Limits::default(), move |batch: Vec<LeaseWrite>| {
+            let store = asked.clone();
+            async move { patiently(|| store.write(batch.clone())).await }
+        });
+        let (renewer, waiters, gatherer) = (Arc::<Renewer>::default(), Arc::<Waiters>::default(), Arc::<Gatherer>::default());
+        engine.spawn(serve_claims);
+        engine.spawn(serve_writes);
+        engine.spawn(renewer.clone().work(store.clone()));
+        engine.spawn(waiters.clone().watch(store.clone()));
+        engine.spawn(gatherer.clone().work(store.clone()));
+        let inner = Inner {
+            store,
+            options,
+            claims,
+            writes,
+            renewer,
+            waiters,
+            gatherer,
+            stopping: AtomicBool::new(false),
+            halt: watch::Sender::new(false),
+            runs: watch::Sender::new(()),
+            engine,
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// The store, for looking and for transactions.
+    #[must_use]
+    pub fn store(&self) -> &S {
+        &self.inner.store
+    }
+
+    /// Asks to be the one who executes.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the work fits no rule, and what a store can break with. Nothing was
+    /// claimed then, but for [`Error::OutcomeUnknown`]: that claim, if it was made, lapses.
+    pub async fn claim(&self, work: Work) -> Result<Claim<Lease<S>>> {
+        let request = self.request(work)?;
+        let claim = self.ask(&request).await?;
+        self.note(&claim, &request);
+        Ok(claim)
+    }
+
+    /// Asks to be the one who executes and, while somebody else is at it, waits up to `up_to` for
+    /// that to end: the answer is then the outcome, or the lease if that run did not complete.
+    ///
+    /// # Errors
+    /// As [`Ledger::claim`].
+    pub async fn claim_or_wait(&self, work: Work, up_to: Duration) -> Result<Claim<Lease<S>>> {
+        let request = self.request(work)?;
+        let claim = self.ask_or_wait(&request, Uptime::now() + up_to).await?;
+        self.note(&claim, &request);
+        Ok(claim)
+    }
+
+    async fn ask_or_wait(&self, request: &Arc<Request>, until: Uptime) -> Result<Claim<Lease<S>>> {
+        let mut claim = self.ask(request).await?;
+        loop {
+            let (id, fence) = match &claim {
+                Claim::InFlight(there) if !until.has_passed() => (there.operation.id, there.operation.fence),
+                _ => return Ok(claim),
+            };
+            let place = self.inner.waiters.join(id, fence);
+            let woken = place.woken();
+            tokio::pin!(woken);
+            // Listening comes before the last look: a settle in between is not missed.
+            woken.as_mut().enable();
+            claim = self.ask(request).await?;
+            match &claim {
+                Claim::InFlight(there) if there.operation.fence == fence => {}
+                _ => continue,
+            }
+            // Running out of time is no error: the answer stays in flight.
+            let _ = tokio::time::timeout(until.remaining(), woken).await;
+            claim = self.ask(request).await?;
+        }
+    }
+
+    /// A decision by a person or a probe.
+    ///
+    /// # Errors
+    /// What a store can break with.
+    pub async fn decide(&self, id: i64, decision: Decision, actor: &str, reason: &str) -> Result<Applied> {
+        let applied = self.inner.store.decide(id, decision, actor, reason).await?;
+        self.inner.waiters.wake(id);
+        Ok(applied)
+    }
+
+    /// Sweeps until nothing is left to do: orphans, expiry, archive, folding of counters. Each
+    /// round is bounded, and rounds of several nodes do not disturb one another.
+    ///
+    /// # Errors
+    /// What a store can break with.
+    pub async fn sweep(&self) -> Result<Swept> {
+        /// Rows per kind and round: short enough a transaction to go unnoticed.
+        const ROUND: u32 = 1000;
+        let mut total = Swept::default();
+        loop {
+            crash_point!("sweep.before");
+            total += self.inner.store.sweep(ROUND).await?;
+            crash_point!("sweep.after");
+            if !total.more || self.is_stopping() {
+                return Ok(total);
+            }
+        }
+    }
+
+    /// Sweeps every so often, on the engine's threads, until the ledger stops.
+    pub fn sweep_every(&self, pause: Duration) {
+        let weak = Arc::downgrade(&self.inner);
+        self.inner.engine.spawn(async move {
+            loop {
+                // Nodes that started together should not sweep together.
+                tokio::time::sleep(pause.mul_f64(0.9 + 0.2 * fastrand::f64())).await;
+                let Some(inner) = weak.upgrade() else { return };
+                let ledger = Ledger { inner };
+                match ledger.sweep().await {
+                    Ok(swept) if swept != Swept::default() => tracing::debug!(?swept, "swept"),
+                    Ok(_) => {}
+                    Err(error) => tracing::warn!(%error, "the sweep failed; the next round tries again"),
+                }
+                if ledger.is_stopping() {
+                    return;
+                }
+            }
+        });
+    }
+
+    /// Stops: takes nothing new, gives running work `grace` to end, then ends it (released where it
+    /// may run again, in doubt where that would be a guess), and writes what is still in memory.
+    pub async fn stop(&self, grace: Duration) {
+        self.inner.stopping.store(true, Ordering::SeqCst);
+        if tokio::time::timeout(grace, self.inner.runs.closed()).await.is_err() {
+            self.inner.halt.send_replace(true);
+            let _ = tokio::time::timeout(PATIENCE, self.inner.runs.closed()).await;
+        }
+        self.flush().await;
+    }
+
+    /// Writes the counts that are still in memory. [`Ledger::stop`] does so too.
+    pub async fn flush(&self) {
+        self.inner.gatherer.flush(&self.inner.store).await;
+    }
+
+    pub(crate) fn request(&self, work: Work) -> Result<Arc<Request>> {
+        if IN_TRANSACTION.try_with(|()| ()).is_ok() {
+            return Err(Error::InsideTransaction);
+        }
+        if self.is_stopping() {
+            return Err(Error::Stopping);
+        }
+        work.into_request(&self.inner.options.owner).map(Arc::new)
+    }
+
+    pub(crate) fn owner(&self) -> &str {
+        &self.inner.options.owner
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.inner.stopping.load(Ordering::SeqCst)
+    }
+
+    /// Receivers for a run: it is counted while the first lives, and must end when the second
+    /// turns true.
+    pub(crate) fn enter(&self) -> (watch::Receiver<()>, watch::Receiver<bool>) {
+        (self.inner.runs.subscribe(), self.inner.halt.subscribe())
+    }
+
+    pub(crate) fn renewer(&self) -> &Arc<Renewer> {
+        &self.inner.renewer
+    }
+
+    /// Sends a claim through its lane.
+    async fn ask(&self, request: &Arc<Request>) -> Result<Claim<Lease<S>>> {
+        // The holder's clock starts before the claim is sent, so it ends before the database's.
+        let deadline = Uptime::now() + stop_early(request.policy.lease);
+        crash_point!("claim.before");
+        let applied = if self.inner.options.group_commit {
+            let answer = self.inner.claims.send(request.clone(), weight(request)).await?;
+            Asked { ledger: self, answer: Some(answer) }.answer().await?
+        } else {
+            let (store, request) = (self.inner.store.clone(), request.clone());
+            self.on_engine(async move { patiently(|| store.claim(vec![request.clone()])).await }).await?.remove(0)
+        };
+        crash_point!("claim.after");
+        Ok(Claim::from_applied(applied)?.map(|operation| Lease::new(self.clone(), operation, deadline)))
+    }
+
+    /// Sends a write under a lease through its lane.
+    pub(crate) async fn write(&self, write: LeaseWrite) -> Result<Applied> {
+        if self.inner.options.group_commit {
+            let bytes = match &write.write {
+                Write::Complete(outcome) => outcome.body.len(),
+                Write::Checkpoint(data) => data.len(),
+                _ => 0,
+            };
+            self.inner.writes.call(write, 256 + bytes).await
+        } else {
+            let store = self.inner.store.clone();
+            Ok(self.on_engine(async move { patiently(|| store.write(vec![write.clone()])).await }).await?.remove(0))
+        }
+    }
+
+    /// Ends a lease. A store that is away is asked again until `deadline`.
+    pub(crate) async fn settle(&self, operation: &Operation, write: Write, deadline: Uptime) -> Result<Settled> {
+        let write = LeaseWrite { id: operation.id, fence: operation.fence, write };
+        crash_point!("settle.before");
+        let applied = loop {
+            match self.write(write.clone()).await {
+                Ok(applied) => break applied,
+                Err(error) if error.is_transient() && !deadline.has_passed() => {
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+                Err(error) if error.is_transient() => return Err(Error::OutcomeUnknown(error.to_string())),
+                Err(error) => return Err(error),
+            }
+        };
+        crash_point!("settle.after");
+        self.inner.waiters.wake(operation.id);
+        match applied.answer {
+            Answer::Settled { successor } => Ok(Settled::Yes { successor }),
+            _ => Ok(Settled::LeaseLost),
+        }
+    }
+
+    pub(crate) fn wake(&self, id: i64) {
+        self.inner.waiters.wake(id);
+    }
+
+    /// Counts a claim that did not get the lease.
+    pub(crate) fn note<A>(&self, claim: &Claim<A>, request: &Request) {
+        if let Some(operation) = claim.operation() {
+            let at = wall_clock();
+            self.inner.gatherer.note(operation, request, claim.word(), at);
+        }
+    }
+
+    async fn on_engine<T: Send + 'static>(&self, task: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
+        let Some(task) = self.inner.engine.spawn(task) else { return Err(Error::Stopping) };
+        task.await.map_err(|e| Error::Unavailable(format!("an engine task ended: {e}")))?
+    }
+}
+
+/// When a repeat was seen. It is told, never compared, so the node's own clock will do.
+fn wall_clock() -> crate::Timestamp {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    crate::Timestamp::from_micros(crate::time::micros(since))
+}
+
+/// A claim that is on its way. If its caller goes away, a lease that it gets is put back: nobody
+/// will begin the work.
+struct Asked<'a, S: Store> {
+    ledger: &'a Ledger<S>,
+    answer: Option<oneshot::Receiver<Result<Applied>>>,
+}
+
+impl<S: Store> Asked<'_, S> {
+    async fn answer(mut self) -> Result<Applied> {
+        let Some(answer) = self.answer.as_mut() else { return Err(Error::Stopping) };
+        let applied = answer.await.map_err(|_| Error::Stopping)?;
+        self.answer = None;
+        applied
+    }
+}
+
+impl<S: Store> Drop for Asked<'_, S> {
+    fn drop(&mut self) {
+        let Some(answer) = self.answer.take() else { return };
+        let ledger = self.ledger.clone();
+        self.ledger.inner.engine.spawn(async move {
+            if let Ok(Ok(Applied { answer: Answer::Acquired, operation: Some(op), .. })) = answer.await {
+                let write = Write::Release { delay: Duration::ZERO };
+                // If this fails too, the lease lapses.
+                let _ = ledger.write(LeaseWrite { id: op.id, fence: op.fence, write }).await;
+            }
+        });
+    }
+}
+
+/// Asks a store again while it is away, for a while. That is harmless: claims are known by their
+/// token and writes by their fence, so what was made before its answer was lost is told again.
+async fn patiently<T, F, Fut>(ask: F) -> Result<T>
+where
+    F: Fn() -> Fut,
+    Fut: Future<Output = Result<T>>,
+{
+    let until = Uptime::now() + PATIENCE;
+    let mut pause = Duration::from_millis(10);
+    loop {
+        match ask().await {
+            Err(error) if error.is_transient() && !until.has_passed() => {
+                tracing::debug!(%error, "asking the store again");
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(Duration::from_millis(500));
+            }
+            done => return done,
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Looking: by id, by key, by label, by state and age; counters. Keyset pages, never offsets.
+
+use std::time::Duration;
+
+use crate::{Operation, Scope, State, Timestamp};
+
+/// Which operations to list. Everything set must hold.
+#[derive(Clone, Debug, Default)]
+pub struct Filter {
+    /// Of this tenant. A listing never crosses tenants.
+    pub tenant: String,
+    /// Of this service.
+    pub service: Option<String>,
+    /// Of this kind.
+    pub kind: Option<String>,
+    /// With this text in this label slot (1 to 4).
+    pub label: Option<(usize, String)>,
+    /// In this state.
+    pub state: Option<State>,
+    /// First claimed before this moment.
+    pub before: Option<Timestamp>,
+}
+
+impl Filter {
+    /// Everything of a tenant.
+    #[must_use]
+    pub fn tenant(tenant: &str) -> Self {
+        Self { tenant: tenant.to_owned(), ..Self::default() }
+    }
+
+    /// Everything of a scope.
+    #[must_use]
+    pub fn scope(scope: &Scope) -> Self {
+        Self {
+            service: Some(scope.service().to_owned()),
+            kind: Some(scope.kind().to_owned()),
+            ..Self::tenant(scope.tenant())
+        }
+    }
+}
+
+/// Where a page begins and how long it may be.
+#[derive(Clone, Copy, Debug)]
+pub struct Page {
+    /// Only operations with a lower id than this; the `next` of the page before.
+    pub after: Option<i64>,
+    /// How many at most.
+    pub limit: u32,
+}
+
+impl Default for Page {
+    fn default() -> Self {
+        Self { after: None, limit: 50 }
+    }
+}
+
+/// One page, newest first.
+#[derive(Clone, Debug, Default)]
+pub struct Listing {
+    /// The operations.
+    pub items: Vec<Operation>,
+    /// Where the next page begins, if there is one.
+    pub next: Option<i64>,
+}
+
+/// What a counter counts by: the first two labels are few-valued by contract.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Group {
+    /// Tenant.
+    pub tenant: String,
+    /// Service.
+    pub service: String,
+    /// Kind of operation.
+    pub kind: String,
+    /// The first label, or nothing.
+    pub label1: String,
+    /// The second label, or nothing.
+    pub label2: String,
+}
+
+impl Group {
+    /// The group an operation is counted in.
+    #[must_use]
+    pub fn of(operation: &Operation) -> Self {
+        Self::new(&operation.scope, &operation.labels)
+    }
+
+    /// The group of a scope and labels.
+    #[must_use]
+    pub fn new(scope: &Scope, labels: &crate::Labels) -> Self {
+        let label = |slot: usize| labels.0[slot].clone().unwrap_or_default();
+        Self {
+            tenant: scope.tenant().to_owned(),
+            service: scope.service().to_owned(),
+            kind: scope.kind().to_owned(),
+            label1: label(0),
+            label2: label(1),
+        }
+    }
+}
+
+/// One line of the counters: how often something happened in an hour.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Count {
+    /// By what.
+    pub group: Group,
+    /// In which hour since 1970.
+    pub hour: i64,
+    /// What was counted.
+    pub what: Counted,
+    /// How often.
+    pub n: i64,
+}
+
+/// What is counted.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Counted {
+    /// Operations that went from one state to another; the empty word is absence. The number in
+    /// a state is what came in less what went out, exact whatever died in between.
+    Change {
+        /// From.
+        from: String,
+        /// To.
+        to: String,
+        /// For a run that ended: its duration's bucket, see [`bucket`].
+        bucket: i32,
+    },
+    /// Claims that did not get the lease, by answer. These may lag a second.
+    Answer(String),
+}
+
+/// The histogram bucket of a run's duration: four to each doubling of microseconds, so that a
+/// quantile is known to within 19%.
+#[must_use]
+pub fn bucket(duration: Duration) -> i32 {
+    let micros = u32::try_from(duration.as_micros()).map_or(f64::from(u32::MAX), f64::from).max(1.0);
+    #[expect(clippy::cast_possible_truncation, reason = "at most 128")]
+    let bucket = (micros.log2() * 4.0).floor() as i32;
+    bucket
+}
+
+/// The lower end of a bucket.
+#[must_use]
+pub fn bucket_floor(bucket: i32) -> Duration {
+    Duration::from_secs_f64((f64::from(bucket) / 4.0).exp2() / 1e6)
+}
+
+/// Adds up how many operations are in a state.
+#[must_use]
+pub fn in_state(counts: &[Count], state: State) -> i64 {
+    counts
+        .iter()
+        .map(|count| match &count.what {
+            Counted::Change { from, to, .. } => {
+                let came = if to == state.as_str() { count.n } else { 0 };
+                let went = if from == state.as_str() { count.n } else { 0 };
+                came - went
+            }
+            Counted::Answer(_) => 0,
+        })
+        .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_holds_its_duration() {
+        for micros in [0, 1, 2, 3, 999, 1_000_000, 3_600_000_000] {
+            let duration = Duration::from_micros(micros);
+            let at = bucket(duration);
+            assert!(bucket_floor(at) <= duration.max(Duration::from_micros(1)));
+            assert!(bucket_floor(at + 1) >= duration);
+        }
+    }
+}

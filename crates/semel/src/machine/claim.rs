@@ -1,0 +1,205 @@
+//! Claims: who executes.
+
+use super::{Answer, Next, Request, Step, lapsed, note, promote, tend, unsettle};
+use crate::{
+    Fence, LeaseRow, OnMismatch, Operation, Outcome, Policy, State, Successor, Timestamp,
+    journal::{Event, Note},
+};
+
+pub(super) fn claim(stored: Option<&Operation>, request: &Request, fence: Fence, now: Timestamp) -> Step {
+    let Some(stored) = stored.filter(|op| !op.has_expired(now)) else {
+        return Step {
+            next: Next::Anew(Box::new(anew(request, fence, now))),
+            answer: Answer::Acquired,
+            notes: Vec::new(),
+        };
+    };
+    if is_own(stored, request) && !lapsed(stored, now) {
+        return Step::answer(Answer::Acquired);
+    }
+    if !lapsed(stored, now) {
+        return claim_existing(stored.clone(), request, fence, now, Vec::new());
+    }
+    // The sweep has not been here yet; what it would do comes first.
+    let (lapsed, notes) = tend::lapse(stored, fence, now);
+    let mut step = claim_existing(lapsed.clone(), request, fence, now, notes);
+    if step.next == Next::Same {
+        step.next = Next::Put(Box::new(lapsed));
+    }
+    step
+}
+
+/// Inline mode: one commit makes the claim and its effect, so there is no lease to hold.
+pub(super) fn claim_inline(stored: Option<&Operation>, request: &Request, fence: Fence, now: Timestamp) -> Step {
+    let mut step = claim(stored, request, fence, now);
+    if step.answer == Answer::Acquired
+        && let Next::Put(op) | Next::Anew(op) = &mut step.next
+    {
+        complete(op, Outcome::not_kept(""), &request.policy, now);
+    }
+    step
+}
+
+/// The row of a completed operation.
+pub(super) fn complete(op: &mut Operation, outcome: Outcome, terms: &Policy, now: Timestamp) {
+    op.state = State::Completed;
+    op.lease = None;
+    op.settled_at = Some(now);
+    op.expires_at = terms.retention.map(|kept| now + kept);
+    op.archive_at = terms.tombstone.map(|kept| now + kept);
+    op.outcome = Some(outcome);
+    op.error = None;
+    op.checkpoint = None;
+    op.not_before = None;
+    op.parked = false;
+}
+
+/// The row of an operation that was never seen before (or so long ago that it counts as such).
+fn anew(request: &Request, fence: Fence, now: Timestamp) -> Operation {
+    let policy = &request.policy;
+    let first_look = policy.retention.into_iter().chain(policy.tombstone).min();
+    let mut op = Operation {
+        id: fence.0,
+        scope: request.scope.clone(),
+        key: request.key.clone(),
+        labels: request.labels.clone(),
+        fingerprint: request.fingerprint,
+        order: request.order,
+        payload: request.payload.clone(),
+        state: State::Pending,
+        fence,
+        failures: 0,
+        crashes: 0,
+        parked: false,
+        owner: String::new(),
+        created_at: now,
+        claimed_at: now,
+        settled_at: None,
+        not_before: None,
+        expires_at: None,
+        archive_at: None,
+        archived: false,
+        look_at: first_look.map(|kept| now + kept),
+        outcome: None,
+        error: None,
+        checkpoint: None,
+        lease: None,
+        successor: None,
+    };
+    grant(&mut op, request, fence, now);
+    op
+}
+
+/// Gives the lease to the claimer.
+fn grant(op: &mut Operation, request: &Request, fence: Fence, now: Timestamp) {
+    unsettle(op);
+    op.state = State::Processing;
+    op.fence = fence;
+    op.owner.clone_from(&request.owner);
+    op.claimed_at = now;
+    op.lease = Some(LeaseRow {
+        token: request.token,
+        deadline: now + request.policy.lease,
+        run_until: now + request.policy.max_run,
+        terms: request.policy.clone(),
+    });
+}
+
+/// A claim whose answer was lost comes again with the same token: it holds the lease already.
+fn is_own(op: &Operation, request: &Request) -> bool {
+    op.lease.as_ref().is_some_and(|lease| lease.token == request.token)
+}
+
+/// A claim on a row that counts. `notes` is what a lapse has told so far.
+fn claim_existing(mut op: Operation, request: &Request, fence: Fence, now: Timestamp, notes: Vec<Note>) -> Step {
+    match request.policy.on_mismatch {
+        _ if op.fingerprint.matches(&request.fingerprint) => by_state(op, request, fence, now, notes, false),
+        OnMismatch::Reject => Step { next: Next::Same, answer: Answer::Mismatch, notes },
+        OnMismatch::Replay => by_state(op, request, fence, now, notes, true),
+        OnMismatch::SupersedeIfNewer if !is_newer(&op, request) => stale(&op, request, notes),
+        OnMismatch::SupersedeIfNewer => {
+            op.successor = Some(Successor {
+                fingerprint: request.fingerprint,
+                order: request.order.unwrap_or(i64::MIN),
+                payload: request.payload.clone(),
+            });
+            supersede(op, request, fence, now, notes)
+        }
+    }
+}
+
+/// Newer than what is there, and than what already waits. Equal is not newer.
+fn is_newer(op: &Operation, request: &Request) -> bool {
+    let waiting = op.successor.as_ref().map(|successor| successor.order);
+    match (request.order, op.order.max(waiting)) {
+        (Some(new), Some(old)) => new > old,
+        _ => false,
+    }
+}
+
+/// Data that is not newer: refused, unless it is the very data that waits already.
+fn stale(op: &Operation, request: &Request, notes: Vec<Note>) -> Step {
+    let waits = op.successor.as_ref().is_some_and(|successor| successor.fingerprint.matches(&request.fingerprint));
+    let answer = match (&op.lease, op.state) {
+        (Some(lease), _) if waits => Answer::InFlight { until: lease.deadline, kept: true },
+        (_, State::InDoubt) if waits => Answer::InDoubt { kept: true },
+        _ => Answer::Mismatch,
+    };
+    Step { next: Next::Same, answer, notes }
+}
+
+/// Newer data: it waits while the older runs or is in doubt, and runs at once otherwise.
+fn supersede(mut op: Operation, request: &Request, fence: Fence, now: Timestamp, mut notes: Vec<Note>) -> Step {
+    if let Some(lease) = &op.lease {
+        let answer = Answer::InFlight { until: lease.deadline, kept: true };
+        return Step::put(op, answer, notes);
+    }
+    if op.state == State::InDoubt {
+        return Step::put(op, Answer::InDoubt { kept: true }, notes);
+    }
+    notes.extend(promote(&mut op, &request.owner, now));
+    grant(&mut op, request, fence, now);
+    Step::put(op, Answer::Acquired, notes)
+}
+
+fn by_state(
+    mut op: Operation,
+    request: &Request,
+    fence: Fence,
+    now: Timestamp,
+    mut notes: Vec<Note>,
+    mismatch: bool,
+) -> Step {
+    let policy = &request.policy;
+    let answer = match op.state {
+        State::Processing => {
+            let until = op.lease.as_ref().map_or(now, |lease| lease.deadline);
+            Answer::InFlight { until, kept: false }
+        }
+        State::Completed => Answer::Replay { mismatch },
+        State::InDoubt => Answer::InDoubt { kept: false },
+        State::Pending | State::Failed | State::TimedOut if is_exhausted(&op, policy) => Answer::Exhausted,
+        State::Pending | State::Failed | State::TimedOut => match op.not_before.filter(|until| *until > now) {
+            Some(until) => Answer::NotYet { until },
+            None => {
+                let earlier = op.state;
+                if mismatch {
+                    // Nothing has taken effect under this key, so there is no original to replay.
+                    op.fingerprint = request.fingerprint;
+                    op.order = request.order;
+                    op.payload.clone_from(&request.payload);
+                    op.checkpoint = None;
+                }
+                grant(&mut op, request, fence, now);
+                let detail = format!("attempt {} after {earlier}", op.attempt());
+                notes.push(note(&op, Event::TakenOver, &request.owner, detail, now));
+                return Step::put(op, Answer::Acquired, notes);
+            }
+        },
+    };
+    Step { next: Next::Same, answer, notes }
+}
+
+fn is_exhausted(op: &Operation, policy: &Policy) -> bool {
+    op.parked || policy.max_attempts.is_some_and(|most| op.failures >= most) || op.crashes >= policy.max_crashes
+}

@@ -1,0 +1,342 @@
+//! The life of an operation, written once.
+//!
+//! [`step`] is a pure and total function: the stored row, an event and the time go in; the row as
+//! it should be, the answer and the notes for the journal come out. (The policy comes with the
+//! event that brings it, and is read from the lease for those that do not.) Both databases are
+//! tested against it, and the rare paths of both call it; only the two hottest transitions, a
+//! first claim and a plain completion, are written in SQL as well.
+//!
+//! ```text
+//!                        claim
+//!    (absent) ───────────────────────────► processing ─── complete ──► completed
+//!        ▲                                  │  ▲  │ │                    │
+//!        │ release of a first run           │  │  │ └─ doubt, or lease   │ newer data
+//!        └──────────────────────────────────┘  │  │    lost under hold   │ (supersede)
+//!                                              │  │    or probe          │
+//!                      claim, after backoff    │  │         │            ▼
+//!        ┌─────────────────────────────────────┤  │         ▼        processing
+//!        │                  │                  │  │      in_doubt
+//!     failed ◄── fail ──────┼──────────────────┼──┤         │
+//!     timed_out ◄─ lease lost under rerun ─────┼──┘         │ resolved by a probe or a person:
+//!     pending ◄─ release, or newer data waits ─┘            ▼ completed, failed, or pending again
+//!
+//!    past its retention, a settled operation counts as absent; in_doubt and pending never expire
+//! ```
+//!
+//! Three habits keep it right:
+//! - **The fence tells who wrote last.** A settle that finds its own fence on a row that is no
+//!   longer processing was already made, and its first answer was lost; it is answered again.
+//!   Whatever ends a lease over its owner's head (a lapse, a resolution) writes a new fence.
+//! - **A lapsed lease lapses first.** A claim, a resolution or a purge that meets one first makes
+//!   the transition that the sweep would have made, then goes on from there.
+//! - **Expired is absent**, whether the sweep has come by or not.
+
+mod claim;
+mod settle;
+mod tend;
+#[cfg(test)]
+mod tests;
+
+use bytes::Bytes;
+
+use crate::{
+    Fence, Fingerprint, Key, Labels, Operation, Outcome, Policy, Scope, State, Timestamp, Token,
+    journal::{self, Note},
+};
+
+/// What may happen to an operation.
+#[derive(Clone, Debug)]
+pub enum Event<'a> {
+    /// Somebody asks to be the one who executes; `fence` is a new one.
+    Claim {
+        /// What is asked.
+        request: &'a Request,
+        /// A new fence, used if the answer is acquired.
+        fence: Fence,
+    },
+    /// Inline mode: the claim is made in the transaction of its effect, so it completes at once.
+    ClaimInline {
+        /// What is asked.
+        request: &'a Request,
+        /// A new fence, used if the answer is acquired.
+        fence: Fence,
+    },
+    /// The holder of a lease writes.
+    Write {
+        /// The fence of the lease.
+        fence: Fence,
+        /// What it writes.
+        write: Write,
+    },
+    /// The sweep asks whether the lease has lapsed.
+    Lapse {
+        /// A new fence, so that what the former owner still sends is told apart.
+        fence: Fence,
+    },
+    /// The sweep asks whether it is time to expire or archive.
+    Tend,
+    /// A person or a probe decides.
+    Resolve {
+        /// A new fence, so that what the former owner still sends is told apart.
+        fence: Fence,
+        /// Only if the operation still has this fence: what a probe found out is about one run.
+        expected: Option<Fence>,
+        /// What is decided.
+        verdict: Verdict,
+        /// Who decides.
+        actor: String,
+        /// Why.
+        reason: String,
+    },
+    /// A person frees the key.
+    Purge {
+        /// Who.
+        actor: String,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// What a claim asks for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Request {
+    /// Whose operation, of which kind.
+    pub scope: Scope,
+    /// The caller's name for it.
+    pub key: Key,
+    /// The payload's fingerprint.
+    pub fingerprint: Fingerprint,
+    /// The payload's place in time, for supersede-if-newer.
+    pub order: Option<i64>,
+    /// The input, if it should be kept with the operation.
+    pub payload: Option<Bytes>,
+    /// What to find it by.
+    pub labels: Labels,
+    /// The rules.
+    pub policy: Policy,
+    /// The claim's own mark.
+    pub token: Token,
+    /// Who asks, for the story.
+    pub owner: String,
+}
+
+/// What the holder of a lease can write.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Write {
+    /// It took effect.
+    Complete(Outcome),
+    /// The run failed.
+    Fail(Failure),
+    /// The work has not begun: put it back, optionally for later.
+    Release {
+        /// How long to wait before it may be claimed.
+        delay: std::time::Duration,
+    },
+    /// The work has begun, and nobody knows how it ended.
+    Doubt {
+        /// Why nobody knows.
+        reason: String,
+    },
+    /// Small data for the next attempt.
+    Checkpoint(Bytes),
+    /// Go on holding it.
+    Renew,
+}
+
+/// How a run failed.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Failure {
+    /// What it said.
+    pub error: String,
+    /// When it may run again.
+    pub retry: Retry,
+}
+
+/// When a failed operation may run again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Retry {
+    /// After the policy's backoff.
+    Backoff,
+    /// After this long.
+    After(std::time::Duration),
+    /// Never, unless a person says so.
+    Never,
+}
+
+/// What a person or a probe decides about an operation that nobody runs.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Verdict {
+    /// It did take effect, with this outcome.
+    Completed(Outcome),
+    /// It did not take effect, and should not run again.
+    Failed,
+    /// It did not take effect, and may run again, its counts at zero.
+    Retry,
+}
+
+/// What becomes of the row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// It stays as it is.
+    Same,
+    /// It changes.
+    Put(Box<Operation>),
+    /// A new row takes the place of nothing, or of an expired one.
+    Anew(Box<Operation>),
+    /// It goes.
+    Gone,
+}
+
+/// What the event is answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// The claimer holds the lease.
+    Acquired,
+    /// It took effect before; here is the outcome.
+    Replay {
+        /// The payload was another one (policy replay).
+        mismatch: bool,
+    },
+    /// Somebody holds the lease.
+    InFlight {
+        /// When the lease ends unless renewed.
+        until: Timestamp,
+        /// The claim's newer data is kept and runs when the present run settles.
+        kept: bool,
+    },
+    /// It may be claimed again later.
+    NotYet {
+        /// From when on.
+        until: Timestamp,
+    },
+    /// The key belongs to another payload.
+    Mismatch,
+    /// No attempts are left.
+    Exhausted,
+    /// It may or may not have taken effect.
+    InDoubt {
+        /// The claim's newer data is kept and runs when the doubt is resolved.
+        kept: bool,
+    },
+    /// The lease goes on until then.
+    Renewed {
+        /// The new deadline.
+        deadline: Timestamp,
+    },
+    /// The write was made.
+    Written,
+    /// The lease is ended as asked.
+    Settled {
+        /// Newer data waits, and the operation is pending with it.
+        successor: bool,
+    },
+    /// The fence is an old one: somebody else decides about the operation now.
+    Lost,
+    /// The sweep ended a lapsed lease.
+    Lapsed,
+    /// The sweep (or a claim) found it past its retention.
+    Expired,
+    /// Its data goes to the archive; the key stays taken.
+    Archived,
+    /// Nothing was due.
+    NothingDue,
+    /// The verdict stands.
+    Resolved,
+    /// The key is free.
+    Purged,
+    /// A person's action does not fit the state.
+    NotNow(NotNow),
+}
+
+/// Why a person's or a probe's action was not carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotNow {
+    /// There is no such operation.
+    Absent,
+    /// Somebody holds its lease.
+    Running,
+    /// It has completed; what took effect cannot be decided again.
+    Completed,
+    /// It has moved on since the probe looked.
+    MovedOn,
+}
+
+/// The result of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// What becomes of the row.
+    pub next: Next,
+    /// What is answered.
+    pub answer: Answer,
+    /// What the journal is told.
+    pub notes: Vec<Note>,
+}
+
+impl Step {
+    fn answer(answer: Answer) -> Self {
+        Self { next: Next::Same, answer, notes: Vec::new() }
+    }
+
+    fn put(operation: Operation, answer: Answer, notes: Vec<Note>) -> Self {
+        Self { next: Next::Put(Box::new(operation)), answer, notes }
+    }
+}
+
+/// One step of an operation's life. See the [module](self).
+#[must_use]
+pub fn step(stored: Option<&Operation>, event: &Event<'_>, now: Timestamp) -> Step {
+    match event {
+        Event::Claim { request, fence } => claim::claim(stored, request, *fence, now),
+        Event::ClaimInline { request, fence } => claim::claim_inline(stored, request, *fence, now),
+        Event::Write { fence, write } => settle::write(stored, *fence, write, now),
+        Event::Lapse { fence } => match stored.filter(|op| lapsed(op, now)) {
+            Some(op) => {
+                let (op, notes) = tend::lapse(op, *fence, now);
+                Step::put(op, Answer::Lapsed, notes)
+            }
+            None => Step::answer(Answer::NothingDue),
+        },
+        Event::Tend => tend::tend(stored, now),
+        Event::Resolve { fence, expected, verdict, actor, reason } => {
+            tend::resolve(stored, *fence, *expected, verdict, (actor, reason), now)
+        }
+        Event::Purge { actor, reason } => tend::purge(stored, (actor, reason), now),
+    }
+}
+
+/// Whether its lease has ended without a word.
+fn lapsed(operation: &Operation, now: Timestamp) -> bool {
+    operation.lease.as_ref().is_some_and(|lease| lease.deadline <= now)
+}
+
+/// Ends a run that newer data waits for: the operation is pending with the newer data, its counts
+/// at zero, as if that had just arrived.
+fn promote(op: &mut Operation, actor: &str, now: Timestamp) -> Option<Note> {
+    let successor = op.successor.take()?;
+    let detail = format!("newer data takes over from {}", op.fingerprint);
+    op.fingerprint = successor.fingerprint;
+    op.order = Some(successor.order);
+    op.payload = successor.payload;
+    unsettle(op);
+    op.state = State::Pending;
+    op.lease = None;
+    op.failures = 0;
+    op.crashes = 0;
+    op.checkpoint = None;
+    Some(note(op, journal::Event::Superseded, actor, detail, now))
+}
+
+/// Forgets how the last run ended, because another one follows.
+fn unsettle(op: &mut Operation) {
+    op.settled_at = None;
+    op.not_before = None;
+    op.expires_at = None;
+    op.archive_at = None;
+    op.archived = false;
+    op.outcome = None;
+    op.parked = false;
+}
+
+fn note(op: &Operation, event: journal::Event, actor: &str, detail: String, at: Timestamp) -> Note {
+    Note { at, event, fence: op.fence, actor: actor.to_owned(), detail }
+}

@@ -1,0 +1,138 @@
+//! What the holder of a lease writes. Every write names its fence.
+
+use super::{Answer, Failure, Next, Retry, Step, Write, claim::complete, lapsed, note, promote};
+use crate::{
+    Fence, LeaseRow, Operation, State, Timestamp,
+    journal::{Event, Note},
+};
+
+pub(super) fn write(stored: Option<&Operation>, fence: Fence, write: &Write, now: Timestamp) -> Step {
+    match stored {
+        Some(op) if op.fence == fence => match op.lease.clone() {
+            Some(lease) => write_held(op.clone(), lease, write, now),
+            None => made_before(op, write),
+        },
+        Some(op) => refused(op, fence, write, now),
+        // A released first run leaves no row, so a release that finds none was made before.
+        None if matches!(write, Write::Release { .. }) => Step::answer(Answer::Settled { successor: false }),
+        None => Step::answer(Answer::Lost),
+    }
+}
+
+/// The row bears our fence, and the lease is over: we ended it ourselves, and the answer was lost.
+fn made_before(op: &Operation, write: &Write) -> Step {
+    let successor = op.state == State::Pending;
+    let made = match write {
+        Write::Complete(_) => matches!(op.state, State::Completed) || successor,
+        Write::Fail(_) => matches!(op.state, State::Failed) || successor,
+        Write::Release { .. } => successor,
+        Write::Doubt { .. } => matches!(op.state, State::InDoubt),
+        Write::Checkpoint(_) | Write::Renew => false,
+    };
+    match write {
+        _ if !made => Step::answer(Answer::Lost),
+        Write::Release { .. } => Step::answer(Answer::Settled { successor: false }),
+        _ => Step::answer(Answer::Settled { successor }),
+    }
+}
+
+fn refused(op: &Operation, fence: Fence, write: &Write, now: Timestamp) -> Step {
+    let what = match write {
+        Write::Complete(_) => "a completion",
+        Write::Fail(_) => "a failure",
+        Write::Release { .. } => "a release",
+        Write::Doubt { .. } => "a doubt",
+        Write::Checkpoint(_) => "a checkpoint",
+        Write::Renew => "a renewal",
+    };
+    let detail = format!("{what} came late; the operation is {} under fence {}", op.state, op.fence);
+    let note = Note { at: now, event: Event::Refused, fence, actor: String::new(), detail };
+    Step { next: Next::Same, answer: Answer::Lost, notes: vec![note] }
+}
+
+fn write_held(mut op: Operation, lease: LeaseRow, write: &Write, now: Timestamp) -> Step {
+    let actor = op.owner.clone();
+    let mut notes = Vec::new();
+    match write {
+        Write::Renew => return renew(op, lease, now),
+        Write::Checkpoint(data) => {
+            op.checkpoint = Some(data.clone());
+            return Step::put(op, Answer::Written, notes);
+        }
+        // Late, but nobody has taken over: what happened is the truth, and worth keeping.
+        Write::Complete(outcome) => complete(&mut op, outcome.clone(), &lease.terms, now),
+        Write::Fail(failure) => {
+            fail(&mut op, failure, &lease, now);
+            notes.push(note(&op, Event::Failed, &actor, failure.error.clone(), now));
+        }
+        Write::Release { delay } => return release(op, now, *delay, &actor),
+        Write::Doubt { reason } => {
+            op.state = State::InDoubt;
+            op.lease = None;
+            op.crashes += 1;
+            op.settled_at = Some(now);
+            op.error = Some(reason.clone());
+            notes.push(note(&op, Event::Doubted, &actor, reason.clone(), now));
+            return Step::put(op, Answer::Settled { successor: false }, notes);
+        }
+    }
+    let promoted = promote(&mut op, &actor, now);
+    let answer = Answer::Settled { successor: promoted.is_some() };
+    notes.extend(promoted);
+    Step::put(op, answer, notes)
+}
+
+fn fail(op: &mut Operation, failure: &Failure, lease: &LeaseRow, now: Timestamp) {
+    op.state = State::Failed;
+    op.lease = None;
+    op.failures += 1;
+    op.settled_at = Some(now);
+    op.expires_at = lease.terms.retention.map(|kept| now + kept);
+    op.error = Some(failure.error.clone());
+    op.parked = failure.retry == Retry::Never;
+    let wait = match failure.retry {
+        Retry::Backoff => lease.terms.backoff.after(op.failures, op.id),
+        Retry::After(wait) => wait,
+        Retry::Never => std::time::Duration::ZERO,
+    };
+    op.not_before = (!wait.is_zero()).then(|| now + wait);
+}
+
+/// Puts it back. A first run that never began leaves no trace, so that the key is free again,
+/// also for another payload; unless data was stored with it, which must not be lost.
+fn release(mut op: Operation, now: Timestamp, delay: std::time::Duration, actor: &str) -> Step {
+    let settled = Answer::Settled { successor: false };
+    let mut notes = Vec::new();
+    if let Some(promoted) = promote(&mut op, actor, now) {
+        notes.push(promoted);
+        return Step::put(op, Answer::Settled { successor: true }, notes);
+    }
+    let first = op.failures + op.crashes == 0;
+    if first && op.payload.is_none() && op.checkpoint.is_none() && delay.is_zero() {
+        return Step { next: Next::Gone, answer: settled, notes };
+    }
+    op.state = State::Pending;
+    op.lease = None;
+    op.not_before = (!delay.is_zero()).then(|| now + delay);
+    notes.push(note(&op, Event::Released, actor, "put back; this costs no attempt".into(), now));
+    Step::put(op, settled, notes)
+}
+
+/// A lapsed lease cannot be renewed, taken over or not: others were told that it ends by then.
+fn renew(mut op: Operation, mut lease: LeaseRow, now: Timestamp) -> Step {
+    if lapsed(&op, now) || lease.run_until <= now {
+        return Step::answer(Answer::Lost);
+    }
+    let term = lease.terms.lease;
+    let renewed_at = lease.deadline.as_micros() - crate::time::micros(term);
+    let gap = now.since(Timestamp::from_micros(renewed_at));
+    lease.deadline = (now + term).min(lease.run_until).max(lease.deadline);
+    let deadline = lease.deadline;
+    op.lease = Some(lease);
+    let mut notes = Vec::new();
+    if gap > term / 2 {
+        let detail = format!("renewed after {gap:?} of a lease of {term:?}");
+        notes.push(note(&op, Event::RenewedLate, &op.owner, detail, now));
+    }
+    Step::put(op, Answer::Renewed { deadline }, notes)
+}

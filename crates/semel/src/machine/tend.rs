@@ -1,0 +1,134 @@
+//! What happens to an operation that nobody runs: lapse, expiry, archive, verdicts, purge.
+
+use std::time::Duration;
+
+use super::{Answer, Next, NotNow, Step, Verdict, claim::complete, lapsed, note, promote, unsettle};
+use crate::{
+    Fence, Operation, Outcome, Policy, State, Timestamp,
+    journal::{Event, Note},
+};
+
+/// How long the sweep leaves a row alone that should be gone by its age but may not go: one that
+/// is in doubt, pending or running.
+const LOOK_AGAIN: Duration = Duration::from_secs(3600);
+
+/// Who acts when the sweep does.
+const SWEEP: &str = "sweep";
+
+/// Ends a lease that has lapsed. The new fence tells what the former owner may still send from
+/// what it has already sent.
+pub(super) fn lapse(op: &Operation, fence: Fence, now: Timestamp) -> (Operation, Vec<Note>) {
+    let mut op = op.clone();
+    let mut notes = Vec::new();
+    let Some(lease) = op.lease.take() else { return (op, notes) };
+    let owner = op.owner.clone();
+    op.fence = fence;
+    op.crashes += 1;
+    op.settled_at = Some(now);
+    let gone = format!("the lease of {owner} ended without a word");
+    if lease.terms.on_lost.doubts() {
+        op.state = State::InDoubt;
+        op.error = Some(gone.clone());
+        notes.push(note(&op, Event::Doubted, SWEEP, gone, now));
+        return (op, notes);
+    }
+    op.state = State::TimedOut;
+    op.error = Some(gone.clone());
+    op.expires_at = lease.terms.retention.map(|kept| now + kept);
+    op.parked = op.crashes >= lease.terms.max_crashes;
+    // The first takeover is at once; a crash loop is slowed down before it is parked.
+    if op.crashes > 1 {
+        let wait = lease.terms.backoff.after(op.crashes - 1, op.id);
+        op.not_before = (!wait.is_zero()).then(|| now + wait);
+    }
+    notes.push(note(&op, Event::TimedOut, SWEEP, gone, now));
+    notes.extend(promote(&mut op, SWEEP, now));
+    (op, notes)
+}
+
+/// Expires, archives, or says when to look again.
+pub(super) fn tend(stored: Option<&Operation>, now: Timestamp) -> Step {
+    let Some(op) = stored.filter(|op| op.look_at.is_some_and(|at| at <= now)) else {
+        return Step::answer(Answer::NothingDue);
+    };
+    if op.has_expired(now) {
+        return Step { next: Next::Gone, answer: Answer::Expired, notes: Vec::new() };
+    }
+    let mut op = op.clone();
+    if op.archive_at.is_some_and(|at| at <= now) {
+        let note = note(&op, Event::Archived, SWEEP, "the data went to the archive; the key stays taken".into(), now);
+        op.archived = true;
+        op.archive_at = None;
+        op.outcome = Some(Outcome::not_kept(""));
+        op.payload = None;
+        op.look_at = op.expires_at;
+        return Step::put(op, Answer::Archived, vec![note]);
+    }
+    let due = op.expires_at.into_iter().chain(op.archive_at).min();
+    op.look_at = match op.state {
+        // Settled for good, and kept for ever.
+        State::Completed => due,
+        State::Failed | State::TimedOut => due,
+        State::Pending | State::Processing | State::InDoubt => Some(now + LOOK_AGAIN),
+    };
+    Step::put(op, Answer::NothingDue, Vec::new())
+}
+
+pub(super) fn resolve(
+    stored: Option<&Operation>,
+    fence: Fence,
+    expected: Option<Fence>,
+    verdict: &Verdict,
+    (actor, reason): (&str, &str),
+    now: Timestamp,
+) -> Step {
+    let Some(stored) = stored.filter(|op| !op.has_expired(now)) else {
+        return Step::answer(Answer::NotNow(NotNow::Absent));
+    };
+    if expected.is_some_and(|expected| expected != stored.fence) {
+        return Step::answer(Answer::NotNow(NotNow::MovedOn));
+    }
+    let (mut op, mut notes) = match stored.lease {
+        Some(_) if lapsed(stored, now) => lapse(stored, fence, now),
+        Some(_) => return Step::answer(Answer::NotNow(NotNow::Running)),
+        None if stored.state == State::Completed => return Step::answer(Answer::NotNow(NotNow::Completed)),
+        None => (stored.clone(), Vec::new()),
+    };
+    op.fence = fence;
+    let said = match verdict {
+        Verdict::Completed(outcome) => {
+            // The terms went with the lease; what a person settled is kept until a person purges it.
+            let terms = Policy { retention: None, tombstone: None, ..Policy::default() };
+            complete(&mut op, outcome.clone(), &terms, now);
+            "it took effect"
+        }
+        Verdict::Failed => {
+            unsettle(&mut op);
+            op.state = State::Failed;
+            op.settled_at = Some(now);
+            op.error = Some(reason.to_owned());
+            op.parked = true;
+            "it did not take effect and stays so"
+        }
+        Verdict::Retry => {
+            unsettle(&mut op);
+            op.state = State::Pending;
+            op.failures = 0;
+            op.crashes = 0;
+            "it may run again"
+        }
+    };
+    notes.push(note(&op, Event::Resolved, actor, format!("{said}: {reason}"), now));
+    notes.extend(promote(&mut op, actor, now));
+    Step::put(op, Answer::Resolved, notes)
+}
+
+/// Frees the key, and forgets the operation. Never under a live lease.
+pub(super) fn purge(stored: Option<&Operation>, (actor, reason): (&str, &str), now: Timestamp) -> Step {
+    let Some(op) = stored else { return Step::answer(Answer::NotNow(NotNow::Absent)) };
+    if op.lease.is_some() && !lapsed(op, now) {
+        return Step::answer(Answer::NotNow(NotNow::Running));
+    }
+    let note = note(op, Event::Purged, actor, reason.to_owned(), now);
+    Step { next: Next::Gone, answer: Answer::Purged, notes: vec![note] }
+}

@@ -1,0 +1,234 @@
+//! Policy: the rules a scope lives by.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, time::micros};
+
+/// The rules for the operations of a scope.
+///
+/// A policy comes with every claim. What must outlive the call (what to do with a lost lease, how
+/// long to keep the row) is written next to the lease, so that the sweep of another node decides
+/// as the owner would have.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Policy {
+    /// How long a lease lasts unless renewed.
+    pub lease: Duration,
+    /// The longest a run may go on, however often it renews: bounds a live but stuck one.
+    pub max_run: Duration,
+    /// How long a settled operation is kept, counted from when it was settled; `None` is for ever.
+    pub retention: Option<Duration>,
+    /// When a completed operation is archived, counted from when it was settled: its data moves
+    /// to the archive, its key stays taken. `None` is never.
+    pub tombstone: Option<Duration>,
+    /// How many runs may fail before the operation counts as exhausted; `None` is no limit.
+    /// Lost leases are counted apart, by `max_crashes`.
+    pub max_attempts: Option<u32>,
+    /// How many leases may be lost before the operation is parked: a payload that kills its
+    /// process must not take down one node after the other.
+    pub max_crashes: u32,
+    /// How long to wait after a failure.
+    pub backoff: Backoff,
+    /// What a claim with another fingerprint gets.
+    pub on_mismatch: OnMismatch,
+    /// What becomes of an operation whose lease ended without a word.
+    pub on_lost: OnLost,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            lease: Duration::from_secs(30),
+            max_run: Duration::from_secs(15 * 60),
+            retention: Some(Duration::from_secs(24 * 3600)),
+            tombstone: None,
+            max_attempts: None,
+            max_crashes: 5,
+            backoff: Backoff::default(),
+            on_mismatch: OnMismatch::Reject,
+            on_lost: OnLost::Rerun,
+        }
+    }
+}
+
+impl Policy {
+    /// The shortest lease: below this, an ordinary pause of a busy machine would lose it.
+    pub const SHORTEST_LEASE: Duration = Duration::from_millis(100);
+
+    /// Refuses a policy that cannot be kept.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], naming every wrong field.
+    pub fn check(&self) -> Result<(), Error> {
+        let mut wrong = Vec::new();
+        if self.lease < Self::SHORTEST_LEASE {
+            wrong.push("lease: is shorter than 100ms");
+        }
+        if self.max_run < self.lease {
+            wrong.push("max_run: is shorter than the lease");
+        }
+        if self.max_attempts == Some(0) {
+            wrong.push("max_attempts: is 0, so nothing would ever run");
+        }
+        if self.max_crashes == 0 {
+            wrong.push("max_crashes: is 0, so the first lost lease would park the operation");
+        }
+        if self.backoff.cap < self.backoff.first {
+            wrong.push("backoff: the cap is below the first delay");
+        }
+        match wrong[..] {
+            [] => Ok(()),
+            _ => Err(Error::Invalid(wrong.join("; "))),
+        }
+    }
+}
+
+/// What a claim gets that comes with another fingerprint than the stored one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnMismatch {
+    /// It is refused as a mismatch, whatever state the operation is in.
+    Reject,
+    /// It is answered as if it were equal; a replay says that it did not match.
+    Replay,
+    /// Data with a higher `order` replaces the older; anything else is a mismatch.
+    SupersedeIfNewer,
+}
+
+/// What becomes of an operation whose lease ended without a word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnLost {
+    /// It may run again: right where the effect is atomic with the completion, or harmless twice.
+    Rerun,
+    /// It is in doubt until a person says what happened.
+    Hold,
+    /// It is in doubt until a probe (or a person) finds out what happened.
+    Probe,
+}
+
+impl OnLost {
+    /// Whether an end nobody knows about is doubt (rather than one more run).
+    #[must_use]
+    pub fn doubts(self) -> bool {
+        matches!(self, Self::Hold | Self::Probe)
+    }
+}
+
+/// The wait after a failure: `first`, then twice as long each time, up to `cap`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Backoff {
+    /// The wait after the first failure.
+    pub first: Duration,
+    /// The longest wait.
+    pub cap: Duration,
+}
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self { first: Duration::from_secs(1), cap: Duration::from_secs(300) }
+    }
+}
+
+impl Backoff {
+    /// No wait at all.
+    pub const NONE: Self = Self { first: Duration::ZERO, cap: Duration::ZERO };
+
+    /// The wait after the `nth` failure (from 1), up to a fifth shorter by the operation's id, so
+    /// that a thousand operations that failed together do not come back together.
+    #[must_use]
+    pub fn after(&self, nth: u32, id: i64) -> Duration {
+        let doublings = nth.saturating_sub(1).min(40);
+        let whole = self.first.saturating_mul(1_u32 << doublings.min(31)).min(self.cap);
+        // A fixed mix of the two numbers (Weyl's constant): the machine must stay a function.
+        let mixed = id.unsigned_abs().wrapping_add(u64::from(nth)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let fifth = u64::try_from(micros(whole) / 5).unwrap_or(0);
+        let off = if fifth == 0 { 0 } else { (mixed >> 33) % fifth };
+        whole.saturating_sub(Duration::from_micros(off))
+    }
+}
+
+/// A policy as it is written next to a lease: whole microseconds, no names. It is part of every
+/// claim, so it must be short.
+#[derive(Serialize, Deserialize)]
+struct Terms(i64, i64, Option<i64>, Option<i64>, Option<u32>, u32, i64, i64, OnMismatch, OnLost);
+
+impl Policy {
+    /// The policy in the form that is stored with a lease.
+    #[must_use]
+    pub fn to_terms(&self) -> String {
+        let terms = Terms(
+            micros(self.lease),
+            micros(self.max_run),
+            self.retention.map(micros),
+            self.tombstone.map(micros),
+            self.max_attempts,
+            self.max_crashes,
+            micros(self.backoff.first),
+            micros(self.backoff.cap),
+            self.on_mismatch,
+            self.on_lost,
+        );
+        serde_json::to_string(&terms).unwrap_or_default()
+    }
+
+    /// Reads what [`Policy::to_terms`] wrote.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] when the text is not such a policy.
+    pub fn from_terms(text: &str) -> Result<Self, Error> {
+        let Terms(lease, max_run, retention, tombstone, max_attempts, max_crashes, first, cap, on_mismatch, on_lost) =
+            serde_json::from_str(text).map_err(|_| Error::Corrupt("the terms of a lease"))?;
+        let duration = |micros: i64| Duration::from_micros(u64::try_from(micros).unwrap_or(0));
+        Ok(Self {
+            lease: duration(lease),
+            max_run: duration(max_run),
+            retention: retention.map(duration),
+            tombstone: tombstone.map(duration),
+            max_attempts,
+            max_crashes,
+            backoff: Backoff { first: duration(first), cap: duration(cap) },
+            on_mismatch,
+            on_lost,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_wrong_field_is_named_at_once() {
+        let policy = Policy {
+            lease: Duration::ZERO,
+            max_attempts: Some(0),
+            max_crashes: 0,
+            ..Policy::default()
+        };
+        let said = policy.check().unwrap_err().to_string();
+        for field in ["lease", "max_attempts", "max_crashes"] {
+            assert!(said.contains(field), "{said}");
+        }
+    }
+
+    #[test]
+    fn backoff_doubles_up_to_its_cap_and_spreads() {
+        let backoff = Backoff { first: Duration::from_secs(1), cap: Duration::from_secs(8) };
+        for (nth, whole) in [(1, 1), (2, 2), (3, 4), (4, 8), (5, 8), (1000, 8)] {
+            let whole = Duration::from_secs(whole);
+            let wait = backoff.after(nth, 7);
+            assert!(wait <= whole && wait > whole * 4 / 5, "{nth}: {wait:?}");
+        }
+        assert_ne!(backoff.after(1, 1), backoff.after(1, 2));
+        assert_eq!(Backoff::NONE.after(3, 1), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_policy_survives_being_stored() {
+        let policy = Policy { tombstone: Some(Duration::from_secs(5)), ..Policy::default() };
+        assert_eq!(Policy::from_terms(&policy.to_terms()).unwrap(), policy);
+        assert!(Policy::from_terms("[]").is_err());
+    }
+}

@@ -1,0 +1,156 @@
+//! Renewing leases in the background.
+//!
+//! One task renews all leases of this process, in one statement a round. It lives on the engine's
+//! own threads, so a handler that blocks every thread of the caller's runtime does not starve it.
+//! A lease that was not renewed in time is lost by our own clock before it is lost by the
+//! database's: its holder is told while it can still stop.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::sync::{Notify, watch};
+
+use crate::{Fence, Uptime, crash_point, machine::Answer, store::Store};
+
+/// A lease is renewed when a third of it is over: two more rounds can fail before it is lost.
+const ROUNDS_PER_LEASE: u32 = 3;
+
+#[derive(Default)]
+pub(crate) struct Renewer {
+    held: Mutex<HashMap<(i64, Fence), Held>>,
+    changed: Notify,
+}
+
+struct Held {
+    term: Duration,
+    due: Uptime,
+    /// When the holder must have stopped, by our own clock.
+    deadline: Uptime,
+    lost: watch::Sender<bool>,
+}
+
+/// Keeps a lease alive until it is dropped, and tells when it is lost all the same.
+pub(crate) struct Renewal {
+    id: i64,
+    fence: Fence,
+    lost: watch::Receiver<bool>,
+    renewer: Arc<Renewer>,
+}
+
+impl Renewer {
+    /// Begins to renew. `deadline` is counted from before the claim was sent.
+    pub(crate) fn keep(self: &Arc<Self>, id: i64, fence: Fence, term: Duration, deadline: Uptime) -> Renewal {
+        let (sender, lost) = watch::channel(false);
+        let due = Uptime::now() + term / ROUNDS_PER_LEASE;
+        self.lock().insert((id, fence), Held { term, due, deadline, lost: sender });
+        self.changed.notify_one();
+        Renewal { id, fence, lost, renewer: self.clone() }
+    }
+
+    /// Renews whatever is due. Never ends.
+    pub(crate) async fn work<S: Store>(self: Arc<Self>, store: S) {
+        loop {
+            let pause = self.until_next();
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = self.changed.notified() => continue,
+            }
+            let due = self.due();
+            if due.is_empty() {
+                continue;
+            }
+            crash_point!("renew.before");
+            let sent = Uptime::now();
+            // Never longer than a round of the shortest lease in it: a hung connection must not
+            // keep us from noticing that time is up.
+            let patience = self.shortest_term(&due) / ROUNDS_PER_LEASE;
+            let answers = tokio::time::timeout(patience, store.renew(due.clone())).await;
+            crash_point!("renew.after");
+            match answers {
+                Ok(Ok(answers)) => self.take_note(&due, &answers, sent),
+                Ok(Err(error)) => self.retry(&due, &error.to_string()),
+                Err(_) => self.retry(&due, "no answer in time"),
+            }
+        }
+    }
+
+    fn until_next(&self) -> Duration {
+        let next = self.lock().values().map(|held| held.due.min(held.deadline)).min();
+        next.map_or(Duration::from_secs(3600), Uptime::remaining)
+    }
+
+    /// What is due now, and what will be within a tenth of its term: one statement for both.
+    fn due(&self) -> Vec<(i64, Fence)> {
+        let now = Uptime::now();
+        let mut held = self.lock();
+        for lease in held.values_mut().filter(|lease| lease.deadline <= now) {
+            lease.lost.send_replace(true);
+        }
+        held.retain(|_, lease| lease.deadline > now);
+        held.iter().filter(|(_, lease)| lease.due <= now + lease.term / 10).map(|(id, _)| *id).collect()
+    }
+
+    fn shortest_term(&self, due: &[(i64, Fence)]) -> Duration {
+        let held = self.lock();
+        due.iter().filter_map(|id| held.get(id)).map(|lease| lease.term).min().unwrap_or(Duration::from_secs(1))
+    }
+
+    fn take_note(&self, due: &[(i64, Fence)], answers: &[Answer], sent: Uptime) {
+        let mut held = self.lock();
+        for (id, answer) in due.iter().zip(answers) {
+            let Some(lease) = held.get_mut(id) else { continue };
+            if let Answer::Renewed { .. } = answer {
+                lease.due = sent + lease.term / ROUNDS_PER_LEASE;
+                lease.deadline = sent + stop_early(lease.term);
+            } else {
+                lease.lost.send_replace(true);
+                held.remove(id);
+            }
+        }
+    }
+
+    fn retry(&self, due: &[(i64, Fence)], why: &str) {
+        tracing::warn!(leases = due.len(), why, "leases could not be renewed; trying again");
+        let mut held = self.lock();
+        for id in due {
+            if let Some(lease) = held.get_mut(id) {
+                lease.due = Uptime::now() + lease.term / 20;
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<(i64, Fence), Held>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How much of a term its holder may use: a tenth is left for the clocks' drift and for the last
+/// write to arrive.
+pub(crate) fn stop_early(term: Duration) -> Duration {
+    term - term / 10
+}
+
+impl Renewal {
+    /// Done when the lease is lost.
+    pub(crate) async fn lost(&self) {
+        let mut lost = self.lost.clone();
+        // The sender goes only after it has said so, or when the renewal ends.
+        if lost.wait_for(|lost| *lost).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// A receiver that turns true when the lease is lost.
+    pub(crate) fn watch(&self) -> watch::Receiver<bool> {
+        self.lost.clone()
+    }
+}
+
+impl Drop for Renewal {
+    fn drop(&mut self) {
+        self.renewer.lock().remove(&(self.id, self.fence));
+    }
+}

@@ -1,0 +1,332 @@
+//! Runs: claim, renew, work, settle, in one call.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use tokio::sync::watch;
+
+use crate::{
+    Claim, Fence, Held, Lease, Ledger, Operation, Outcome, Result, Uptime, Work, crash_point,
+    lease::{self, Settled},
+    machine::{Failure, Retry, Write},
+    renewer::Renewal,
+    store::{Decision, Store},
+};
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ran {
+    /// It took effect, and that is durable.
+    Completed(Outcome),
+    /// It failed.
+    Failed(Failure),
+    /// It was put back: it had not begun, or it was asked to wait.
+    Released,
+    /// It began, and nobody knows how it ended.
+    Doubted(String),
+    /// The lease was lost on the way. The work was cancelled; what it did under Semel's own
+    /// transactions did not happen, and somebody else decides about the operation now.
+    LeaseLost,
+}
+
+/// Why a handler did not complete its work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unfinished {
+    /// It failed.
+    Failed(Failure),
+    /// Nothing was done; it should be tried after this long, at no cost of an attempt.
+    NotYet(Duration),
+    /// Something was begun, and it cannot be known whether it took effect.
+    Unknown(String),
+}
+
+impl Unfinished {
+    /// A failure that is tried again after the policy's backoff.
+    #[must_use]
+    pub fn failed(error: impl Into<String>) -> Self {
+        Self::Failed(Failure { error: error.into(), retry: Retry::Backoff })
+    }
+
+    /// A failure that no further attempt can mend.
+    #[must_use]
+    pub fn failed_for_good(error: impl Into<String>) -> Self {
+        Self::Failed(Failure { error: error.into(), retry: Retry::Never })
+    }
+}
+
+/// What a probe found out about an operation in doubt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Finding {
+    /// It did take effect.
+    TookEffect(Outcome),
+    /// It did not.
+    DidNot,
+    /// That could not be found out.
+    Unknown,
+}
+
+/// What a handler knows about its run, and can do beside its work.
+pub struct Context<S: Store> {
+    ledger: Ledger<S>,
+    operation: Arc<Operation>,
+    lost: watch::Receiver<bool>,
+}
+
+impl<S: Store> Clone for Context<S> {
+    fn clone(&self) -> Self {
+        Self { ledger: self.ledger.clone(), operation: self.operation.clone(), lost: self.lost.clone() }
+    }
+}
+
+impl<S: Store> Context<S> {
+    /// The operation as it was claimed, with its payload and the last attempt's checkpoint.
+    #[must_use]
+    pub fn operation(&self) -> &Operation {
+        &self.operation
+    }
+
+    /// The number to hand to whatever can refuse an older one.
+    #[must_use]
+    pub fn fence(&self) -> Fence {
+        self.operation.fence
+    }
+
+    /// The key for a step's call to another service, the same on every attempt.
+    #[must_use]
+    pub fn derived_key(&self, step: &str) -> String {
+        lease::derived_key(&self.operation, step)
+    }
+
+    /// Keeps small data for the next attempt.
+    ///
+    /// # Errors
+    /// When it is too large, or the store cannot be asked.
+    pub async fn checkpoint(&self, data: impl Into<Bytes>) -> Result<Held> {
+        lease::save_checkpoint(&self.ledger, self.operation.id, self.fence(), data.into()).await
+    }
+
+    /// Whether the lease is lost: to be asked before each effect by work that cannot be cancelled.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        *self.lost.borrow()
+    }
+}
+
+impl<S: Store> Ledger<S> {
+    /// Claims, and if this caller is the one, runs `handler` under a lease that is renewed in the
+    /// background, and settles. The run has its own task: a caller that goes away does not stop
+    /// it. A lost lease cancels it. A panic is a failure or, where a run may not simply be
+    /// repeated, doubt.
+    ///
+    /// If newer data arrives while it runs (supersede-if-newer), the handler is called again for
+    /// that, in the background.
+    ///
+    /// # Errors
+    /// As [`Ledger::claim`] and [`Lease::complete`].
+    pub async fn run<F, Fut>(&self, work: Work, handler: F) -> Result<Claim<Ran>>
+    where
+        F: Fn(Context<S>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Outcome, Unfinished>> + Send + 'static,
+    {
+        let (ledger, handler) = (self.clone(), Arc::new(handler));
+        in_own_task(async move {
+            match ledger.claim(work).await?.acquired() {
+                Ok(lease) => Ok(Claim::Acquired(lease.run(handler).await?)),
+                Err(other) => Ok(other),
+            }
+        })
+        .await
+    }
+
+    /// As [`Ledger::run`], but an operation in doubt is first put to a probe, which may find out
+    /// what became of it.
+    ///
+    /// # Errors
+    /// As [`Ledger::run`].
+    pub async fn run_with_probe<F, Fut, P, Found>(&self, work: Work, handler: F, probe: P) -> Result<Claim<Ran>>
+    where
+        F: Fn(Context<S>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Outcome, Unfinished>> + Send + 'static,
+        P: Fn(Operation) -> Found + Send + Sync + 'static,
+        Found: Future<Output = Finding> + Send + 'static,
+    {
+        let (ledger, handler) = (self.clone(), Arc::new(handler));
+        in_own_task(async move {
+            let mut claim = ledger.claim(work.clone()).await?;
+            if let Claim::InDoubt(operation) = &claim
+                && ledger.probe(operation, &probe).await?
+            {
+                claim = ledger.claim(work).await?;
+            }
+            match claim.acquired() {
+                Ok(lease) => Ok(Claim::Acquired(lease.run(handler).await?)),
+                Err(other) => Ok(other),
+            }
+        })
+        .await
+    }
+
+    /// Puts an operation in doubt to a probe; true if that settled the doubt. What the probe found
+    /// counts only if the operation has not moved on meanwhile, so two probes cannot disagree.
+    async fn probe<P, Found>(&self, operation: &Operation, probe: &P) -> Result<bool>
+    where
+        P: Fn(Operation) -> Found,
+        Found: Future<Output = Finding>,
+    {
+        use crate::machine::{Answer, Verdict};
+        let (verdict, reason) = match probe(operation.clone()).await {
+            Finding::TookEffect(outcome) => (Verdict::Completed(outcome), "the probe found the effect"),
+            Finding::DidNot => (Verdict::Retry, "the probe found no effect"),
+            Finding::Unknown => return Ok(false),
+        };
+        let decision = Decision::Resolve { verdict, expected: Some(operation.fence) };
+        let applied = self.decide(operation.id, decision, "probe", reason).await?;
+        Ok(applied.answer == Answer::Resolved)
+    }
+
+    /// Claims newer data that waited for the run of `operation` to settle. If it cannot be had
+    /// now, it stays pending: whoever looks after its scope finds it.
+    pub(crate) async fn claim_successor(&self, operation: &Operation) -> Option<Lease<S>> {
+        let policy = operation.lease.as_ref()?.terms.clone();
+        let next = self.store().by_id(operation.scope.tenant(), operation.id).await.ok()??;
+        let mut work = Work::new(next.scope, next.key, next.fingerprint).policy(policy).labels(next.labels);
+        if let Some(order) = next.order {
+            work = work.order(order);
+        }
+        if let Some(payload) = next.payload {
+            work = work.payload(payload);
+        }
+        self.claim(work).await.ok()?.acquired::<()>().ok()
+    }
+}
+
+/// Runs to the end whether the caller waits or not. A panic of ours goes to the caller.
+pub(crate) async fn in_own_task<T: Send + 'static>(task: impl Future<Output = T> + Send + 'static) -> T {
+    match tokio::spawn(task).await {
+        Ok(done) => done,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // Only a runtime that shuts down cancels it, and then nobody waits any more.
+            Err(_) => std::future::pending().await,
+        },
+    }
+}
+
+/// Runs newer data when its predecessor has settled; nobody waits for it.
+pub(crate) fn in_background(run: impl Future<Output = Result<()>> + Send + 'static) {
+    // Boxed, because a run that starts another one would be a type without end.
+    let run: std::pin::Pin<Box<dyn Future<Output = Result<()>> + Send>> = Box::pin(run);
+    tokio::spawn(async move {
+        if let Err(error) = run.await {
+            tracing::warn!(%error, "newer data could not be run to its end");
+        }
+    });
+}
+
+impl<S: Store> Lease<S> {
+    async fn run<F, Fut>(self, handler: Arc<F>) -> Result<Ran>
+    where
+        F: Fn(Context<S>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Outcome, Unfinished>> + Send + 'static,
+    {
+        let ledger = self.ledger().clone();
+        let operation = Arc::new(self.operation().clone());
+        let renewal = self.keep();
+        let context = self.context(&renewal);
+        crash_point!("work.before");
+        let work = handler.clone();
+        let Some(end) = self.attend(&renewal, async move { work(context).await }).await else {
+            return Ok(Ran::LeaseLost);
+        };
+        crash_point!("work.after");
+        let ran = match end.clone() {
+            Write::Complete(outcome) => Ran::Completed(outcome),
+            Write::Fail(failure) => Ran::Failed(failure),
+            Write::Doubt { reason } => Ran::Doubted(reason),
+            _ => Ran::Released,
+        };
+        match self.settle_while_renewed(end, &renewal).await? {
+            Settled::LeaseLost => Ok(Ran::LeaseLost),
+            Settled::Yes { successor } => {
+                if successor {
+                    in_background(async move {
+                        let Some(lease) = ledger.claim_successor(&operation).await else { return Ok(()) };
+                        lease.run(handler).await.map(drop)
+                    });
+                }
+                Ok(ran)
+            }
+        }
+    }
+
+    /// Begins to renew in the background.
+    pub(crate) fn keep(&self) -> Renewal {
+        self.ledger().renewer().keep(self.operation().id, self.fence(), self.term(), self.deadline())
+    }
+
+    pub(crate) fn context(&self, renewal: &Renewal) -> Context<S> {
+        let operation = Arc::new(self.operation().clone());
+        Context { ledger: self.ledger().clone(), operation, lost: renewal.watch() }
+    }
+
+    /// Attends the work until it ends, however it ends: the settle that follows from it, or none
+    /// when the lease is lost.
+    pub(crate) async fn attend(
+        &self,
+        renewal: &Renewal,
+        work: impl Future<Output = Result<Outcome, Unfinished>> + Send + 'static,
+    ) -> Option<Write> {
+        let (_counted, mut halt) = self.ledger().enter();
+        let mut task = tokio::spawn(work);
+        let doubts = self.operation().lease.as_ref().is_some_and(|lease| lease.terms.on_lost.doubts());
+        let ended = tokio::select! {
+            ended = &mut task => ended,
+            () = renewal.lost() => {
+                task.abort();
+                return None;
+            }
+            Ok(_) = halt.wait_for(|halt| *halt) => {
+                task.abort();
+                return Some(match doubts {
+                    true => Write::Doubt { reason: "the node stopped while it ran".into() },
+                    false => Write::Release { delay: Duration::ZERO },
+                });
+            }
+        };
+        Some(match ended {
+            Ok(Ok(outcome)) => Write::Complete(outcome),
+            Ok(Err(Unfinished::Failed(failure))) => Write::Fail(failure),
+            Ok(Err(Unfinished::NotYet(delay))) => Write::Release { delay },
+            Ok(Err(Unfinished::Unknown(reason))) => Write::Doubt { reason },
+            Err(error) => {
+                let reason = format!("the handler {}", describe_panic(error));
+                match doubts {
+                    true => Write::Doubt { reason },
+                    false => Write::Fail(Failure { error: reason, retry: Retry::Backoff }),
+                }
+            }
+        })
+    }
+
+    /// Settles while the lease is still renewed, so that a store that is away for a while does not
+    /// cost the work.
+    async fn settle_while_renewed(self, write: Write, renewal: &Renewal) -> Result<Settled> {
+        /// Longer than any lease: the renewal says when it is over.
+        const UNTIL_LOST: Duration = Duration::from_secs(7 * 24 * 3600);
+        tokio::select! {
+            settled = self.ledger().settle(self.operation(), write, Uptime::now() + UNTIL_LOST) => settled,
+            () = renewal.lost() => Err(crate::Error::OutcomeUnknown("the lease ended while its outcome was being stored".into())),
+        }
+    }
+}
+
+fn describe_panic(error: tokio::task::JoinError) -> String {
+    match error.try_into_panic() {
+        Ok(panic) => {
+            let said = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+            let said = said.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+            format!("panicked: {said}")
+        }
+        Err(_) => "was cancelled".to_owned(),
+    }
+}

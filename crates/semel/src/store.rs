@@ -1,0 +1,214 @@
+//! The `Store` trait: what the engine asks of a database.
+//!
+//! A store keeps rows and moves them by the rules of [`machine`](crate::machine); it decides
+//! nothing itself. The conformance suite in `semel-testkit` is its definition.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::{
+    Fence, Operation, Outcome, Result, Scope, State, Timestamp,
+    journal::{Note, Repeat, Repeats, Sighting},
+    look::{Count, Filter, Group, Listing, Page},
+    machine::{Answer, Request, Verdict, Write},
+};
+
+/// A write by the holder of a lease.
+#[derive(Clone, Debug)]
+pub struct LeaseWrite {
+    /// The operation.
+    pub id: i64,
+    /// The lease's fence.
+    pub fence: Fence,
+    /// What is written.
+    pub write: Write,
+}
+
+/// What became of an event.
+#[derive(Clone, Debug)]
+pub struct Applied {
+    /// The answer.
+    pub answer: Answer,
+    /// The operation after it, where the answer tells of one.
+    pub operation: Option<Operation>,
+    /// The database's time at which it was decided.
+    pub now: Timestamp,
+}
+
+/// A person's or a probe's action.
+#[derive(Clone, Debug)]
+pub enum Decision {
+    /// How it ended, or that it should run again.
+    Resolve {
+        /// What is decided.
+        verdict: Verdict,
+        /// Only if the operation still has this fence.
+        expected: Option<Fence>,
+    },
+    /// Free the key and forget the operation.
+    Purge,
+}
+
+/// What a waiter needs to know about the operation it waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Glance {
+    /// The operation.
+    pub id: i64,
+    /// Where it is in its life.
+    pub state: State,
+    /// Its fence.
+    pub fence: Fence,
+    /// Whether it is running with a lease that has not lapsed.
+    pub live: bool,
+}
+
+/// What one round of the sweep did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// Leases that had lapsed and were ended.
+    pub lapsed: u64,
+    /// Operations past their retention that were removed.
+    pub expired: u64,
+    /// Operations whose data went to the archive.
+    pub archived: u64,
+    /// Counter rows that were folded.
+    pub folded: u64,
+    /// Whether a limit was reached, so that there may be more to do at once.
+    pub more: bool,
+}
+
+impl std::ops::AddAssign for Swept {
+    fn add_assign(&mut self, other: Self) {
+        self.lapsed += other.lapsed;
+        self.expired += other.expired;
+        self.archived += other.archived;
+        self.folded += other.folded;
+        self.more = other.more;
+    }
+}
+
+/// Repeated claims of one operation since the last flush.
+#[derive(Clone, Debug)]
+pub struct SeenAgain {
+    /// The operation.
+    pub id: i64,
+    /// In which way it came again.
+    pub repeat: Repeat,
+    /// How often, with the ends.
+    pub repeats: Repeats,
+}
+
+/// Claims that did not get the lease since the last flush, by answer.
+#[derive(Clone, Debug)]
+pub struct AnswerCount {
+    /// By what.
+    pub group: Group,
+    /// The answer's word.
+    pub answer: &'static str,
+    /// How many.
+    pub n: i64,
+}
+
+/// How a commit can end that did not say so.
+#[derive(Clone, Debug)]
+pub enum Commit {
+    /// It is durable.
+    Done,
+    /// The connection was lost on the way: it may or may not be durable. Ask with
+    /// [`Store::read_back`], never guess.
+    Unknown(String),
+    /// The database refused; nothing of it happened.
+    Refused(String),
+}
+
+/// What the engine asks of a database. All batches are answered in the order of their items, and
+/// only when they are durable; an `Err` is about the whole batch.
+pub trait Store: Clone + Send + Sync + 'static {
+    /// A transaction of a caller: a handle that can be shared with the code that works in it.
+    type Tx: Clone + Send + Sync + 'static;
+
+    /// Claims, in their own commit. Sending a batch again is harmless: a claim is known by its
+    /// token.
+    fn claim(&self, batch: Vec<Arc<Request>>) -> impl Future<Output = Result<Vec<Applied>>> + Send;
+
+    /// Writes under leases, renewals excepted. Sending a batch again is harmless: a write is known
+    /// by its fence.
+    fn write(&self, batch: Vec<LeaseWrite>) -> impl Future<Output = Result<Vec<Applied>>> + Send;
+
+    /// Renews leases: one statement for all of a node.
+    fn renew(&self, batch: Vec<(i64, Fence)>) -> impl Future<Output = Result<Vec<Answer>>> + Send;
+
+    /// Carries out a person's or a probe's decision.
+    fn decide(
+        &self,
+        id: i64,
+        decision: Decision,
+        actor: &str,
+        reason: &str,
+    ) -> impl Future<Output = Result<Applied>> + Send;
+
+    /// Opens a transaction that is rolled back by itself after `limit`.
+    fn begin(&self, limit: Duration) -> impl Future<Output = Result<Self::Tx>> + Send;
+
+    /// The fenced completion, inside a transaction.
+    fn complete_in(
+        &self,
+        tx: &Self::Tx,
+        id: i64,
+        fence: Fence,
+        outcome: Outcome,
+    ) -> impl Future<Output = Result<Applied>> + Send;
+
+    /// A claim inside the transaction of its effect (inline mode).
+    fn claim_in(&self, tx: &Self::Tx, request: Arc<Request>) -> impl Future<Output = Result<Applied>> + Send;
+
+    /// Commits. After this the handle and its clones are dead.
+    fn commit(&self, tx: &Self::Tx) -> impl Future<Output = Commit> + Send;
+
+    /// Rolls back. After this the handle and its clones are dead.
+    fn roll_back(&self, tx: &Self::Tx) -> impl Future<Output = ()> + Send;
+
+    /// Reads an operation after every transaction that is at it has ended: the way to learn what
+    /// became of a commit whose answer was lost.
+    fn read_back(&self, id: i64) -> impl Future<Output = Result<Option<Operation>>> + Send;
+
+    /// One bounded round of the sweep.
+    fn sweep(&self, limit: u32) -> impl Future<Output = Result<Swept>> + Send;
+
+    /// Adds repeats and answers to the journal and the counters.
+    fn note_repeats(
+        &self,
+        repeats: Vec<SeenAgain>,
+        answers: Vec<AnswerCount>,
+    ) -> impl Future<Output = Result<()>> + Send;
+
+    /// A glance at operations that are waited for.
+    fn glance(&self, ids: Vec<i64>) -> impl Future<Output = Result<Vec<Glance>>> + Send;
+
+    /// The database's time.
+    fn now(&self) -> impl Future<Output = Result<Timestamp>> + Send;
+
+    /// One operation by id, within a tenant; with its archived data where there is some.
+    fn by_id(&self, tenant: &str, id: i64) -> impl Future<Output = Result<Option<Operation>>> + Send;
+
+    /// One operation by key.
+    fn by_key(&self, scope: &Scope, key: &crate::Key) -> impl Future<Output = Result<Option<Operation>>> + Send;
+
+    /// A page of operations.
+    fn list(&self, filter: &Filter, page: Page) -> impl Future<Output = Result<Listing>> + Send;
+
+    /// The notes of an operation, oldest first, and its repeats.
+    fn journal(&self, id: i64) -> impl Future<Output = Result<(Vec<Note>, Vec<(Repeat, Repeats)>)>> + Send;
+
+    /// The counters of a tenant since an hour, folded and not yet folded.
+    fn counts(&self, tenant: &str, since_hour: i64) -> impl Future<Output = Result<Vec<Count>>> + Send;
+}
+
+impl SeenAgain {
+    /// One more of them.
+    #[must_use]
+    pub fn once(id: i64, repeat: Repeat, sighting: Sighting) -> Self {
+        let mut repeats = Repeats::default();
+        repeats.add(sighting);
+        Self { id, repeat, repeats }
+    }
+}

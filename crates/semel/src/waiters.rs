@@ -1,0 +1,106 @@
+//! Waiting for somebody else's run, without holding a connection.
+//!
+//! A settle in this process wakes its waiters at once. For runs on other nodes one task glances at
+//! all operations that anybody here waits for, in one statement, every 50 ms; with no waiters it
+//! does nothing.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::sync::Notify;
+
+use crate::{Fence, State, store::Store};
+
+/// Half of what we promise (about 100 ms from another node), so that it holds with a slow query.
+const EVERY: Duration = Duration::from_millis(50);
+
+#[derive(Default)]
+pub(crate) struct Waiters {
+    waiting: Mutex<HashMap<i64, Entry>>,
+    arrived: Notify,
+}
+
+struct Entry {
+    fence: Fence,
+    waiters: usize,
+    wake: Arc<Notify>,
+}
+
+/// One waiter's place; it is given up on drop.
+pub(crate) struct Place {
+    id: i64,
+    wake: Arc<Notify>,
+    waiters: Arc<Waiters>,
+}
+
+impl Waiters {
+    /// Takes a place to wait for the run of `id` under `fence` to end.
+    pub(crate) fn join(self: &Arc<Self>, id: i64, fence: Fence) -> Place {
+        let mut waiting = self.lock();
+        let entry = waiting.entry(id).or_insert_with(|| Entry { fence, waiters: 0, wake: Arc::default() });
+        // Whoever looked last knows the run that is waited for.
+        entry.fence = entry.fence.max(fence);
+        entry.waiters += 1;
+        let wake = entry.wake.clone();
+        drop(waiting);
+        self.arrived.notify_one();
+        Place { id, wake, waiters: self.clone() }
+    }
+
+    /// Wakes everybody who waits for `id`.
+    pub(crate) fn wake(&self, id: i64) {
+        if let Some(entry) = self.lock().get(&id) {
+            entry.wake.notify_waiters();
+        }
+    }
+
+    /// Watches the runs of other nodes. Never ends.
+    pub(crate) async fn watch<S: Store>(self: Arc<Self>, store: S) {
+        loop {
+            let ids: Vec<i64> = self.lock().keys().copied().collect();
+            if ids.is_empty() {
+                self.arrived.notified().await;
+                continue;
+            }
+            // A store that cannot be asked now is asked again; waiters have their own time limit.
+            if let Ok(seen) = store.glance(ids.clone()).await {
+                for id in ids {
+                    let glance = seen.iter().find(|glance| glance.id == id);
+                    let fence = self.lock().get(&id).map(|entry| entry.fence);
+                    let runs = glance.is_some_and(|g| g.live && g.state == State::Processing && Some(g.fence) == fence);
+                    if !runs {
+                        self.wake(id);
+                    }
+                }
+            }
+            tokio::time::sleep(EVERY).await;
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<i64, Entry>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Place {
+    /// A future that is done when the run has ended. It must be enabled (polled once) before the
+    /// last look at the row, so that no wake-up falls in between.
+    pub(crate) fn woken(&self) -> tokio::sync::futures::Notified<'_> {
+        self.wake.notified()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut waiting = self.waiters.lock();
+        if let Some(entry) = waiting.get_mut(&self.id) {
+            entry.waiters -= 1;
+            if entry.waiters == 0 {
+                waiting.remove(&self.id);
+            }
+        }
+    }
+}
