@@ -32,7 +32,9 @@ pub enum Error {
     },
 
     /// A name that should mean this machine leads elsewhere.
-    #[error("cannot listen on {listen}: the name leads to {address}, and no tokens are configured, so only loopback is served")]
+    #[error(
+        "cannot listen on {listen}: the name leads to {address}, and no tokens are configured, so only loopback is served"
+    )]
     NotLoopback {
         /// The address that was asked for.
         listen: Listen,

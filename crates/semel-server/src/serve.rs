@@ -2,7 +2,7 @@
 
 use std::{io, time::Duration};
 
-use axum::{Router, serve::Listener as _};
+use axum::{Router, serve::Listener};
 use hyper::server::conn::http1;
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
@@ -56,7 +56,7 @@ pub async fn run(mut listener: TcpListener, app: Router, stop: Stop, drain: Dura
     loop {
         // Accepting waits out errors such as too many open files by itself.
         let (stream, peer) = tokio::select! {
-            accepted = listener.accept() => accepted,
+            accepted = Listener::accept(&mut listener) => accepted,
             () = stop.asked() => break,
         };
         // Answers are small and written whole: waiting to fill a packet only adds delay. Failing at it costs nothing.

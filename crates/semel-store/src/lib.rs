@@ -1,1 +1,25 @@
-//! Semel.
+//! SQLite and PostgreSQL behind Semel's [`Store`](semel::Store) trait.
+//!
+//! - [`Database`]: the store; `sqlite:PATH` or `postgres://…`
+//! - [`Tx`] and [`Conn`]: callers' transactions, and one way to run a statement on either database
+//! - `apply`: the general path: load, step, save
+//! - `sql`: the statements both share; `postgres` and `sqlite`: what differs, and why
+//! - `rows`, `codec`, `counters`: how things are stored
+
+mod apply;
+mod batch;
+mod clock;
+mod codec;
+mod connection;
+mod counters;
+mod database;
+mod postgres;
+mod rows;
+mod sql;
+mod sqlite;
+mod tx;
+
+pub use clock::Clock;
+pub use connection::Conn;
+pub use database::{Database, Settings};
+pub use tx::{Tx, TxConnection};

@@ -9,7 +9,7 @@ use crate::{
     lease::Settled,
     machine::{Answer, Failure, Write},
     renewer::Renewal,
-    run::{Context, Ran, Unfinished, in_background, in_own_task},
+    run::{Context, Ran, RanOne, Unfinished, in_own_task, run_successors},
     store::{Applied, Commit, Store},
 };
 
@@ -98,20 +98,26 @@ impl<S: Store> Lease<S> {
         F: Fn(Context<S>, S::Tx) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<Outcome, Unfinished>> + Send + 'static,
     {
+        let (ledger, operation) = (self.ledger().clone(), self.operation().clone());
+        let (ran, successor) = self.run_atomic_one(handler.clone()).await?;
+        if successor {
+            run_successors(ledger, operation, move |lease| lease.run_atomic_one(handler.clone()));
+        }
+        Ok(ran)
+    }
+
+    async fn run_atomic_one<F, Fut>(self, handler: Arc<F>) -> Result<RanOne>
+    where
+        F: Fn(Context<S>, S::Tx) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Outcome, Unfinished>> + Send + 'static,
+    {
         let renewal = self.keep();
-        match self.effect(&renewal, handler.clone()).await? {
+        match self.effect(&renewal, handler).await? {
             Effect::Committed { outcome, successor } => {
                 self.ledger().wake(self.operation().id);
-                if successor {
-                    let (ledger, operation) = (self.ledger().clone(), self.operation().clone());
-                    in_background(async move {
-                        let Some(lease) = ledger.claim_successor(&operation).await else { return Ok(()) };
-                        lease.run_atomic(handler).await.map(drop)
-                    });
-                }
-                Ok(Ran::Completed(outcome))
+                Ok((Ran::Completed(outcome), successor))
             }
-            Effect::Lost => Ok(Ran::LeaseLost),
+            Effect::Lost => Ok((Ran::LeaseLost, false)),
             Effect::RolledBack(write) => {
                 let ran = match &write {
                     Write::Fail(failure) => Ran::Failed(failure.clone()),
@@ -119,8 +125,8 @@ impl<S: Store> Lease<S> {
                     _ => Ran::Released,
                 };
                 match self.settle(write).await? {
-                    Settled::Yes { .. } => Ok(ran),
-                    Settled::LeaseLost => Ok(Ran::LeaseLost),
+                    Settled::Yes { successor } => Ok((ran, successor)),
+                    Settled::LeaseLost => Ok((Ran::LeaseLost, false)),
                 }
             }
         }

@@ -212,13 +212,25 @@ pub(crate) async fn in_own_task<T: Send + 'static>(task: impl Future<Output = T>
     }
 }
 
-/// Runs newer data when its predecessor has settled; nobody waits for it.
-pub(crate) fn in_background(run: impl Future<Output = Result<()>> + Send + 'static) {
-    // Boxed, because a run that starts another one would be a type without end.
-    let run: std::pin::Pin<Box<dyn Future<Output = Result<()>> + Send>> = Box::pin(run);
+/// How a run ended, and whether newer data waits to be run next.
+pub(crate) type RanOne = (Ran, bool);
+
+/// Runs newer data that waited for `operation`, and what came meanwhile, until none is left. The
+/// caller of the first run has its answer and does not wait for these.
+pub(crate) fn run_successors<S, F, Fut>(ledger: Ledger<S>, mut operation: Operation, run: F)
+where
+    S: Store,
+    F: Fn(Lease<S>) -> Fut + Send + 'static,
+    Fut: Future<Output = Result<RanOne>> + Send,
+{
     tokio::spawn(async move {
-        if let Err(error) = run.await {
-            tracing::warn!(%error, "newer data could not be run to its end");
+        while let Some(lease) = ledger.claim_successor(&operation).await {
+            operation = lease.operation().clone();
+            match run(lease).await {
+                Ok((_, true)) => {}
+                Ok((_, false)) => return,
+                Err(error) => return tracing::warn!(%error, "newer data could not be run to its end"),
+            }
         }
     });
 }
@@ -229,14 +241,24 @@ impl<S: Store> Lease<S> {
         F: Fn(Context<S>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<Outcome, Unfinished>> + Send + 'static,
     {
-        let ledger = self.ledger().clone();
-        let operation = Arc::new(self.operation().clone());
+        let (ledger, operation) = (self.ledger().clone(), self.operation().clone());
+        let (ran, successor) = self.run_one(handler.clone()).await?;
+        if successor {
+            run_successors(ledger, operation, move |lease| lease.run_one(handler.clone()));
+        }
+        Ok(ran)
+    }
+
+    async fn run_one<F, Fut>(self, handler: Arc<F>) -> Result<RanOne>
+    where
+        F: Fn(Context<S>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Outcome, Unfinished>> + Send + 'static,
+    {
         let renewal = self.keep();
         let context = self.context(&renewal);
         crash_point!("work.before");
-        let work = handler.clone();
-        let Some(end) = self.attend(&renewal, async move { work(context).await }).await else {
-            return Ok(Ran::LeaseLost);
+        let Some(end) = self.attend(&renewal, async move { handler(context).await }).await else {
+            return Ok((Ran::LeaseLost, false));
         };
         crash_point!("work.after");
         let ran = match end.clone() {
@@ -246,16 +268,8 @@ impl<S: Store> Lease<S> {
             _ => Ran::Released,
         };
         match self.settle_while_renewed(end, &renewal).await? {
-            Settled::LeaseLost => Ok(Ran::LeaseLost),
-            Settled::Yes { successor } => {
-                if successor {
-                    in_background(async move {
-                        let Some(lease) = ledger.claim_successor(&operation).await else { return Ok(()) };
-                        lease.run(handler).await.map(drop)
-                    });
-                }
-                Ok(ran)
-            }
+            Settled::LeaseLost => Ok((Ran::LeaseLost, false)),
+            Settled::Yes { successor } => Ok((ran, successor)),
         }
     }
 

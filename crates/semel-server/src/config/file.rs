@@ -18,25 +18,14 @@ pub(super) struct Given {
 /// The fields of a file by their full names, such as `sweep.every`.
 pub(super) type Fields = BTreeMap<String, Given>;
 
-/// Reads a file; what is wrong with it as TOML is added to `mistakes`.
-pub(super) fn read(path: &Path, environment: &Environment, mistakes: &mut Vec<Mistake>) -> Fields {
-    let text = match std::fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(error) => {
-            mistakes.push(Mistake {
-                field: Some("config".to_owned()),
-                origin: Origin::Flag(path.display().to_string()),
-                message: format!("cannot read the file: {error}"),
-            });
-            return Fields::new();
-        }
-    };
+/// Reads the text of a file; what is wrong with it as TOML is added to `mistakes`.
+pub(super) fn read(path: &Path, text: &str, environment: &Environment, mistakes: &mut Vec<Mistake>) -> Fields {
     let at = |offset: usize| Origin::File {
         path: path.to_owned(),
         line: 1 + text[..offset.min(text.len())].matches('\n').count(),
     };
 
-    let (table, errors) = DeTable::parse_recoverable(&text);
+    let (table, errors) = DeTable::parse_recoverable(text);
     if !errors.is_empty() {
         // The parser's own report quotes the line, which may hold a password: only its words are repeated. The fields
         // it could still make out are left alone, since a guess about them would only mislead.

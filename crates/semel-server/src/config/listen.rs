@@ -94,7 +94,8 @@ mod tests {
 
     #[test]
     fn what_is_no_address_is_refused() {
-        for text in ["", "8080", ":8080", "localhost", "::1:8080", "[::g]:1", "[::1]", "h:65536", "h:+1", "h:", "a b:1"] {
+        for text in ["", "8080", ":8080", "localhost", "::1:8080", "[::g]:1", "[::1]", "h:65536", "h:+1", "h:", "a b:1"]
+        {
             assert!(Listen::parse(text).is_err(), "{text}");
         }
     }

@@ -82,10 +82,7 @@ pub fn read(flags: &Flags, environment: &Environment) -> Report {
         );
     }
     if sweep.every < SHORTEST_SWEEP {
-        reader.mistake(
-            "sweep.every",
-            format!("must be at least {}", humantime::format_duration(SHORTEST_SWEEP)),
-        );
+        reader.mistake("sweep.every", format!("must be at least {}", humantime::format_duration(SHORTEST_SWEEP)));
     }
 
     reader.finish(Config { listen, data_dir, database_url, broker_url, roles, sweep })

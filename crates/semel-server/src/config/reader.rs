@@ -28,19 +28,14 @@ pub(super) struct Reader<'a> {
 impl<'a> Reader<'a> {
     pub(super) fn new(flags: &'a Flags, environment: &'a Environment) -> Self {
         let mut mistakes = Vec::new();
-        let path = match (&flags.store.config, environment.get("SEMEL_CONFIG")) {
-            (Some(path), _) => Some(path.clone()),
-            (None, Ok(path)) => path.filter(|path| !path.is_empty()).map(PathBuf::from),
-            (None, Err(NotText)) => {
-                mistakes.push(Mistake {
-                    field: Some("config".to_owned()),
-                    origin: Origin::Variable("SEMEL_CONFIG".to_owned()),
-                    message: "is not valid UTF-8".to_owned(),
-                });
-                None
+        let file = match open(flags, environment) {
+            Ok(Some((path, text))) => file::read(&path, &text, environment, &mut mistakes),
+            Ok(None) => Fields::new(),
+            Err(mistake) => {
+                mistakes.push(mistake);
+                Fields::new()
             }
         };
-        let file = path.map(|path| file::read(&path, environment, &mut mistakes)).unwrap_or_default();
         Self { flags, environment, file, entries: Vec::new(), mistakes }
     }
 
@@ -55,7 +50,7 @@ impl<'a> Reader<'a> {
         let value = match read {
             Ok(value) => value.unwrap_or_else(default),
             Err(messages) => {
-                let wrong = |message| Mistake { field: Some(name.to_owned()), origin: origin.clone(), message };
+                let wrong = |message| Mistake::of(name, origin.clone(), message);
                 self.mistakes.extend(messages.into_iter().map(wrong));
                 default()
             }
@@ -68,7 +63,7 @@ impl<'a> Reader<'a> {
     pub(super) fn mistake(&mut self, name: &'static str, message: String) {
         let read = self.entries.iter().find(|entry| entry.name == name);
         let origin = read.map_or(Origin::Default, |entry| entry.origin.clone());
-        self.mistakes.push(Mistake { field: Some(name.to_owned()), origin, message });
+        self.mistakes.push(Mistake::of(name, origin, message));
     }
 
     /// Ends the reading: whatever was given but never asked for does not exist.
@@ -76,9 +71,7 @@ impl<'a> Reader<'a> {
         let known: Vec<&str> = self.entries.iter().map(|entry| entry.name).collect();
         for (name, given) in &self.file {
             if !known.contains(&name.as_str()) {
-                let message = unknown(name, &known);
-                let origin = given.origin.clone();
-                self.mistakes.push(Mistake { field: Some(name.clone()), origin, message });
+                self.mistakes.push(Mistake::of(name, given.origin.clone(), unknown(name, &known)));
             }
         }
         let variables: Vec<String> = known.iter().map(|name| variable(name)).collect();
@@ -114,6 +107,26 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// The file's path and text, if one was named.
+fn open(flags: &Flags, environment: &Environment) -> Result<Option<(PathBuf, String)>, Mistake> {
+    let named = match &flags.store.config {
+        Some(path) => (Some(path.clone()), Origin::Flag("--config".to_owned())),
+        None => {
+            let path = environment.get("SEMEL_CONFIG").map(|path| path.filter(|path| !path.is_empty()));
+            let origin = Origin::Variable("SEMEL_CONFIG".to_owned());
+            match path {
+                Ok(path) => (path.map(PathBuf::from), origin),
+                Err(NotText) => return Err(Mistake::of("config", origin, "is not valid UTF-8".to_owned())),
+            }
+        }
+    };
+    let (Some(path), origin) = named else { return Ok(None) };
+    match std::fs::read_to_string(&path) {
+        Ok(text) => Ok(Some((path, text))),
+        Err(error) => Err(Mistake::of("config", origin, format!("cannot read {}: {error}", path.display()))),
+    }
+}
+
 /// The environment variable of a field.
 fn variable(field: &str) -> String {
     format!("SEMEL_{}", field.replace('.', "_").to_uppercase())
@@ -141,4 +154,28 @@ fn nearest<'a>(wrong: &str, names: &[&'a str]) -> Option<&'a str> {
         .filter(|(_, likeness)| *likeness >= ALIKE)
         .max_by(|(_, a), (_, b)| a.total_cmp(b))
         .map(|(name, _)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slip_of_spelling_is_recognised_and_another_word_is_not() {
+        let names = ["listen", "data_dir", "database_url", "broker_url", "roles", "sweep.every"];
+        for (wrong, near) in [
+            ("lisen", Some("listen")),
+            ("databse_url", Some("database_url")),
+            ("databaseUrl", Some("database_url")),
+            ("broker", Some("broker_url")),
+            ("data-dir", Some("data_dir")),
+            ("sweep.evry", Some("sweep.every")),
+            ("port", None),
+            ("address", None),
+        ] {
+            assert_eq!(nearest(wrong, &names), near, "{wrong}");
+        }
+        assert_eq!(nearest("SEMEL_ROLE", &["SEMEL_LISTEN", "SEMEL_ROLES"]), Some("SEMEL_ROLES"));
+        assert_eq!(nearest("SEMEL_QUUX", &["SEMEL_LISTEN", "SEMEL_ROLES"]), None);
+    }
 }

@@ -19,11 +19,7 @@ impl Report {
     /// # Errors
     /// With every mistake, if there is one.
     pub fn config(&self) -> Result<&Config, Mistakes> {
-        if self.mistakes.is_empty() {
-            Ok(&self.config)
-        } else {
-            Err(Mistakes(self.mistakes.clone()))
-        }
+        if self.mistakes.is_empty() { Ok(&self.config) } else { Err(Mistakes(self.mistakes.clone())) }
     }
 
     /// What is odd but does no harm, one sentence each.
@@ -81,6 +77,12 @@ pub struct Mistake {
     pub message: String,
 }
 
+impl Mistake {
+    pub(super) fn of(field: &str, origin: Origin, message: String) -> Self {
+        Self { field: Some(field.to_owned()), origin, message }
+    }
+}
+
 impl fmt::Display for Mistake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.field {
@@ -95,7 +97,7 @@ impl fmt::Display for Mistake {
 pub struct Mistakes(Vec<Mistake>);
 
 impl Mistakes {
-    /// The mistakes, in the order of the fields.
+    /// The mistakes, in the order they were found.
     pub fn iter(&self) -> impl Iterator<Item = &Mistake> {
         self.0.iter()
     }

@@ -19,7 +19,7 @@ impl SecretUrl {
         &self.text
     }
 
-    /// Reads a URL that begins with one of `schemes`, each with its `://`. The messages never repeat the text.
+    /// Reads a URL. The message about a wrong one never repeats the text.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let url = Url::parse(text).map_err(|error| format!("is not a valid URL: {error}"))?;
         Ok(Self { text: text.to_owned(), masked: masked(url) })

@@ -7,6 +7,14 @@ use crate::{
 };
 
 pub(super) fn claim(stored: Option<&Operation>, request: &Request, fence: Fence, now: Timestamp) -> Step {
+    match stored {
+        Some(stored) if is_own(stored, request) && !lapsed(stored, now) => Step::answer(Answer::Acquired),
+        _ => claim_once(stored, request, fence, now),
+    }
+}
+
+/// A claim that has not been made before.
+fn claim_once(stored: Option<&Operation>, request: &Request, fence: Fence, now: Timestamp) -> Step {
     let Some(stored) = stored.filter(|op| !op.has_expired(now)) else {
         return Step {
             next: Next::Anew(Box::new(anew(request, fence, now))),
@@ -14,9 +22,6 @@ pub(super) fn claim(stored: Option<&Operation>, request: &Request, fence: Fence,
             notes: Vec::new(),
         };
     };
-    if is_own(stored, request) && !lapsed(stored, now) {
-        return Step::answer(Answer::Acquired);
-    }
     if !lapsed(stored, now) {
         return claim_existing(stored.clone(), request, fence, now, Vec::new());
     }
@@ -29,9 +34,10 @@ pub(super) fn claim(stored: Option<&Operation>, request: &Request, fence: Fence,
     step
 }
 
-/// Inline mode: one commit makes the claim and its effect, so there is no lease to hold.
+/// Inline mode: one commit makes the claim and its effect, so there is no lease to hold, and none
+/// that could be its own: under a live lease, the effect would be made here and by its holder.
 pub(super) fn claim_inline(stored: Option<&Operation>, request: &Request, fence: Fence, now: Timestamp) -> Step {
-    let mut step = claim(stored, request, fence, now);
+    let mut step = claim_once(stored, request, fence, now);
     if step.answer == Answer::Acquired
         && let Next::Put(op) | Next::Anew(op) = &mut step.next
     {
@@ -56,8 +62,6 @@ pub(super) fn complete(op: &mut Operation, outcome: Outcome, terms: &Policy, now
 
 /// The row of an operation that was never seen before (or so long ago that it counts as such).
 fn anew(request: &Request, fence: Fence, now: Timestamp) -> Operation {
-    let policy = &request.policy;
-    let first_look = policy.retention.into_iter().chain(policy.tombstone).min();
     let mut op = Operation {
         id: fence.0,
         scope: request.scope.clone(),
@@ -79,7 +83,7 @@ fn anew(request: &Request, fence: Fence, now: Timestamp) -> Operation {
         expires_at: None,
         archive_at: None,
         archived: false,
-        look_at: first_look.map(|kept| now + kept),
+        look_at: None,
         outcome: None,
         error: None,
         checkpoint: None,
@@ -97,6 +101,9 @@ fn grant(op: &mut Operation, request: &Request, fence: Fence, now: Timestamp) {
     op.fence = fence;
     op.owner.clone_from(&request.owner);
     op.claimed_at = now;
+    // Also for a row that the sweep had done with: it settles once more. Most keep their time.
+    let first_end = request.policy.retention.into_iter().chain(request.policy.tombstone).min();
+    op.look_at = op.look_at.into_iter().chain(first_end.map(|kept| now + kept)).min();
     op.lease = Some(LeaseRow {
         token: request.token,
         deadline: now + request.policy.lease,

@@ -323,6 +323,9 @@ fn promote(op: &mut Operation, actor: &str, now: Timestamp) -> Option<Note> {
     op.failures = 0;
     op.crashes = 0;
     op.checkpoint = None;
+    op.error = None;
+    // Nobody has claimed the newer data yet. This also tells the row from one that was released.
+    op.owner.clear();
     Some(note(op, journal::Event::Superseded, actor, detail, now))
 }
 

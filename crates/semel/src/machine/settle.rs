@@ -21,19 +21,15 @@ pub(super) fn write(stored: Option<&Operation>, fence: Fence, write: &Write, now
 
 /// The row bears our fence, and the lease is over: we ended it ourselves, and the answer was lost.
 fn made_before(op: &Operation, write: &Write) -> Step {
-    let successor = op.state == State::Pending;
+    let successor = op.state == State::Pending && op.owner.is_empty();
     let made = match write {
-        Write::Complete(_) => matches!(op.state, State::Completed) || successor,
-        Write::Fail(_) => matches!(op.state, State::Failed) || successor,
-        Write::Release { .. } => successor,
-        Write::Doubt { .. } => matches!(op.state, State::InDoubt),
+        Write::Complete(_) => op.state == State::Completed || successor,
+        Write::Fail(_) => op.state == State::Failed || successor,
+        Write::Release { .. } => op.state == State::Pending,
+        Write::Doubt { .. } => op.state == State::InDoubt,
         Write::Checkpoint(_) | Write::Renew => false,
     };
-    match write {
-        _ if !made => Step::answer(Answer::Lost),
-        Write::Release { .. } => Step::answer(Answer::Settled { successor: false }),
-        _ => Step::answer(Answer::Settled { successor }),
-    }
+    Step::answer(if made { Answer::Settled { successor } } else { Answer::Lost })
 }
 
 fn refused(op: &Operation, fence: Fence, write: &Write, now: Timestamp) -> Step {
@@ -99,7 +95,9 @@ fn fail(op: &mut Operation, failure: &Failure, lease: &LeaseRow, now: Timestamp)
 }
 
 /// Puts it back. A first run that never began leaves no trace, so that the key is free again,
-/// also for another payload; unless data was stored with it, which must not be lost.
+/// also for another payload; unless data was stored with it, which must not be lost. The counts
+/// cannot tell a first run: they are at zero as well when newer data has taken over from what took
+/// effect, and freeing the key would let that take effect again.
 fn release(mut op: Operation, now: Timestamp, delay: std::time::Duration, actor: &str) -> Step {
     let settled = Answer::Settled { successor: false };
     let mut notes = Vec::new();
@@ -107,7 +105,7 @@ fn release(mut op: Operation, now: Timestamp, delay: std::time::Duration, actor:
         notes.push(promoted);
         return Step::put(op, Answer::Settled { successor: true }, notes);
     }
-    let first = op.failures + op.crashes == 0;
+    let first = op.fence.0 == op.id;
     if first && op.payload.is_none() && op.checkpoint.is_none() && delay.is_zero() {
         return Step { next: Next::Gone, answer: settled, notes };
     }
@@ -126,11 +124,13 @@ fn renew(mut op: Operation, mut lease: LeaseRow, now: Timestamp) -> Step {
     let term = lease.terms.lease;
     let renewed_at = lease.deadline.as_micros() - crate::time::micros(term);
     let gap = now.since(Timestamp::from_micros(renewed_at));
+    // A deadline cut short by the longest run says nothing about when it was renewed.
+    let late = gap > term / 2 && lease.deadline < lease.run_until;
     lease.deadline = (now + term).min(lease.run_until).max(lease.deadline);
     let deadline = lease.deadline;
     op.lease = Some(lease);
     let mut notes = Vec::new();
-    if gap > term / 2 {
+    if late {
         let detail = format!("renewed after {gap:?} of a lease of {term:?}");
         notes.push(note(&op, Event::RenewedLate, &op.owner, detail, now));
     }

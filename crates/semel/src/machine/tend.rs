@@ -15,9 +15,18 @@ const LOOK_AGAIN: Duration = Duration::from_secs(3600);
 /// Who acts when the sweep does.
 const SWEEP: &str = "sweep";
 
+/// Ends a lease that has lapsed, and lets newer data take over unless there is doubt.
+pub(super) fn lapse(op: &Operation, fence: Fence, now: Timestamp) -> (Operation, Vec<Note>) {
+    let (mut op, mut notes) = end_lease(op, fence, now);
+    if op.state != State::InDoubt {
+        notes.extend(promote(&mut op, SWEEP, now));
+    }
+    (op, notes)
+}
+
 /// Ends a lease that has lapsed. The new fence tells what the former owner may still send from
 /// what it has already sent.
-pub(super) fn lapse(op: &Operation, fence: Fence, now: Timestamp) -> (Operation, Vec<Note>) {
+fn end_lease(op: &Operation, fence: Fence, now: Timestamp) -> (Operation, Vec<Note>) {
     let mut op = op.clone();
     let mut notes = Vec::new();
     let Some(lease) = op.lease.take() else { return (op, notes) };
@@ -42,7 +51,6 @@ pub(super) fn lapse(op: &Operation, fence: Fence, now: Timestamp) -> (Operation,
         op.not_before = (!wait.is_zero()).then(|| now + wait);
     }
     notes.push(note(&op, Event::TimedOut, SWEEP, gone, now));
-    notes.extend(promote(&mut op, SWEEP, now));
     (op, notes)
 }
 
@@ -89,7 +97,8 @@ pub(super) fn resolve(
         return Step::answer(Answer::NotNow(NotNow::MovedOn));
     }
     let (mut op, mut notes) = match stored.lease {
-        Some(_) if lapsed(stored, now) => lapse(stored, fence, now),
+        // Newer data takes over after the verdict: that is about the run that was lost.
+        Some(_) if lapsed(stored, now) => end_lease(stored, fence, now),
         Some(_) => return Step::answer(Answer::NotNow(NotNow::Running)),
         None if stored.state == State::Completed => return Step::answer(Answer::NotNow(NotNow::Completed)),
         None => (stored.clone(), Vec::new()),

@@ -1,0 +1,61 @@
+//! Whether this process lives, and whether it can do its work.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    Json,
+    extract::State,
+    http::{StatusCode, header},
+    response::IntoResponse,
+};
+use serde_json::json;
+
+use super::BoxFuture;
+
+/// How long the parts may take to answer. Probes commonly give up after a second or a few; a clear "no" in time is
+/// worth more than a late "yes".
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Says whether this node can do its work.
+pub trait Readiness: Send + Sync + 'static {
+    /// Asks the parts that the work needs.
+    fn check(&self) -> BoxFuture<'_, Report>;
+}
+
+/// How the parts are that the work needs. Shown to anybody who can reach the port: no addresses, no secrets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// Whether the database answers; if not, why, in a few words.
+    pub database: Result<(), String>,
+    /// The state of the broker. It is shown only: without it the outbox waits, and nothing is lost.
+    pub broker: String,
+}
+
+/// A node that is always ready, for servers without a store.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AlwaysReady;
+
+impl Readiness for AlwaysReady {
+    fn check(&self) -> BoxFuture<'_, Report> {
+        Box::pin(async { Report { database: Ok(()), broker: "embedded".to_owned() } })
+    }
+}
+
+/// `GET /healthz`: answers as long as the process lives, whatever else is down, so that no supervisor restarts a node
+/// because its database is away.
+pub(super) async fn healthz() -> impl IntoResponse {
+    ([(header::CACHE_CONTROL, "no-store")], Json(json!({ "status": "ok" })))
+}
+
+/// `GET /readyz`: 200 or 503.
+pub(super) async fn readyz(State(readiness): State<Arc<dyn Readiness>>) -> impl IntoResponse {
+    let report = tokio::time::timeout(PATIENCE, readiness.check()).await.unwrap_or_else(|_| Report {
+        database: Err(format!("no answer within {} s", PATIENCE.as_secs())),
+        broker: "unknown".to_owned(),
+    });
+    let ready = report.database.is_ok();
+    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let database = report.database.map_or_else(|why| why, |()| "ok".to_owned());
+    let body = json!({ "ready": ready, "database": database, "broker": report.broker });
+    (status, [(header::CACHE_CONTROL, "no-store")], Json(body))
+}

@@ -1,0 +1,82 @@
+//! What every route shares.
+
+pub mod health;
+pub mod loopback;
+pub mod principal;
+pub mod problem;
+mod problem_page;
+
+use std::{future::Future, pin::Pin, sync::Arc};
+
+use axum::{
+    Router,
+    extract::{DefaultBodyLimit, Request, State},
+    middleware::{self, Next},
+    response::Response,
+    routing::get,
+};
+
+use health::Readiness;
+use principal::Authenticate;
+use problem::Problem;
+
+/// The longest request body that is read, unless a route sets its own limit. An order, an event or an operation is a
+/// few kilobytes; what is larger, such as a mailing's file, is streamed by its own route.
+pub const BODY_LIMIT: usize = 1024 * 1024;
+
+/// A future behind a trait object.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// The parts of the HTTP application that differ from server to server.
+pub struct App {
+    /// Says whether this node can do its work.
+    pub readiness: Arc<dyn Readiness>,
+    /// Says who is asking.
+    pub authenticate: Arc<dyn Authenticate>,
+    /// The services' routes; each request that reaches one has a [`principal::Principal`].
+    pub routes: Router,
+}
+
+impl App {
+    /// The whole application: the services' routes and those that every server has.
+    pub fn into_router(self) -> Router {
+        let loopback_only = self.authenticate.loopback_only();
+        let known = Router::new()
+            .route("/", get(index))
+            .merge(self.routes)
+            .route_layer(middleware::from_fn_with_state(self.authenticate, identify));
+        let open = Router::new()
+            .route("/healthz", get(health::healthz))
+            .route("/readyz", get(health::readyz).with_state(self.readiness))
+            .route("/problems/{name}", get(problem_page::show));
+        let router = known
+            .merge(open)
+            .method_not_allowed_fallback(async || Problem::new(&problem::METHOD_NOT_ALLOWED))
+            .fallback(async || Problem::new(&problem::NOT_FOUND))
+            .layer(DefaultBodyLimit::max(BODY_LIMIT));
+        if loopback_only { router.layer(middleware::from_fn(loopback::refuse_foreign)) } else { router }
+    }
+}
+
+/// Finds out who is asking, and passes it on with the request.
+async fn identify(
+    State(authenticate): State<Arc<dyn Authenticate>>,
+    request: Request,
+    next: Next,
+) -> Result<Response, Problem> {
+    let (mut head, body) = request.into_parts();
+    let principal = authenticate.authenticate(&head).await?;
+    head.extensions.insert(principal);
+    Ok(next.run(Request::from_parts(head, body)).await)
+}
+
+/// What this is, for whoever opens the address in a browser.
+async fn index() -> &'static str {
+    concat!(
+        "Semel ",
+        env!("CARGO_PKG_VERSION"),
+        " makes each operation take effect once.\n\n",
+        "/healthz  whether this process lives\n",
+        "/readyz   whether it can do its work\n",
+    )
+}

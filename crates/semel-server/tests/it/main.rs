@@ -1,0 +1,9 @@
+//! What the command `semel` promises, tried on the real program.
+
+// In a test a broken expectation is a failed test; clippy knows that only of the test functions themselves.
+#![allow(clippy::unwrap_used)]
+
+mod config;
+mod guard;
+mod serve;
+mod support;

@@ -1,0 +1,218 @@
+//! The general path: load, step, save.
+//!
+//! Every event but the two hottest goes this way, on both databases: rows are loaded (and locked),
+//! [`step`] decides, and what it decided is saved in the same transaction. The store itself
+//! decides nothing.
+
+use std::collections::{BTreeMap, HashMap};
+
+use semel::{
+    Error, Operation, Result, Timestamp,
+    journal::Note,
+    look::{Group, bucket},
+    machine::{Answer, Event, Next, Step, step},
+    store::Applied,
+};
+use serde_json::{Value, json};
+
+use crate::{
+    Conn,
+    connection::broken,
+    on,
+    rows::{self, OperationRow},
+    sql::Sql,
+};
+
+/// Counts of changes, by group, hour, states and duration.
+#[derive(Default)]
+pub(crate) struct Tally(BTreeMap<(Group, i64, &'static str, &'static str, i32), i64>);
+
+impl Tally {
+    /// Counts one change.
+    pub(crate) fn add(&mut self, old: Option<&Operation>, new: Option<&Operation>, now: Timestamp) {
+        let Some(op) = new.or(old) else { return };
+        let word = |op: Option<&Operation>| op.map_or("", |op| op.state.as_str());
+        let (from, to) = (word(old), word(new));
+        if from == to {
+            return;
+        }
+        let took = match old {
+            Some(old) if old.lease.is_some() => bucket(now.since(old.claimed_at)),
+            _ => 0,
+        };
+        *self.0.entry((Group::of(op), now.hour(), from, to, took)).or_default() += 1;
+    }
+
+    pub(crate) fn rows(&self) -> Vec<Value> {
+        let row = |((group, hour, from, to, bucket), n): (&(Group, i64, &str, &str, i32), &i64)| {
+            rows::delta(group, *hour, from, to, "", *bucket, *n)
+        };
+        self.0.iter().map(row).collect()
+    }
+}
+
+/// Rows being worked on, each as it was loaded and as it has become.
+#[derive(Default)]
+pub(crate) struct Changes {
+    touched: HashMap<i64, Touched>,
+    notes: Vec<(i64, Note)>,
+    tally: Tally,
+}
+
+struct Touched {
+    loaded: Option<Operation>,
+    now: Option<Operation>,
+    archive: Option<Value>,
+}
+
+impl Changes {
+    /// Takes one step and remembers what it changes.
+    pub(crate) fn step(&mut self, stored: Option<&Operation>, event: &Event<'_>, now: Timestamp) -> Applied {
+        let Step { next, answer, notes } = step(stored, event, now);
+        let told = match (&next, stored) {
+            (Next::Put(op) | Next::Anew(op), _) => Some((**op).clone()),
+            (Next::Same | Next::Gone, stored) => stored.cloned(),
+        };
+        let id = told.as_ref().map_or(0, |op| op.id);
+        self.notes.extend(notes.into_iter().map(|note| (id, note)));
+        match next {
+            Next::Same => {}
+            Next::Put(op) => {
+                let archive = stored.filter(|_| answer == Answer::Archived).and_then(|old| rows::archived(old, now));
+                self.put(stored, Some(*op), archive, now);
+            }
+            Next::Anew(op) => {
+                if let Some(expired) = stored {
+                    self.put(Some(expired), None, None, now);
+                }
+                self.put(None, Some(*op), None, now);
+            }
+            Next::Gone => self.put(stored, None, None, now),
+        }
+        Applied { answer, operation: told, now }
+    }
+
+    fn put(&mut self, old: Option<&Operation>, new: Option<Operation>, archive: Option<Value>, now: Timestamp) {
+        self.tally.add(old, new.as_ref(), now);
+        let Some(id) = new.as_ref().or(old).map(|op| op.id) else { return };
+        let touched = self.touched.entry(id).or_insert_with(|| Touched { loaded: old.cloned(), now: None, archive: None });
+        touched.now = new;
+        touched.archive = archive.or(touched.archive.take());
+    }
+
+    /// Whether a step has removed the operation.
+    pub(crate) fn removed(&self, id: i64) -> bool {
+        self.touched.get(&id).is_some_and(|touched| touched.now.is_none())
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.touched.is_empty() && self.notes.is_empty()
+    }
+
+    /// Adds a note that no step told.
+    pub(crate) fn note(&mut self, id: i64, note: Note) {
+        self.notes.push((id, note));
+    }
+
+    /// Writes everything, in the transaction that `conn` is in. False if a row was not as it had
+    /// been loaded; the transaction must then be rolled back and the events tried again.
+    pub(crate) async fn save(&self, conn: &mut Conn<'_>, sql: &Sql) -> Result<bool> {
+        let mut ids: Vec<_> = self.touched.iter().collect();
+        ids.sort_by_key(|(id, _)| **id);
+        let (mut made, mut changed, mut gone) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut leased, mut unleased) = (Vec::new(), Vec::new());
+        let (mut waiting, mut listed, mut unlisted) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut unwaiting, mut archived) = (Vec::new(), Vec::new());
+        for (id, Touched { loaded, now, archive }) in ids {
+            let old = loaded.as_ref();
+            let id = json!({ "id": id, "old_fence": old.map(|op| op.fence.0) });
+            match now {
+                None if old.is_none() => continue,
+                None => gone.push(id.clone()),
+                Some(op) => match old {
+                    None => made.push(rows::operation(op, op.fence)),
+                    Some(old) => changed.push(rows::operation(op, old.fence)),
+                },
+            }
+            let now = now.as_ref();
+            match now.and_then(rows::lease) {
+                Some(lease) => leased.push(lease),
+                None if old.is_some_and(|op| op.lease.is_some()) => unleased.push(id.clone()),
+                None => {}
+            }
+            match now.and_then(rows::successor) {
+                Some(successor) => waiting.push(successor),
+                None if old.is_some_and(|op| op.successor.is_some()) => unwaiting.push(id.clone()),
+                None => {}
+            }
+            match now.filter(|op| in_backlog(op)) {
+                Some(op) => {
+                    listed.push(json!({ "id": op.id, "tenant": op.scope.tenant(), "state": op.state.as_str() }));
+                }
+                None if old.is_some_and(in_backlog) => unlisted.push(id),
+                None => {}
+            }
+            archived.extend(archive.clone());
+        }
+        // What goes first: an expired row must be out of the way before its key is taken again.
+        let mut right = conn.batch(sql.delete_operations, &gone).await? == gone.len() as u64;
+        conn.batch(sql.delete_archived, &gone).await?;
+        conn.batch(sql.delete_journal, &gone).await?;
+        conn.batch(sql.delete_repeats, &gone).await?;
+        conn.batch(sql.delete_leases, &unleased).await?;
+        right &= conn.batch(sql.update_operations, &changed).await? == changed.len() as u64;
+        right &= conn.batch(sql.insert_operations, &made).await? == made.len() as u64;
+        if !right {
+            return Ok(false);
+        }
+        conn.batch(sql.put_leases, &leased).await?;
+        conn.batch(sql.delete_successors, &unwaiting).await?;
+        conn.batch(sql.put_successors, &waiting).await?;
+        conn.batch(sql.delete_backlog, &unlisted).await?;
+        conn.batch(sql.put_backlog, &listed).await?;
+        conn.batch(sql.put_archive, &archived).await?;
+        let notes: Vec<_> = self.notes.iter().map(|(id, note)| rows::note(*id, note)).collect();
+        conn.batch(sql.insert_journal, &notes).await?;
+        conn.batch(sql.insert_deltas, &self.tally.rows()).await?;
+        Ok(true)
+    }
+}
+
+fn in_backlog(op: &Operation) -> bool {
+    use semel::State::{Completed, Failed, InDoubt, Pending, Processing, TimedOut};
+    match op.state {
+        Pending | Failed | TimedOut | InDoubt => true,
+        Processing | Completed => false,
+    }
+}
+
+/// Operations by id.
+pub(crate) async fn load_by_id(conn: &mut Conn<'_>, sql: &Sql, ids: &[i64]) -> Result<HashMap<i64, Operation>> {
+    let rows: Vec<_> = ids.iter().map(|id| json!({ "id": id })).collect();
+    let loaded = load(conn, sql.load_by_id, &rows).await?;
+    Ok(loaded.into_iter().map(|op| (op.id, op)).collect())
+}
+
+/// Operations by scope and key.
+pub(crate) async fn load_by_key<'a>(
+    conn: &mut Conn<'_>,
+    sql: &Sql,
+    keys: impl Iterator<Item = (&'a semel::Scope, &'a semel::Key)>,
+) -> Result<HashMap<(semel::Scope, semel::Key), Operation>> {
+    let row = |(scope, key): (&semel::Scope, &semel::Key)| {
+        json!({ "tenant": scope.tenant(), "service": scope.service(), "kind": scope.kind(), "key": key.as_str() })
+    };
+    let rows: Vec<_> = keys.map(row).collect();
+    let loaded = load(conn, sql.load_by_key, &rows).await?;
+    Ok(loaded.into_iter().map(|op| ((op.scope.clone(), op.key.clone()), op)).collect())
+}
+
+async fn load(conn: &mut Conn<'_>, sql: &'static str, rows: &[Value]) -> Result<Vec<Operation>> {
+    if rows.is_empty() {
+        return Ok(Vec::new());
+    }
+    let json = serde_json::to_string(rows).map_err(|e| Error::Invalid(e.to_string()))?;
+    let loaded: Vec<OperationRow> =
+        on!(conn, c => sqlx::query_as(sql).bind(json).fetch_all(&mut **c).await.map_err(broken)?);
+    loaded.into_iter().map(OperationRow::read).collect()
+}

@@ -1,0 +1,143 @@
+//! How a batch of events is brought to its rows, whichever database they are in.
+
+use std::collections::HashMap;
+
+use semel::{
+    Error, Fence, Key, Operation, Result, Scope, Timestamp,
+    journal::{self, Note},
+    machine::{Answer, Event, Next, Request, step},
+    store::{Applied, Decision, LeaseWrite, Swept},
+};
+
+use crate::apply::Changes;
+
+/// The order in which a batch touches its rows: by scope and key. Two batches that touch the same
+/// rows then wait for each other in one direction only, and never deadlock.
+pub(crate) fn by_key<R: AsRef<Request>>(requests: &[R]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..requests.len()).collect();
+    order.sort_by(|a, b| {
+        let (a, b) = (requests[*a].as_ref(), requests[*b].as_ref());
+        (&a.scope, &a.key).cmp(&(&b.scope, &b.key))
+    });
+    order
+}
+
+/// Splits indices in key order into the first of each key and the rest: equal keys are folded, so
+/// that one batch never meets itself.
+pub(crate) fn fold<R: AsRef<Request>>(requests: &[R], order: &[usize]) -> (Vec<usize>, Vec<usize>) {
+    let key = |i: usize| (&requests[i].as_ref().scope, &requests[i].as_ref().key);
+    let (mut first, mut rest) = (Vec::new(), Vec::new());
+    for (place, i) in order.iter().enumerate() {
+        match place.checked_sub(1).and_then(|before| order.get(before)) {
+            Some(before) if key(*before) == key(*i) => rest.push(*i),
+            _ => first.push(*i),
+        }
+    }
+    (first, rest)
+}
+
+/// Rows of a batch of claims, as they are while its steps go on.
+pub(crate) type ByKey = HashMap<(Scope, Key), Operation>;
+
+/// Takes the steps of claims one after the other, each on the row as the one before left it.
+pub(crate) fn claim_all<'a>(
+    changes: &mut Changes,
+    rows: &mut ByKey,
+    claims: impl Iterator<Item = (usize, &'a Request, Fence)>,
+    now: Timestamp,
+) -> Vec<(usize, Applied)> {
+    let mut answers = Vec::new();
+    for (i, request, fence) in claims {
+        let place = (request.scope.clone(), request.key.clone());
+        let applied = changes.step(rows.get(&place), &Event::Claim { request, fence }, now);
+        if let Some(op) = &applied.operation {
+            rows.insert(place, op.clone());
+        }
+        answers.push((i, applied));
+    }
+    answers
+}
+
+/// Whether a claim would change its row: then the row must be locked first.
+pub(crate) fn would_change(stored: Option<&Operation>, request: &Request, fence: Fence, now: Timestamp) -> bool {
+    !matches!(step(stored, &Event::Claim { request, fence }, now).next, Next::Same)
+}
+
+/// Takes the steps of writes under leases one after the other.
+pub(crate) fn write_all(
+    changes: &mut Changes,
+    rows: &mut HashMap<i64, Operation>,
+    writes: impl Iterator<Item = (usize, LeaseWrite)>,
+    now: Timestamp,
+) -> Vec<(usize, Applied)> {
+    let mut answers = Vec::new();
+    for (i, LeaseWrite { id, fence, write }) in writes {
+        let event = Event::Write { fence, write };
+        let applied = changes.step(rows.get(&id), &event, now);
+        match &applied.operation {
+            Some(op) => rows.insert(id, op.clone()),
+            None => rows.remove(&id),
+        };
+        if changes.removed(id) {
+            rows.remove(&id);
+        }
+        answers.push((i, applied));
+    }
+    answers
+}
+
+/// The answer of a first claim that a hot statement has made: what the machine says of a claim on
+/// an absent row.
+pub(crate) fn first_claim(request: &Request, fence: Fence, now: Timestamp) -> Applied {
+    Changes::default().step(None, &Event::Claim { request, fence }, now)
+}
+
+/// Steps of the sweep on rows that are locked.
+pub(crate) fn swept_rows(
+    swept: &mut Swept,
+    changes: &mut Changes,
+    rows: HashMap<i64, Operation>,
+    fences: Vec<Fence>,
+    now: Timestamp,
+    lapse: bool,
+) {
+    for (op, fence) in rows.into_values().zip(fences) {
+        let event = if lapse { Event::Lapse { fence } } else { Event::Tend };
+        match changes.step(Some(&op), &event, now).answer {
+            Answer::Lapsed => swept.lapsed += 1,
+            Answer::Expired => swept.expired += 1,
+            Answer::Archived => swept.archived += 1,
+            _ => {}
+        }
+    }
+}
+
+/// The event of a decision.
+pub(crate) fn decided(decision: Decision, fence: Fence, actor: &str, reason: &str) -> Event<'static> {
+    let (actor, reason) = (actor.to_owned(), reason.to_owned());
+    match decision {
+        Decision::Resolve { verdict, expected } => Event::Resolve { fence, expected, verdict, actor, reason },
+        Decision::Purge => Event::Purge { actor, reason },
+    }
+}
+
+/// A renewal that came after more than half of its lease.
+pub(crate) fn late_renewal(fence: Fence, before: i64, term: i64, now: i64) -> Option<Note> {
+    let gap = now - (before - term);
+    (gap > term / 2).then(|| Note {
+        at: Timestamp::from_micros(now),
+        event: journal::Event::RenewedLate,
+        fence,
+        actor: String::new(),
+        detail: format!("renewed after {} ms of a lease of {} ms", gap / 1000, term / 1000),
+    })
+}
+
+/// Answers in the order of the batch.
+pub(crate) fn in_order(mut answers: HashMap<usize, Applied>, size: usize) -> Result<Vec<Applied>> {
+    (0..size).map(|i| answers.remove(&i).ok_or(Error::Corrupt("an item of a batch got no answer"))).collect()
+}
+
+pub(crate) fn saved(as_loaded: bool) -> Result<()> {
+    if as_loaded { Ok(()) } else { Err(Error::Unavailable("a row changed while it was being decided about".into())) }
+}

@@ -1,0 +1,391 @@
+//! The store: one of the two databases behind the engine's trait.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use semel::{
+    Error, Fence, Key, Operation, Outcome, Result, Scope, State, Store, Timestamp,
+    journal::{Note, Repeat, Repeats},
+    look::{Count, Filter, Listing, Page},
+    machine::{Answer, Request, Write},
+    store::{AnswerCount, Applied, Commit, Decision, Glance, LeaseWrite, SeenAgain, Swept},
+};
+use serde_json::json;
+
+use crate::{
+    Clock, Conn, Tx, apply, connection::broken, counters::CountRow, on, postgres, postgres::Postgres, rows, rows::OperationRow,
+    sql::Sql, sqlite, sqlite::Sqlite, tx::begin_on,
+};
+
+/// How a database is opened.
+#[derive(Clone)]
+pub struct Settings {
+    /// PostgreSQL: connections for the ledger's own writes. Two lanes need three; more only where
+    /// group commit is off.
+    pub lane_connections: usize,
+    /// PostgreSQL: connections for callers' transactions and for looking.
+    pub caller_connections: usize,
+    /// Where the time comes from.
+    pub clock: Clock,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { lane_connections: 4, caller_connections: 16, clock: Clock::default() }
+    }
+}
+
+/// A SQLite file or a PostgreSQL database. Cheap to clone.
+#[derive(Clone)]
+pub struct Database(Arc<Inner>);
+
+enum Inner {
+    Postgres(Postgres),
+    Sqlite(Sqlite),
+}
+
+impl Database {
+    /// Opens `sqlite:PATH` or `postgres://…`, and brings its tables up to date.
+    ///
+    /// # Errors
+    /// When the URL is not one of these, the database cannot be reached, or its settings or its
+    /// file system would break our promises.
+    pub async fn open(url: &str, settings: Settings) -> Result<Self> {
+        let inner = if url.starts_with("postgres://") || url.starts_with("postgresql://") {
+            let sizes = postgres::Sizes { lane: settings.lane_connections, callers: settings.caller_connections };
+            Inner::Postgres(Postgres::open(url, sizes, settings.clock).await?)
+        } else if url.starts_with("sqlite:") {
+            Inner::Sqlite(Sqlite::open(url, settings.clock).await?)
+        } else {
+            return Err(Error::Invalid("database url: write sqlite:PATH or postgres://…".into()));
+        };
+        Ok(Self(Arc::new(inner)))
+    }
+
+    fn sql(&self) -> &Sql {
+        match &*self.0 {
+            Inner::Postgres(db) => &db.sql,
+            Inner::Sqlite(db) => &db.sql,
+        }
+    }
+
+    /// A connection for looking.
+    async fn reader(&self) -> Result<Reader> {
+        Ok(match &*self.0 {
+            Inner::Postgres(db) => Reader::Postgres(db.callers.take().await?),
+            Inner::Sqlite(db) => Reader::Sqlite(db.readers.acquire().await.map_err(broken)?),
+        })
+    }
+}
+
+/// A connection that only looks.
+enum Reader {
+    Postgres(postgres::Seat),
+    Sqlite(sqlx::pool::PoolConnection<sqlx::Sqlite>),
+}
+
+impl Reader {
+    fn conn(&mut self) -> Conn<'_> {
+        match self {
+            Self::Postgres(seat) => Conn::Postgres(seat),
+            Self::Sqlite(conn) => Conn::Sqlite(conn),
+        }
+    }
+
+    fn leave(self) {
+        match self {
+            Self::Postgres(seat) => seat.leave(),
+            Self::Sqlite(conn) => drop(conn),
+        }
+    }
+}
+
+impl Store for Database {
+    type Tx = Tx;
+
+    async fn claim(&self, batch: Vec<Arc<Request>>) -> Result<Vec<Applied>> {
+        match &*self.0 {
+            Inner::Postgres(db) => db.claim(&batch).await,
+            Inner::Sqlite(db) => db.claim(&batch).await,
+        }
+    }
+
+    async fn write(&self, batch: Vec<LeaseWrite>) -> Result<Vec<Applied>> {
+        match &*self.0 {
+            Inner::Postgres(db) => db.write(&batch).await,
+            Inner::Sqlite(db) => db.write(&batch).await,
+        }
+    }
+
+    async fn renew(&self, batch: Vec<(i64, Fence)>) -> Result<Vec<Answer>> {
+        match &*self.0 {
+            Inner::Postgres(db) => db.renew(&batch).await,
+            Inner::Sqlite(db) => db.renew(&batch).await,
+        }
+    }
+
+    async fn decide(&self, id: i64, decision: Decision, actor: &str, reason: &str) -> Result<Applied> {
+        match &*self.0 {
+            Inner::Postgres(db) => db.decide(id, decision, actor, reason).await,
+            Inner::Sqlite(db) => db.decide(id, decision, actor, reason).await,
+        }
+    }
+
+    async fn begin(&self, limit: Duration) -> Result<Tx> {
+        match &*self.0 {
+            Inner::Postgres(db) => begin_on(&db.callers, limit).await,
+            Inner::Sqlite(db) => Ok(Tx::sqlite(sqlite::Writer::begin(&db.writer).await?, limit)),
+        }
+    }
+
+    async fn complete_in(&self, tx: &Tx, id: i64, fence: Fence, outcome: Outcome) -> Result<Applied> {
+        let mut held = tx.connection().await?;
+        self.complete_on(&mut held.get()?, id, fence, outcome).await
+    }
+
+    async fn claim_in(&self, tx: &Tx, request: Arc<Request>) -> Result<Applied> {
+        let mut held = tx.connection().await?;
+        self.claim_on(&mut held.get()?, &request).await
+    }
+
+    async fn commit(&self, tx: &Tx) -> Commit {
+        tx.commit().await
+    }
+
+    async fn roll_back(&self, tx: &Tx) {
+        tx.roll_back().await;
+    }
+
+    async fn read_back(&self, id: i64) -> Result<Option<Operation>> {
+        match &*self.0 {
+            Inner::Postgres(db) => db.read_back(id).await,
+            Inner::Sqlite(db) => db.read_back(id).await,
+        }
+    }
+
+    async fn sweep(&self, limit: u32) -> Result<Swept> {
+        match &*self.0 {
+            Inner::Postgres(db) => db.sweep(limit).await,
+            Inner::Sqlite(db) => db.sweep(limit).await,
+        }
+    }
+
+    async fn note_repeats(&self, repeats: Vec<SeenAgain>, answers: Vec<AnswerCount>) -> Result<()> {
+        let hour = self.now().await?.hour();
+        match &*self.0 {
+            Inner::Postgres(db) => {
+                let mut seat = db.lane_seat().await?;
+                add_repeats(Conn::Postgres(&mut seat), &db.sql, repeats, answers, hour).await?;
+                postgres::commit(&mut seat).await?;
+                seat.leave();
+            }
+            Inner::Sqlite(db) => {
+                let mut tx = sqlite::Writer::begin(&db.writer).await?;
+                add_repeats(Conn::Sqlite(tx.connection()), &db.sql, repeats, answers, hour).await?;
+                tx.commit().await.map_err(broken)?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn glance(&self, ids: Vec<i64>) -> Result<Vec<Glance>> {
+        let now = self.now().await?.as_micros();
+        let rows: Vec<_> = ids.iter().map(|id| json!({ "id": id })).collect();
+        let json = serde_json::Value::Array(rows).to_string();
+        let mut reader = self.reader().await?;
+        let sql = self.sql().glance;
+        let seen: Vec<(i64, String, i64, Option<i64>)> =
+            on!(reader.conn(), c => sqlx::query_as(sql).bind(json).fetch_all(&mut *c).await.map_err(broken)?);
+        reader.leave();
+        let glance = |(id, state, fence, deadline): (i64, String, i64, Option<i64>)| {
+            let state: State = state.parse()?;
+            Ok(Glance { id, state, fence: Fence(fence), live: deadline.is_some_and(|deadline| deadline > now) })
+        };
+        seen.into_iter().map(glance).collect()
+    }
+
+    async fn now(&self) -> Result<Timestamp> {
+        match &*self.0 {
+            Inner::Postgres(db) => db.now().await,
+            Inner::Sqlite(db) => db.now().await,
+        }
+    }
+
+    async fn by_id(&self, tenant: &str, id: i64) -> Result<Option<Operation>> {
+        let mut reader = self.reader().await?;
+        let found = apply::load_by_id(&mut reader.conn(), self.sql(), &[id]).await?.remove(&id);
+        let found = found.filter(|op| op.scope.tenant() == tenant);
+        let found = self.with_archived(&mut reader, found).await?;
+        reader.leave();
+        Ok(found)
+    }
+
+    async fn by_key(&self, scope: &Scope, key: &Key) -> Result<Option<Operation>> {
+        let mut reader = self.reader().await?;
+        let found = apply::load_by_key(&mut reader.conn(), self.sql(), std::iter::once((scope, key))).await?;
+        let found = self.with_archived(&mut reader, found.into_values().next()).await?;
+        reader.leave();
+        Ok(found)
+    }
+
+    async fn list(&self, filter: &Filter, page: Page) -> Result<Listing> {
+        let sql = self.sql();
+        let state = filter.state.map(State::as_str);
+        let text = match (&filter.label, filter.state, &filter.service, &filter.kind) {
+            (Some((1, _)), ..) => sql.list_label1,
+            (Some((2, _)), ..) => sql.list_label2,
+            (Some((3, _)), ..) => sql.list_label3,
+            (Some((4, _)), ..) => sql.list_label4,
+            (Some((slot, _)), ..) => return Err(Error::Invalid(format!("label {slot}: the slots are 1 to 4"))),
+            (None, Some(State::Processing), ..) => sql.list_processing,
+            (None, Some(State::Pending | State::Failed | State::TimedOut | State::InDoubt), ..) => sql.list_backlog,
+            (None, _, Some(_), Some(_)) => sql.list_scope,
+            (None, ..) => sql.list,
+        };
+        let limit = page.limit.clamp(1, 500);
+        let mut reader = self.reader().await?;
+        let rows: Vec<OperationRow> = on!(reader.conn(), c => {
+            let query = sqlx::query_as(text)
+                .bind(&filter.tenant)
+                .bind(page.after.unwrap_or(i64::MAX))
+                .bind(filter.before.map_or(i64::MAX, Timestamp::as_micros))
+                .bind(&filter.service)
+                .bind(&filter.kind)
+                .bind(state)
+                .bind(i64::from(limit) + 1);
+            match &filter.label {
+                Some((_, label)) => query.bind(label),
+                None => query,
+            }
+            .fetch_all(&mut *c)
+            .await
+            .map_err(broken)?
+        });
+        reader.leave();
+        let mut items = rows.into_iter().map(OperationRow::read).collect::<Result<Vec<_>>>()?;
+        // One more than asked for was read: it tells whether there is another page.
+        let more = items.len() > limit as usize;
+        items.truncate(limit as usize);
+        let next = items.last().filter(|_| more).map(|op| op.id);
+        Ok(Listing { items, next })
+    }
+
+    async fn journal(&self, id: i64) -> Result<(Vec<Note>, Vec<(Repeat, Repeats)>)> {
+        let sql = self.sql();
+        let mut reader = self.reader().await?;
+        let notes: Vec<rows::NoteRow> = on!(reader.conn(), c =>
+            sqlx::query_as(sql.load_journal).bind(id).fetch_all(&mut *c).await.map_err(broken)?);
+        let repeats = load_repeats(&mut reader.conn(), sql, &[id]).await?;
+        reader.leave();
+        let notes = notes.into_iter().map(rows::NoteRow::read).collect::<Result<Vec<_>>>()?;
+        let mut repeats: Vec<_> = repeats.into_iter().map(|((_, repeat), repeats)| (repeat, repeats)).collect();
+        repeats.sort_by_key(|(repeat, _)| *repeat);
+        Ok((notes, repeats))
+    }
+
+    async fn counts(&self, tenant: &str, since_hour: i64) -> Result<Vec<Count>> {
+        let sql = self.sql().load_counts;
+        let mut reader = self.reader().await?;
+        let rows: Vec<CountRow> = on!(reader.conn(), c =>
+            sqlx::query_as(sql).bind(tenant).bind(since_hour).fetch_all(&mut *c).await.map_err(broken)?);
+        reader.leave();
+        Ok(rows.into_iter().map(CountRow::read).collect())
+    }
+}
+
+impl Database {
+    /// The fenced completion on a connection of the embedder's own, inside its transaction: the
+    /// last statement before its commit. Any answer but settled means: roll back.
+    ///
+    /// # Errors
+    /// When the database refuses; roll back then.
+    pub async fn complete_on(&self, conn: &mut Conn<'_>, id: i64, fence: Fence, outcome: Outcome) -> Result<Applied> {
+        let write = LeaseWrite { id, fence, write: Write::Complete(outcome) };
+        match (&*self.0, conn) {
+            (Inner::Postgres(db), Conn::Postgres(conn)) => db.complete_in(conn, write).await,
+            (Inner::Sqlite(db), Conn::Sqlite(conn)) => db.complete_in(conn, write).await,
+            _ => Err(Error::Invalid("the transaction is of another database".into())),
+        }
+    }
+
+    /// A claim on a connection of the embedder's own, inside the transaction of its effect.
+    ///
+    /// # Errors
+    /// When the database refuses; roll back then.
+    pub async fn claim_on(&self, conn: &mut Conn<'_>, request: &Request) -> Result<Applied> {
+        match (&*self.0, conn) {
+            (Inner::Postgres(db), Conn::Postgres(conn)) => db.claim_in(conn, request).await,
+            (Inner::Sqlite(db), Conn::Sqlite(conn)) => db.claim_in(conn, request).await,
+            _ => Err(Error::Invalid("the transaction is of another database".into())),
+        }
+    }
+
+    /// An archived operation with its data back in place, for whoever looks it up.
+    async fn with_archived(&self, reader: &mut Reader, found: Option<Operation>) -> Result<Option<Operation>> {
+        let Some(mut op) = found else { return Ok(None) };
+        if op.archived {
+            let sql = self.sql().load_archived;
+            let data: Option<(Option<Vec<u8>>, Vec<u8>, bool)> = on!(reader.conn(), c =>
+                sqlx::query_as(sql).bind(op.id).fetch_optional(&mut *c).await.map_err(broken)?);
+            if let Some((payload, outcome, kept)) = data {
+                op.payload = payload.map(crate::codec::decode).transpose()?;
+                op.outcome = Some(Outcome { kept, body: crate::codec::decode(outcome)? });
+            }
+        }
+        Ok(Some(op))
+    }
+}
+
+/// Adds repeats to what is stored of them, and answers to the counters.
+async fn add_repeats(
+    mut conn: Conn<'_>,
+    sql: &Sql,
+    mut repeats: Vec<SeenAgain>,
+    answers: Vec<AnswerCount>,
+    hour: i64,
+) -> Result<()> {
+    // In order of id: two nodes that add to the same rows wait in one direction.
+    repeats.sort_by_key(|seen| (seen.id, seen.repeat));
+    for part in repeats.chunks(500) {
+        let ids: Vec<i64> = part.iter().map(|seen| seen.id).collect();
+        lock_repeats(&mut conn, &ids).await?;
+        let mut stored = load_repeats(&mut conn, sql, &ids).await?;
+        let mut rows = Vec::new();
+        for seen in part {
+            let mut sum = stored.remove(&(seen.id, seen.repeat)).unwrap_or_default();
+            sum.merge(seen.repeats.clone());
+            let text = serde_json::to_string(&sum).map_err(|e| Error::Invalid(e.to_string()))?;
+            rows.push(json!({ "id": seen.id, "repeat": seen.repeat.as_str(), "repeats": text }));
+        }
+        conn.batch(sql.put_repeats, &rows).await?;
+    }
+    let deltas: Vec<_> =
+        answers.iter().map(|count| rows::delta(&count.group, hour, "", "", count.answer, 0, count.n)).collect();
+    conn.batch(sql.insert_deltas, &deltas).await.map(drop)
+}
+
+/// Two nodes that both add to what they have read would lose one addition, and a row that is not
+/// there yet cannot be locked: so PostgreSQL takes a lock by number, until the commit. Differs
+/// because SQLite has one writer anyway.
+async fn lock_repeats(conn: &mut Conn<'_>, ids: &[i64]) -> Result<()> {
+    if let Conn::Postgres(conn) = conn {
+        sqlx::query("SELECT pg_advisory_xact_lock(7305807, (id % 64)::int) FROM (SELECT DISTINCT id % 64 AS id FROM unnest($1::bigint[]) AS r(id) ORDER BY 1) AS slots")
+            .bind(ids)
+            .execute(&mut **conn)
+            .await
+            .map_err(broken)?;
+    }
+    Ok(())
+}
+
+async fn load_repeats(conn: &mut Conn<'_>, sql: &Sql, ids: &[i64]) -> Result<HashMap<(i64, Repeat), Repeats>> {
+    let rows: Vec<_> = ids.iter().map(|id| json!({ "id": id })).collect();
+    let json = serde_json::Value::Array(rows).to_string();
+    let found: Vec<(i64, String, String)> =
+        on!(conn, c => sqlx::query_as(sql.load_repeats).bind(json).fetch_all(&mut **c).await.map_err(broken)?);
+    let read = |(id, repeat, text): (i64, String, String)| {
+        let repeat = if repeat == Repeat::Conflict.as_str() { Repeat::Conflict } else { Repeat::Duplicate };
+        let repeats = serde_json::from_str(&text).map_err(|_| Error::Corrupt("repeats"))?;
+        Ok(((id, repeat), repeats))
+    };
+    found.into_iter().map(read).collect()
+}

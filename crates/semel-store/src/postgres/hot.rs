@@ -1,0 +1,122 @@
+//! The two hottest transitions as single statements, and the renewal.
+//!
+//! Differs from SQLite because a round trip and a commit of its own cost most here: everything
+//! (row, lease, counters) goes in one statement. Arrays are cheaper to read than JSON.
+
+/// The database's clock, unless a test sets the time.
+macro_rules! clock {
+    ($override:literal) => {
+        concat!(
+            "clock AS MATERIALIZED (SELECT coalesce(",
+            $override,
+            ", (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now)"
+        )
+    };
+}
+
+/// First claims. A key that exists already is left alone, and not returned; its claim goes the
+/// general way, on a fresh snapshot. Rows are inserted in the order of the arrays, which is the
+/// order of the keys: two nodes that claim the same keys wait for each other in one direction.
+pub(crate) const CLAIM: &str = concat!(
+    "WITH ",
+    clock!("$21"),
+    ", asked AS MATERIALIZED (
+    SELECT current_setting('semel.epoch')::bigint + nextval('semel_fence') AS fence, a.*
+    FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::bigint[], $7::bytea[],
+                $8::text[], $9::text[], $10::text[], $11::text[], $12::bytea[], $13::bigint[], $14::bigint[],
+                $15::bigint[], $16::bigint[], $17::bigint[], $18::text[], $19::text[], $20::bigint[])
+         AS a(tenant, service, kind, key, fingerprint, payload_order, payload, label1, label2, label3, label4,
+              token, term, max_run, retention, tombstone, first_look, terms, owner, n)
+), made AS (
+    INSERT INTO semel_operations
+        (id, tenant, service, kind, key, fingerprint, payload_order, payload, label1, label2, label3, label4,
+         state, fence, owner, created_at, claimed_at, look_at)
+    SELECT fence, tenant, service, kind, key, fingerprint, payload_order, payload, label1, label2, label3, label4,
+           'processing', fence, owner, now, now, now + first_look
+    FROM asked, clock
+    ON CONFLICT (tenant, service, kind, key) DO NOTHING
+    RETURNING id, tenant, service, kind, label1, label2
+), leased AS (
+    INSERT INTO semel_leases (operation, fence, token, deadline, run_until, term, retention, tombstone, terms)
+    SELECT a.fence, a.fence, a.token, now + a.term, now + a.max_run, a.term, a.retention, a.tombstone, a.terms
+    FROM made JOIN asked AS a ON a.fence = made.id, clock
+), counted AS (
+    INSERT INTO semel_deltas (tenant, service, kind, label1, label2, hour, from_state, to_state, answer, bucket, n)
+    SELECT tenant, service, kind, coalesce(label1, ''), coalesce(label2, ''), now / 3600000000, '', 'processing', '', 0, count(*)
+    FROM made, clock GROUP BY tenant, service, kind, label1, label2, now
+)
+SELECT a.n, a.fence, now FROM made JOIN asked AS a ON a.fence = made.id, clock"
+);
+
+/// Plain completions: the lease goes, and with it the right to say so; the row says completed.
+/// Whatever is not returned (the fence is old, or newer data waits) goes the general way.
+pub(crate) const COMPLETE: &str = concat!(
+    "WITH ",
+    clock!("$5"),
+    ", asked AS (
+    SELECT a.id, a.fence, a.outcome, a.kept
+    FROM unnest($1::bigint[], $2::bigint[], $3::bytea[], $4::boolean[]) AS a(id, fence, outcome, kept)
+), gone AS (
+    DELETE FROM semel_leases AS l USING asked AS a
+    WHERE l.operation = a.id AND l.fence = a.fence AND NOT l.successor
+    RETURNING l.operation, l.fence, l.retention, l.tombstone, a.outcome, a.kept
+), done AS (
+    UPDATE semel_operations AS o
+    SET state = 'completed', settled_at = now, expires_at = now + g.retention, archive_at = now + g.tombstone,
+        outcome = g.outcome, outcome_kept = g.kept, error = NULL, checkpoint = NULL
+    FROM gone AS g, clock
+    WHERE o.id = g.operation AND o.fence = g.fence
+    RETURNING o.id, o.tenant, o.service, o.kind, o.label1, o.label2, o.claimed_at, now
+), counted AS (
+    INSERT INTO semel_deltas (tenant, service, kind, label1, label2, hour, from_state, to_state, answer, bucket, n)
+    SELECT tenant, service, kind, coalesce(label1, ''), coalesce(label2, ''), now / 3600000000, 'processing', 'completed', '',
+           floor(ln(greatest(least(now - claimed_at, 4294967295), 1)::float8) / ln(2::float8) * 4)::bigint AS took, count(*)
+    FROM done GROUP BY tenant, service, kind, label1, label2, now, took
+)
+SELECT id, now FROM done"
+);
+
+/// Renewals. Returns the deadline before it too: a gap of more than half a lease is worth a note.
+pub(crate) const RENEW: &str = concat!(
+    "WITH ",
+    clock!("$3"),
+    ", held AS MATERIALIZED (
+    SELECT l.operation, l.fence, l.deadline, l.run_until, l.term
+    FROM unnest($1::bigint[], $2::bigint[]) AS a(id, fence)
+    JOIN semel_leases AS l ON l.operation = a.id AND l.fence = a.fence
+    FOR UPDATE OF l
+)
+UPDATE semel_leases AS l
+SET deadline = greatest(l.deadline, least(now + l.term, l.run_until))
+FROM held AS h, clock
+WHERE l.operation = h.operation AND l.fence = h.fence AND l.deadline > now AND l.run_until > now
+RETURNING l.operation, l.deadline, h.deadline AS before, l.term, now"
+);
+
+/// The time, and new fences for the general path.
+pub(crate) const DRAW: &str = concat!(
+    "WITH ",
+    clock!("$2"),
+    " SELECT now, current_setting('semel.epoch')::bigint + nextval('semel_fence') AS fence FROM clock, generate_series(1, $1)"
+);
+
+/// The time alone.
+pub(crate) const NOW: &str = concat!("WITH ", clock!("$1"), " SELECT now FROM clock");
+
+/// Locks for the general path, in the order in which a completion takes them: the lease, then the
+/// operation. This one waits;
+pub(crate) const LOCK_LEASES: &str =
+    "SELECT operation FROM semel_leases WHERE operation = ANY($1) ORDER BY operation FOR UPDATE";
+/// as above;
+pub(crate) const LOCK_OPERATIONS: &str = "SELECT id FROM semel_operations WHERE id = ANY($1) ORDER BY id FOR UPDATE";
+/// takeovers and the sweep do not wait: whoever holds the row is at it right now.
+pub(crate) const TRY_LOCK_OPERATIONS: &str =
+    "SELECT id FROM semel_operations WHERE id = ANY($1) ORDER BY id FOR UPDATE SKIP LOCKED";
+/// As above, with the leases that could not be locked left out.
+pub(crate) const TRY_LOCK_LEASES: &str =
+    "SELECT operation FROM semel_leases WHERE operation = ANY($1) ORDER BY operation FOR UPDATE SKIP LOCKED";
+
+/// Counter rows to be folded, taken by one node at a time.
+pub(crate) const TAKE_DELTAS: &str = "DELETE FROM semel_deltas WHERE id IN
+        (SELECT id FROM semel_deltas ORDER BY id LIMIT $1 FOR UPDATE SKIP LOCKED)
+     RETURNING tenant, service, kind, label1, label2, hour, from_state, to_state, answer, bucket, n";

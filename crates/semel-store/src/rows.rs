@@ -1,0 +1,250 @@
+//! Rows: operations as the tables hold them.
+
+use bytes::Bytes;
+use semel::{
+    Error, Fence, Fingerprint, Key, Labels, LeaseRow, Operation, Outcome, Policy, Result, Scope, Successor, Timestamp,
+    Token, journal::Note, look::Group, micros,
+};
+use serde_json::{Value, json};
+
+use crate::codec::{decode, encode, hex};
+
+/// A row of `operation!` in `sql.rs`.
+#[derive(sqlx::FromRow)]
+pub(crate) struct OperationRow {
+    id: i64,
+    tenant: String,
+    service: String,
+    kind: String,
+    key: String,
+    fingerprint: Vec<u8>,
+    payload_order: Option<i64>,
+    payload: Option<Vec<u8>>,
+    label1: Option<String>,
+    label2: Option<String>,
+    label3: Option<String>,
+    label4: Option<String>,
+    state: String,
+    fence: i64,
+    failures: i64,
+    crashes: i64,
+    parked: bool,
+    owner: String,
+    created_at: i64,
+    claimed_at: i64,
+    settled_at: Option<i64>,
+    not_before: Option<i64>,
+    expires_at: Option<i64>,
+    archive_at: Option<i64>,
+    archived: bool,
+    look_at: Option<i64>,
+    outcome: Option<Vec<u8>>,
+    outcome_kept: Option<bool>,
+    error: Option<Vec<u8>>,
+    checkpoint: Option<Vec<u8>>,
+    token: Option<Vec<u8>>,
+    deadline: Option<i64>,
+    run_until: Option<i64>,
+    terms: Option<String>,
+    successor_fingerprint: Option<Vec<u8>>,
+    successor_order: Option<i64>,
+    successor_payload: Option<Vec<u8>>,
+}
+
+impl OperationRow {
+    pub(crate) fn read(self) -> Result<Operation> {
+        let time = |at: Option<i64>| at.map(Timestamp::from_micros);
+        let lease = match (self.token, self.deadline, self.run_until, self.terms) {
+            (Some(token), Some(deadline), Some(run_until), Some(terms)) => Some(LeaseRow {
+                token: Token(token.try_into().map_err(|_| Error::Corrupt("a claim token"))?),
+                deadline: Timestamp::from_micros(deadline),
+                run_until: Timestamp::from_micros(run_until),
+                terms: Policy::from_terms(&terms)?,
+            }),
+            _ => None,
+        };
+        let successor = match (self.successor_fingerprint, self.successor_order) {
+            (Some(fingerprint), Some(order)) => {
+                let payload = self.successor_payload.map(decode).transpose()?;
+                Some(Successor { fingerprint: read_fingerprint(&fingerprint)?, order, payload })
+            }
+            _ => None,
+        };
+        let outcome = match (self.outcome, self.outcome_kept) {
+            (Some(body), Some(kept)) => Some(Outcome { kept, body: decode(body)? }),
+            _ => None,
+        };
+        Ok(Operation {
+            id: self.id,
+            scope: Scope::new(&self.tenant, &self.service, &self.kind)?,
+            key: Key::new(&self.key)?,
+            labels: Labels([self.label1, self.label2, self.label3, self.label4]),
+            fingerprint: read_fingerprint(&self.fingerprint)?,
+            order: self.payload_order,
+            payload: self.payload.map(decode).transpose()?,
+            state: self.state.parse().map_err(|_| Error::Corrupt("a state"))?,
+            fence: Fence(self.fence),
+            failures: u32::try_from(self.failures).unwrap_or(u32::MAX),
+            crashes: u32::try_from(self.crashes).unwrap_or(u32::MAX),
+            parked: self.parked,
+            owner: self.owner,
+            created_at: Timestamp::from_micros(self.created_at),
+            claimed_at: Timestamp::from_micros(self.claimed_at),
+            settled_at: time(self.settled_at),
+            not_before: time(self.not_before),
+            expires_at: time(self.expires_at),
+            archive_at: time(self.archive_at),
+            archived: self.archived,
+            look_at: time(self.look_at),
+            outcome,
+            error: self.error.map(text).transpose()?,
+            checkpoint: self.checkpoint.map(decode).transpose()?,
+            lease,
+            successor,
+        })
+    }
+}
+
+fn read_fingerprint(bytes: &[u8]) -> Result<Fingerprint> {
+    Fingerprint::from_bytes(bytes).map_err(|_| Error::Corrupt("a fingerprint"))
+}
+
+fn text(stored: Vec<u8>) -> Result<String> {
+    Ok(String::from_utf8_lossy(&decode(stored)?).into_owned())
+}
+
+fn stored(bytes: &Bytes) -> String {
+    hex(&encode(bytes))
+}
+
+fn at(time: Option<Timestamp>) -> Option<i64> {
+    time.map(Timestamp::as_micros)
+}
+
+/// An operation's own columns. `old_fence` is the fence that was read.
+pub(crate) fn operation(op: &Operation, old_fence: Fence) -> Value {
+    json!({
+        "id": op.id,
+        "old_fence": old_fence.0,
+        "tenant": op.scope.tenant(),
+        "service": op.scope.service(),
+        "kind": op.scope.kind(),
+        "key": op.key.as_str(),
+        "fingerprint": hex(op.fingerprint.as_bytes()),
+        "payload_order": op.order,
+        "payload": op.payload.as_ref().map(stored),
+        "label1": op.labels.0[0],
+        "label2": op.labels.0[1],
+        "label3": op.labels.0[2],
+        "label4": op.labels.0[3],
+        "state": op.state.as_str(),
+        "fence": op.fence.0,
+        "failures": op.failures,
+        "crashes": op.crashes,
+        "parked": op.parked,
+        "owner": op.owner,
+        "created_at": op.created_at.as_micros(),
+        "claimed_at": op.claimed_at.as_micros(),
+        "settled_at": at(op.settled_at),
+        "not_before": at(op.not_before),
+        "expires_at": at(op.expires_at),
+        "archive_at": at(op.archive_at),
+        "archived": op.archived,
+        "look_at": at(op.look_at),
+        "outcome": op.outcome.as_ref().map(|outcome| stored(&outcome.body)),
+        "outcome_kept": op.outcome.as_ref().map(|outcome| outcome.kept),
+        "error": op.error.as_ref().map(|error| hex(&encode(error.as_bytes()))),
+        "checkpoint": op.checkpoint.as_ref().map(stored),
+    })
+}
+
+/// An operation's lease, if it has one.
+pub(crate) fn lease(op: &Operation) -> Option<Value> {
+    let lease = op.lease.as_ref()?;
+    Some(json!({
+        "id": op.id,
+        "fence": op.fence.0,
+        "token": hex(&lease.token.0),
+        "deadline": lease.deadline.as_micros(),
+        "run_until": lease.run_until.as_micros(),
+        "term": micros(lease.terms.lease),
+        "retention": lease.terms.retention.map(micros),
+        "tombstone": lease.terms.tombstone.map(micros),
+        "successor": op.successor.is_some(),
+        "terms": lease.terms.to_terms(),
+    }))
+}
+
+/// An operation's newer data, if some waits.
+pub(crate) fn successor(op: &Operation) -> Option<Value> {
+    let successor = op.successor.as_ref()?;
+    Some(json!({
+        "id": op.id,
+        "fingerprint": hex(successor.fingerprint.as_bytes()),
+        "payload_order": successor.order,
+        "payload": successor.payload.as_ref().map(stored),
+    }))
+}
+
+/// The data of an operation that goes to the archive.
+pub(crate) fn archived(op: &Operation, now: Timestamp) -> Option<Value> {
+    let outcome = op.outcome.as_ref()?;
+    Some(json!({
+        "id": op.id,
+        "archived_at": now.as_micros(),
+        "payload": op.payload.as_ref().map(stored),
+        "outcome": stored(&outcome.body),
+        "outcome_kept": outcome.kept,
+    }))
+}
+
+/// A line of the story.
+pub(crate) fn note(id: i64, note: &Note) -> Value {
+    json!({
+        "id": id,
+        "at": note.at.as_micros(),
+        "event": note.event.as_str(),
+        "fence": note.fence.0,
+        "actor": note.actor.replace(char::is_control, " "),
+        "detail": hex(&encode(note.detail.as_bytes())),
+    })
+}
+
+/// A row of the journal.
+#[derive(sqlx::FromRow)]
+pub(crate) struct NoteRow {
+    at: i64,
+    event: String,
+    fence: i64,
+    actor: String,
+    detail: Vec<u8>,
+}
+
+impl NoteRow {
+    pub(crate) fn read(self) -> Result<Note> {
+        Ok(Note {
+            at: Timestamp::from_micros(self.at),
+            event: self.event.parse()?,
+            fence: Fence(self.fence),
+            actor: self.actor,
+            detail: text(self.detail)?,
+        })
+    }
+}
+
+/// A count of changes (`answer` empty) or answers.
+pub(crate) fn delta(group: &Group, hour: i64, from: &str, to: &str, answer: &str, bucket: i32, n: i64) -> Value {
+    json!({
+        "tenant": group.tenant,
+        "service": group.service,
+        "kind": group.kind,
+        "label1": group.label1,
+        "label2": group.label2,
+        "hour": hour,
+        "from_state": from,
+        "to_state": to,
+        "answer": answer,
+        "bucket": bucket,
+        "n": n,
+    })
+}

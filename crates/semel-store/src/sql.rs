@@ -1,0 +1,333 @@
+//! The statements that both databases share, as text that one can read and run by hand.
+//!
+//! A batch comes as one JSON parameter. The only thing that differs is how that becomes rows, so
+//! a statement writes `{rows $1: id int, body bytes}` and each database gets its own reading of it:
+//! `json_to_recordset` on PostgreSQL, `json_each` on SQLite. Bytes travel as hex. Statements that
+//! differ in more than this are in `postgres.rs` and `sqlite.rs`, each with the reason.
+
+/// Which database a text is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Dialect {
+    Postgres,
+    Sqlite,
+}
+
+macro_rules! statements {
+    ($($(#[doc = $doc:literal])+ $name:ident = $text:expr;)+) => {
+        /// Every shared statement, ready for one database.
+        pub(crate) struct Sql { $($(#[doc = $doc])+ pub(crate) $name: &'static str,)+ }
+
+        impl Sql {
+            /// The texts for a database. They live as long as the process: sqlx takes only text
+            /// that cannot have come from outside, and there are a few dozen of them.
+            pub(crate) fn new(dialect: Dialect) -> Self {
+                Self { $($name: Box::leak(render($text, dialect).into_boxed_str()),)+ }
+            }
+
+            /// All of them by name, for the test that prepares each on both databases.
+            #[cfg(test)]
+            pub(crate) fn all(&self) -> Vec<(&'static str, &'static str)> {
+                vec![$((stringify!($name), self.$name),)+]
+            }
+        }
+    };
+}
+
+/// The columns of an operation with its lease and its successor.
+macro_rules! operation {
+    ($where:literal) => {
+        concat!(
+            "SELECT o.id, o.tenant, o.service, o.kind, o.key, o.fingerprint, o.payload_order, o.payload,
+                    o.label1, o.label2, o.label3, o.label4, o.state, o.fence, o.failures, o.crashes, o.parked, o.owner,
+                    o.created_at, o.claimed_at, o.settled_at, o.not_before, o.expires_at, o.archive_at, o.archived, o.look_at,
+                    o.outcome, o.outcome_kept, o.error, o.checkpoint,
+                    l.token, l.deadline, l.run_until, l.terms,
+                    s.fingerprint AS successor_fingerprint, s.payload_order AS successor_order, s.payload AS successor_payload ",
+            $where
+        )
+    };
+}
+
+/// A page of what has a text in one of the four labels.
+macro_rules! labelled {
+    ($slot:literal) => {
+        concat!(
+            operation!(
+                "FROM semel_operations AS o
+         LEFT JOIN semel_leases AS l ON l.operation = o.id
+         LEFT JOIN semel_successors AS s ON s.operation = o.id
+         WHERE o.tenant = $1 AND o.id < $2 AND o.created_at < $3
+           AND ($4 IS NULL OR o.service = $4) AND ($5 IS NULL OR o.kind = $5) AND ($6 IS NULL OR o.state = $6)
+           AND o.label"
+            ),
+            $slot,
+            " = $8 ORDER BY o.id DESC LIMIT $7"
+        )
+    };
+}
+
+statements! {
+    /// Operations by key.
+    load_by_key = operation!(
+        "FROM {rows $1: tenant text, service text, kind text, key text} AS r
+         JOIN semel_operations AS o ON o.tenant = r.tenant AND o.service = r.service AND o.kind = r.kind AND o.key = r.key
+         LEFT JOIN semel_leases AS l ON l.operation = o.id
+         LEFT JOIN semel_successors AS s ON s.operation = o.id");
+    /// Operations by id.
+    load_by_id = operation!(
+        "FROM {rows $1: id int} AS r
+         JOIN semel_operations AS o ON o.id = r.id
+         LEFT JOIN semel_leases AS l ON l.operation = o.id
+         LEFT JOIN semel_successors AS s ON s.operation = o.id");
+    /// A page of everything, newest first.
+    list = operation!(
+        "FROM semel_operations AS o
+         LEFT JOIN semel_leases AS l ON l.operation = o.id
+         LEFT JOIN semel_successors AS s ON s.operation = o.id
+         WHERE o.tenant = $1 AND o.id < $2 AND o.created_at < $3
+           AND ($4 IS NULL OR o.service = $4) AND ($5 IS NULL OR o.kind = $5) AND ($6 IS NULL OR o.state = $6)
+         ORDER BY o.id DESC LIMIT $7");
+    /// A page of one kind: by its own index, so that a rare kind among millions is found at once.
+    list_scope = operation!(
+        "FROM semel_operations AS o
+         LEFT JOIN semel_leases AS l ON l.operation = o.id
+         LEFT JOIN semel_successors AS s ON s.operation = o.id
+         WHERE o.tenant = $1 AND o.id < $2 AND o.created_at < $3
+           AND o.service = $4 AND o.kind = $5 AND ($6 IS NULL OR o.state = $6)
+         ORDER BY o.id DESC LIMIT $7");
+    /// A page of what is running: by the leases, which are few.
+    list_processing = operation!(
+        "FROM semel_leases AS l
+         JOIN semel_operations AS o ON o.id = l.operation
+         LEFT JOIN semel_successors AS s ON s.operation = o.id
+         WHERE o.tenant = $1 AND o.id < $2 AND o.created_at < $3
+           AND ($4 IS NULL OR o.service = $4) AND ($5 IS NULL OR o.kind = $5) AND o.state = $6
+         ORDER BY o.id DESC LIMIT $7");
+    /// A page of what nobody runs and has not completed: by the backlog.
+    list_backlog = operation!(
+        "FROM semel_backlog AS b
+         JOIN semel_operations AS o ON o.id = b.operation
+         LEFT JOIN semel_leases AS l ON l.operation = o.id
+         LEFT JOIN semel_successors AS s ON s.operation = o.id
+         WHERE b.tenant = $1 AND b.operation < $2 AND o.created_at < $3
+           AND ($4 IS NULL OR o.service = $4) AND ($5 IS NULL OR o.kind = $5) AND b.state = $6
+         ORDER BY b.operation DESC LIMIT $7");
+    /// A page of what has a text in a label.
+    list_label1 = labelled!("1");
+    /// As `list_label1`.
+    list_label2 = labelled!("2");
+    /// As `list_label1`.
+    list_label3 = labelled!("3");
+    /// As `list_label1`.
+    list_label4 = labelled!("4");
+    /// The archived data of an operation.
+    load_archived = "SELECT payload, outcome, outcome_kept FROM semel_archive WHERE operation = $1";
+    /// What waiters need to know.
+    glance =
+        "SELECT o.id, o.state, o.fence, l.deadline
+         FROM {rows $1: id int} AS r
+         JOIN semel_operations AS o ON o.id = r.id
+         LEFT JOIN semel_leases AS l ON l.operation = o.id";
+
+    /// New rows, whole. One that exists already is left alone, and not returned.
+    insert_operations =
+        "INSERT INTO semel_operations
+            (id, tenant, service, kind, key, fingerprint, payload_order, payload, label1, label2, label3, label4,
+             state, fence, failures, crashes, parked, owner, created_at, claimed_at, settled_at, not_before, expires_at,
+             archive_at, archived, look_at, outcome, outcome_kept, error, checkpoint)
+         SELECT id, tenant, service, kind, key, fingerprint, payload_order, payload, label1, label2, label3, label4,
+             state, fence, failures, crashes, parked, owner, created_at, claimed_at, settled_at, not_before, expires_at,
+             archive_at, archived, look_at, outcome, outcome_kept, error, checkpoint
+         FROM {rows $1: id int, tenant text, service text, kind text, key text, fingerprint bytes, payload_order int,
+             payload bytes, label1 text, label2 text, label3 text, label4 text, state text, fence int, failures int,
+             crashes int, parked bool, owner text, created_at int, claimed_at int, settled_at int, not_before int,
+             expires_at int, archive_at int, archived bool, look_at int, outcome bytes, outcome_kept bool, error bytes,
+             checkpoint bytes} AS r
+         WHERE true
+         ON CONFLICT (tenant, service, kind, key) DO NOTHING
+         RETURNING id";
+    /// Changed rows. The fence that was read must still be there.
+    update_operations =
+        "UPDATE semel_operations AS o
+         SET fingerprint = r.fingerprint, payload_order = r.payload_order, payload = r.payload, state = r.state,
+             fence = r.fence, failures = r.failures, crashes = r.crashes, parked = r.parked, owner = r.owner,
+             claimed_at = r.claimed_at, settled_at = r.settled_at, not_before = r.not_before, expires_at = r.expires_at,
+             archive_at = r.archive_at, archived = r.archived, look_at = r.look_at, outcome = r.outcome,
+             outcome_kept = r.outcome_kept, error = r.error, checkpoint = r.checkpoint
+         FROM {rows $1: id int, old_fence int, fingerprint bytes, payload_order int, payload bytes, state text, fence int,
+             failures int, crashes int, parked bool, owner text, claimed_at int, settled_at int, not_before int,
+             expires_at int, archive_at int, archived bool, look_at int, outcome bytes, outcome_kept bool, error bytes,
+             checkpoint bytes} AS r
+         WHERE o.id = r.id AND o.fence = r.old_fence";
+    /// Rows that go, by id and fence.
+    delete_operations =
+        "DELETE FROM semel_operations
+         WHERE (id, fence) IN (SELECT r.id, r.old_fence FROM {rows $1: id int, old_fence int} AS r)";
+    /// Their archived data goes with them,
+    delete_archived = "DELETE FROM semel_archive WHERE operation IN (SELECT r.id FROM {rows $1: id int} AS r)";
+    /// their story,
+    delete_journal = "DELETE FROM semel_journal WHERE operation IN (SELECT r.id FROM {rows $1: id int} AS r)";
+    /// and their repeats.
+    delete_repeats = "DELETE FROM semel_repeats WHERE operation IN (SELECT r.id FROM {rows $1: id int} AS r)";
+
+    /// Leases that end.
+    delete_leases = "DELETE FROM semel_leases WHERE operation IN (SELECT r.id FROM {rows $1: id int} AS r)";
+    /// Leases that begin or change.
+    put_leases =
+        "INSERT INTO semel_leases (operation, fence, token, deadline, run_until, term, retention, tombstone, successor, terms)
+         SELECT id, fence, token, deadline, run_until, term, retention, tombstone, successor, terms
+         FROM {rows $1: id int, fence int, token bytes, deadline int, run_until int, term int, retention int, tombstone int,
+             successor bool, terms text} AS r
+         WHERE true
+         ON CONFLICT (operation) DO UPDATE
+         SET fence = excluded.fence, token = excluded.token, deadline = excluded.deadline, run_until = excluded.run_until,
+             term = excluded.term, retention = excluded.retention, tombstone = excluded.tombstone,
+             successor = excluded.successor, terms = excluded.terms";
+    /// Operations that leave the backlog.
+    delete_backlog = "DELETE FROM semel_backlog WHERE operation IN (SELECT r.id FROM {rows $1: id int} AS r)";
+    /// Operations that enter the backlog or change in it.
+    put_backlog =
+        "INSERT INTO semel_backlog (operation, tenant, state)
+         SELECT id, tenant, state FROM {rows $1: id int, tenant text, state text} AS r
+         WHERE true
+         ON CONFLICT (operation) DO UPDATE SET state = excluded.state";
+    /// Newer data that has had its turn.
+    delete_successors = "DELETE FROM semel_successors WHERE operation IN (SELECT r.id FROM {rows $1: id int} AS r)";
+    /// Newer data that waits.
+    put_successors =
+        "INSERT INTO semel_successors (operation, fingerprint, payload_order, payload)
+         SELECT id, fingerprint, payload_order, payload
+         FROM {rows $1: id int, fingerprint bytes, payload_order int, payload bytes} AS r
+         WHERE true
+         ON CONFLICT (operation) DO UPDATE
+         SET fingerprint = excluded.fingerprint, payload_order = excluded.payload_order, payload = excluded.payload";
+    /// Data that goes to the archive.
+    put_archive =
+        "INSERT INTO semel_archive (operation, archived_at, payload, outcome, outcome_kept)
+         SELECT id, archived_at, payload, outcome, outcome_kept
+         FROM {rows $1: id int, archived_at int, payload bytes, outcome bytes, outcome_kept bool} AS r
+         WHERE true
+         ON CONFLICT (operation) DO UPDATE
+         SET archived_at = excluded.archived_at, payload = excluded.payload, outcome = excluded.outcome,
+             outcome_kept = excluded.outcome_kept";
+    /// Lines of the story.
+    insert_journal =
+        "INSERT INTO semel_journal (operation, at, event, fence, actor, detail)
+         SELECT id, at, event, fence, actor, detail
+         FROM {rows $1: id int, at int, event text, fence int, actor text, detail bytes} AS r";
+    /// The story of an operation.
+    load_journal = "SELECT at, event, fence, actor, detail FROM semel_journal WHERE operation = $1 ORDER BY id";
+    /// How often operations came again.
+    load_repeats =
+        "SELECT p.operation, p.repeat, p.repeats
+         FROM {rows $1: id int} AS r JOIN semel_repeats AS p ON p.operation = r.id";
+    /// How often operations came again; only of operations that still exist.
+    put_repeats =
+        "INSERT INTO semel_repeats (operation, repeat, repeats)
+         SELECT r.id, r.repeat, r.repeats
+         FROM {rows $1: id int, repeat text, repeats text} AS r JOIN semel_operations AS o ON o.id = r.id
+         WHERE true
+         ON CONFLICT (operation, repeat) DO UPDATE SET repeats = excluded.repeats";
+
+    /// Counts of changes and answers.
+    insert_deltas =
+        "INSERT INTO semel_deltas (tenant, service, kind, label1, label2, hour, from_state, to_state, answer, bucket, n)
+         SELECT tenant, service, kind, label1, label2, hour, from_state, to_state, answer, bucket, n
+         FROM {rows $1: tenant text, service text, kind text, label1 text, label2 text, hour int, from_state text,
+             to_state text, answer text, bucket int, n int} AS r";
+    /// Folded counts.
+    fold_counters =
+        "INSERT INTO semel_counters (tenant, hour, service, kind, label1, label2, from_state, to_state, answer, bucket, n)
+         SELECT tenant, hour, service, kind, label1, label2, from_state, to_state, answer, bucket, n
+         FROM {rows $1: tenant text, service text, kind text, label1 text, label2 text, hour int, from_state text,
+             to_state text, answer text, bucket int, n int} AS r
+         WHERE true
+         ON CONFLICT (tenant, hour, service, kind, label1, label2, from_state, to_state, answer, bucket)
+         DO UPDATE SET n = semel_counters.n + excluded.n";
+    /// All counts of a tenant, folded or not, in one snapshot.
+    load_counts =
+        "SELECT tenant, service, kind, label1, label2, hour, from_state, to_state, answer, bucket, CAST(sum(n) AS BIGINT) AS n
+         FROM (SELECT tenant, service, kind, label1, label2, hour, from_state, to_state, answer, bucket, n FROM semel_counters
+               WHERE tenant = $1 AND hour >= $2
+               UNION ALL
+               SELECT tenant, service, kind, label1, label2, hour, from_state, to_state, answer, bucket, n FROM semel_deltas
+               WHERE tenant = $1 AND hour >= $2) AS both_tables
+         GROUP BY tenant, service, kind, label1, label2, hour, from_state, to_state, answer, bucket
+         ORDER BY hour, service, kind, label1, label2, answer, from_state, to_state, bucket";
+
+    /// Leases that have lapsed.
+    find_lapsed = "SELECT operation AS id FROM semel_leases WHERE deadline <= $1 ORDER BY operation LIMIT $2";
+    /// Operations whose time to be looked at has come.
+    find_due = "SELECT id FROM semel_operations WHERE look_at <= $1 ORDER BY look_at LIMIT $2";
+}
+
+/// Turns `{rows $1: id int, body bytes}` into the database's own reading of a JSON array.
+fn render(text: &str, dialect: Dialect) -> String {
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once("{rows ") {
+        let (inside, after) = after.split_once('}').unwrap_or((after, ""));
+        let (parameter, columns) = inside.split_once(':').unwrap_or((inside, ""));
+        let columns: Vec<(&str, &str)> =
+            columns.split(',').filter_map(|column| column.trim().split_once(' ')).collect();
+        out.push_str(before);
+        out.push_str(&rows(parameter.trim(), &columns, dialect));
+        rest = after;
+    }
+    out.push_str(rest);
+    out
+}
+
+fn rows(parameter: &str, columns: &[(&str, &str)], dialect: Dialect) -> String {
+    let list = |each: &dyn Fn(&(&str, &str)) -> String| columns.iter().map(each).collect::<Vec<_>>().join(", ");
+    match dialect {
+        Dialect::Postgres => {
+            let selected = list(&|(name, kind)| match *kind {
+                "bytes" => format!("decode({name}, 'hex') AS {name}"),
+                _ => (*name).to_owned(),
+            });
+            let declared = list(&|(name, kind)| match *kind {
+                "int" => format!("{name} bigint"),
+                "bool" => format!("{name} boolean"),
+                _ => format!("{name} text"),
+            });
+            format!("(SELECT {selected} FROM json_to_recordset({parameter}::json) AS j({declared}))")
+        }
+        Dialect::Sqlite => {
+            let selected = list(&|(name, kind)| match *kind {
+                "bytes" => format!("unhex(value ->> '{name}') AS {name}"),
+                _ => format!("value ->> '{name}' AS {name}"),
+            });
+            format!("(SELECT {selected} FROM json_each({parameter}))")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_becomes_rows_on_both_databases() {
+        let text = "DELETE FROM t WHERE id IN (SELECT r.id FROM {rows $1: id int, body bytes} AS r)";
+        assert_eq!(
+            render(text, Dialect::Postgres),
+            "DELETE FROM t WHERE id IN (SELECT r.id FROM (SELECT id, decode(body, 'hex') AS body \
+             FROM json_to_recordset($1::json) AS j(id bigint, body text)) AS r)"
+        );
+        assert_eq!(
+            render(text, Dialect::Sqlite),
+            "DELETE FROM t WHERE id IN (SELECT r.id FROM (SELECT value ->> 'id' AS id, unhex(value ->> 'body') AS body \
+             FROM json_each($1)) AS r)"
+        );
+    }
+
+    #[test]
+    fn no_statement_is_left_half_rendered() {
+        for dialect in [Dialect::Postgres, Dialect::Sqlite] {
+            for (name, text) in Sql::new(dialect).all() {
+                assert!(!text.contains("{rows") && !text.contains('}'), "{name}: {text}");
+            }
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! The file: where it is, and whether it can be trusted.
+
+use std::path::{Path, PathBuf};
+
+use semel::{Error, Result};
+use sqlx::{
+    ConnectOptions as _,
+    sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous},
+};
+
+/// The path in `sqlite:PATH`.
+pub(crate) fn path(url: &str) -> Result<PathBuf> {
+    let path = url.strip_prefix("sqlite:").unwrap_or(url);
+    let path = path.strip_prefix("//").unwrap_or(path);
+    if path.is_empty() || path.contains(":memory:") || path.contains('?') {
+        return Err(Error::Invalid("database url: write sqlite:PATH with the path of a file (a ledger in memory would forget)".into()));
+    }
+    Ok(PathBuf::from(path))
+}
+
+/// How every connection to the file is set up: nothing is acknowledged that is not on disk.
+pub(crate) fn options(path: &Path) -> SqliteConnectOptions {
+    SqliteConnectOptions::new()
+        .filename(path)
+        .create_if_missing(true)
+        .journal_mode(SqliteJournalMode::Wal)
+        .synchronous(SqliteSynchronous::Full)
+        // How long to wait for another process that writes.
+        .busy_timeout(std::time::Duration::from_secs(5))
+        // 64 MB: the upper levels of the indexes stay in memory.
+        .pragma("cache_size", "-65536")
+        // A checkpoint every 32 MB of log instead of every 4: fewer, larger writes to the file.
+        .pragma("wal_autocheckpoint", "8000")
+        .disable_statement_logging()
+}
+
+/// Refuses a file system on which SQLite's locks or its shared memory do not hold: two hosts would
+/// each believe to be the writer.
+pub(crate) fn check_file_system(path: &Path) -> Result<()> {
+    const NETWORK: [(u64, &str); 10] = [
+        (0x6969, "NFS"),
+        (0x517b, "SMB"),
+        (0xff53_4d42, "CIFS"),
+        (0xfe53_4d42, "SMB2"),
+        (0x0102_1997, "9p"),
+        (0x5346_414f, "AFS"),
+        (0x00c3_6400, "Ceph"),
+        (0x0bd0_0bd0, "Lustre"),
+        (0x4750_4653, "GPFS"),
+        (0x0116_1970, "GFS2"),
+    ];
+    const FUSE: u64 = 0x6573_5546;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let Ok(stat) = rustix::fs::statfs(folder) else { return Ok(()) };
+    let kind = stat.f_type as u64;
+    if let Some((_, name)) = NETWORK.iter().find(|(magic, _)| *magic == kind) {
+        return Err(Error::Invalid(format!(
+            "database url: {} is on a network file system ({name}), where SQLite cannot keep its promises; \
+             use a local disk, or PostgreSQL for several hosts",
+            path.display()
+        )));
+    }
+    if kind == FUSE {
+        tracing::warn!(path = %path.display(), "the database is on a FUSE file system; make sure that it is local and syncs");
+    }
+    Ok(())
+}

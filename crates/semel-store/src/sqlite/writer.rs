@@ -1,0 +1,91 @@
+//! The one writer of a SQLite file in this process.
+//!
+//! SQLite has one writer at a time. Here that is a connection behind a fair queue: lanes and
+//! callers' transactions take it in turn. Other processes of the same host have their own; the
+//! file's lock decides between them, and `BEGIN IMMEDIATE` takes it before anything is read, so
+//! that no transaction has to be upgraded half-way (which fails without waiting).
+
+use std::sync::Arc;
+
+use semel::Result;
+use sqlx::SqliteConnection;
+use tokio::sync::{Mutex, OwnedMutexGuard};
+
+use crate::connection::broken;
+
+pub(crate) struct Writer {
+    connection: SqliteConnection,
+    /// A transaction was begun and has not ended: its future was dropped.
+    open: bool,
+}
+
+/// A write transaction. Dropping it rolls back.
+pub(crate) struct WriteTx {
+    writer: Option<OwnedMutexGuard<Writer>>,
+}
+
+impl Writer {
+    pub(crate) fn new(connection: SqliteConnection) -> Arc<Mutex<Self>> {
+        Arc::new(Mutex::new(Self { connection, open: false }))
+    }
+
+    /// Waits for its turn, and begins.
+    pub(crate) async fn begin(writer: &Arc<Mutex<Self>>) -> Result<WriteTx> {
+        let mut tx = WriteTx { writer: Some(writer.clone().lock_owned().await) };
+        let writer = tx.get();
+        if std::mem::replace(&mut writer.open, true) {
+            sqlx::raw_sql("ROLLBACK").execute(&mut writer.connection).await.ok();
+        }
+        let begun = sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut writer.connection).await;
+        match begun {
+            Ok(_) => Ok(tx),
+            Err(error) => {
+                writer.open = false;
+                Err(broken(error))
+            }
+        }
+    }
+}
+
+impl WriteTx {
+    pub(crate) fn connection(&mut self) -> &mut SqliteConnection {
+        &mut self.get().connection
+    }
+
+    pub(crate) async fn commit(mut self) -> Result<(), sqlx::Error> {
+        let writer = self.get();
+        sqlx::raw_sql("COMMIT").execute(&mut writer.connection).await?;
+        writer.open = false;
+        Ok(())
+    }
+
+    pub(crate) async fn roll_back(mut self) {
+        let writer = self.get();
+        if sqlx::raw_sql("ROLLBACK").execute(&mut writer.connection).await.is_ok() {
+            writer.open = false;
+        }
+    }
+
+    #[expect(clippy::expect_used, reason = "it is taken only in drop")]
+    fn get(&mut self) -> &mut Writer {
+        self.writer.as_mut().expect("a transaction has the writer")
+    }
+}
+
+impl Drop for WriteTx {
+    fn drop(&mut self) {
+        let Some(mut writer) = self.writer.take() else { return };
+        if !writer.open {
+            return;
+        }
+        // Other processes wait for the file's lock, so the rollback should not wait for the next
+        // transaction here. Without a runtime it has to: `begin` makes up for it.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move {
+                if sqlx::raw_sql("ROLLBACK").execute(&mut writer.connection).await.is_ok() {
+                    writer.open = false;
+                }
+            });
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Callers' transactions.
+
+use std::{sync::Arc, time::Duration};
+
+use semel::{Error, Result, store::Commit};
+use tokio::sync::{Mutex, MutexGuard};
+
+use crate::{
+    Conn,
+    postgres::{Seat, begin},
+    sqlite::WriteTx,
+};
+
+/// A transaction: a handle that can be shared with the code that works in it.
+///
+/// It ends by commit, by rollback, or by itself when its time is over; then the handle and its
+/// clones are dead. Dropping the last handle rolls back.
+#[derive(Clone)]
+pub struct Tx {
+    state: Arc<Mutex<State>>,
+}
+
+enum State {
+    Postgres(Seat),
+    Sqlite(WriteTx),
+    Over,
+}
+
+/// The transaction's connection, for as long as it is held.
+pub struct TxConnection<'a> {
+    state: MutexGuard<'a, State>,
+}
+
+impl Tx {
+    pub(crate) async fn postgres(mut seat: Seat, limit: Duration) -> Result<Self> {
+        begin(&mut seat).await?;
+        Ok(Self::limited(State::Postgres(seat), limit))
+    }
+
+    pub(crate) fn sqlite(tx: WriteTx, limit: Duration) -> Self {
+        Self::limited(State::Sqlite(tx), limit)
+    }
+
+    /// Nobody may forget an open transaction: on SQLite it holds the only writer, on PostgreSQL
+    /// locks and a snapshot.
+    fn limited(state: State, limit: Duration) -> Self {
+        let state = Arc::new(Mutex::new(state));
+        let watched = Arc::downgrade(&state);
+        tokio::spawn(async move {
+            tokio::time::sleep(limit).await;
+            if let Some(state) = watched.upgrade() {
+                // Dropping what is in it rolls back.
+                *state.lock().await = State::Over;
+            }
+        });
+        Self { state }
+    }
+
+    /// The connection to work with.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] when the transaction is over.
+    pub async fn connection(&self) -> Result<TxConnection<'_>> {
+        let state = self.state.lock().await;
+        match *state {
+            State::Over => Err(over()),
+            _ => Ok(TxConnection { state }),
+        }
+    }
+
+    pub(crate) async fn commit(&self) -> Commit {
+        let state = std::mem::replace(&mut *self.state.lock().await, State::Over);
+        // In its own task: a caller that goes away half-way must not leave it undecided.
+        let done = tokio::spawn(async move {
+            match state {
+                State::Over => Commit::Refused("the transaction is over".into()),
+                State::Sqlite(tx) => match tx.commit().await {
+                    Ok(()) => Commit::Done,
+                    Err(error) => told(&error),
+                },
+                State::Postgres(mut seat) => {
+                    // A transaction in which a statement failed is rolled back by COMMIT, which
+                    // reports success all the same; the statement before it tells.
+                    match sqlx::raw_sql("SELECT 1; COMMIT").execute(&mut *seat).await {
+                        Ok(_) => {
+                            seat.leave();
+                            Commit::Done
+                        }
+                        Err(error) => told(&error),
+                    }
+                }
+            }
+        });
+        done.await.unwrap_or_else(|error| Commit::Unknown(error.to_string()))
+    }
+
+    pub(crate) async fn roll_back(&self) {
+        match std::mem::replace(&mut *self.state.lock().await, State::Over) {
+            State::Over => {}
+            State::Sqlite(tx) => tx.roll_back().await,
+            State::Postgres(mut seat) => {
+                if sqlx::raw_sql("ROLLBACK").execute(&mut *seat).await.is_ok() {
+                    seat.leave();
+                }
+            }
+        }
+    }
+}
+
+impl TxConnection<'_> {
+    /// The connection, whichever database it is.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] when the transaction is over.
+    pub fn get(&mut self) -> Result<Conn<'_>> {
+        match &mut *self.state {
+            State::Postgres(seat) => Ok(Conn::Postgres(seat)),
+            State::Sqlite(tx) => Ok(Conn::Sqlite(tx.connection())),
+            State::Over => Err(over()),
+        }
+    }
+}
+
+fn over() -> Error {
+    Error::Unavailable("the transaction is over: its time was up, or it has been committed or rolled back".into())
+}
+
+/// What an error in answer to a commit tells. Refused is what the database said no to; when the
+/// connection broke, or the server was stopping, it may have been done all the same.
+fn told(error: &sqlx::Error) -> Commit {
+    let why = error.to_string();
+    match error {
+        sqlx::Error::Database(db) => match db.code().as_deref() {
+            Some(code) if code.len() == 5 && (code.starts_with("57") || code.starts_with("08")) => Commit::Unknown(why),
+            _ => Commit::Refused(why),
+        },
+        _ => Commit::Unknown(why),
+    }
+}
+
+/// Begins on a connection that may have died while it was idle, once more on a new one if so.
+pub(crate) async fn begin_on(seats: &Arc<crate::postgres::Seats>, limit: Duration) -> Result<Tx> {
+    let seat = seats.take().await?;
+    let reused = seat.is_reused();
+    match Tx::postgres(seat, limit).await {
+        Err(error) if reused && error.is_transient() => {
+            seats.forget();
+            Tx::postgres(seats.take().await?, limit).await
+        }
+        done => done,
+    }
+}

@@ -1,0 +1,241 @@
+//! Who executes.
+
+use std::time::Duration;
+
+use super::{
+    super::*,
+    life::{LEASE, Life, RETENTION, TICK, ask, ask_newer, ask_under, complete, doubt, fail, policy, situations},
+};
+use crate::{OnLost, OnMismatch};
+
+#[test]
+fn the_first_to_ask_gets_the_lease_and_the_others_learn_until_when() {
+    let mut life = Life::new();
+    let fence = life.acquire(&ask("a"));
+    assert_eq!(life.row().id, fence.0, "the id is the fence of the first claim");
+    assert_eq!((life.row().attempt(), life.row().owner.as_str()), (1, "worker"));
+    let until = life.now + LEASE;
+    life.pass(LEASE / 2);
+    assert_eq!(life.claim(&ask("a")), Answer::InFlight { until, kept: false });
+}
+
+#[test]
+fn a_claim_whose_answer_was_lost_is_known_by_its_token() {
+    let mut life = Life::new();
+    let fence = life.acquire(&ask("a"));
+    let before = life.row.clone();
+    life.pass(LEASE - TICK);
+    assert_eq!(life.claim_again(&ask("a")), Answer::Acquired);
+    assert_eq!((life.row.clone(), life.row().fence), (before, fence), "and changes nothing");
+
+    life.pass(TICK);
+    assert_eq!(life.claim_again(&ask("a")), Answer::Acquired, "after its lease, it is a claim like any other");
+    assert!(life.row().fence > fence && life.row().crashes == 1);
+}
+
+#[test]
+fn what_took_effect_is_replayed_and_keeps_its_outcome() {
+    let mut life = Life::new();
+    let fence = life.acquire(&ask("a"));
+    life.settle(fence, complete("done"));
+    for _ in 0..3 {
+        life.pass(Duration::from_secs(100));
+        assert_eq!(life.claim(&ask("a")), Answer::Replay { mismatch: false });
+        assert_eq!(life.row().outcome, Some(Outcome::kept("done")));
+    }
+}
+
+#[test]
+fn expired_is_absent() {
+    for settle in [complete("done"), fail(Retry::Backoff), fail(Retry::Never)] {
+        let mut life = Life::new();
+        let fence = life.acquire(&ask("a"));
+        life.pass(LEASE / 2);
+        life.settle(fence, settle.clone());
+        let id = life.row().id;
+
+        life.pass(RETENTION - TICK);
+        let before_its_end = life.clone().claim(&ask("b"));
+        assert_eq!(before_its_end, Answer::Mismatch, "kept for all of its retention, counted from its end: {settle:?}");
+
+        life.pass(TICK);
+        assert_eq!(life.clone().resolve(Verdict::Retry), Answer::NotNow(NotNow::Absent));
+        assert_eq!(life.clone().claim_inline(&ask("b")), Answer::Acquired);
+        assert_eq!(life.clone().tend(), Answer::Expired);
+        assert_eq!(life.claim(&ask("b")), Answer::Acquired, "another payload may have the key: {settle:?}");
+        assert!(life.row().id > id && life.row().failures == 0, "a new life, not a new attempt");
+    }
+}
+
+#[test]
+fn a_time_out_expires_and_pending_and_doubt_never_do() {
+    let ages = RETENTION * 1000;
+    for (on_lost, expected) in [(OnLost::Rerun, Answer::Acquired), (OnLost::Hold, Answer::Mismatch)] {
+        let mut life = Life::new();
+        life.acquire(&ask_under("a", on_lost));
+        life.crash();
+        life.pass(ages);
+        assert_eq!(life.claim(&ask("b")), expected);
+    }
+    let mut life = Life::new();
+    let fence = life.acquire(&ask("a"));
+    life.settle(fence, Write::Release { delay: TICK });
+    life.pass(ages);
+    assert_eq!(life.claim(&ask("b")), Answer::Mismatch, "what is pending waits for ever");
+}
+
+#[test]
+fn a_failed_operation_runs_again_after_its_backoff_and_not_before() {
+    for (retry, wait) in [
+        (Retry::Backoff, policy().backoff.after(1, 1)),
+        (Retry::After(Duration::from_secs(77)), Duration::from_secs(77)),
+        (Retry::After(Duration::ZERO), Duration::ZERO),
+    ] {
+        let mut life = Life::new();
+        let fence = life.acquire(&ask("a"));
+        life.settle(fence, fail(retry));
+        let until = life.now + wait;
+        if !wait.is_zero() {
+            life.pass(wait - TICK);
+            assert_eq!(life.claim(&ask("a")), Answer::NotYet { until });
+            life.pass(TICK);
+        }
+        assert_eq!(life.claim(&ask("a")), Answer::Acquired);
+        assert_eq!(life.row().attempt(), 2);
+    }
+}
+
+#[test]
+fn too_many_failures_are_exhausted_until_a_claim_allows_more() {
+    let mut life = Life::new();
+    for _ in 0..2 {
+        let fence = life.acquire(&ask("a"));
+        life.settle(fence, fail(Retry::After(Duration::ZERO)));
+    }
+    assert_eq!(life.claim(&ask("a")), Answer::Exhausted);
+    let patient = Policy { max_attempts: None, ..policy() };
+    assert_eq!(life.claim(&Request { policy: patient, ..ask("a") }), Answer::Acquired);
+}
+
+#[test]
+fn crashes_do_not_count_as_failures() {
+    let once = Policy { max_attempts: Some(1), max_crashes: 3, ..policy() };
+    let request = Request { policy: once, ..ask("a") };
+    let mut life = Life::new();
+    life.acquire(&request);
+    life.crash();
+    let fence = life.acquire(&request);
+    assert_eq!((life.row().failures, life.row().crashes, life.row().attempt()), (0, 1, 2));
+    life.settle(fence, fail(Retry::Backoff));
+    life.pass(RETENTION / 2);
+    assert_eq!(life.claim(&request), Answer::Exhausted, "a failure does");
+}
+
+#[test]
+fn a_crash_loop_is_slowed_down_and_then_parked() {
+    let request = Request { policy: Policy { max_crashes: 3, ..policy() }, ..ask("a") };
+    let mut life = Life::new();
+    life.acquire(&request);
+    life.crash();
+    life.acquire(&request);
+    life.crash();
+    let until = life.now + policy().backoff.after(1, 1);
+    assert_eq!(life.claim(&request), Answer::NotYet { until }, "the second takeover waits");
+    life.now = until;
+    life.acquire(&request);
+    life.crash();
+    assert!(life.row().parked);
+    let daring = Policy { max_crashes: 100, ..policy() };
+    life.pass(RETENTION / 2);
+    assert_eq!(life.claim(&Request { policy: daring, ..ask("a") }), Answer::Exhausted, "only a person unparks");
+    assert_eq!(life.resolve(Verdict::Retry), Answer::Resolved);
+    assert_eq!(life.claim(&request), Answer::Acquired);
+}
+
+#[test]
+fn a_lapsed_lease_lapses_first_whatever_the_claim_gets() {
+    for (on_lost, state, expected) in [
+        (OnLost::Rerun, State::Processing, Answer::Acquired),
+        (OnLost::Hold, State::InDoubt, Answer::InDoubt { kept: false }),
+        (OnLost::Probe, State::InDoubt, Answer::InDoubt { kept: false }),
+    ] {
+        let mut life = Life::new();
+        let fence = life.acquire(&ask_under("a", on_lost));
+        life.pass(LEASE - TICK);
+        assert!(matches!(life.claim(&ask("a")), Answer::InFlight { .. }), "it lasts to its deadline");
+        life.pass(TICK);
+
+        let mut refused = life.clone();
+        assert_eq!(refused.claim(&ask("b")), Answer::Mismatch);
+        assert_eq!((refused.row().crashes, refused.row().lease.is_none()), (1, true), "the lapse is kept");
+
+        assert_eq!(life.claim(&ask("a")), expected);
+        assert_eq!((life.row().state, life.row().crashes), (state, 1));
+        assert!(life.row().fence > fence, "so that the former owner is told apart");
+    }
+}
+
+#[test]
+fn another_payload_is_refused_whatever_the_state() {
+    for (name, mut life) in situations() {
+        let counts = life.row.as_ref().is_some_and(|op| !op.has_expired(life.now));
+        let expected = if counts { Answer::Mismatch } else { Answer::Acquired };
+        assert_eq!(life.claim(&ask("other")), expected, "{name}");
+    }
+}
+
+#[test]
+fn under_replay_another_payload_is_answered_as_if_it_were_equal() {
+    let replay = Policy { on_mismatch: OnMismatch::Replay, ..policy() };
+    let other = Request { policy: replay, payload: Some("other".into()), ..ask("other") };
+    for (name, mut life) in situations() {
+        let Some(row) = life.row.clone().filter(|op| !op.has_expired(life.now)) else { continue };
+        let same = Request { fingerprint: row.fingerprint, ..other.clone() };
+        let (equal, answer) = (life.clone().claim(&same), life.claim(&other));
+        match answer {
+            Answer::Replay { mismatch } => assert!(mismatch, "a replay says that it is not the same: {name}"),
+            _ => assert_eq!(answer, equal, "{name}"),
+        }
+        let runs = answer == Answer::Acquired;
+        let (is_other, is_kept) = (life.row().fingerprint == other.fingerprint, life.row().payload == other.payload);
+        assert_eq!((is_other, is_kept), (runs, runs), "where nothing took effect, what runs is what counts: {name}");
+    }
+}
+
+#[test]
+fn an_inline_claim_is_completed_at_once_or_answered_like_any_other() {
+    for (name, life) in situations() {
+        for request in [ask_newer("first", 1), ask_newer("second", 2), ask("other")] {
+            let (mut leased, mut inline) = (life.clone(), life.clone());
+            let answer = inline.claim_inline(&request);
+            assert_eq!(answer, leased.claim(&request), "{name}");
+            if answer == Answer::Acquired {
+                assert_eq!(inline.state(), Some(State::Completed), "{name}");
+                assert_eq!(inline.row().expires_at, Some(life.now + RETENTION));
+                assert_eq!(inline.claim_inline(&request), Answer::Replay { mismatch: false }, "{name}");
+            } else {
+                assert_eq!(inline.row, leased.row, "{name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_inline_claim_never_takes_a_lease_for_its_own() {
+    // Its effect would be made under a row that still counts as running, and made again later.
+    let mut life = Life::new();
+    life.acquire(&ask("a"));
+    life.token -= 1;
+    assert!(matches!(life.claim_inline(&ask("a")), Answer::InFlight { .. }));
+}
+
+#[test]
+fn a_doubt_is_told_to_everybody_and_rerun_by_nobody() {
+    for on_lost in [OnLost::Rerun, OnLost::Hold, OnLost::Probe] {
+        let mut life = Life::new();
+        let fence = life.acquire(&ask("a"));
+        life.settle(fence, doubt());
+        life.pass(RETENTION * 9);
+        assert_eq!(life.claim(&ask_under("a", on_lost)), Answer::InDoubt { kept: false });
+    }
+}

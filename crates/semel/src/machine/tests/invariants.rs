@@ -1,0 +1,160 @@
+//! What is true of every row and of every step, whatever led to it.
+
+use super::{super::*, life::Happening};
+use crate::OnMismatch;
+
+/// What is true of every row. The databases' constraints say the same.
+pub(super) fn row(op: &Operation) {
+    use State::{Completed, Failed, InDoubt, Pending, Processing, TimedOut};
+    let only_in = |there: bool, states: &[State], what: &str| {
+        assert!(!there || states.contains(&op.state), "{what} while {}: {op:?}", op.state);
+    };
+    let exactly_in = |there: bool, states: &[State], what: &str| {
+        assert_eq!(there, states.contains(&op.state), "{what} while {}: {op:?}", op.state);
+    };
+    exactly_in(op.lease.is_some(), &[Processing], "a lease");
+    exactly_in(op.settled_at.is_some(), &[Completed, Failed, TimedOut, InDoubt], "settled_at");
+    exactly_in(op.outcome.is_some(), &[Completed], "an outcome");
+    only_in(op.not_before.is_some(), &[Pending, Failed, TimedOut], "not_before");
+    only_in(op.expires_at.is_some(), &[Completed, Failed, TimedOut], "expires_at");
+    only_in(op.archive_at.is_some(), &[Completed], "archive_at");
+    only_in(op.archived, &[Completed], "archived");
+    only_in(op.parked, &[Failed, TimedOut], "parked");
+    only_in(op.successor.is_some(), &[Processing, InDoubt], "a successor");
+    only_in(op.checkpoint.is_some(), &[Pending, Processing, Failed, TimedOut, InDoubt], "a checkpoint");
+
+    assert!(op.fence.0 >= op.id, "the id is the first fence: {op:?}");
+    assert!(op.look_at.is_some() || !has_an_end(op), "nobody would see it end: {op:?}");
+    if op.archived {
+        assert_eq!((op.outcome.as_ref().map(|o| o.kept), &op.payload, op.archive_at), (Some(false), &None, None));
+    }
+    if let Some(lease) = &op.lease {
+        assert!(lease.deadline <= lease.run_until, "{op:?}");
+    }
+    if let Some(successor) = &op.successor {
+        assert!(op.order.is_some_and(|order| order < successor.order), "equal is not newer: {op:?}");
+    }
+}
+
+/// Whether the sweep will have something to do with it one day, as far as is known.
+pub(super) fn has_an_end(op: &Operation) -> bool {
+    let terms = op.lease.as_ref().map(|lease| &lease.terms);
+    let will_have = terms.is_some_and(|terms| terms.retention.or(terms.tombstone).is_some());
+    op.expires_at.or(op.archive_at).is_some() || will_have
+}
+
+/// What is true of every step. `fence` is the new one that it may use.
+pub(super) fn step(before: Option<&Operation>, what: &Happening, fence: Fence, now: Timestamp, step: &Step) {
+    let told = || format!("{what:?}\nat {} with {fence}, on {before:?}\nmade {step:?}", now.as_micros());
+    let claims = matches!(what, Happening::Claim(_) | Happening::Inline(_));
+    let live = before.is_some_and(|op| op.lease.is_some() && !lapsed(op, now));
+    match (before, &step.next) {
+        (_, Next::Same) => {}
+        (Some(old), Next::Put(new)) => {
+            row(new);
+            assert_eq!(
+                (old.id, &old.scope, &old.key, old.created_at),
+                (new.id, &new.scope, &new.key, new.created_at),
+                "{}",
+                told()
+            );
+            changes(old, new, what, fence, now).unwrap_or_else(|law| panic!("{law}: {}", told()));
+        }
+        (None, Next::Put(_)) => panic!("a change of nothing: {}", told()),
+        (_, Next::Anew(new)) => {
+            row(new);
+            assert!(before.is_none_or(|op| op.has_expired(now)), "only nothing is replaced: {}", told());
+            assert!(claims && step.answer == Answer::Acquired, "only a claim begins a life: {}", told());
+            assert_eq!((Fence(new.id), new.fence), (fence, fence), "{}", told());
+        }
+        (_, Next::Gone) => match what {
+            Happening::Write(fence, Write::Release { .. }) => {
+                let own = before.is_some_and(|op| op.fence == *fence && op.lease.is_some());
+                assert!(own, "only its holder releases it: {}", told());
+            }
+            Happening::Tend => assert!(before.is_some_and(|op| op.has_expired(now)), "{}", told()),
+            Happening::Purge => assert!(!live, "somebody runs it: {}", told()),
+            _ => panic!("nothing else removes a row: {}", told()),
+        },
+    }
+    answers(before, what, now, step).unwrap_or_else(|law| panic!("{law}: {}", told()));
+}
+
+/// What is true of every change of a row.
+fn changes(
+    old: &Operation,
+    new: &Operation,
+    what: &Happening,
+    fence: Fence,
+    now: Timestamp,
+) -> Result<(), &'static str> {
+    let law = |kept: bool, law| if kept { Ok(()) } else { Err(law) };
+    let superseded = old.fingerprint != new.fingerprint;
+    let claims = matches!(what, Happening::Claim(_) | Happening::Inline(_));
+    // Under replay, whatever comes runs if nothing has taken effect.
+    let replaces = matches!(what, Happening::Claim(request) | Happening::Inline(request)
+        if request.policy.on_mismatch == OnMismatch::Replay);
+    law(!old.has_expired(now), "expired is absent, and not to be changed")?;
+    law(new.fence == old.fence || new.fence == fence, "a fence is the old one or the new one")?;
+    if let Happening::Write(named, _) = what {
+        law(*named == old.fence && new.fence == old.fence, "a write is made under the present fence only")?;
+        law(old.lease.is_some(), "a write needs a lease")?;
+    } else if old.lease.is_some() && new.lease.is_none() {
+        law(lapsed(old, now), "nobody ends a live lease but its holder")?;
+    }
+    if old.lease.is_some() && new.lease.is_none() && !matches!(what, Happening::Write(..)) {
+        law(new.fence == fence, "what ends over its owner's head has a new fence")?;
+    }
+    if old.state == State::Completed && new.state != State::Completed {
+        law(claims && superseded && new.order > old.order, "only newer data runs after a completion")?;
+    }
+    if old.state == State::Completed && new.state == State::Completed && !superseded {
+        let archived = matches!(what, Happening::Tend) && new.archived && !old.archived;
+        law(old.outcome == new.outcome || archived, "an outcome stays as it was given")?;
+        law(old.settled_at == new.settled_at, "a completion happens once")?;
+    }
+    if old.state == State::InDoubt && new.state != State::InDoubt {
+        law(matches!(what, Happening::Resolve(..)), "a doubt ends by a verdict")?;
+    }
+    if old.successor.is_some() && new.successor.is_none() {
+        let waited = old.successor.as_ref().map(|s| (s.fingerprint, Some(s.order), &s.payload));
+        let there = Some((new.fingerprint, new.order, &new.payload));
+        law(waited == there || replaces || new.order > waited.and_then(|w| w.1), "newer data was lost")?;
+        law(claims || new.state != State::Completed, "newer data was not run")?;
+    }
+    if new.failures > old.failures {
+        law(matches!(what, Happening::Write(_, Write::Fail(_))), "only a failure counts as one")?;
+    }
+    if new.crashes > old.crashes {
+        let doubted = matches!(what, Happening::Write(_, Write::Doubt { .. }));
+        law(doubted || lapsed(old, now), "only a lost lease counts as a crash")?;
+    }
+    Ok(())
+}
+
+/// What is true of every answer.
+fn answers(before: Option<&Operation>, what: &Happening, now: Timestamp, step: &Step) -> Result<(), &'static str> {
+    let law = |kept: bool, law| if kept { Ok(()) } else { Err(law) };
+    let after = match &step.next {
+        Next::Same => before,
+        Next::Put(op) | Next::Anew(op) => Some(&**op),
+        Next::Gone => None,
+    };
+    match &step.answer {
+        Answer::Acquired => match what {
+            Happening::Claim(request) => {
+                let lease = after.and_then(|op| op.lease.as_ref());
+                let held = lease.is_some_and(|lease| lease.token == request.token && lease.deadline > now);
+                law(held, "who acquires holds the lease")
+            }
+            _ => law(after.is_some_and(|op| op.settled_at == Some(now) && op.outcome.is_some()), "inline is done at once"),
+        },
+        Answer::Replay { .. } => law(after.is_some_and(|op| op.outcome.is_some()), "a replay has an outcome"),
+        Answer::InFlight { until, .. } => law(after.is_some_and(|op| op.lease.is_some()) && *until > now, "in flight"),
+        Answer::InDoubt { .. } => law(after.is_some_and(|op| op.state == State::InDoubt), "in doubt"),
+        Answer::NotYet { until } => law(*until > now, "not yet"),
+        Answer::Lost | Answer::NotNow(_) => law(step.next == Next::Same, "what is refused changes nothing"),
+        Answer::Settled { .. } => law(after.is_none_or(|op| op.lease.is_none()), "what is settled has no lease"),
+        _ => Ok(()),
+    }
+}

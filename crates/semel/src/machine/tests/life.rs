@@ -1,0 +1,310 @@
+//! A life to tell: one row, a clock and a counter of fences.
+
+use std::time::Duration;
+
+use super::{super::*, invariants};
+use crate::{Backoff, OnLost, OnMismatch};
+
+pub(super) const LEASE: Duration = Duration::from_secs(10);
+pub(super) const MAX_RUN: Duration = Duration::from_secs(25);
+pub(super) const RETENTION: Duration = Duration::from_secs(1000);
+pub(super) const TICK: Duration = Duration::from_micros(1);
+
+/// The rules of most lives: two failures or two crashes are too many.
+pub(super) fn policy() -> Policy {
+    Policy {
+        lease: LEASE,
+        max_run: MAX_RUN,
+        retention: Some(RETENTION),
+        tombstone: None,
+        max_attempts: Some(2),
+        max_crashes: 2,
+        backoff: Backoff { first: Duration::from_secs(4), cap: Duration::from_secs(8) },
+        on_mismatch: OnMismatch::Reject,
+        on_lost: OnLost::Rerun,
+    }
+}
+
+/// A claim for a payload, which is not kept with the row.
+pub(super) fn ask(payload: &str) -> Request {
+    Request {
+        scope: Scope::new("acme", "tests", "law").unwrap(),
+        key: Key::new("k").unwrap(),
+        fingerprint: Fingerprint::of_bytes(payload.as_bytes()),
+        order: None,
+        payload: None,
+        labels: Labels::default(),
+        policy: policy(),
+        token: Token([0; 16]),
+        owner: "worker".into(),
+    }
+}
+
+pub(super) fn ask_under(payload: &str, on_lost: OnLost) -> Request {
+    Request { policy: Policy { on_lost, ..policy() }, ..ask(payload) }
+}
+
+/// A claim for a payload that has a place in time and replaces older ones.
+pub(super) fn ask_newer(payload: &str, order: i64) -> Request {
+    let policy = Policy { on_mismatch: OnMismatch::SupersedeIfNewer, ..policy() };
+    Request { order: Some(order), policy, ..ask(payload) }
+}
+
+pub(super) fn complete(body: &'static str) -> Write {
+    Write::Complete(Outcome::kept(body))
+}
+
+pub(super) fn fail(retry: Retry) -> Write {
+    Write::Fail(Failure { error: "it broke".into(), retry })
+}
+
+pub(super) fn release() -> Write {
+    Write::Release { delay: Duration::ZERO }
+}
+
+pub(super) fn doubt() -> Write {
+    Write::Doubt { reason: "who knows".into() }
+}
+
+/// One of each.
+pub(super) fn writes() -> [Write; 6] {
+    let checkpoint = Write::Checkpoint("so far".into());
+    [complete("done"), fail(Retry::Backoff), release(), doubt(), checkpoint, Write::Renew]
+}
+
+/// Those that end a lease.
+pub(super) fn settles() -> [Write; 4] {
+    [complete("done"), fail(Retry::Backoff), release(), doubt()]
+}
+
+/// An event that owns what it is about.
+#[derive(Clone, Debug)]
+pub(super) enum Happening {
+    Claim(Request),
+    Inline(Request),
+    Write(Fence, Write),
+    Lapse,
+    Tend,
+    Resolve(Option<Fence>, Verdict),
+    Purge,
+}
+
+impl Happening {
+    pub(super) fn step(&self, row: Option<&Operation>, fence: Fence, now: Timestamp) -> Step {
+        let (actor, reason) = ("ann".to_owned(), "she knows".to_owned());
+        let event = match self.clone() {
+            Self::Claim(ref request) => return step(row, &Event::Claim { request, fence }, now),
+            Self::Inline(ref request) => return step(row, &Event::ClaimInline { request, fence }, now),
+            Self::Write(fence, write) => Event::Write { fence, write },
+            Self::Lapse => Event::Lapse { fence },
+            Self::Tend => Event::Tend,
+            Self::Resolve(expected, verdict) => Event::Resolve { fence, expected, verdict, actor, reason },
+            Self::Purge => Event::Purge { actor, reason },
+        };
+        step(row, &event, now)
+    }
+}
+
+/// A life, told step by step. Every step is checked against the invariants.
+#[derive(Clone, Debug)]
+pub(super) struct Life {
+    pub(super) row: Option<Operation>,
+    pub(super) now: Timestamp,
+    /// The last fence that was given out.
+    pub(super) fence: i64,
+    /// The token of the last claim.
+    pub(super) token: u8,
+}
+
+impl Life {
+    pub(super) fn new() -> Self {
+        Self { row: None, now: Timestamp::from_micros(1_000_000_000), fence: 0, token: 0 }
+    }
+
+    pub(super) fn row(&self) -> &Operation {
+        self.row.as_ref().expect("there should be a row")
+    }
+
+    pub(super) fn state(&self) -> Option<State> {
+        self.row.as_ref().map(|op| op.state)
+    }
+
+    pub(super) fn happens(&mut self, what: &Happening) -> Step {
+        self.fence += 1;
+        let (before, fence) = (self.row.take(), Fence(self.fence));
+        let step = what.step(before.as_ref(), fence, self.now);
+        invariants::step(before.as_ref(), what, fence, self.now, &step);
+        self.row = match step.next.clone() {
+            Next::Same => before,
+            Next::Put(op) | Next::Anew(op) => Some(*op),
+            Next::Gone => None,
+        };
+        step
+    }
+
+    fn answer(&mut self, what: &Happening) -> Answer {
+        self.happens(what).answer
+    }
+
+    /// A new claim, with a token of its own.
+    pub(super) fn claim(&mut self, request: &Request) -> Answer {
+        self.token += 1;
+        self.claim_again(request)
+    }
+
+    /// The last claim once more, because its answer was lost.
+    pub(super) fn claim_again(&mut self, request: &Request) -> Answer {
+        let token = Token([self.token; 16]);
+        self.answer(&Happening::Claim(Request { token, ..request.clone() }))
+    }
+
+    pub(super) fn claim_inline(&mut self, request: &Request) -> Answer {
+        self.token += 1;
+        let token = Token([self.token; 16]);
+        self.answer(&Happening::Inline(Request { token, ..request.clone() }))
+    }
+
+    /// A claim that gets the lease.
+    pub(super) fn acquire(&mut self, request: &Request) -> Fence {
+        assert_eq!(self.claim(request), Answer::Acquired);
+        self.row().fence
+    }
+
+    pub(super) fn write(&mut self, fence: Fence, write: Write) -> Answer {
+        self.answer(&Happening::Write(fence, write))
+    }
+
+    /// A run that ends as it should.
+    pub(super) fn settle(&mut self, fence: Fence, write: Write) {
+        let answer = self.write(fence, write);
+        assert!(matches!(answer, Answer::Settled { .. }), "{answer:?}");
+    }
+
+    /// The lease ends without a word, and the sweep comes by.
+    pub(super) fn crash(&mut self) {
+        self.now = self.row().lease.as_ref().expect("somebody should be running").deadline;
+        assert_eq!(self.lapse(), Answer::Lapsed);
+    }
+
+    pub(super) fn lapse(&mut self) -> Answer {
+        self.answer(&Happening::Lapse)
+    }
+
+    pub(super) fn tend(&mut self) -> Answer {
+        self.answer(&Happening::Tend)
+    }
+
+    pub(super) fn resolve(&mut self, verdict: Verdict) -> Answer {
+        self.answer(&Happening::Resolve(None, verdict))
+    }
+
+    pub(super) fn purge(&mut self) -> Answer {
+        self.answer(&Happening::Purge)
+    }
+
+    pub(super) fn pass(&mut self, time: Duration) {
+        self.now = self.now + time;
+    }
+}
+
+fn life(tell: impl FnOnce(&mut Life)) -> Life {
+    let mut life = Life::new();
+    tell(&mut life);
+    life
+}
+
+/// Every situation an operation can be in, under each rule for a lost lease, with its name.
+///
+/// Only what runs or is in doubt can have newer data waiting: whatever else settles, the newer
+/// data takes its place at once.
+pub(super) fn situations() -> Vec<(String, Life)> {
+    let mut all = vec![("absent".to_owned(), Life::new())];
+    for on_lost in [OnLost::Rerun, OnLost::Hold, OnLost::Probe] {
+        let mut there = |name: &str, tell: &dyn Fn(&mut Life, &Request)| {
+            let mut first = ask_newer("first", 1);
+            first.policy.on_lost = on_lost;
+            all.push((format!("{name}, under {on_lost:?}"), life(|life| tell(life, &first))));
+        };
+        let lapsing = |life: &mut Life| life.pass(LEASE);
+        let newer = |life: &mut Life| {
+            let answer = life.claim(&ask_newer("second", 2));
+            assert!(matches!(answer, Answer::InFlight { kept: true, .. } | Answer::InDoubt { kept: true }));
+        };
+        let crash = |life: &mut Life, first: &Request| {
+            life.acquire(first);
+            life.crash();
+        };
+        let end = |life: &mut Life, first: &Request, write: Write| {
+            let fence = life.acquire(first);
+            life.settle(fence, write);
+        };
+        let release_for_later = Write::Release { delay: Duration::from_secs(4) };
+        there("processing", &|life, first| {
+            life.acquire(first);
+        });
+        there("processing, newer data waits", &|life, first| {
+            life.acquire(first);
+            newer(life);
+        });
+        there("lapsed", &|life, first| {
+            life.acquire(first);
+            lapsing(life);
+        });
+        there("lapsed, newer data waits", &|life, first| {
+            life.acquire(first);
+            newer(life);
+            lapsing(life);
+        });
+        there("in doubt", &|life, first| end(life, first, doubt()));
+        there("in doubt, newer data waits", &|life, first| {
+            end(life, first, doubt());
+            newer(life);
+        });
+        there("timed out or in doubt", &crash);
+        there("pending, for later", &|life, first| end(life, first, release_for_later.clone()));
+        there("pending", &|life, first| {
+            end(life, first, release_for_later.clone());
+            life.pass(Duration::from_secs(4));
+        });
+        there("pending with newer data", &|life, first| {
+            let fence = life.acquire(first);
+            newer(life);
+            life.settle(fence, complete("first"));
+        });
+        there("completed", &|life, first| end(life, first, complete("first")));
+        there("completed and expired", &|life, first| {
+            end(life, first, complete("first"));
+            life.pass(RETENTION);
+        });
+        there("completed and archived", &|life, first| {
+            let mut first = first.clone();
+            first.policy.tombstone = Some(LEASE);
+            end(life, &first, complete("first"));
+            life.pass(LEASE);
+            assert_eq!(life.tend(), Answer::Archived);
+        });
+        there("failed, backing off", &|life, first| end(life, first, fail(Retry::Backoff)));
+        there("failed, due", &|life, first| {
+            end(life, first, fail(Retry::Backoff));
+            life.pass(Duration::from_secs(4));
+        });
+        there("failed and exhausted", &|life, first| {
+            for _ in 0..2 {
+                end(life, first, fail(Retry::Backoff));
+                life.pass(Duration::from_secs(8));
+            }
+        });
+        there("failed and parked", &|life, first| end(life, first, fail(Retry::Never)));
+        there("failed and expired", &|life, first| {
+            end(life, first, fail(Retry::Never));
+            life.pass(RETENTION);
+        });
+        there("timed out and parked, or in doubt", &|life, first| {
+            crash(life, first);
+            if life.state() == Some(State::TimedOut) {
+                crash(life, first);
+            }
+        });
+    }
+    all
+}

@@ -1,0 +1,163 @@
+//! Supersede-if-newer: data with a higher order takes the place of the older, and is never lost.
+
+use super::{
+    super::*,
+    life::{
+        LEASE, Life, RETENTION, ask, ask_newer, complete, doubt, fail, policy, release, settles, situations,
+    },
+};
+use crate::{OnLost, OnMismatch};
+
+/// A claim that brings its payload along.
+fn bring(payload: &'static str, order: i64) -> Request {
+    Request { payload: Some(payload.into()), ..ask_newer(payload, order) }
+}
+
+fn has(life: &Life, payload: &'static str, order: i64) -> bool {
+    let row = life.row();
+    let brought = bring(payload, order);
+    (row.fingerprint, row.order, &row.payload) == (brought.fingerprint, brought.order, &brought.payload)
+}
+
+#[test]
+fn equal_order_is_not_newer_nor_is_older_nor_is_none() {
+    for (name, life) in situations() {
+        if life.row.as_ref().is_none_or(|op| op.has_expired(life.now)) {
+            continue;
+        }
+        for order in [Some(1), Some(0), Some(i64::MIN), None] {
+            let mut life = life.clone();
+            let request = Request { order, ..ask_newer("other", 1) };
+            assert_eq!(life.claim(&request), Answer::Mismatch, "{order:?} on {name}");
+        }
+    }
+    let mut life = Life::new();
+    let no_order = Request { order: None, ..ask_newer("first", 1) };
+    life.acquire(&no_order);
+    assert_eq!(life.claim(&ask_newer("other", 1)), Answer::Mismatch, "nothing is newer than what has no order");
+}
+
+#[test]
+fn newer_data_runs_at_once_where_nothing_runs_and_nothing_is_in_doubt() {
+    for (name, mut life) in situations() {
+        let Some(row) = life.row.clone() else { continue };
+        let busy = row.lease.is_some() || row.state == State::InDoubt || row.has_expired(life.now);
+        if busy {
+            continue;
+        }
+        assert_eq!(life.claim(&bring("third", 3)), Answer::Acquired, "{name}");
+        assert!(has(&life, "third", 3), "{name}");
+        let fresh = (life.row().failures, life.row().crashes, life.row().attempt(), &life.row().checkpoint);
+        assert_eq!(fresh, (0, 0, 1, &None), "it has all its attempts: {name}");
+        assert_eq!(life.row().error, None, "it has not failed: {name}");
+        assert!(!life.row().archived && life.row().outcome.is_none(), "{name}");
+        assert_eq!(life.row().id, row.id, "it is the same operation: {name}");
+    }
+}
+
+#[test]
+fn newer_data_waits_for_the_run_and_then_is_pending() {
+    for settle in [complete("first"), fail(Retry::Backoff), fail(Retry::Never), release()] {
+        let mut life = Life::new();
+        let fence = life.acquire(&bring("first", 1));
+        let until = life.now + LEASE;
+        assert_eq!(life.claim(&bring("second", 2)), Answer::InFlight { until, kept: true });
+        assert_eq!(life.row().fence, fence, "the run goes on");
+        assert_eq!(life.write(fence, Write::Checkpoint("half".into())), Answer::Written);
+        assert_eq!(life.write(fence, settle.clone()), Answer::Settled { successor: true });
+        assert_eq!((life.row().state, life.row().attempt()), (State::Pending, 1), "{settle:?}");
+        assert_eq!((&life.row().checkpoint, &life.row().error), (&None, &None), "those are the older data's");
+        assert!(has(&life, "second", 2), "{settle:?}");
+
+        assert_eq!(life.clone().claim(&bring("first", 1)), Answer::Mismatch, "the older is over");
+        assert_eq!(life.claim(&bring("second", 2)), Answer::Acquired, "{settle:?}");
+    }
+}
+
+#[test]
+fn newer_data_survives_the_crash_of_the_older_run() {
+    for swept in [false, true] {
+        for (claimed, expected) in [(bring("first", 1), Answer::Mismatch), (bring("second", 2), Answer::Acquired)] {
+            let mut life = Life::new();
+            life.acquire(&bring("first", 1));
+            let _ = life.claim(&bring("second", 2));
+            match swept {
+                true => life.crash(),
+                false => life.pass(LEASE),
+            }
+            assert_eq!(life.claim(&claimed), expected);
+            assert!(has(&life, "second", 2));
+            assert_eq!((life.row().crashes, life.row().parked, life.row().not_before), (0, false, None));
+        }
+    }
+}
+
+#[test]
+fn newer_data_waits_for_the_end_of_a_doubt() {
+    for came_first in [false, true] {
+        for verdict in [Verdict::Completed(Outcome::kept("yes")), Verdict::Failed, Verdict::Retry] {
+            let mut life = Life::new();
+            let fence = life.acquire(&bring("first", 1));
+            if came_first {
+                assert!(matches!(life.claim(&bring("second", 2)), Answer::InFlight { kept: true, .. }));
+            }
+            assert_eq!(life.write(fence, doubt()), Answer::Settled { successor: false });
+            assert_eq!(life.claim(&bring("second", 2)), Answer::InDoubt { kept: true });
+            assert_eq!(life.row().state, State::InDoubt, "a doubt comes first");
+            life.pass(RETENTION * 9);
+            assert_eq!(life.resolve(verdict.clone()), Answer::Resolved);
+            assert_eq!(life.row().state, State::Pending, "{verdict:?}");
+            assert!(has(&life, "second", 2), "{verdict:?}");
+        }
+    }
+}
+
+#[test]
+fn a_verdict_about_a_lapsed_run_is_not_one_about_the_newer_data() {
+    for on_lost in [OnLost::Rerun, OnLost::Hold, OnLost::Probe] {
+        for verdict in [Verdict::Completed(Outcome::kept("yes")), Verdict::Failed, Verdict::Retry] {
+            let mut life = Life::new();
+            let mut first = bring("first", 1);
+            first.policy.on_lost = on_lost;
+            life.acquire(&first);
+            let _ = life.claim(&bring("second", 2));
+            life.pass(LEASE);
+            assert_eq!(life.resolve(verdict.clone()), Answer::Resolved);
+            assert_eq!(life.row().state, State::Pending, "{verdict:?} under {on_lost:?}");
+            assert!(has(&life, "second", 2), "{verdict:?} under {on_lost:?}");
+        }
+    }
+}
+
+#[test]
+fn the_newest_of_those_that_wait_is_the_one_that_runs() {
+    for settle in settles() {
+        let mut life = Life::new();
+        let fence = life.acquire(&bring("first", 1));
+        let until = life.now + LEASE;
+        let kept = Answer::InFlight { until, kept: true };
+        assert_eq!(life.claim(&bring("third", 3)), kept);
+        assert_eq!(life.claim(&bring("second", 2)), Answer::Mismatch, "newer than what runs, not than what waits");
+        assert_eq!(life.claim(&bring("fourth", 4)), kept);
+        assert_eq!(life.claim(&bring("fourth", 4)), kept, "who brings it again is told so again");
+        assert_eq!(life.claim(&bring("third", 3)), Answer::Mismatch);
+        assert_eq!(life.claim(&bring("first", 1)), Answer::InFlight { until, kept: false });
+        life.settle(fence, settle.clone());
+        if life.row().state == State::InDoubt {
+            assert_eq!(life.claim(&bring("fourth", 4)), Answer::InDoubt { kept: true });
+            assert_eq!(life.resolve(Verdict::Retry), Answer::Resolved);
+        }
+        assert!(has(&life, "fourth", 4), "{settle:?}");
+    }
+}
+
+#[test]
+fn newer_data_is_a_mismatch_where_the_policy_does_not_supersede() {
+    let mut life = Life::new();
+    let fence = life.acquire(&bring("first", 1));
+    let reject = Policy { on_mismatch: OnMismatch::Reject, ..policy() };
+    assert_eq!(life.claim(&Request { policy: reject, ..bring("second", 2) }), Answer::Mismatch);
+    life.settle(fence, complete("first"));
+    assert_eq!(life.row().state, State::Completed, "and does not wait");
+    assert_eq!(life.claim(&Request { order: Some(9), ..ask("first") }), Answer::Replay { mismatch: false });
+}

@@ -1,0 +1,139 @@
+//! How a run can end.
+
+use std::time::Duration;
+
+use super::{
+    super::*,
+    life::{LEASE, Life, RETENTION, TICK, ask, ask_newer, ask_under, complete, doubt, fail, policy, release},
+};
+use crate::OnLost;
+
+#[test]
+fn release_of_a_first_run_frees_the_key_unless_data_was_stored() {
+    let mut life = Life::new();
+    let fence = life.acquire(&ask("a"));
+    life.settle(fence, release());
+    assert_eq!(life.state(), None);
+    assert_eq!(life.claim(&ask("b")), Answer::Acquired, "the key is free, also for another payload");
+
+    let keeping = Request { payload: Some("a".into()), ..ask("a") };
+    let mut life = Life::new();
+    let fence = life.acquire(&keeping);
+    life.settle(fence, release());
+    assert_eq!(life.state(), Some(State::Pending));
+    assert_eq!(life.row().payload, keeping.payload, "what was accepted is never lost");
+
+    let mut life = Life::new();
+    let fence = life.acquire(&ask("a"));
+    assert_eq!(life.write(fence, Write::Checkpoint("half".into())), Answer::Written);
+    life.settle(fence, release());
+    assert_eq!(life.state(), Some(State::Pending), "nor is a checkpoint");
+}
+
+#[test]
+fn release_for_later_keeps_the_key_and_the_time() {
+    let delay = Duration::from_secs(7);
+    let mut life = Life::new();
+    let fence = life.acquire(&ask("a"));
+    life.settle(fence, Write::Release { delay });
+    let until = life.now + delay;
+    assert_eq!(life.claim(&ask("a")), Answer::NotYet { until });
+    life.now = until;
+    assert_eq!(life.claim(&ask("a")), Answer::Acquired);
+}
+
+#[test]
+fn release_costs_no_attempt_and_forgets_none() {
+    let mut life = Life::new();
+    let fence = life.acquire(&ask("a"));
+    life.settle(fence, fail(Retry::After(TICK)));
+    for _ in 0..5 {
+        life.pass(TICK);
+        let fence = life.acquire(&ask("a"));
+        life.settle(fence, release());
+        assert_eq!((life.row().state, life.row().failures), (State::Pending, 1));
+    }
+}
+
+#[test]
+fn release_never_forgets_what_took_effect_before_newer_data_came() {
+    let mut life = Life::new();
+    let fence = life.acquire(&ask_newer("first", 1));
+    life.settle(fence, complete("first"));
+    let fence = life.acquire(&ask_newer("second", 2));
+    life.settle(fence, release());
+    assert_eq!(life.claim(&ask_newer("first", 1)), Answer::Mismatch, "the first took effect and is not newer");
+    assert_eq!(life.claim(&ask_newer("second", 2)), Answer::Acquired);
+}
+
+#[test]
+fn release_never_forgets_what_a_person_asked_for() {
+    let mut life = Life::new();
+    life.acquire(&ask_under("a", OnLost::Hold));
+    life.crash();
+    assert_eq!(life.resolve(Verdict::Retry), Answer::Resolved);
+    let fence = life.acquire(&ask("a"));
+    life.settle(fence, release());
+    assert_eq!(life.state(), Some(State::Pending));
+}
+
+#[test]
+fn a_doubt_is_a_doubt_whatever_the_policy() {
+    for on_lost in [OnLost::Rerun, OnLost::Hold, OnLost::Probe] {
+        let mut life = Life::new();
+        let fence = life.acquire(&ask_under("a", on_lost));
+        life.settle(fence, doubt());
+        assert_eq!((life.row().state, life.row().crashes, life.row().failures), (State::InDoubt, 1, 0));
+        assert_eq!(life.row().error.as_deref(), Some("who knows"));
+        assert_eq!(life.row().expires_at, None);
+    }
+}
+
+#[test]
+fn a_failure_says_when_it_runs_again() {
+    for (retry, parked) in [(Retry::Backoff, false), (Retry::After(LEASE), false), (Retry::Never, true)] {
+        let mut life = Life::new();
+        let fence = life.acquire(&ask("a"));
+        life.settle(fence, fail(retry));
+        assert_eq!((life.row().parked, life.row().not_before.is_none()), (parked, parked));
+        assert_eq!((life.row().failures, life.row().crashes), (1, 0));
+        assert_eq!(life.row().error.as_deref(), Some("it broke"));
+        life.pass(RETENTION / 2);
+        assert_eq!(life.claim(&ask("a")) == Answer::Exhausted, parked, "{retry:?}");
+    }
+}
+
+#[test]
+fn retention_and_tombstone_count_from_the_end_and_by_the_terms_of_the_lease() {
+    let terms = Policy { retention: Some(LEASE * 9), tombstone: Some(LEASE * 3), ..policy() };
+    let mut life = Life::new();
+    let fence = life.acquire(&Request { policy: terms, ..ask("a") });
+    life.pass(LEASE / 2);
+    life.settle(fence, complete("done"));
+    let ends = (life.row().expires_at, life.row().archive_at);
+    assert_eq!(ends, (Some(life.now + LEASE * 9), Some(life.now + LEASE * 3)));
+}
+
+#[test]
+fn an_ordinary_life_leaves_nothing_in_the_journal_and_any_other_does() {
+    use super::life::Happening::{Claim, Write as Writes};
+    use journal::Event::{Doubted, Failed, Released, TakenOver};
+    let told = |life: &mut Life, what| life.happens(&what).notes.iter().map(|note| note.event).collect::<Vec<_>>();
+    for (write, noted) in [
+        (complete("done"), vec![]),
+        (release(), vec![]),
+        (fail(Retry::Backoff), vec![Failed]),
+        (doubt(), vec![Doubted]),
+        (Write::Release { delay: LEASE }, vec![Released]),
+    ] {
+        let mut life = Life::new();
+        assert_eq!(told(&mut life, Claim(ask("a"))), []);
+        let fence = life.row().fence;
+        assert_eq!(told(&mut life, Writes(fence, write.clone())), noted, "{write:?}");
+    }
+    let mut life = Life::new();
+    let fence = life.acquire(&ask("a"));
+    life.settle(fence, fail(Retry::After(TICK)));
+    life.pass(TICK);
+    assert_eq!(told(&mut life, Claim(ask("a"))), [TakenOver]);
+}

@@ -1,0 +1,148 @@
+//! What the sweep does, and what it leaves alone.
+
+use std::time::Duration;
+
+use super::{
+    super::*,
+    life::{Happening, LEASE, Life, RETENTION, TICK, ask, ask_newer, ask_under, complete, fail, policy, situations},
+};
+use crate::OnLost;
+
+#[test]
+fn a_lapse_under_hold_is_doubt_and_under_rerun_a_time_out() {
+    for (on_lost, state, noted) in [
+        (OnLost::Rerun, State::TimedOut, journal::Event::TimedOut),
+        (OnLost::Hold, State::InDoubt, journal::Event::Doubted),
+        (OnLost::Probe, State::InDoubt, journal::Event::Doubted),
+    ] {
+        let mut life = Life::new();
+        life.acquire(&ask_under("a", on_lost));
+        life.pass(LEASE - TICK);
+        assert_eq!(life.lapse(), Answer::NothingDue, "a lease lasts to its deadline");
+        life.pass(TICK);
+        let step = life.happens(&Happening::Lapse);
+        assert_eq!((step.answer, step.notes[0].event), (Answer::Lapsed, noted));
+        assert_eq!((life.row().state, life.row().crashes), (state, 1));
+        assert_eq!(life.row().settled_at, Some(life.now));
+        assert_eq!(life.row().error.as_deref(), Some("the lease of worker ended without a word"));
+        assert_eq!(life.row().expires_at.is_some(), on_lost == OnLost::Rerun, "a doubt never expires");
+        assert_eq!(life.lapse(), Answer::NothingDue, "once is enough");
+    }
+}
+
+#[test]
+fn nothing_lapses_but_a_lease() {
+    for (name, mut life) in situations() {
+        let lapsed = life.row.as_ref().is_some_and(|op| lapsed(op, life.now));
+        let expected = if lapsed { Answer::Lapsed } else { Answer::NothingDue };
+        assert_eq!(life.lapse(), expected, "{name}");
+    }
+}
+
+#[test]
+fn a_completed_operation_only_changes_by_newer_data_expiry_archive_or_purge() {
+    let completed = situations().into_iter().filter(|(_, life)| life.state() == Some(State::Completed));
+    for (name, life) in completed.filter(|(_, life)| !life.row().has_expired(life.now)) {
+        let fence = life.row().fence;
+        let mut events = vec![Happening::Lapse, Happening::Tend];
+        events.extend([ask("first"), ask("other"), ask_newer("other", 1)].map(Happening::Claim));
+        events.extend([ask("first"), ask("other"), ask_newer("other", 1)].map(Happening::Inline));
+        events.extend(super::life::writes().map(|write| Happening::Write(fence, write)));
+        for verdict in [Verdict::Completed(Outcome::kept("no, this")), Verdict::Failed, Verdict::Retry] {
+            events.extend([None, Some(fence)].map(|expected| Happening::Resolve(expected, verdict.clone())));
+        }
+        for event in events {
+            let mut after = life.clone();
+            let answer = after.happens(&event).answer;
+            assert_eq!(after.row, life.row, "{event:?} on {name} was answered {answer:?}");
+        }
+        let changes: [(&str, &dyn Fn(&mut Life) -> Answer, Answer); 4] = [
+            ("newer data", &|life| life.claim(&ask_newer("second", 2)), Answer::Acquired),
+            ("purge", &|life| life.purge(), Answer::Purged),
+            ("expiry", &|life| { life.pass(RETENTION * 2); life.tend() }, Answer::Expired),
+            ("expiry", &|life| { life.pass(RETENTION * 2); life.claim(&ask("other")) }, Answer::Acquired),
+        ];
+        for (what, change, expected) in changes {
+            assert_eq!(change(&mut life.clone()), expected, "{what} on {name}");
+        }
+    }
+}
+
+#[test]
+fn archiving_never_frees_a_key() {
+    let terms = Policy { retention: None, tombstone: Some(LEASE), ..policy() };
+    let request = Request { policy: terms, payload: Some("a".into()), ..ask("a") };
+    let mut life = Life::new();
+    let fence = life.acquire(&request);
+    life.settle(fence, complete("done"));
+    life.pass(LEASE - TICK);
+    assert_eq!(life.tend(), Answer::NothingDue);
+    life.pass(TICK);
+    assert_eq!(life.tend(), Answer::Archived);
+    assert_eq!((&life.row().payload, &life.row().outcome), (&None, &Some(Outcome::not_kept(""))));
+    for _ in 0..3 {
+        life.pass(RETENTION * 9);
+        assert_eq!(life.tend(), Answer::NothingDue, "once is enough");
+        assert_eq!(life.claim(&request), Answer::Replay { mismatch: false });
+        assert_eq!(life.claim(&ask("b")), Answer::Mismatch);
+    }
+    assert_eq!(life.write(fence, complete("done")), Answer::Settled { successor: false }, "its completion stands");
+}
+
+#[test]
+fn what_runs_again_after_being_archived_is_archived_again() {
+    let mut life = Life::new();
+    let terms = |request: Request| {
+        let policy = Policy { retention: None, tombstone: Some(LEASE), ..request.policy.clone() };
+        Request { policy, ..request }
+    };
+    for order in 1..4 {
+        let fence = life.acquire(&terms(ask_newer(&order.to_string(), order)));
+        life.settle(fence, complete("done"));
+        life.pass(LEASE);
+        assert_eq!(life.tend(), Answer::Archived, "round {order}");
+    }
+}
+
+#[test]
+fn what_ran_again_after_the_sweep_had_given_it_up_is_still_swept() {
+    // Parked and kept for ever, the sweep has no reason to look at it again; until a person has it run.
+    let for_ever = Policy { retention: None, tombstone: Some(LEASE), ..policy() };
+    let request = Request { policy: for_ever, ..ask("a") };
+    let mut life = Life::new();
+    let fence = life.acquire(&request);
+    life.settle(fence, fail(Retry::Never));
+    life.pass(LEASE);
+    assert_eq!((life.tend(), life.row().look_at), (Answer::NothingDue, None));
+    assert_eq!(life.resolve(Verdict::Retry), Answer::Resolved);
+    let fence = life.acquire(&request);
+    life.settle(fence, complete("done"));
+    life.pass(LEASE);
+    assert_eq!(life.tend(), Answer::Archived);
+}
+
+#[test]
+fn whatever_has_an_end_is_seen_to_end_by_the_sweep() {
+    for (name, mut life) in situations() {
+        for _ in 0..6 {
+            life.pass(RETENTION + Duration::from_secs(3600));
+            if life.tend() == Answer::Expired {
+                break;
+            }
+            let _ = life.lapse();
+        }
+        let stays = matches!(life.state(), Some(State::InDoubt | State::Pending));
+        assert!(stays || life.row.is_none(), "{name} is still {:?}", life.row);
+    }
+}
+
+#[test]
+fn the_sweep_leaves_alone_what_runs_or_waits_or_is_in_doubt() {
+    for (name, mut life) in situations() {
+        let Some(before) = life.row.clone().filter(|op| op.expires_at.is_none()) else { continue };
+        life.row.as_mut().unwrap().look_at = Some(life.now);
+        assert_eq!(life.tend(), Answer::NothingDue, "{name}");
+        assert!(life.row().look_at > Some(life.now), "it is looked at again, later: {name}");
+        assert_eq!(Operation { look_at: before.look_at, ..life.row().clone() }, before, "{name}");
+    }
+}

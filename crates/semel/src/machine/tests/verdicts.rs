@@ -1,0 +1,157 @@
+//! What a person or a probe decides.
+
+use super::{
+    super::*,
+    life::{Happening, LEASE, Life, RETENTION, ask, ask_under, complete, doubt, fail, release, situations},
+};
+use crate::OnLost;
+
+fn verdicts() -> [Verdict; 3] {
+    [Verdict::Completed(Outcome::kept("yes")), Verdict::Failed, Verdict::Retry]
+}
+
+#[test]
+fn a_verdict_needs_an_operation_that_nobody_runs_and_that_has_not_completed() {
+    for (name, life) in situations() {
+        for verdict in verdicts() {
+            let mut life = life.clone();
+            let expected = match &life.row {
+                None => Answer::NotNow(NotNow::Absent),
+                Some(op) if op.has_expired(life.now) => Answer::NotNow(NotNow::Absent),
+                Some(op) if op.lease.is_some() && !lapsed(op, life.now) => Answer::NotNow(NotNow::Running),
+                Some(op) if op.state == State::Completed => Answer::NotNow(NotNow::Completed),
+                Some(_) => Answer::Resolved,
+            };
+            let before = life.row.clone();
+            let answer = life.resolve(verdict.clone());
+            assert_eq!(answer, expected, "{verdict:?} on {name}");
+            if answer == Answer::Resolved {
+                let (before, after) = (before.unwrap(), life.row());
+                assert!(after.fence > before.fence, "the former owner is told apart: {name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_verdict_about_another_run_changes_nothing() {
+    for (name, life) in situations() {
+        let Some(row) = life.row.clone().filter(|op| !op.has_expired(life.now)) else { continue };
+        for verdict in verdicts() {
+            for other in [row.fence.0 - 1, row.fence.0 + 1] {
+                let mut life = life.clone();
+                let step = life.happens(&Happening::Resolve(Some(Fence(other)), verdict.clone()));
+                assert_eq!(step.answer, Answer::NotNow(NotNow::MovedOn), "{name}");
+                assert_eq!(life.row.as_ref(), Some(&row));
+            }
+            let (mut expecting, mut plain) = (life.clone(), life.clone());
+            let found = Happening::Resolve(Some(row.fence), verdict.clone());
+            assert_eq!(expecting.happens(&found).answer, plain.resolve(verdict), "{name}");
+            assert_eq!(expecting.row, plain.row, "{name}");
+        }
+    }
+}
+
+#[test]
+fn of_two_probes_one_decides() {
+    let mut life = Life::new();
+    life.acquire(&ask_under("a", OnLost::Probe));
+    life.crash();
+    let fence = life.row().fence;
+    let found = |verdict| Happening::Resolve(Some(fence), verdict);
+    assert_eq!(life.happens(&found(Verdict::Completed(Outcome::kept("yes")))).answer, Answer::Resolved);
+    assert_eq!(life.happens(&found(Verdict::Retry)).answer, Answer::NotNow(NotNow::MovedOn));
+    assert_eq!(life.claim(&ask("a")), Answer::Replay { mismatch: false });
+}
+
+#[test]
+fn it_took_effect_is_kept_until_a_person_purges_it() {
+    let mut life = Life::new();
+    life.acquire(&ask_under("a", OnLost::Hold));
+    life.crash();
+    assert_eq!(life.resolve(Verdict::Completed(Outcome::kept("yes"))), Answer::Resolved);
+    assert_eq!((life.row().outcome.clone(), &life.row().error), (Some(Outcome::kept("yes")), &None));
+    life.pass(RETENTION * 99);
+    let _ = life.tend();
+    assert_eq!(life.claim(&ask("a")), Answer::Replay { mismatch: false });
+    assert_eq!(life.purge(), Answer::Purged);
+    assert_eq!(life.claim(&ask("a")), Answer::Acquired);
+}
+
+#[test]
+fn it_failed_stays_so_until_a_person_says_otherwise() {
+    let mut life = Life::new();
+    let fence = life.acquire(&ask("a"));
+    life.settle(fence, doubt());
+    assert_eq!(life.resolve(Verdict::Failed), Answer::Resolved);
+    assert_eq!((life.row().state, life.row().parked), (State::Failed, true));
+    assert_eq!(life.row().error.as_deref(), Some("she knows"));
+    life.pass(RETENTION * 99);
+    assert_eq!(life.claim(&ask("a")), Answer::Exhausted);
+    assert_eq!(life.resolve(Verdict::Retry), Answer::Resolved);
+    assert_eq!(life.claim(&ask("a")), Answer::Acquired);
+}
+
+#[test]
+fn retry_gives_all_attempts_back_at_once() {
+    let mut life = Life::new();
+    for _ in 0..2 {
+        let fence = life.acquire(&ask("a"));
+        life.settle(fence, fail(Retry::Backoff));
+        life.pass(LEASE);
+    }
+    assert_eq!(life.claim(&ask("a")), Answer::Exhausted);
+    assert_eq!(life.resolve(Verdict::Retry), Answer::Resolved);
+    assert_eq!((life.row().state, life.row().failures, life.row().not_before), (State::Pending, 0, None));
+    let fence = life.acquire(&ask("a"));
+    life.settle(fence, fail(Retry::Backoff));
+    life.pass(LEASE);
+    assert_eq!(life.claim(&ask("a")), Answer::Acquired, "one of two attempts is left");
+}
+
+#[test]
+fn a_verdict_on_a_lapsed_lease_lapses_it_first() {
+    for on_lost in [OnLost::Rerun, OnLost::Hold] {
+        let mut life = Life::new();
+        let fence = life.acquire(&ask_under("a", on_lost));
+        life.pass(LEASE);
+        let step = life.happens(&Happening::Resolve(Some(fence), Verdict::Completed(Outcome::kept("yes"))));
+        assert_eq!((step.answer, step.notes.len()), (Answer::Resolved, 2), "the journal is told of both");
+        assert_eq!((life.row().state, life.row().crashes), (State::Completed, 1));
+        assert_eq!(life.write(fence, complete("late")), Answer::Lost);
+        assert_eq!(life.row().outcome, Some(Outcome::kept("yes")));
+    }
+}
+
+#[test]
+fn purge_frees_any_key_that_nobody_runs_under() {
+    for (name, mut life) in situations() {
+        let live = life.row.as_ref().is_some_and(|op| op.lease.is_some() && !lapsed(op, life.now));
+        let expected = match &life.row {
+            None => Answer::NotNow(NotNow::Absent),
+            Some(_) if live => Answer::NotNow(NotNow::Running),
+            Some(_) => Answer::Purged,
+        };
+        assert_eq!(life.purge(), expected, "{name}");
+        assert_eq!(life.row.is_some(), live, "{name}");
+        if !live {
+            assert_eq!(life.claim(&ask("other")), Answer::Acquired, "{name}");
+        }
+    }
+}
+
+#[test]
+fn in_doubt_ends_by_a_verdict_or_a_purge_and_by_nothing_else() {
+    for (name, life) in situations().into_iter().filter(|(_, life)| life.state() == Some(State::InDoubt)) {
+        let fence = life.row().fence;
+        let mut events = vec![Happening::Lapse, Happening::Tend];
+        events.extend([ask("first"), ask("other"), super::life::ask_newer("third", 3)].map(Happening::Claim));
+        events.extend([complete("no"), fail(Retry::Never), release()].map(|write| Happening::Write(fence, write)));
+        for event in events {
+            let mut life = life.clone();
+            life.pass(RETENTION * 99);
+            life.happens(&event);
+            assert_eq!(life.state(), Some(State::InDoubt), "{event:?} on {name}");
+        }
+    }
+}
