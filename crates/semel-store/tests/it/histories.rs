@@ -1,0 +1,228 @@
+//! Random histories: both stores must do what the pure function says, step by step, column by
+//! column.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use proptest::prelude::*;
+use semel::{
+    Backoff, Failure, Fence, OnLost, OnMismatch, Operation, Outcome, Policy, Retry, Store, Timestamp, Verdict,
+    machine::{Answer, Event, Next, Request, Write, step},
+    store::{Decision, LeaseWrite},
+};
+use semel_testkit::{Kind, Lab, key, request, scope};
+
+/// One thing that happens. Small numbers choose among keys, payloads, orders and known fences.
+#[derive(Clone, Debug)]
+enum Action {
+    Claim { key: usize, payload: u8, order: Option<i64>, policy: usize, repeat: bool, stored: bool },
+    Write { key: usize, fence: usize, write: usize },
+    Renew { key: usize, fence: usize },
+    Decide { key: usize, decision: usize, expected: bool },
+    Sweep,
+    Pass { seconds: u64 },
+}
+
+fn action() -> impl Strategy<Value = Action> {
+    let claim = (0..2usize, 0..2u8, proptest::option::of(0..3i64), 0..6usize, any::<bool>(), any::<bool>()).prop_map(
+        |(key, payload, order, policy, repeat, stored)| Action::Claim { key, payload, order, policy, repeat, stored },
+    );
+    prop_oneof![
+        6 => claim,
+        5 => (0..2usize, 0..3usize, 0..7usize).prop_map(|(key, fence, write)| Action::Write { key, fence, write }),
+        2 => (0..2usize, 0..3usize).prop_map(|(key, fence)| Action::Renew { key, fence }),
+        1 => (0..2usize, 0..4usize, any::<bool>()).prop_map(|(key, decision, expected)| Action::Decide { key, decision, expected }),
+        2 => Just(Action::Sweep),
+        4 => prop_oneof![Just(0), Just(1), Just(7), Just(31), Just(61), Just(100_000)].prop_map(|seconds| Action::Pass { seconds }),
+    ]
+}
+
+fn policy(choice: usize) -> Policy {
+    let base = Policy {
+        max_attempts: Some(2),
+        max_crashes: 2,
+        backoff: Backoff { first: Duration::from_secs(5), cap: Duration::from_secs(8) },
+        max_run: Duration::from_secs(60),
+        retention: Some(Duration::from_secs(50)),
+        ..Policy::default()
+    };
+    match choice {
+        0 => base,
+        1 => Policy { on_lost: OnLost::Hold, retention: None, ..base },
+        2 => Policy { on_mismatch: OnMismatch::Replay, ..base },
+        3 => Policy { on_mismatch: OnMismatch::SupersedeIfNewer, ..base },
+        4 => Policy { on_mismatch: OnMismatch::SupersedeIfNewer, on_lost: OnLost::Probe, tombstone: Some(Duration::from_secs(20)), ..base },
+        _ => Policy { tombstone: Some(Duration::from_secs(10)), retention: None, backoff: Backoff::NONE, ..base },
+    }
+}
+
+fn write(choice: usize) -> Write {
+    let failure = |retry| Write::Fail(Failure { error: "no \u{0} luck é".into(), retry });
+    match choice {
+        0 => Write::Complete(Outcome::kept(vec![0, 255, 1])),
+        1 => Write::Complete(Outcome::not_kept("")),
+        2 => failure(Retry::Backoff),
+        3 => failure(Retry::Never),
+        4 => Write::Release { delay: Duration::ZERO },
+        5 => Write::Doubt { reason: "who knows".into() },
+        _ => Write::Checkpoint(vec![7; 3].into()),
+    }
+}
+
+/// The store and, beside it, what the pure function says.
+struct Run {
+    lab: Lab,
+    store: semel_store::Database,
+    model: HashMap<usize, Operation>,
+    /// Every fence that was ever given out, by key: old ones are tried too.
+    fences: HashMap<usize, Vec<(i64, Fence)>>,
+    last: HashMap<usize, Request>,
+    time: Timestamp,
+}
+
+const NAMES: [&str; 2] = ["first", "second key"];
+
+impl Run {
+    async fn new(kind: Kind) -> Self {
+        let lab = Lab::new(kind).await;
+        let store = lab.open().await;
+        let (model, fences, last) = (HashMap::new(), HashMap::new(), HashMap::new());
+        Self { lab, store, model, fences, last, time: Lab::START }
+    }
+
+    async fn act(&mut self, action: &Action) {
+        match action {
+            Action::Pass { seconds } => {
+                self.lab.pass(Duration::from_secs(*seconds));
+                self.time = self.time + Duration::from_secs(*seconds);
+            }
+            Action::Claim { key, payload, order, policy: choice, repeat, stored } => {
+                let mut asked = request(NAMES[*key], &[*payload], policy(*choice));
+                asked.order = *order;
+                asked.payload = stored.then(|| vec![*payload; 2].into());
+                asked.labels = semel::Labels::default().with(1, "blue").unwrap();
+                if let (true, Some(earlier)) = (*repeat, self.last.get(key)) {
+                    // The answer was lost, and the claim is sent again.
+                    asked = earlier.clone();
+                }
+                self.last.insert(*key, asked.clone());
+                let applied = self.store.claim(vec![Arc::new(asked.clone())]).await.unwrap().remove(0);
+                let fence = applied.operation.as_ref().unwrap().fence;
+                self.check(*key, &Event::Claim { request: &asked, fence }, &applied.answer).await;
+                if applied.answer == Answer::Acquired {
+                    let op = applied.operation.unwrap();
+                    self.fences.entry(*key).or_default().push((op.id, op.fence));
+                }
+            }
+            Action::Write { key, fence, write: choice } => {
+                let Some((id, fence)) = self.known(*key, *fence) else { return };
+                let asked = LeaseWrite { id, fence, write: write(*choice) };
+                let applied = self.store.write(vec![asked.clone()]).await.unwrap().remove(0);
+                self.check_write(*key, id, &Event::Write { fence, write: asked.write }, &applied.answer).await;
+            }
+            Action::Renew { key, fence } => {
+                let Some((id, fence)) = self.known(*key, *fence) else { return };
+                let answer = self.store.renew(vec![(id, fence)]).await.unwrap().remove(0);
+                self.check_write(*key, id, &Event::Write { fence, write: Write::Renew }, &answer).await;
+            }
+            Action::Decide { key, decision, expected } => {
+                let Some(op) = self.model.get(key).cloned() else { return };
+                let expected = expected.then_some(op.fence);
+                let resolve = |verdict| Decision::Resolve { verdict, expected };
+                let decision = match decision {
+                    0 => resolve(Verdict::Completed(Outcome::kept("by hand"))),
+                    1 => resolve(Verdict::Failed),
+                    2 => resolve(Verdict::Retry),
+                    _ => Decision::Purge,
+                };
+                let applied = self.store.decide(op.id, decision.clone(), "ann", "because").await.unwrap();
+                let (actor, reason) = ("ann".to_owned(), "because".to_owned());
+                let fence = applied.operation.map_or(op.fence, |op| op.fence);
+                let event = match decision {
+                    Decision::Resolve { verdict, expected } => Event::Resolve { fence, expected, verdict, actor, reason },
+                    Decision::Purge => Event::Purge { actor, reason },
+                };
+                self.check(*key, &event, &applied.answer).await;
+            }
+            Action::Sweep => {
+                self.store.sweep(100).await.unwrap();
+                for place in 0..NAMES.len() {
+                    let fence = self.stored(place).await.map_or(Fence(0), |op| op.fence);
+                    for event in [Event::Lapse { fence }, Event::Tend] {
+                        self.model_step(place, &event);
+                    }
+                    self.compare(place).await;
+                }
+            }
+        }
+    }
+
+    fn known(&self, key: usize, choice: usize) -> Option<(i64, Fence)> {
+        let known = self.fences.get(&key)?;
+        // The newest first: most writes come from the present owner.
+        known.get(known.len().checked_sub(1 + choice)?).copied()
+    }
+
+    async fn stored(&self, place: usize) -> Option<Operation> {
+        self.store.by_key(&scope(), &key(NAMES[place])).await.unwrap()
+    }
+
+    fn model_step(&mut self, place: usize, event: &Event<'_>) -> Answer {
+        let done = step(self.model.get(&place), event, self.time);
+        match done.next {
+            Next::Same => {}
+            Next::Put(op) | Next::Anew(op) => drop(self.model.insert(place, *op)),
+            Next::Gone => drop(self.model.remove(&place)),
+        }
+        done.answer
+    }
+
+    async fn check(&mut self, place: usize, event: &Event<'_>, answer: &Answer) {
+        let said = self.model_step(place, event);
+        assert_eq!(&said, answer, "{event:?}");
+        self.compare(place).await;
+    }
+
+    /// A write names an id, and the row under the key may be another one by now.
+    async fn check_write(&mut self, place: usize, id: i64, event: &Event<'_>, answer: &Answer) {
+        if self.model.get(&place).is_some_and(|op| op.id == id) {
+            self.check(place, event, answer).await;
+        } else {
+            assert_eq!(&step(None, event, self.time).answer, answer, "{event:?} on a row that is gone");
+            self.compare(place).await;
+        }
+    }
+
+    async fn compare(&self, place: usize) {
+        let mut stored = self.stored(place).await;
+        if let Some(op) = stored.as_mut().filter(|op| op.archived) {
+            // Looking an archived one up brings its data back; the row itself has none.
+            op.outcome = Some(Outcome::not_kept(""));
+            op.payload = None;
+        }
+        assert_eq!(stored.as_ref(), self.model.get(&place), "the row and the machine disagree about {:?}", NAMES[place]);
+    }
+}
+
+fn play(kind: Kind, history: &[Action]) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut run = Run::new(kind).await;
+        for action in history {
+            run.act(action).await;
+        }
+    });
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, max_shrink_iters: 200, ..ProptestConfig::default() })]
+
+    #[test]
+    fn prop_sqlite_does_what_the_machine_says(history in proptest::collection::vec(action(), 1..40)) {
+        play(Kind::Sqlite, &history);
+    }
+
+    #[test]
+    fn prop_postgres_does_what_the_machine_says(history in proptest::collection::vec(action(), 1..40)) {
+        play(Kind::Postgres, &history);
+    }
+}

@@ -1,0 +1,6 @@
+//! The stores, tested on the real thing.
+
+mod histories;
+
+semel_testkit::conformance_suite!(sqlite, semel_testkit::Kind::Sqlite);
+semel_testkit::conformance_suite!(postgres, semel_testkit::Kind::Postgres);

@@ -1,0 +1,171 @@
+//! A database of its own for one test.
+
+use std::{
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
+
+use semel::{Fingerprint, Key, Labels, Ledger, Options, Policy, Scope, Timestamp, Token, Work, machine::Request};
+use semel_store::{Clock, Database, Settings};
+use sqlx::{Connection as _, PgConnection};
+
+/// Which database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A SQLite file.
+    Sqlite,
+    /// A schema on the PostgreSQL server of `SEMEL_TEST_POSTGRES_URL`.
+    Postgres,
+}
+
+/// A fresh database, gone when the lab is dropped.
+pub struct Lab {
+    /// How to open it.
+    pub url: String,
+    /// The time in it, which stands until the test moves it.
+    pub clock: Clock,
+    kind: Kind,
+    scratch: Scratch,
+}
+
+enum Scratch {
+    Folder(#[expect(dead_code, reason = "it goes with the lab")] tempfile::TempDir),
+    Schema { server: String, name: String },
+}
+
+/// The address of the PostgreSQL server to test with.
+///
+/// # Panics
+/// When there is none: a missing server fails the tests, it does not skip them.
+#[must_use]
+pub fn postgres_server() -> String {
+    #[expect(clippy::expect_used, reason = "tests must not be skipped silently")]
+    std::env::var("SEMEL_TEST_POSTGRES_URL")
+        .expect("SEMEL_TEST_POSTGRES_URL is not set: run the tests with `make test`, or under `scripts/postgres.sh run`")
+}
+
+#[expect(clippy::unwrap_used, reason = "a test that cannot set up its database fails")]
+impl Lab {
+    /// Noon of a day long gone: far from the real time, so that a statement which forgets the
+    /// test's clock is found out.
+    pub const START: Timestamp = Timestamp::from_micros(1_600_000_000_000_000);
+
+    /// A fresh database with a clock that stands.
+    pub async fn new(kind: Kind) -> Self {
+        Self::with_clock(kind, Clock::manual(Self::START)).await
+    }
+
+    /// A fresh database with the real clock.
+    pub async fn in_real_time(kind: Kind) -> Self {
+        Self::with_clock(kind, Clock::default()).await
+    }
+
+    async fn with_clock(kind: Kind, clock: Clock) -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let (url, scratch) = match kind {
+            Kind::Sqlite => {
+                let folder = tempfile::Builder::new().prefix("semel-").tempdir().unwrap();
+                (format!("sqlite:{}/ledger.db", folder.path().display()), Scratch::Folder(folder))
+            }
+            Kind::Postgres => {
+                let server = postgres_server();
+                let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+                let name = format!("lab_{}_{number}_{}", std::process::id(), fastrand_suffix());
+                let mut conn = PgConnection::connect(&server).await.unwrap();
+                let create = format!("CREATE SCHEMA {name}");
+                sqlx::query(sqlx::AssertSqlSafe(create)).execute(&mut conn).await.unwrap();
+                let mark = if server.contains('?') { '&' } else { '?' };
+                let url = format!("{server}{mark}options=-csearch_path%3D{name}");
+                (url, Scratch::Schema { server, name })
+            }
+        };
+        Self { url, clock, kind, scratch }
+    }
+
+    /// Which database it is.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Opens the database: each call is another node.
+    pub async fn open(&self) -> Database {
+        let settings = Settings { clock: self.clock.clone(), ..Settings::default() };
+        Database::open(&self.url, settings).await.unwrap()
+    }
+
+    /// A ledger on the database: each call is another node.
+    pub async fn ledger(&self) -> Ledger<Database> {
+        self.ledger_of("node").await
+    }
+
+    /// A ledger of a node with this name.
+    pub async fn ledger_of(&self, owner: &str) -> Ledger<Database> {
+        let options = Options { owner: owner.to_owned(), ..Options::default() };
+        Ledger::new(self.open().await, options).unwrap()
+    }
+
+    /// Lets time pass.
+    pub fn pass(&self, time: Duration) {
+        self.clock.advance(time);
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        let Scratch::Schema { server, name } = &self.scratch else { return };
+        let (server, name) = (server.clone(), name.clone());
+        // In a thread with its own runtime: a drop cannot wait, and the test's runtime may be gone.
+        let dropped = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
+            runtime.block_on(async {
+                let mut conn = PgConnection::connect(&server).await.ok()?;
+                let drop = format!("SET lock_timeout = '2s'; DROP SCHEMA {name} CASCADE");
+                sqlx::raw_sql(sqlx::AssertSqlSafe(drop)).execute(&mut conn).await.ok()
+            })
+        });
+        let _ = dropped.join();
+    }
+}
+
+fn fastrand_suffix() -> String {
+    let token = Token::random().map_or([0; 16], |token| token.0);
+    token[..4].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The scope that the suite works in.
+#[must_use]
+#[expect(clippy::unwrap_used, reason = "it is constant")]
+pub fn scope() -> Scope {
+    Scope::new("acme", "bank", "transfer").unwrap()
+}
+
+/// A key.
+#[must_use]
+#[expect(clippy::unwrap_used, reason = "tests use good keys")]
+pub fn key(text: &str) -> Key {
+    Key::new(text).unwrap()
+}
+
+/// Work under a key, its payload the same text, with a policy.
+#[must_use]
+pub fn work(text: &str, policy: Policy) -> Work {
+    Work::new(scope(), key(text), Fingerprint::of_bytes(text.as_bytes())).policy(policy)
+}
+
+/// A claim as the store sees it.
+#[must_use]
+#[expect(clippy::unwrap_used, reason = "tests have randomness")]
+pub fn request(text: &str, payload: &[u8], policy: Policy) -> Request {
+    Request {
+        scope: scope(),
+        key: key(text),
+        fingerprint: Fingerprint::of_bytes(payload),
+        order: None,
+        payload: None,
+        labels: Labels::default(),
+        policy,
+        token: Token::random().unwrap(),
+        owner: "somebody".into(),
+    }
+}

@@ -1,0 +1,4 @@
+//! The engine under every order of events: the state machine in a model checker, the lanes under
+//! a scheduler that tries many interleavings.
+
+mod model;
