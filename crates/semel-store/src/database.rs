@@ -130,6 +130,15 @@ impl Store for Database {
         }
     }
 
+    fn longest_transaction(&self) -> Duration {
+        match &*self.0 {
+            // Beyond this the server ends it, see `Seats`.
+            Inner::Postgres(_) => Duration::from_secs(30),
+            // It holds the only writer of the file.
+            Inner::Sqlite(_) => Duration::from_secs(5),
+        }
+    }
+
     async fn begin(&self, limit: Duration) -> Result<Tx> {
         match &*self.0 {
             Inner::Postgres(db) => begin_on(&db.callers, limit).await,

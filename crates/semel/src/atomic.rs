@@ -2,6 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
+use tokio::sync::watch;
+
 use crate::{
     Claim, Error, Lease, Ledger, Outcome, Result, State, Uptime, Work,
     crash_point,
@@ -10,11 +12,8 @@ use crate::{
     machine::{Answer, Failure, Write},
     renewer::Renewal,
     run::{Context, Ran, RanOne, Unfinished, in_own_task, run_successors},
-    store::{Applied, Commit, Store},
+    store::{Applied, Commit, LeaseWrite, Store},
 };
-
-/// The longest a handler may hold a transaction: on SQLite it holds the only writer.
-pub const TRANSACTION_LIMIT: Duration = Duration::from_secs(5);
 
 /// How the transaction part of a run ended.
 enum Effect {
@@ -37,7 +36,7 @@ impl<S: Store> Ledger<S> {
     /// was lost never happens.
     ///
     /// The handler may use only the transaction it is given; a ledger refuses calls from inside.
-    /// It has five seconds (see [`TRANSACTION_LIMIT`]).
+    /// It has as long as the lease, and on SQLite five seconds: there it holds the only writer.
     ///
     /// # Errors
     /// As [`Ledger::claim`]; [`Error::OutcomeUnknown`] when the connection was lost during the
@@ -111,8 +110,9 @@ impl<S: Store> Lease<S> {
         F: Fn(Context<S>, S::Tx) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<Outcome, Unfinished>> + Send + 'static,
     {
+        let (_counted, halt) = self.ledger().enter();
         let renewal = self.keep();
-        match self.effect(&renewal, handler).await? {
+        match self.effect(&renewal, halt, handler).await? {
             Effect::Committed { outcome, successor } => {
                 self.ledger().wake(self.operation().id);
                 Ok((Ran::Completed(outcome), successor))
@@ -132,13 +132,13 @@ impl<S: Store> Lease<S> {
         }
     }
 
-    async fn effect<F, Fut>(&self, renewal: &Renewal, handler: Arc<F>) -> Result<Effect>
+    async fn effect<F, Fut>(&self, renewal: &Renewal, halt: watch::Receiver<bool>, handler: Arc<F>) -> Result<Effect>
     where
         F: Fn(Context<S>, S::Tx) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<Outcome, Unfinished>> + Send + 'static,
     {
         let store = self.ledger().store();
-        let limit = TRANSACTION_LIMIT.min(self.term());
+        let limit = store.longest_transaction().min(self.term());
         let Ok(tx) = store.begin(limit).await else {
             // Nothing has begun; the caller may come again.
             return Ok(Effect::RolledBack(Write::Release { delay: Duration::ZERO }));
@@ -151,7 +151,7 @@ impl<S: Store> Lease<S> {
                 Err(Unfinished::failed(format!("the transaction was open for more than {limit:?}")))
             })
         };
-        match self.attend(renewal, work).await {
+        match self.attend(renewal, halt, work).await {
             Some(Write::Complete(outcome)) => self.commit(&tx, outcome).await,
             other => {
                 store.roll_back(&tx).await;
@@ -170,6 +170,7 @@ impl<S: Store> Lease<S> {
             Ok(Applied { answer: Answer::Settled { successor }, .. }) => successor,
             Ok(_) => {
                 store.roll_back(tx).await;
+                self.tell_refusal().await;
                 return Ok(Effect::Lost);
             }
             Err(error) => {
@@ -184,6 +185,17 @@ impl<S: Store> Lease<S> {
             Commit::Done => Ok(Effect::Committed { outcome, successor }),
             Commit::Refused(why) => Ok(Effect::RolledBack(rolled_back(&why))),
             Commit::Unknown(why) => self.read_back(outcome, successor, &why).await,
+        }
+    }
+
+    /// The note of the refusal was rolled back with the effect, but it is part of the story: a
+    /// write that is refused too puts it there. (It is a failure, so that it could do no harm even
+    /// if the fence were still good, which it never is again.)
+    async fn tell_refusal(&self) {
+        let write = rolled_back("the lease was lost before the commit");
+        let told = LeaseWrite { id: self.operation().id, fence: self.fence(), write };
+        if let Err(error) = self.ledger().write(told).await {
+            tracing::debug!(%error, "a refusal could not be noted");
         }
     }
 

@@ -83,9 +83,8 @@ impl<S: Store> Lease<S> {
     /// When the store cannot be asked.
     pub async fn renew(&mut self) -> Result<Held> {
         let sent = Uptime::now();
-        let answers = self.ledger.store().renew(vec![(self.operation.id, self.fence())]).await?;
-        match answers.first() {
-            Some(Answer::Renewed { .. }) => {
+        match self.ledger.renew(self.operation.id, self.fence()).await? {
+            Answer::Renewed { .. } => {
                 self.deadline = sent + crate::renewer::stop_early(self.term());
                 Ok(Held::Yes)
             }

@@ -12,7 +12,7 @@ use std::{
 use tokio::sync::{oneshot, watch};
 
 use crate::{
-    Error, Lease, Operation, Result, Uptime,
+    Error, Fence, Lease, Operation, Result, Uptime,
     claim::{Claim, Work, weight},
     crash_point,
     lane::{Lane, Limits, lane},
@@ -117,12 +117,12 @@ impl<S: Store> Ledger<S> {
         let asked = store.clone();
         let (claims, serve_claims) = lane(Limits::default(), move |batch: Vec<Arc<Request>>| {
             let store = asked.clone();
-            async move { patiently(|| store.claim(batch.clone())).await }
+            guarded(async move { patiently(|| store.claim(batch.clone())).await })
         });
         let asked = store.clone();
         let (writes, serve_writes) = lane(Limits::default(), move |batch: Vec<LeaseWrite>| {
             let store = asked.clone();
-            async move { patiently(|| store.write(batch.clone())).await }
+            guarded(async move { patiently(|| store.write(batch.clone())).await })
         });
         let (renewer, waiters, gatherer) = (Arc::<Renewer>::default(), Arc::<Waiters>::default(), Arc::<Gatherer>::default());
         engine.spawn(serve_claims);
@@ -204,7 +204,8 @@ impl<S: Store> Ledger<S> {
     /// # Errors
     /// What a store can break with.
     pub async fn decide(&self, id: i64, decision: Decision, actor: &str, reason: &str) -> Result<Applied> {
-        let applied = self.inner.store.decide(id, decision, actor, reason).await?;
+        let (store, actor, reason) = (self.inner.store.clone(), actor.to_owned(), reason.to_owned());
+        let applied = self.on_engine(async move { store.decide(id, decision, &actor, &reason).await }).await?;
         self.inner.waiters.wake(id);
         Ok(applied)
     }
@@ -220,7 +221,8 @@ impl<S: Store> Ledger<S> {
         let mut total = Swept::default();
         loop {
             crash_point!("sweep.before");
-            total += self.inner.store.sweep(ROUND).await?;
+            let store = self.inner.store.clone();
+            total += self.on_engine(async move { store.sweep(ROUND).await }).await?;
             crash_point!("sweep.after");
             if !total.more || self.is_stopping() {
                 return Ok(total);
@@ -262,7 +264,16 @@ impl<S: Store> Ledger<S> {
 
     /// Writes the counts that are still in memory. [`Ledger::stop`] does so too.
     pub async fn flush(&self) {
-        self.inner.gatherer.flush(&self.inner.store).await;
+        let (gatherer, store) = (self.inner.gatherer.clone(), self.inner.store.clone());
+        let flushed = self.on_engine(async move { Ok(gatherer.flush(&store).await) }).await;
+        debug_assert!(flushed.is_ok(), "the engine outlives the ledger");
+    }
+
+    /// Renews a lease by hand.
+    pub(crate) async fn renew(&self, id: i64, fence: Fence) -> Result<Answer> {
+        let store = self.inner.store.clone();
+        let answers = self.on_engine(async move { store.renew(vec![(id, fence)]).await }).await?;
+        answers.into_iter().next().ok_or(Error::Corrupt("a renewal got no answer"))
     }
 
     pub(crate) fn request(&self, work: Work) -> Result<Arc<Request>> {
@@ -358,10 +369,18 @@ impl<S: Store> Ledger<S> {
         }
     }
 
+    /// Runs on the engine's threads. Connections belong to the threads that opened them, so those
+    /// of the lanes must never be opened where a handler could block.
     async fn on_engine<T: Send + 'static>(&self, task: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
         let Some(task) = self.inner.engine.spawn(task) else { return Err(Error::Stopping) };
         task.await.map_err(|e| Error::Unavailable(format!("an engine task ended: {e}")))?
     }
+}
+
+/// A batch that panics fails its callers, not the lane.
+async fn guarded<T: Send + 'static>(batch: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
+    let done = tokio::spawn(batch).await;
+    done.unwrap_or_else(|error| Err(Error::Unavailable(format!("a batch ended early: {error}"))))
 }
 
 /// When a repeat was seen. It is told, never compared, so the node's own clock will do.

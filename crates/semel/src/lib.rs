@@ -38,7 +38,6 @@ pub mod store;
 mod time;
 mod waiters;
 
-pub use atomic::TRANSACTION_LIMIT;
 pub use canonical_json::{Canonical, JsonError, Literal, canonicalize, canonicalize_without};
 pub use claim::{Claim, InFlight, NotYet, Replay, Work};
 pub use error::{Error, Result};

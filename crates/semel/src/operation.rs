@@ -237,6 +237,12 @@ impl Operation {
         }
     }
 
+    /// What stands for the key in a log line, where the key itself must not be.
+    #[must_use]
+    pub fn short_hash(&self) -> String {
+        crate::short_hash(self.scope.tenant(), self.scope.service(), self.scope.kind(), self.key.as_str())
+    }
+
     /// Whether its retention is over, so that it counts as absent.
     #[must_use]
     pub fn has_expired(&self, now: Timestamp) -> bool {

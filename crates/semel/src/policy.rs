@@ -56,6 +56,9 @@ impl Policy {
     /// The shortest lease: below this, an ordinary pause of a busy machine would lose it.
     pub const SHORTEST_LEASE: Duration = Duration::from_millis(100);
 
+    /// The longest duration: sums of times must not run over.
+    pub const LONGEST: Duration = Duration::from_secs(1000 * 366 * 24 * 3600);
+
     /// Refuses a policy that cannot be kept.
     ///
     /// # Errors
@@ -73,6 +76,10 @@ impl Policy {
         }
         if self.max_crashes == 0 {
             wrong.push("max_crashes: is 0, so the first lost lease would park the operation");
+        }
+        let spans = [Some(self.lease), Some(self.max_run), self.retention, self.tombstone, Some(self.backoff.cap)];
+        if spans.into_iter().flatten().any(|span| span > Self::LONGEST) {
+            wrong.push("a duration: is longer than 1000 years; leave retention out to keep for ever");
         }
         if self.backoff.cap < self.backoff.first {
             wrong.push("backoff: the cap is below the first delay");

@@ -254,10 +254,11 @@ impl<S: Store> Lease<S> {
         F: Fn(Context<S>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<Outcome, Unfinished>> + Send + 'static,
     {
+        let (_counted, halt) = self.ledger().enter();
         let renewal = self.keep();
         let context = self.context(&renewal);
         crash_point!("work.before");
-        let Some(end) = self.attend(&renewal, async move { handler(context).await }).await else {
+        let Some(end) = self.attend(&renewal, halt, async move { handler(context).await }).await else {
             return Ok((Ran::LeaseLost, false));
         };
         crash_point!("work.after");
@@ -288,14 +289,16 @@ impl<S: Store> Lease<S> {
     pub(crate) async fn attend(
         &self,
         renewal: &Renewal,
+        mut halt: watch::Receiver<bool>,
         work: impl Future<Output = Result<Outcome, Unfinished>> + Send + 'static,
     ) -> Option<Write> {
-        let (_counted, mut halt) = self.ledger().enter();
         let mut task = tokio::spawn(work);
         let doubts = self.operation().lease.as_ref().is_some_and(|lease| lease.terms.on_lost.doubts());
         let ended = tokio::select! {
             ended = &mut task => ended,
             () = renewal.lost() => {
+                let op = self.operation();
+                tracing::warn!(operation = op.id, key = op.short_hash(), "the lease was lost; the work is cancelled");
                 task.abort();
                 return None;
             }

@@ -146,6 +146,9 @@ pub trait Store: Clone + Send + Sync + 'static {
         reason: &str,
     ) -> impl Future<Output = Result<Applied>> + Send;
 
+    /// The longest that a transaction of a caller may be open, however long its lease.
+    fn longest_transaction(&self) -> Duration;
+
     /// Opens a transaction that is rolled back by itself after `limit`.
     fn begin(&self, limit: Duration) -> impl Future<Output = Result<Self::Tx>> + Send;
 
