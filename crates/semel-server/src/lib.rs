@@ -4,6 +4,7 @@
 //! - [`config`]: one typed struct from flags, environment and file;
 //! - [`serve`]: the server's life, from binding the port to draining; [`stop`] is how it is told to end;
 //! - [`http`]: what every route shares: health, principal, problems, the loopback rule;
+//! - [`once`]: a command once per key;
 //! - [`guard`]: the process that keeps a command from outliving `semel once`.
 
 pub mod cli;
@@ -12,6 +13,7 @@ mod error;
 pub mod guard;
 pub mod http;
 mod log;
+pub mod once;
 pub mod serve;
 pub mod stop;
 

@@ -4,13 +4,13 @@ use std::io::{self, IsTerminal as _};
 
 use tracing_subscriber::EnvFilter;
 
-/// Starts logging, filtered by `RUST_LOG` (`info` when it is not set).
-pub(crate) fn start() {
+/// Starts logging, filtered by `RUST_LOG`, or from `level` on when it is not set.
+pub(crate) fn start(level: &str) {
     let asked = std::env::var("RUST_LOG").unwrap_or_default();
-    // A filter that cannot be read must not silence a server: it is named, and `info` stands in.
-    let (filter, mistake) = match EnvFilter::builder().parse(if asked.is_empty() { "info" } else { &asked }) {
+    // A filter that cannot be read must not silence a server: it is named, and `level` stands in.
+    let (filter, mistake) = match EnvFilter::builder().parse(if asked.is_empty() { level } else { &asked }) {
         Ok(filter) => (filter, None),
-        Err(mistake) => (EnvFilter::new("info"), Some(mistake)),
+        Err(mistake) => (EnvFilter::new(level), Some(mistake)),
     };
     tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -18,6 +18,6 @@ pub(crate) fn start() {
         .with_ansi(io::stderr().is_terminal())
         .init();
     if let Some(mistake) = mistake {
-        tracing::warn!("RUST_LOG is not a log filter ({mistake}); logging at info");
+        tracing::error!("RUST_LOG is not a log filter ({mistake}); logging at {level}");
     }
 }

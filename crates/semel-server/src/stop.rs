@@ -34,18 +34,32 @@ impl Stop {
     /// # Errors
     /// When the system does not let the process listen to signals.
     pub fn on_signals() -> io::Result<Self> {
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
+        Self::on(&[SignalKind::terminate(), SignalKind::interrupt()])
+    }
+
+    /// As [`Stop::on_signals`], for a job of a shell: also when its terminal is closed, and never by a signal that
+    /// whoever started it made it ignore, as `nohup` and `&` in a script do.
+    ///
+    /// # Errors
+    /// When the system does not let the process listen to signals.
+    pub fn on_signals_of_a_job() -> io::Result<Self> {
+        let ignored = ignored(&std::fs::read_to_string("/proc/self/status")?);
+        let kinds = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
+        let heard: Vec<_> = kinds.into_iter().filter(|kind| !is_in(ignored, *kind)).collect();
+        Self::on(&heard)
+    }
+
+    fn on(kinds: &[SignalKind]) -> io::Result<Self> {
         let stop = Self::new();
-        let asked = stop.clone();
-        tokio::spawn(async move {
-            loop {
-                tokio::select! {
-                    _ = terminate.recv() => asked.ask(),
-                    _ = interrupt.recv() => asked.ask(),
+        for kind in kinds {
+            let mut signals = signal(*kind)?;
+            let asked = stop.clone();
+            tokio::spawn(async move {
+                while signals.recv().await.is_some() {
+                    asked.ask();
                 }
-            }
-        });
+            });
+        }
         Ok(stop)
     }
 
@@ -57,6 +71,12 @@ impl Stop {
                 Asked::Once | Asked::Again => Asked::Again,
             };
         });
+    }
+
+    /// Whether the stop has been asked for.
+    #[must_use]
+    pub fn is_asked(&self) -> bool {
+        *self.0.borrow() >= Asked::Once
     }
 
     /// Waits until the stop is asked for: take nothing new, finish what is in flight.
@@ -75,6 +95,17 @@ impl Stop {
     }
 }
 
+/// The set of signals that a process ignores, from its `/proc/…/status`.
+fn ignored(status: &str) -> u64 {
+    let set = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0)
+}
+
+fn is_in(set: u64, kind: SignalKind) -> bool {
+    let bit = u32::try_from(kind.as_raw_value() - 1).unwrap_or(0);
+    set >> bit & 1 == 1
+}
+
 impl Default for Stop {
     fn default() -> Self {
         Self::new()
@@ -84,6 +115,14 @@ impl Default for Stop {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_process_ignores_is_read_from_its_status() {
+        let set = ignored("Name:\tsemel\nSigBlk:\t0000000000000004\nSigIgn:\t0000000000000001\n");
+        assert!(is_in(set, SignalKind::hangup()));
+        assert!(!is_in(set, SignalKind::interrupt()) && !is_in(set, SignalKind::terminate()));
+        assert_eq!(ignored(""), 0);
+    }
 
     #[tokio::test]
     async fn the_first_ask_is_gentle_and_the_second_forces() {

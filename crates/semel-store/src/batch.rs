@@ -9,7 +9,11 @@ use semel::{
     store::{Applied, Decision, LeaseWrite, Swept},
 };
 
-use crate::apply::Changes;
+use crate::{
+    Conn,
+    apply::{Changes, load_by_id},
+    sql::Sql,
+};
 
 /// The order in which a batch touches its rows: by scope and key. Two batches that touch the same
 /// rows then wait for each other in one direction only, and never deadlock.
@@ -121,16 +125,29 @@ pub(crate) fn decided(decision: Decision, fence: Fence, actor: &str, reason: &st
     }
 }
 
-/// A renewal that came after more than half of its lease.
-pub(crate) fn late_renewal(fence: Fence, before: i64, term: i64, now: i64) -> Option<Note> {
+/// A renewal that came after more than half of its lease: `before` is the deadline it had. One that
+/// was cut short by the longest run says nothing about when it was renewed.
+pub(crate) fn late_renewal(fence: Fence, before: i64, run_until: i64, term: i64, now: i64) -> Option<Note> {
     let gap = now - (before - term);
-    (gap > term / 2).then(|| Note {
+    (gap > term / 2 && before < run_until).then(|| Note {
         at: Timestamp::from_micros(now),
         event: journal::Event::RenewedLate,
         fence,
         actor: String::new(),
         detail: format!("renewed after {} ms of a lease of {} ms", gap / 1000, term / 1000),
     })
+}
+
+/// Writes the notes of late renewals, in the name of the owners.
+pub(crate) async fn note_late(conn: &mut Conn<'_>, sql: &Sql, late: Vec<(i64, Note)>) -> Result<()> {
+    let ids: Vec<i64> = late.iter().map(|(id, _)| *id).collect();
+    let rows = load_by_id(conn, sql, &ids).await?;
+    let mut changes = Changes::default();
+    for (id, note) in late {
+        let actor = rows.get(&id).map(|op| op.owner.clone()).unwrap_or_default();
+        changes.note(id, Note { actor, ..note });
+    }
+    changes.save(conn, sql).await.map(drop)
 }
 
 /// Answers in the order of the batch.

@@ -4,10 +4,10 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use semel::{
     Error, Fence, Key, Operation, Outcome, Result, Scope, State, Store, Timestamp,
-    journal::{Note, Repeat, Repeats},
+    journal::{Repeat, Repeats},
     look::{Count, Filter, Listing, Page},
     machine::{Answer, Request, Write},
-    store::{AnswerCount, Applied, Commit, Decision, Glance, LeaseWrite, SeenAgain, Swept},
+    store::{AnswerCount, Applied, Commit, Decision, Glance, LeaseWrite, SeenAgain, Story, Swept},
 };
 use serde_json::json;
 
@@ -24,13 +24,17 @@ pub struct Settings {
     pub lane_connections: usize,
     /// PostgreSQL: connections for callers' transactions and for looking.
     pub caller_connections: usize,
+    /// PostgreSQL: how long to wait for an answer before its connection counts as dead. Above the
+    /// server's own limit for a statement, which is 10 s.
+    pub answer_limit: Duration,
     /// Where the time comes from.
     pub clock: Clock,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { lane_connections: 4, caller_connections: 16, clock: Clock::default() }
+        let (lane_connections, caller_connections) = (4, 16);
+        Self { lane_connections, caller_connections, answer_limit: Duration::from_secs(15), clock: Clock::default() }
     }
 }
 
@@ -51,7 +55,8 @@ impl Database {
     /// file system would break our promises.
     pub async fn open(url: &str, settings: Settings) -> Result<Self> {
         let inner = if url.starts_with("postgres://") || url.starts_with("postgresql://") {
-            let sizes = postgres::Sizes { lane: settings.lane_connections, callers: settings.caller_connections };
+            let (lane, callers) = (settings.lane_connections, settings.caller_connections);
+            let sizes = postgres::Sizes { lane, callers, answer_limit: settings.answer_limit };
             Inner::Postgres(Postgres::open(url, sizes, settings.clock).await?)
         } else if url.starts_with("sqlite:") {
             Inner::Sqlite(Sqlite::open(url, settings.clock).await?)
@@ -65,6 +70,15 @@ impl Database {
         match &*self.0 {
             Inner::Postgres(db) => &db.sql,
             Inner::Sqlite(db) => &db.sql,
+        }
+    }
+
+    /// Waits for an answer, for as long as one may take.
+    async fn answered<T>(&self, asked: impl Future<Output = Result<T>>) -> Result<T> {
+        match &*self.0 {
+            Inner::Postgres(db) => db.callers.answered(asked).await,
+            // There is no network in between, and SQLite has its own limit for a busy file.
+            Inner::Sqlite(_) => asked.await,
         }
     }
 
@@ -124,10 +138,13 @@ impl Store for Database {
     }
 
     async fn decide(&self, id: i64, decision: Decision, actor: &str, reason: &str) -> Result<Applied> {
-        match &*self.0 {
-            Inner::Postgres(db) => db.decide(id, decision, actor, reason).await,
-            Inner::Sqlite(db) => db.decide(id, decision, actor, reason).await,
-        }
+        self.answered(async {
+            match &*self.0 {
+                Inner::Postgres(db) => db.decide(id, decision, actor, reason).await,
+                Inner::Sqlite(db) => db.decide(id, decision, actor, reason).await,
+            }
+        })
+        .await
     }
 
     fn longest_transaction(&self) -> Duration {
@@ -147,13 +164,19 @@ impl Store for Database {
     }
 
     async fn complete_in(&self, tx: &Tx, id: i64, fence: Fence, outcome: Outcome) -> Result<Applied> {
-        let mut held = tx.connection().await?;
-        self.complete_on(&mut held.get()?, id, fence, outcome).await
+        self.answered(async {
+            let mut held = tx.connection().await?;
+            self.complete_on(&mut held.get()?, id, fence, outcome).await
+        })
+        .await
     }
 
     async fn claim_in(&self, tx: &Tx, request: Arc<Request>) -> Result<Applied> {
-        let mut held = tx.connection().await?;
-        self.claim_on(&mut held.get()?, &request).await
+        self.answered(async {
+            let mut held = tx.connection().await?;
+            self.claim_on(&mut held.get()?, &request).await
+        })
+        .await
     }
 
     async fn commit(&self, tx: &Tx) -> Commit {
@@ -165,10 +188,13 @@ impl Store for Database {
     }
 
     async fn read_back(&self, id: i64) -> Result<Option<Operation>> {
-        match &*self.0 {
-            Inner::Postgres(db) => db.read_back(id).await,
-            Inner::Sqlite(db) => db.read_back(id).await,
-        }
+        self.answered(async {
+            match &*self.0 {
+                Inner::Postgres(db) => db.read_back(id).await,
+                Inner::Sqlite(db) => db.read_back(id).await,
+            }
+        })
+        .await
     }
 
     async fn sweep(&self, limit: u32) -> Result<Swept> {
@@ -179,61 +205,76 @@ impl Store for Database {
     }
 
     async fn note_repeats(&self, repeats: Vec<SeenAgain>, answers: Vec<AnswerCount>) -> Result<()> {
-        let hour = self.now().await?.hour();
-        match &*self.0 {
-            Inner::Postgres(db) => {
-                let mut seat = db.lane_seat().await?;
-                add_repeats(Conn::Postgres(&mut seat), &db.sql, repeats, answers, hour).await?;
-                postgres::commit(&mut seat).await?;
-                seat.leave();
+        self.answered(async {
+            let hour = self.now().await?.hour();
+            match &*self.0 {
+                Inner::Postgres(db) => {
+                    let mut seat = db.lane_seat().await?;
+                    add_repeats(Conn::Postgres(&mut seat), &db.sql, repeats, answers, hour).await?;
+                    postgres::commit(&mut seat).await?;
+                    seat.leave();
+                }
+                Inner::Sqlite(db) => {
+                    let mut tx = sqlite::Writer::begin(&db.writer).await?;
+                    add_repeats(Conn::Sqlite(tx.connection()), &db.sql, repeats, answers, hour).await?;
+                    tx.commit().await.map_err(broken)?;
+                }
             }
-            Inner::Sqlite(db) => {
-                let mut tx = sqlite::Writer::begin(&db.writer).await?;
-                add_repeats(Conn::Sqlite(tx.connection()), &db.sql, repeats, answers, hour).await?;
-                tx.commit().await.map_err(broken)?;
-            }
-        }
-        Ok(())
+            Ok(())
+        })
+        .await
     }
 
     async fn glance(&self, ids: Vec<i64>) -> Result<Vec<Glance>> {
-        let now = self.now().await?.as_micros();
-        let rows: Vec<_> = ids.iter().map(|id| json!({ "id": id })).collect();
-        let json = serde_json::Value::Array(rows).to_string();
-        let mut reader = self.reader().await?;
-        let sql = self.sql().glance;
-        let seen: Vec<(i64, String, i64, Option<i64>)> =
-            on!(reader.conn(), c => sqlx::query_as(sql).bind(json).fetch_all(&mut *c).await.map_err(broken)?);
-        reader.leave();
-        let glance = |(id, state, fence, deadline): (i64, String, i64, Option<i64>)| {
-            let state: State = state.parse()?;
-            Ok(Glance { id, state, fence: Fence(fence), live: deadline.is_some_and(|deadline| deadline > now) })
-        };
-        seen.into_iter().map(glance).collect()
+        self.answered(async {
+            let now = self.now().await?.as_micros();
+            let rows: Vec<_> = ids.iter().map(|id| json!({ "id": id })).collect();
+            let json = serde_json::Value::Array(rows).to_string();
+            let mut reader = self.reader().await?;
+            let sql = self.sql().glance;
+            let seen: Vec<(i64, String, i64, Option<i64>)> =
+                on!(reader.conn(), c => sqlx::query_as(sql).bind(json).fetch_all(&mut *c).await.map_err(broken)?);
+            reader.leave();
+            let glance = |(id, state, fence, deadline): (i64, String, i64, Option<i64>)| {
+                let state: State = state.parse()?;
+                Ok(Glance { id, state, fence: Fence(fence), live: deadline.is_some_and(|deadline| deadline > now) })
+            };
+            seen.into_iter().map(glance).collect()
+        })
+        .await
     }
 
     async fn now(&self) -> Result<Timestamp> {
-        match &*self.0 {
-            Inner::Postgres(db) => db.now().await,
-            Inner::Sqlite(db) => db.now().await,
-        }
+        self.answered(async {
+            match &*self.0 {
+                Inner::Postgres(db) => db.now().await,
+                Inner::Sqlite(db) => db.now().await,
+            }
+        })
+        .await
     }
 
     async fn by_id(&self, tenant: &str, id: i64) -> Result<Option<Operation>> {
-        let mut reader = self.reader().await?;
-        let found = apply::load_by_id(&mut reader.conn(), self.sql(), &[id]).await?.remove(&id);
-        let found = found.filter(|op| op.scope.tenant() == tenant);
-        let found = self.with_archived(&mut reader, found).await?;
-        reader.leave();
-        Ok(found)
+        self.answered(async {
+            let mut reader = self.reader().await?;
+            let found = apply::load_by_id(&mut reader.conn(), self.sql(), &[id]).await?.remove(&id);
+            let found = found.filter(|op| op.scope.tenant() == tenant);
+            let found = self.with_archived(&mut reader, found).await?;
+            reader.leave();
+            Ok(found)
+        })
+        .await
     }
 
     async fn by_key(&self, scope: &Scope, key: &Key) -> Result<Option<Operation>> {
-        let mut reader = self.reader().await?;
-        let found = apply::load_by_key(&mut reader.conn(), self.sql(), std::iter::once((scope, key))).await?;
-        let found = self.with_archived(&mut reader, found.into_values().next()).await?;
-        reader.leave();
-        Ok(found)
+        self.answered(async {
+            let mut reader = self.reader().await?;
+            let found = apply::load_by_key(&mut reader.conn(), self.sql(), std::iter::once((scope, key))).await?;
+            let found = self.with_archived(&mut reader, found.into_values().next()).await?;
+            reader.leave();
+            Ok(found)
+        })
+        .await
     }
 
     async fn list(&self, filter: &Filter, page: Page) -> Result<Listing> {
@@ -251,25 +292,30 @@ impl Store for Database {
             (None, ..) => sql.list,
         };
         let limit = page.limit.clamp(1, 500);
-        let mut reader = self.reader().await?;
-        let rows: Vec<OperationRow> = on!(reader.conn(), c => {
-            let query = sqlx::query_as(text)
-                .bind(&filter.tenant)
-                .bind(page.after.unwrap_or(i64::MAX))
-                .bind(filter.before.map_or(i64::MAX, Timestamp::as_micros))
-                .bind(&filter.service)
-                .bind(&filter.kind)
-                .bind(state)
-                .bind(i64::from(limit) + 1);
-            match &filter.label {
-                Some((_, label)) => query.bind(label),
-                None => query,
-            }
-            .fetch_all(&mut *c)
-            .await
-            .map_err(broken)?
-        });
-        reader.leave();
+        let rows = self
+            .answered(async {
+                let mut reader = self.reader().await?;
+                let rows: Vec<OperationRow> = on!(reader.conn(), c => {
+                    let query = sqlx::query_as(text)
+                        .bind(&filter.tenant)
+                        .bind(page.after.unwrap_or(i64::MAX))
+                        .bind(filter.before.map_or(i64::MAX, Timestamp::as_micros))
+                        .bind(&filter.service)
+                        .bind(&filter.kind)
+                        .bind(state)
+                        .bind(i64::from(limit) + 1);
+                    match &filter.label {
+                        Some((_, label)) => query.bind(label),
+                        None => query,
+                    }
+                    .fetch_all(&mut *c)
+                    .await
+                    .map_err(broken)?
+                });
+                reader.leave();
+                Ok(rows)
+            })
+            .await?;
         let mut items = rows.into_iter().map(OperationRow::read).collect::<Result<Vec<_>>>()?;
         // One more than asked for was read: it tells whether there is another page.
         let more = items.len() > limit as usize;
@@ -278,26 +324,32 @@ impl Store for Database {
         Ok(Listing { items, next })
     }
 
-    async fn journal(&self, id: i64) -> Result<(Vec<Note>, Vec<(Repeat, Repeats)>)> {
-        let sql = self.sql();
-        let mut reader = self.reader().await?;
-        let notes: Vec<rows::NoteRow> = on!(reader.conn(), c =>
-            sqlx::query_as(sql.load_journal).bind(id).fetch_all(&mut *c).await.map_err(broken)?);
-        let repeats = load_repeats(&mut reader.conn(), sql, &[id]).await?;
-        reader.leave();
-        let notes = notes.into_iter().map(rows::NoteRow::read).collect::<Result<Vec<_>>>()?;
-        let mut repeats: Vec<_> = repeats.into_iter().map(|((_, repeat), repeats)| (repeat, repeats)).collect();
-        repeats.sort_by_key(|(repeat, _)| *repeat);
-        Ok((notes, repeats))
+    async fn journal(&self, id: i64) -> Result<Story> {
+        self.answered(async {
+            let sql = self.sql();
+            let mut reader = self.reader().await?;
+            let notes: Vec<rows::NoteRow> = on!(reader.conn(), c =>
+                sqlx::query_as(sql.load_journal).bind(id).fetch_all(&mut *c).await.map_err(broken)?);
+            let repeats = load_repeats(&mut reader.conn(), sql, &[id]).await?;
+            reader.leave();
+            let notes = notes.into_iter().map(rows::NoteRow::read).collect::<Result<Vec<_>>>()?;
+            let mut repeats: Vec<_> = repeats.into_iter().map(|((_, repeat), repeats)| (repeat, repeats)).collect();
+            repeats.sort_by_key(|(repeat, _)| *repeat);
+            Ok((notes, repeats))
+        })
+        .await
     }
 
     async fn counts(&self, tenant: &str, since_hour: i64) -> Result<Vec<Count>> {
-        let sql = self.sql().load_counts;
-        let mut reader = self.reader().await?;
-        let rows: Vec<CountRow> = on!(reader.conn(), c =>
-            sqlx::query_as(sql).bind(tenant).bind(since_hour).fetch_all(&mut *c).await.map_err(broken)?);
-        reader.leave();
-        Ok(rows.into_iter().map(CountRow::read).collect())
+        self.answered(async {
+            let sql = self.sql().load_counts;
+            let mut reader = self.reader().await?;
+            let rows: Vec<CountRow> = on!(reader.conn(), c =>
+                sqlx::query_as(sql).bind(tenant).bind(since_hour).fetch_all(&mut *c).await.map_err(broken)?);
+            reader.leave();
+            Ok(rows.into_iter().map(CountRow::read).collect())
+        })
+        .await
     }
 }
 

@@ -14,6 +14,8 @@ mod connection;
 mod counters;
 mod database;
 mod postgres;
+#[cfg(test)]
+mod prepared;
 mod rows;
 mod sql;
 mod sqlite;

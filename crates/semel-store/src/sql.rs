@@ -48,16 +48,33 @@ macro_rules! operation {
     };
 }
 
+/// As `operation!`, without what may be large: a page of five hundred must fit into memory.
+macro_rules! brief {
+    ($where:literal) => {
+        concat!(
+            "SELECT o.id, o.tenant, o.service, o.kind, o.key, o.fingerprint, o.payload_order, CASE WHEN false THEN o.payload END AS payload,
+                    o.label1, o.label2, o.label3, o.label4, o.state, o.fence, o.failures, o.crashes, o.parked, o.owner,
+                    o.created_at, o.claimed_at, o.settled_at, o.not_before, o.expires_at, o.archive_at, o.archived, o.look_at,
+                    substr(o.outcome, 1, 2) AS outcome, o.outcome_kept, substr(o.error, 1, 514) AS error,
+                    CASE WHEN false THEN o.checkpoint END AS checkpoint,
+                    l.token, l.deadline, l.run_until, l.terms,
+                    s.fingerprint AS successor_fingerprint, s.payload_order AS successor_order,
+                    CASE WHEN false THEN s.payload END AS successor_payload ",
+            $where
+        )
+    };
+}
+
 /// A page of what has a text in one of the four labels.
 macro_rules! labelled {
     ($slot:literal) => {
         concat!(
-            operation!(
+            brief!(
                 "FROM semel_operations AS o
          LEFT JOIN semel_leases AS l ON l.operation = o.id
          LEFT JOIN semel_successors AS s ON s.operation = o.id
          WHERE o.tenant = $1 AND o.id < $2 AND o.created_at < $3
-           AND ($4 IS NULL OR o.service = $4) AND ($5 IS NULL OR o.kind = $5) AND ($6 IS NULL OR o.state = $6)
+           AND (o.service = $4 OR $4 IS NULL) AND (o.kind = $5 OR $5 IS NULL) AND (o.state = $6 OR $6 IS NULL)
            AND o.label"
             ),
             $slot,
@@ -80,37 +97,37 @@ statements! {
          LEFT JOIN semel_leases AS l ON l.operation = o.id
          LEFT JOIN semel_successors AS s ON s.operation = o.id");
     /// A page of everything, newest first.
-    list = operation!(
+    list = brief!(
         "FROM semel_operations AS o
          LEFT JOIN semel_leases AS l ON l.operation = o.id
          LEFT JOIN semel_successors AS s ON s.operation = o.id
          WHERE o.tenant = $1 AND o.id < $2 AND o.created_at < $3
-           AND ($4 IS NULL OR o.service = $4) AND ($5 IS NULL OR o.kind = $5) AND ($6 IS NULL OR o.state = $6)
+           AND (o.service = $4 OR $4 IS NULL) AND (o.kind = $5 OR $5 IS NULL) AND (o.state = $6 OR $6 IS NULL)
          ORDER BY o.id DESC LIMIT $7");
     /// A page of one kind: by its own index, so that a rare kind among millions is found at once.
-    list_scope = operation!(
+    list_scope = brief!(
         "FROM semel_operations AS o
          LEFT JOIN semel_leases AS l ON l.operation = o.id
          LEFT JOIN semel_successors AS s ON s.operation = o.id
-         WHERE o.tenant = $1 AND o.id < $2 AND o.created_at < $3
-           AND o.service = $4 AND o.kind = $5 AND ($6 IS NULL OR o.state = $6)
+         WHERE o.tenant || '/' || o.service || '/' || o.kind = CAST($1 AS TEXT) || '/' || CAST($4 AS TEXT) || '/' || CAST($5 AS TEXT)
+           AND o.id < $2 AND o.created_at < $3 AND (o.state = $6 OR $6 IS NULL)
          ORDER BY o.id DESC LIMIT $7");
     /// A page of what is running: by the leases, which are few.
-    list_processing = operation!(
+    list_processing = brief!(
         "FROM semel_leases AS l
          JOIN semel_operations AS o ON o.id = l.operation
          LEFT JOIN semel_successors AS s ON s.operation = o.id
          WHERE o.tenant = $1 AND o.id < $2 AND o.created_at < $3
-           AND ($4 IS NULL OR o.service = $4) AND ($5 IS NULL OR o.kind = $5) AND o.state = $6
+           AND (o.service = $4 OR $4 IS NULL) AND (o.kind = $5 OR $5 IS NULL) AND o.state = $6
          ORDER BY o.id DESC LIMIT $7");
     /// A page of what nobody runs and has not completed: by the backlog.
-    list_backlog = operation!(
+    list_backlog = brief!(
         "FROM semel_backlog AS b
          JOIN semel_operations AS o ON o.id = b.operation
          LEFT JOIN semel_leases AS l ON l.operation = o.id
          LEFT JOIN semel_successors AS s ON s.operation = o.id
          WHERE b.tenant = $1 AND b.operation < $2 AND o.created_at < $3
-           AND ($4 IS NULL OR o.service = $4) AND ($5 IS NULL OR o.kind = $5) AND b.state = $6
+           AND (o.service = $4 OR $4 IS NULL) AND (o.kind = $5 OR $5 IS NULL) AND b.state = $6
          ORDER BY b.operation DESC LIMIT $7");
     /// A page of what has a text in a label.
     list_label1 = labelled!("1");

@@ -3,11 +3,15 @@
 use std::{sync::Arc, time::Duration};
 
 use semel::{Error, Result, store::Commit};
-use tokio::sync::{Mutex, MutexGuard};
+use tokio::{
+    sync::{Mutex, MutexGuard},
+    time::timeout,
+};
 
 use crate::{
     Conn,
-    postgres::{Seat, begin},
+    connection::broken,
+    postgres::Seat,
     sqlite::WriteTx,
 };
 
@@ -32,8 +36,12 @@ pub struct TxConnection<'a> {
 }
 
 impl Tx {
+    /// The server ends it too when its time is over: a process that is frozen in the middle of it
+    /// cannot do so, and whoever takes over would wait for its locks.
     pub(crate) async fn postgres(mut seat: Seat, limit: Duration) -> Result<Self> {
-        begin(&mut seat).await?;
+        let idle = limit.as_millis().max(1);
+        let begin = format!("BEGIN; SET LOCAL idle_in_transaction_session_timeout = {idle}");
+        sqlx::raw_sql(sqlx::AssertSqlSafe(begin)).execute(&mut *seat).await.map_err(broken)?;
         Ok(Self::limited(State::Postgres(seat), limit))
     }
 
@@ -81,12 +89,14 @@ impl Tx {
                 State::Postgres(mut seat) => {
                     // A transaction in which a statement failed is rolled back by COMMIT, which
                     // reports success all the same; the statement before it tells.
-                    match sqlx::raw_sql("SELECT 1; COMMIT").execute(&mut *seat).await {
-                        Ok(_) => {
+                    let limit = seat.answer_limit();
+                    match timeout(limit, sqlx::raw_sql("SELECT 1; COMMIT").execute(&mut *seat)).await {
+                        Ok(Ok(_)) => {
                             seat.leave();
                             Commit::Done
                         }
-                        Err(error) => told(&error),
+                        Ok(Err(error)) => told(&error),
+                        Err(_) => Commit::Unknown("no answer to the commit in time".into()),
                     }
                 }
             }
@@ -99,7 +109,10 @@ impl Tx {
             State::Over => {}
             State::Sqlite(tx) => tx.roll_back().await,
             State::Postgres(mut seat) => {
-                if sqlx::raw_sql("ROLLBACK").execute(&mut *seat).await.is_ok() {
+                // Nothing depends on the answer: without one the connection is closed, and that
+                // rolls back as well.
+                let rolled_back = timeout(Duration::from_secs(1), sqlx::raw_sql("ROLLBACK").execute(&mut *seat)).await;
+                if matches!(rolled_back, Ok(Ok(_))) {
                     seat.leave();
                 }
             }
@@ -142,10 +155,10 @@ fn told(error: &sqlx::Error) -> Commit {
 pub(crate) async fn begin_on(seats: &Arc<crate::postgres::Seats>, limit: Duration) -> Result<Tx> {
     let seat = seats.take().await?;
     let reused = seat.is_reused();
-    match Tx::postgres(seat, limit).await {
+    match seats.answered(Tx::postgres(seat, limit)).await {
         Err(error) if reused && error.is_transient() => {
-            seats.forget();
-            Tx::postgres(seats.take().await?, limit).await
+            let seat = seats.take().await?;
+            seats.answered(Tx::postgres(seat, limit)).await
         }
         done => done,
     }

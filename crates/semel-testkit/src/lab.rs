@@ -6,8 +6,8 @@ use std::{
 };
 
 use semel::{Fingerprint, Key, Labels, Ledger, Options, Policy, Scope, Timestamp, Token, Work, machine::Request};
-use semel_store::{Clock, Database, Settings};
-use sqlx::{Connection as _, PgConnection};
+use semel_store::{Clock, Conn, Database, Settings, on};
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection, SqliteConnection, sqlite::SqliteConnectOptions};
 
 /// Which database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,8 +40,9 @@ enum Scratch {
 #[must_use]
 pub fn postgres_server() -> String {
     #[expect(clippy::expect_used, reason = "tests must not be skipped silently")]
-    std::env::var("SEMEL_TEST_POSTGRES_URL")
-        .expect("SEMEL_TEST_POSTGRES_URL is not set: run the tests with `make test`, or under `scripts/postgres.sh run`")
+    std::env::var("SEMEL_TEST_POSTGRES_URL").expect(
+        "SEMEL_TEST_POSTGRES_URL is not set: run the tests with `make test`, or under `scripts/postgres.sh run`",
+    )
 }
 
 #[expect(clippy::unwrap_used, reason = "a test that cannot set up its database fails")]
@@ -88,10 +89,22 @@ impl Lab {
         self.kind
     }
 
+    /// The same lab with the real clock. Nothing may have been opened yet.
+    #[must_use]
+    pub fn with_real_clock(mut self) -> Self {
+        self.clock = Clock::default();
+        self
+    }
+
+    /// How [`Lab::open`] opens it.
+    #[must_use]
+    pub fn settings(&self) -> Settings {
+        Settings { clock: self.clock.clone(), ..Settings::default() }
+    }
+
     /// Opens the database: each call is another node.
     pub async fn open(&self) -> Database {
-        let settings = Settings { clock: self.clock.clone(), ..Settings::default() };
-        Database::open(&self.url, settings).await.unwrap()
+        Database::open(&self.url, self.settings()).await.unwrap()
     }
 
     /// A ledger on the database: each call is another node.
@@ -105,9 +118,57 @@ impl Lab {
         Ledger::new(self.open().await, options).unwrap()
     }
 
+    /// Runs a statement as somebody at the database's own prompt would: past the store.
+    ///
+    /// # Errors
+    /// What the database says.
+    pub async fn execute(&self, sql: &str) -> Result<u64, sqlx::Error> {
+        let mut conn = self.connect().await?;
+        let sql = AssertSqlSafe(sql);
+        on!(conn.conn(), c => sqlx::query(sql).execute(c).await.map(|done| done.rows_affected()))
+    }
+
+    /// The first column of a query, as text, the same way.
+    pub async fn texts(&self, sql: &str) -> Vec<String> {
+        let mut conn = self.connect().await.unwrap();
+        let sql = AssertSqlSafe(sql);
+        on!(conn.conn(), c => sqlx::query_scalar(sql).fetch_all(c).await.unwrap())
+    }
+
+    /// The one number that a query yields, the same way.
+    pub async fn number(&self, sql: &str) -> i64 {
+        let mut conn = self.connect().await.unwrap();
+        let sql = AssertSqlSafe(sql);
+        on!(conn.conn(), c => sqlx::query_scalar(sql).fetch_one(c).await.unwrap())
+    }
+
+    async fn connect(&self) -> Result<Prompt, sqlx::Error> {
+        Ok(match self.url.strip_prefix("sqlite:") {
+            Some(path) => {
+                Prompt::Sqlite(SqliteConnection::connect_with(&SqliteConnectOptions::new().filename(path)).await?)
+            }
+            None => Prompt::Postgres(PgConnection::connect(&self.url).await?),
+        })
+    }
+
     /// Lets time pass.
     pub fn pass(&self, time: Duration) {
         self.clock.advance(time);
+    }
+}
+
+/// A connection that knows nothing of the store.
+enum Prompt {
+    Postgres(PgConnection),
+    Sqlite(SqliteConnection),
+}
+
+impl Prompt {
+    fn conn(&mut self) -> Conn<'_> {
+        match self {
+            Self::Postgres(conn) => Conn::Postgres(conn),
+            Self::Sqlite(conn) => Conn::Sqlite(conn),
+        }
     }
 }
 
@@ -150,7 +211,13 @@ pub fn key(text: &str) -> Key {
 /// Work under a key, its payload the same text, with a policy.
 #[must_use]
 pub fn work(text: &str, policy: Policy) -> Work {
-    Work::new(scope(), key(text), Fingerprint::of_bytes(text.as_bytes())).policy(policy)
+    work_with(text, text, policy)
+}
+
+/// Work under a key, with another payload.
+#[must_use]
+pub fn work_with(text: &str, payload: &str, policy: Policy) -> Work {
+    Work::new(scope(), key(text), Fingerprint::of_bytes(payload.as_bytes())).policy(policy)
 }
 
 /// A claim as the store sees it.

@@ -2,8 +2,10 @@
 //!
 //! - [`Lab`]: a database of its own for one test, with a clock that the test moves
 //! - [`conformance`]: the laws of a store; [`conformance_suite!`] runs them all on one more database
+//! - [`faults`]: processes, servers, connections and disks that break
 
 pub mod conformance;
+pub mod faults;
 mod lab;
 
-pub use lab::{Kind, Lab, key, postgres_server, request, scope, work};
+pub use lab::{Kind, Lab, key, postgres_server, request, scope, work, work_with};

@@ -48,6 +48,8 @@ impl<S: Store> Ledger<S> {
     {
         let ledger = self.clone();
         in_own_task(async move {
+            // Counted from before the claim: a ledger that stops must not miss a run about to begin.
+            let _counted = ledger.enter();
             match ledger.claim(work).await?.acquired() {
                 Ok(lease) => Ok(Claim::Acquired(lease.run_atomic(Arc::new(handler)).await?)),
                 Err(other) => Ok(other),
@@ -67,6 +69,8 @@ impl<S: Store> Ledger<S> {
     {
         let ledger = self.clone();
         in_own_task(async move {
+            // Counted from before the claim: a ledger that stops must not miss a run about to begin.
+            let _counted = ledger.enter();
             match ledger.claim_or_wait(work, up_to).await?.acquired() {
                 Ok(lease) => Ok(Claim::Acquired(lease.run_atomic(Arc::new(handler)).await?)),
                 Err(other) => Ok(other),
@@ -151,11 +155,11 @@ impl<S: Store> Lease<S> {
                 Err(Unfinished::failed(format!("the transaction was open for more than {limit:?}")))
             })
         };
-        match self.attend(renewal, halt, work).await {
+        // What a transaction began and did not commit has not begun: nothing is in doubt.
+        match self.attend(renewal, halt, false, work).await {
             Some(Write::Complete(outcome)) => self.commit(&tx, outcome).await,
             other => {
                 store.roll_back(&tx).await;
-                // What a transaction began and did not commit has not begun: nothing is in doubt.
                 Ok(other.map_or(Effect::Lost, |write| Effect::RolledBack(undoubted(write))))
             }
         }
@@ -208,7 +212,8 @@ impl<S: Store> Lease<S> {
                     return Ok(Effect::Committed { outcome, successor });
                 }
                 Ok(Some(op)) if op.fence == self.fence() => return Ok(Effect::RolledBack(rolled_back(why))),
-                Ok(_) => return Ok(Effect::Lost),
+                // It has moved on since: before the commit, or because of it.
+                Ok(_) => return Err(Error::OutcomeUnknown(why.to_owned())),
                 Err(_) if !until.has_passed() => tokio::time::sleep(Duration::from_millis(50)).await,
                 Err(_) => return Err(Error::OutcomeUnknown(why.to_owned())),
             }

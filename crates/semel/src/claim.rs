@@ -61,6 +61,7 @@ impl Work {
     /// Refuses what fits no rule, before anything is claimed.
     pub(crate) fn into_request(self, owner: &str) -> Result<Request> {
         self.policy.check()?;
+        self.labels.check()?;
         if self.payload.as_ref().is_some_and(|payload| payload.len() > Self::MAX_PAYLOAD) {
             return Err(Error::Invalid(format!("payload: is larger than {} bytes", Self::MAX_PAYLOAD)));
         }

@@ -1,8 +1,9 @@
 //! Crash points: places where a process may die, each with a test that kills it there.
 
 /// Kills this process with SIGKILL on the n-th hit of a named point, when the environment says
-/// `SEMEL_CRASH=name` (or `name:n`). `SEMEL_CRASH_LOG=file` appends the name of each point that is
-/// hit, so that a run can tell which were never reached.
+/// `SEMEL_CRASH=name` (or `name:n`). With `name:n:stop` it stops there instead, as in a long pause
+/// of its host, until somebody sends it SIGCONT. `SEMEL_CRASH_LOG=file` appends the name of each
+/// point that is hit, so that a run can tell which were never reached.
 ///
 /// Compiled into debug builds only, unless the feature `crash-points` asks for it.
 #[macro_export]
@@ -56,7 +57,9 @@ pub fn hit(name: &str) {
         },
     };
 
-    static CHOSEN: OnceLock<Option<(String, u32)>> = OnceLock::new();
+    use rustix::process::{Signal, getpid, kill_process};
+
+    static CHOSEN: OnceLock<Option<(String, u32, bool)>> = OnceLock::new();
     static LOG: OnceLock<Option<std::path::PathBuf>> = OnceLock::new();
     static HITS: AtomicU32 = AtomicU32::new(0);
 
@@ -69,17 +72,21 @@ pub fn hit(name: &str) {
     }
     let chosen = CHOSEN.get_or_init(|| {
         let text = env::var("SEMEL_CRASH").ok()?;
-        match text.split_once(':') {
-            Some((name, nth)) => Some((name.to_owned(), nth.parse().unwrap_or(1))),
-            None => Some((text, 1)),
-        }
+        let mut parts = text.split(':');
+        let name = parts.next()?.to_owned();
+        let nth = parts.next().and_then(|nth| nth.parse().ok()).unwrap_or(1);
+        Some((name, nth, parts.next() == Some("stop")))
     });
-    if let Some((chosen, nth)) = chosen
+    if let Some((chosen, nth, stop)) = chosen
         && chosen == name
         && HITS.fetch_add(1, Ordering::Relaxed) + 1 == *nth
     {
-        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
-        // The signal may take a moment to arrive; nothing after the point may run.
+        // The signal may take a moment to arrive; nothing after the point may run before that.
+        if *stop {
+            let _ = kill_process(getpid(), Signal::STOP);
+            return std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+        let _ = kill_process(getpid(), Signal::KILL);
         loop {
             std::thread::park();
         }

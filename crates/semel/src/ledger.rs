@@ -2,10 +2,7 @@
 
 use std::{
     future::Future,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
     time::Duration,
 };
 
@@ -67,7 +64,8 @@ struct Inner<S: Store> {
     renewer: Arc<Renewer>,
     waiters: Arc<Waiters>,
     gatherer: Arc<Gatherer>,
-    stopping: AtomicBool,
+    /// Turns true when nothing new is taken.
+    stopping: watch::Sender<bool>,
     /// Turns true when running work has to end.
     halt: watch::Sender<bool>,
     /// How many runs there are: each holds a receiver.
@@ -138,7 +136,7 @@ impl<S: Store> Ledger<S> {
             renewer,
             waiters,
             gatherer,
-            stopping: AtomicBool::new(false),
+            stopping: watch::Sender::new(false),
             halt: watch::Sender::new(false),
             runs: watch::Sender::new(()),
             engine,
@@ -177,6 +175,7 @@ impl<S: Store> Ledger<S> {
     }
 
     async fn ask_or_wait(&self, request: &Arc<Request>, until: Uptime) -> Result<Claim<Lease<S>>> {
+        let mut stopping = self.inner.stopping.subscribe();
         let mut claim = self.ask(request).await?;
         loop {
             let (id, fence) = match &claim {
@@ -193,8 +192,12 @@ impl<S: Store> Ledger<S> {
                 Claim::InFlight(there) if there.operation.fence == fence => {}
                 _ => continue,
             }
-            // Running out of time is no error: the answer stays in flight.
-            let _ = tokio::time::timeout(until.remaining(), woken).await;
+            // Running out of time is no error: the answer stays in flight. A ledger that stops takes
+            // nothing over any more, and should not have to wait for those who wait.
+            tokio::select! {
+                _ = tokio::time::timeout(until.remaining(), woken) => {}
+                _ = stopping.wait_for(|stopping| *stopping) => return Ok(claim),
+            }
             claim = self.ask(request).await?;
         }
     }
@@ -204,6 +207,7 @@ impl<S: Store> Ledger<S> {
     /// # Errors
     /// What a store can break with.
     pub async fn decide(&self, id: i64, decision: Decision, actor: &str, reason: &str) -> Result<Applied> {
+        outside_transactions()?;
         let (store, actor, reason) = (self.inner.store.clone(), actor.to_owned(), reason.to_owned());
         let applied = self.on_engine(async move { store.decide(id, decision, &actor, &reason).await }).await?;
         self.inner.waiters.wake(id);
@@ -218,6 +222,7 @@ impl<S: Store> Ledger<S> {
     pub async fn sweep(&self) -> Result<Swept> {
         /// Rows per kind and round: short enough a transaction to go unnoticed.
         const ROUND: u32 = 1000;
+        outside_transactions()?;
         let mut total = Swept::default();
         loop {
             crash_point!("sweep.before");
@@ -254,7 +259,7 @@ impl<S: Store> Ledger<S> {
     /// Stops: takes nothing new, gives running work `grace` to end, then ends it (released where it
     /// may run again, in doubt where that would be a guess), and writes what is still in memory.
     pub async fn stop(&self, grace: Duration) {
-        self.inner.stopping.store(true, Ordering::SeqCst);
+        self.inner.stopping.send_replace(true);
         if tokio::time::timeout(grace, self.inner.runs.closed()).await.is_err() {
             self.inner.halt.send_replace(true);
             let _ = tokio::time::timeout(PATIENCE, self.inner.runs.closed()).await;
@@ -265,21 +270,25 @@ impl<S: Store> Ledger<S> {
     /// Writes the counts that are still in memory. [`Ledger::stop`] does so too.
     pub async fn flush(&self) {
         let (gatherer, store) = (self.inner.gatherer.clone(), self.inner.store.clone());
-        let flushed = self.on_engine(async move { Ok(gatherer.flush(&store).await) }).await;
-        debug_assert!(flushed.is_ok(), "the engine outlives the ledger");
+        let flush = async move {
+            gatherer.flush(&store).await;
+            Ok(())
+        };
+        if let Err(error) = self.on_engine(flush).await {
+            tracing::warn!(%error, "repeats could not be written");
+        }
     }
 
     /// Renews a lease by hand.
     pub(crate) async fn renew(&self, id: i64, fence: Fence) -> Result<Answer> {
+        outside_transactions()?;
         let store = self.inner.store.clone();
         let answers = self.on_engine(async move { store.renew(vec![(id, fence)]).await }).await?;
         answers.into_iter().next().ok_or(Error::Corrupt("a renewal got no answer"))
     }
 
     pub(crate) fn request(&self, work: Work) -> Result<Arc<Request>> {
-        if IN_TRANSACTION.try_with(|()| ()).is_ok() {
-            return Err(Error::InsideTransaction);
-        }
+        outside_transactions()?;
         if self.is_stopping() {
             return Err(Error::Stopping);
         }
@@ -291,7 +300,7 @@ impl<S: Store> Ledger<S> {
     }
 
     pub(crate) fn is_stopping(&self) -> bool {
-        self.inner.stopping.load(Ordering::SeqCst)
+        *self.inner.stopping.borrow()
     }
 
     /// Receivers for a run: it is counted while the first lives, and must end when the second
@@ -322,6 +331,7 @@ impl<S: Store> Ledger<S> {
 
     /// Sends a write under a lease through its lane.
     pub(crate) async fn write(&self, write: LeaseWrite) -> Result<Applied> {
+        outside_transactions()?;
         if self.inner.options.group_commit {
             let bytes = match &write.write {
                 Write::Complete(outcome) => outcome.body.len(),
@@ -377,6 +387,15 @@ impl<S: Store> Ledger<S> {
     }
 }
 
+/// Refuses what a handler asks of the ledger from inside its transaction: on SQLite that holds the
+/// only writer, and the ledger would wait for it until the transaction's time is over.
+fn outside_transactions() -> Result<()> {
+    match IN_TRANSACTION.try_with(|()| ()) {
+        Ok(()) => Err(Error::InsideTransaction),
+        Err(_) => Ok(()),
+    }
+}
+
 /// A batch that panics fails its callers, not the lane.
 async fn guarded<T: Send + 'static>(batch: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
     let done = tokio::spawn(batch).await;
@@ -414,6 +433,7 @@ impl<S: Store> Drop for Asked<'_, S> {
                 let write = Write::Release { delay: Duration::ZERO };
                 // If this fails too, the lease lapses.
                 let _ = ledger.write(LeaseWrite { id: op.id, fence: op.fence, write }).await;
+                ledger.wake(op.id);
             }
         });
     }

@@ -54,7 +54,8 @@ impl Default for Page {
     }
 }
 
-/// One page, newest first.
+/// One page, newest first. What may be large is left out: payloads, outcomes' bodies, checkpoints;
+/// errors are cut to 512 bytes.
 #[derive(Clone, Debug, Default)]
 pub struct Listing {
     /// The operations.

@@ -134,14 +134,22 @@ impl Labels {
             .checked_sub(1)
             .and_then(|i| self.0.get_mut(i))
             .ok_or_else(|| Error::Invalid(format!("label {slot}: the slots are 1 to 4")))?;
-        if text.is_empty() || text.len() > Self::MAX_BYTES || text.chars().any(char::is_control) {
-            return Err(Error::Invalid(format!(
-                "label {slot}: must be 1 to {} bytes without control characters",
-                Self::MAX_BYTES
-            )));
-        }
         *place = Some(text.to_owned());
+        self.check()?;
         Ok(self)
+    }
+
+    /// Refuses text that is not allowed.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let wrong = |text: &str| text.is_empty() || text.len() > Self::MAX_BYTES || text.chars().any(char::is_control);
+        match self.0.iter().position(|label| label.as_deref().is_some_and(wrong)) {
+            None => Ok(()),
+            Some(place) => Err(Error::Invalid(format!(
+                "label {}: must be 1 to {} bytes without control characters",
+                place + 1,
+                Self::MAX_BYTES
+            ))),
+        }
     }
 }
 

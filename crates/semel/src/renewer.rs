@@ -29,25 +29,26 @@ struct Held {
     due: Uptime,
     /// When the holder must have stopped, by our own clock.
     deadline: Uptime,
-    lost: watch::Sender<bool>,
+    /// The same for the holder to look at; nothing once the lease is lost.
+    told: watch::Sender<Option<Uptime>>,
 }
 
 /// Keeps a lease alive until it is dropped, and tells when it is lost all the same.
 pub(crate) struct Renewal {
     id: i64,
     fence: Fence,
-    lost: watch::Receiver<bool>,
+    until: watch::Receiver<Option<Uptime>>,
     renewer: Arc<Renewer>,
 }
 
 impl Renewer {
     /// Begins to renew. `deadline` is counted from before the claim was sent.
     pub(crate) fn keep(self: &Arc<Self>, id: i64, fence: Fence, term: Duration, deadline: Uptime) -> Renewal {
-        let (sender, lost) = watch::channel(false);
+        let (told, until) = watch::channel(Some(deadline));
         let due = Uptime::now() + term / ROUNDS_PER_LEASE;
-        self.lock().insert((id, fence), Held { term, due, deadline, lost: sender });
+        self.lock().insert((id, fence), Held { term, due, deadline, told });
         self.changed.notify_one();
-        Renewal { id, fence, lost, renewer: self.clone() }
+        Renewal { id, fence, until, renewer: self.clone() }
     }
 
     /// Renews whatever is due. Never ends.
@@ -87,7 +88,7 @@ impl Renewer {
         let now = Uptime::now();
         let mut held = self.lock();
         for lease in held.values_mut().filter(|lease| lease.deadline <= now) {
-            lease.lost.send_replace(true);
+            lease.told.send_replace(None);
         }
         held.retain(|_, lease| lease.deadline > now);
         held.iter().filter(|(_, lease)| lease.due <= now + lease.term / 10).map(|(id, _)| *id).collect()
@@ -105,8 +106,9 @@ impl Renewer {
             if let Answer::Renewed { .. } = answer {
                 lease.due = sent + lease.term / ROUNDS_PER_LEASE;
                 lease.deadline = sent + stop_early(lease.term);
+                lease.told.send_replace(Some(lease.deadline));
             } else {
-                lease.lost.send_replace(true);
+                lease.told.send_replace(None);
                 held.remove(id);
             }
         }
@@ -136,16 +138,16 @@ pub(crate) fn stop_early(term: Duration) -> Duration {
 impl Renewal {
     /// Done when the lease is lost.
     pub(crate) async fn lost(&self) {
-        let mut lost = self.lost.clone();
+        let mut until = self.until.clone();
         // The sender goes only after it has said so, or when the renewal ends.
-        if lost.wait_for(|lost| *lost).await.is_err() {
+        if until.wait_for(Option::is_none).await.is_err() {
             std::future::pending::<()>().await;
         }
     }
 
-    /// A receiver that turns true when the lease is lost.
-    pub(crate) fn watch(&self) -> watch::Receiver<bool> {
-        self.lost.clone()
+    /// Until when the lease may be used, by our own clock; nothing once it is lost.
+    pub(crate) fn watch(&self) -> watch::Receiver<Option<Uptime>> {
+        self.until.clone()
     }
 }
 

@@ -69,12 +69,13 @@ pub enum Finding {
 pub struct Context<S: Store> {
     ledger: Ledger<S>,
     operation: Arc<Operation>,
-    lost: watch::Receiver<bool>,
+    /// Until when the lease may be used; nothing once it is lost.
+    until: watch::Receiver<Option<Uptime>>,
 }
 
 impl<S: Store> Clone for Context<S> {
     fn clone(&self) -> Self {
-        Self { ledger: self.ledger.clone(), operation: self.operation.clone(), lost: self.lost.clone() }
+        Self { ledger: self.ledger.clone(), operation: self.operation.clone(), until: self.until.clone() }
     }
 }
 
@@ -106,9 +107,11 @@ impl<S: Store> Context<S> {
     }
 
     /// Whether the lease is lost: to be asked before each effect by work that cannot be cancelled.
+    /// The clock is asked too: a process that slept through its lease knows so at its first
+    /// question, before its own renewer has woken up.
     #[must_use]
     pub fn is_lost(&self) -> bool {
-        *self.lost.borrow()
+        self.until.borrow().is_none_or(Uptime::has_passed)
     }
 }
 
@@ -130,7 +133,28 @@ impl<S: Store> Ledger<S> {
     {
         let (ledger, handler) = (self.clone(), Arc::new(handler));
         in_own_task(async move {
+            // Counted from before the claim: a ledger that stops must not miss a run about to begin.
+            let _counted = ledger.enter();
             match ledger.claim(work).await?.acquired() {
+                Ok(lease) => Ok(Claim::Acquired(lease.run(handler).await?)),
+                Err(other) => Ok(other),
+            }
+        })
+        .await
+    }
+
+    /// As [`Ledger::run`], but while somebody else is at it, waits up to `up_to` first.
+    ///
+    /// # Errors
+    /// As [`Ledger::run`].
+    pub async fn run_or_wait<F, Fut>(&self, work: Work, up_to: Duration, handler: F) -> Result<Claim<Ran>>
+    where
+        F: Fn(Context<S>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Outcome, Unfinished>> + Send + 'static,
+    {
+        let (ledger, handler) = (self.clone(), Arc::new(handler));
+        in_own_task(async move {
+            match ledger.claim_or_wait(work, up_to).await?.acquired() {
                 Ok(lease) => Ok(Claim::Acquired(lease.run(handler).await?)),
                 Err(other) => Ok(other),
             }
@@ -152,6 +176,8 @@ impl<S: Store> Ledger<S> {
     {
         let (ledger, handler) = (self.clone(), Arc::new(handler));
         in_own_task(async move {
+            // Counted from before the claim: a ledger that stops must not miss a run about to begin.
+            let _counted = ledger.enter();
             let mut claim = ledger.claim(work.clone()).await?;
             if let Claim::InDoubt(operation) = &claim
                 && ledger.probe(operation, &probe).await?
@@ -166,8 +192,8 @@ impl<S: Store> Ledger<S> {
         .await
     }
 
-    /// Puts an operation in doubt to a probe; true if that settled the doubt. What the probe found
-    /// counts only if the operation has not moved on meanwhile, so two probes cannot disagree.
+    /// Puts an operation in doubt to a probe; true if that doubt is over. What the probe found counts
+    /// only if the operation has not moved on meanwhile, so two probes cannot disagree.
     async fn probe<P, Found>(&self, operation: &Operation, probe: &P) -> Result<bool>
     where
         P: Fn(Operation) -> Found,
@@ -181,7 +207,9 @@ impl<S: Store> Ledger<S> {
         };
         let decision = Decision::Resolve { verdict, expected: Some(operation.fence) };
         let applied = self.decide(operation.id, decision, "probe", reason).await?;
-        Ok(applied.answer == Answer::Resolved)
+        // Whatever the answer, this doubt is over: by this finding, or by another one before it.
+        debug_assert!(matches!(applied.answer, Answer::Resolved | Answer::NotNow(_)), "{:?}", applied.answer);
+        Ok(true)
     }
 
     /// Claims newer data that waited for the run of `operation` to settle. If it cannot be had
@@ -223,7 +251,10 @@ where
     F: Fn(Lease<S>) -> Fut + Send + 'static,
     Fut: Future<Output = Result<RanOne>> + Send,
 {
+    // Counted from here on: between two runs it must not seem that there is none.
+    let counted = ledger.enter();
     tokio::spawn(async move {
+        let _counted = counted;
         while let Some(lease) = ledger.claim_successor(&operation).await {
             operation = lease.operation().clone();
             match run(lease).await {
@@ -258,7 +289,11 @@ impl<S: Store> Lease<S> {
         let renewal = self.keep();
         let context = self.context(&renewal);
         crash_point!("work.before");
-        let Some(end) = self.attend(&renewal, halt, async move { handler(context).await }).await else {
+        if self.remaining().is_zero() {
+            return Ok(self.put_back_unbegun().await);
+        }
+        let doubts = self.operation().lease.as_ref().is_some_and(|lease| lease.terms.on_lost.doubts());
+        let Some(end) = self.attend(&renewal, halt, doubts, async move { handler(context).await }).await else {
             return Ok((Ran::LeaseLost, false));
         };
         crash_point!("work.after");
@@ -274,6 +309,15 @@ impl<S: Store> Lease<S> {
         }
     }
 
+    /// We slept through the lease before the work began (or the claim took that long), and must not
+    /// begin now: somebody else may be at it. If nobody is, nothing is in doubt.
+    async fn put_back_unbegun(self) -> RanOne {
+        match self.settle(Write::Release { delay: Duration::ZERO }).await {
+            Ok(Settled::Yes { successor }) => (Ran::Released, successor),
+            Ok(Settled::LeaseLost) | Err(_) => (Ran::LeaseLost, false),
+        }
+    }
+
     /// Begins to renew in the background.
     pub(crate) fn keep(&self) -> Renewal {
         self.ledger().renewer().keep(self.operation().id, self.fence(), self.term(), self.deadline())
@@ -281,19 +325,20 @@ impl<S: Store> Lease<S> {
 
     pub(crate) fn context(&self, renewal: &Renewal) -> Context<S> {
         let operation = Arc::new(self.operation().clone());
-        Context { ledger: self.ledger().clone(), operation, lost: renewal.watch() }
+        Context { ledger: self.ledger().clone(), operation, until: renewal.watch() }
     }
 
     /// Attends the work until it ends, however it ends: the settle that follows from it, or none
-    /// when the lease is lost.
+    /// when the lease is lost. `doubts` says whether work that was ended half-way may have had an
+    /// effect that must not be repeated.
     pub(crate) async fn attend(
         &self,
         renewal: &Renewal,
         mut halt: watch::Receiver<bool>,
+        doubts: bool,
         work: impl Future<Output = Result<Outcome, Unfinished>> + Send + 'static,
     ) -> Option<Write> {
         let mut task = tokio::spawn(work);
-        let doubts = self.operation().lease.as_ref().is_some_and(|lease| lease.terms.on_lost.doubts());
         let ended = tokio::select! {
             ended = &mut task => ended,
             () = renewal.lost() => {
@@ -330,9 +375,16 @@ impl<S: Store> Lease<S> {
     async fn settle_while_renewed(self, write: Write, renewal: &Renewal) -> Result<Settled> {
         /// Longer than any lease: the renewal says when it is over.
         const UNTIL_LOST: Duration = Duration::from_secs(7 * 24 * 3600);
+        /// For an answer that is on its way already. A process that slept through its lease, and
+        /// wakes up at a store that is there, is told the truth.
+        const LAST_ANSWER: Duration = Duration::from_secs(1);
+        let settled = self.ledger().settle(self.operation(), write, Uptime::now() + UNTIL_LOST);
+        tokio::pin!(settled);
         tokio::select! {
-            settled = self.ledger().settle(self.operation(), write, Uptime::now() + UNTIL_LOST) => settled,
-            () = renewal.lost() => Err(crate::Error::OutcomeUnknown("the lease ended while its outcome was being stored".into())),
+            settled = &mut settled => settled,
+            () = renewal.lost() => tokio::time::timeout(LAST_ANSWER, settled).await.unwrap_or_else(|_| {
+                Err(crate::Error::OutcomeUnknown("the lease ended while its outcome was being stored".into()))
+            }),
         }
     }
 }

@@ -97,6 +97,9 @@ pub struct SeenAgain {
     pub repeats: Repeats,
 }
 
+/// The notes of an operation, oldest first, and in which ways its key came again.
+pub type Story = (Vec<Note>, Vec<(Repeat, Repeats)>);
+
 /// Claims that did not get the lease since the last flush, by answer.
 #[derive(Clone, Debug)]
 pub struct AnswerCount {
@@ -200,7 +203,7 @@ pub trait Store: Clone + Send + Sync + 'static {
     fn list(&self, filter: &Filter, page: Page) -> impl Future<Output = Result<Listing>> + Send;
 
     /// The notes of an operation, oldest first, and its repeats.
-    fn journal(&self, id: i64) -> impl Future<Output = Result<(Vec<Note>, Vec<(Repeat, Repeats)>)>> + Send;
+    fn journal(&self, id: i64) -> impl Future<Output = Result<Story>> + Send;
 
     /// The counters of a tenant since an hour, folded and not yet folded.
     fn counts(&self, tenant: &str, since_hour: i64) -> impl Future<Output = Result<Vec<Count>>> + Send;

@@ -15,13 +15,16 @@ pub(super) struct Guard {
     /// How long the command may take to end after it was asked to
     #[arg(long, value_name = "TIME", default_value_t = guard::GRACE.into())]
     grace: Duration,
+    /// End the command when the process that asked was not heard of for this long
+    #[arg(long, value_name = "TIME")]
+    silence: Option<Duration>,
     #[arg(last = true, required = true)]
     command: Vec<OsString>,
 }
 
 impl Guard {
     pub(super) fn run(self) -> ExitCode {
-        match guard::watch(self.parent, &self.command, self.grace.into()) {
+        match guard::watch(self.parent, &self.command, self.grace.into(), self.silence.map(Into::into)) {
             Ok(code) => code.into(),
             Err(error) => failed(error, guard::GUARD_FAILED),
         }

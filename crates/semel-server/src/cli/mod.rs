@@ -1,17 +1,32 @@
 //! The commands, one file each.
+//!
+//! The server keeps its data in the directory that it is started in. The commands for people (`once`, `why`,
+//! `operations`, `sweep`) look in the user's own place (`ledger`), so that cron and shell mean the same ledger.
+//! `target` finds the operation that is meant, `story` and `words` are for people, `json` is for programs.
 
 mod config;
 mod guard;
+mod json;
+mod ledger;
+mod once;
+mod operations;
 mod serve;
+mod story;
+mod sweep;
+mod target;
+mod why;
+mod words;
 
 use std::{
     io::{self, Write as _},
     process::ExitCode,
 };
 
+use anyhow::Context as _;
 use clap::Parser;
+use tokio::runtime::{Builder, Runtime};
 
-use crate::config::{Config, Environment, Flags, Report};
+use crate::config::{Config, DATA_DIR, Environment, Flags, Report};
 
 /// Makes each operation take effect once.
 #[derive(Parser)]
@@ -24,6 +39,11 @@ struct Cli {
 #[derive(clap::Subcommand)]
 enum Command {
     Serve(serve::Serve),
+    Once(once::OnceCommand),
+    Why(why::Why),
+    #[command(subcommand)]
+    Operations(operations::OperationsCommand),
+    Sweep(sweep::Sweep),
     #[command(subcommand)]
     Config(config::ConfigCommand),
     #[command(hide = true)]
@@ -39,6 +59,10 @@ enum Command {
 pub fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Serve(command) => command.run(),
+        Command::Once(command) => command.run(),
+        Command::Why(command) => command.run(),
+        Command::Operations(command) => command.run(),
+        Command::Sweep(command) => command.run(),
         Command::Config(command) => command.run(),
         Command::Guard(command) => Ok(command.run()),
         Command::GuardExec(command) => Ok(command.run()),
@@ -56,11 +80,16 @@ fn load(flags: &Flags) -> crate::Result<Config> {
 
 /// Reads the configuration, its warnings told on stderr.
 fn read(flags: &Flags) -> Report {
-    let report = crate::config::read(flags, &Environment::of_process());
+    let report = crate::config::read(flags, &Environment::of_process(), DATA_DIR);
     for warning in report.warnings() {
         complain(format_args!("{warning}"));
     }
     report
+}
+
+/// The threads of a command for people: the ledger has its own beside these.
+fn runtime() -> anyhow::Result<Runtime> {
+    Builder::new_multi_thread().worker_threads(2).enable_all().build().context("cannot start")
 }
 
 /// Prints what a command was asked for. A reader that went away, such as `head`, is no error.

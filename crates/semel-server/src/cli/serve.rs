@@ -4,10 +4,17 @@ use std::{net::SocketAddr, process::ExitCode, sync::Arc};
 
 use anyhow::Context as _;
 use axum::Router;
+use semel::{Options, Store as _, Uptime};
+use semel_store::Database;
 
+use super::ledger;
 use crate::{
-    config::{BrokerUrl, Config, DatabaseUrl, Flags},
-    http::{App, health::AlwaysReady, principal::Local},
+    config::{BrokerUrl, Config, Flags, NodeRole},
+    http::{
+        App, BoxFuture,
+        health::{Readiness, Report},
+        principal::Local,
+    },
     log,
     serve::{self, DRAIN, Drained},
     stop::Stop,
@@ -23,7 +30,8 @@ pub(super) struct Serve {
 impl Serve {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let config = super::load(&self.flags)?;
-        log::start();
+        // PostgreSQL tells every start that the tables are there already, which is news to nobody.
+        log::start("info,sqlx::postgres::notice=warn");
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start")?;
         let served = runtime.block_on(serve(&config));
         // Whatever is still running was given its time; waiting for it here would break the promise to end.
@@ -37,20 +45,59 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
     // Before the port is bound: from the first line on stdout on, a signal means a graceful stop.
     let stop = Stop::on_signals().context("cannot listen to signals")?;
     let listener = serve::bind(&config.listen).await?;
-    let app = App { readiness: Arc::new(AlwaysReady), authenticate: Arc::new(Local), routes: Router::new() };
+    let ledger = ledger::open(&config.database_url, Options::default()).await?.ledger;
+    if config.roles.contains(NodeRole::Sweeper) {
+        ledger.sweep_every(config.sweep.every);
+    }
+    let readiness = AsksTheStore { store: ledger.store().clone(), broker: broker(&config.broker_url) };
+    let app = App { readiness: Arc::new(readiness), authenticate: Arc::new(Local), routes: Router::new() };
     super::say(&greeting(config, listener.local_addr()?))?;
-    match serve::run(listener, app.into_router(), stop, DRAIN).await {
+
+    let asked = async {
+        stop.asked().await;
+        Uptime::now() + DRAIN
+    };
+    let (drained, until) = tokio::join!(serve::run(listener, app.into_router(), stop.clone(), DRAIN), asked);
+    // After the requests, which need it, and in what is left of their time.
+    tokio::select! {
+        () = ledger.stop(until.remaining()) => {}
+        () = stop.forced() => {}
+    }
+    match drained {
         Drained::Finished => tracing::info!("stopped; every request was answered"),
         Drained::CutOff => tracing::warn!("stopped; some requests were cut off"),
     }
     Ok(())
 }
 
+/// A node is ready when its database answers.
+struct AsksTheStore {
+    store: Database,
+    broker: &'static str,
+}
+
+impl Readiness for AsksTheStore {
+    fn check(&self) -> BoxFuture<'_, Report> {
+        Box::pin(async {
+            let database = self.store.now().await.map(drop).map_err(|error| {
+                // Not in the answer: whoever can reach the port may read that, and it may name a host.
+                tracing::warn!(%error, "not ready: the database does not answer");
+                "does not answer".to_owned()
+            });
+            Report { database, broker: self.broker.to_owned() }
+        })
+    }
+}
+
+fn broker(url: &BrokerUrl) -> &'static str {
+    match url {
+        BrokerUrl::Embedded => "embedded",
+        BrokerUrl::Amqp(_) => "amqp",
+    }
+}
+
 fn greeting(config: &Config, address: SocketAddr) -> String {
-    let ledger = match &config.database_url {
-        DatabaseUrl::Sqlite(path) => path.display().to_string(),
-        DatabaseUrl::Postgres(url) => url.to_string(),
-    };
+    let ledger = config.database_url.place();
     let messages = match &config.broker_url {
         BrokerUrl::Embedded => "in the same database".to_owned(),
         BrokerUrl::Amqp(url) => format!("through {url}"),

@@ -60,13 +60,17 @@ pub struct Sweep {
     pub every: Duration,
 }
 
-/// Reads the configuration from all layers.
+/// Where a server keeps its files unless told otherwise. A command for people has another place, see
+/// [`crate::cli`].
+pub const DATA_DIR: &str = "./semel-data";
+
+/// Reads the configuration from all layers; `data_dir` is the place for files when none of them names one.
 #[must_use]
-pub fn read(flags: &Flags, environment: &Environment) -> Report {
+pub fn read(flags: &Flags, environment: &Environment, data_dir: impl Into<PathBuf>) -> Report {
     let mut reader = Reader::new(flags, environment);
 
     let listen = reader.field("listen", Listen::default);
-    let data_dir = reader.field("data_dir", || PathBuf::from("./semel-data"));
+    let data_dir = reader.field("data_dir", || data_dir.into());
     let database_url = reader.field("database_url", || DatabaseUrl::Sqlite(data_dir.join("semel.db")));
     let broker_url = reader.field("broker_url", || BrokerUrl::Embedded);
     let roles = reader.field("roles", Roles::all);

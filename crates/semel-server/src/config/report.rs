@@ -22,6 +22,12 @@ impl Report {
         if self.mistakes.is_empty() { Ok(&self.config) } else { Err(Mistakes(self.mistakes.clone())) }
     }
 
+    /// Whether nobody said anything about a field.
+    #[must_use]
+    pub fn is_default(&self, field: &str) -> bool {
+        self.entries.iter().any(|entry| entry.name == field && entry.origin == Origin::Default)
+    }
+
     /// What is odd but does no harm, one sentence each.
     #[must_use]
     pub fn warnings(&self) -> &[String] {

@@ -37,6 +37,26 @@ impl Value for DatabaseUrl {
     }
 }
 
+impl DatabaseUrl {
+    /// The whole URL, password and all: for the driver that connects with it, never for a log.
+    #[must_use]
+    pub fn expose(&self) -> String {
+        match self {
+            Self::Sqlite(path) => format!("sqlite:{}", path.display()),
+            Self::Postgres(url) => url.expose().to_owned(),
+        }
+    }
+
+    /// Where it is, for people: the file's path, or the URL with its password hidden.
+    #[must_use]
+    pub fn place(&self) -> String {
+        match self {
+            Self::Sqlite(path) => path.display().to_string(),
+            Self::Postgres(url) => url.to_string(),
+        }
+    }
+}
+
 /// As it would be written in the configuration, the password hidden.
 impl fmt::Display for DatabaseUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -16,6 +16,7 @@
 //! | the guard gets | it means | what happens |
 //! |---|---|---|
 //! | SIGTERM, parent gone | nobody renews the lease | SIGKILL to the whole tree |
+//! | no SIGURG for too long | the parent lives but is stopped (Ctrl-Z, `kill -STOP`): nobody renews the lease | SIGKILL to the whole tree |
 //! | SIGQUIT | the lease is lost | SIGKILL to the whole tree |
 //! | SIGINT, SIGHUP, SIGTERM with a living parent | please stop | SIGTERM to the tree, SIGKILL to what is left after [`GRACE`], or at once on a second SIGINT or SIGHUP |
 //!
@@ -38,7 +39,7 @@ use std::{
 };
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
-use tokio::sync::oneshot;
+use tokio::sync::watch as channel;
 
 pub use exec::{NotRun, exec};
 pub use watch::watch;
@@ -52,9 +53,14 @@ const ORPHANED: u8 = 1;
 /// The exit code when guarding failed and the command was not started, as `timeout` and `env` have it.
 pub const GUARD_FAILED: u8 = 125;
 
-/// A command that runs under a guard.
+/// By which a parent says that it is alive. Ignored by default, so that one which comes before the guard listens does
+/// no harm.
+const ALIVE: Signal = Signal::URG;
+
+/// A command that runs under a guard. Dropped before its end, it is killed with all that it started: whoever drops it
+/// can no longer answer for it.
 #[derive(Debug)]
-#[must_use = "a command whose end nobody awaits is only ended with this process"]
+#[must_use = "a command is killed when its guard is dropped"]
 pub struct Guard {
     /// What the command prints, if the program's stdout was piped.
     pub stdout: Option<ChildStdout>,
@@ -62,20 +68,40 @@ pub struct Guard {
     pub stderr: Option<ChildStderr>,
     // None once the guard has ended: its number may then belong to another process.
     pid: Arc<Mutex<Option<Pid>>>,
-    ended: oneshot::Receiver<io::Result<u8>>,
+    ended: Ended,
+}
+
+/// The end of a command, for any number of those who wait for it. It outlives the [`Guard`].
+#[derive(Clone, Debug)]
+pub struct Ended(channel::Receiver<Option<Result<u8, String>>>);
+
+impl Ended {
+    /// Waits for the command's exit code; 128 + n if signal n ended it.
+    ///
+    /// # Errors
+    /// When the system does not tell.
+    pub async fn wait(&mut self) -> io::Result<u8> {
+        let ended = self.0.wait_for(Option::is_some).await.map_err(io::Error::other)?;
+        ended.clone().unwrap_or(Ok(1)).map_err(io::Error::other)
+    }
 }
 
 impl Guard {
     /// Starts a command under a guard. `program` is [`this_program`], to which variables and redirections may have been
-    /// added: the command inherits them through the guard.
+    /// added: the command inherits them through the guard. With `silence`, the command is killed when
+    /// [`beat`](Self::beat) was not called for that long.
     ///
     /// # Errors
     /// When the guard cannot be started. That the command itself cannot be run is told by its exit code, 126 or 127.
-    pub fn spawn(mut program: Command, command: &[OsString]) -> io::Result<Self> {
-        program.args(["guard", "--parent", &std::process::id().to_string(), "--"]).args(command).process_group(0);
+    pub fn spawn(mut program: Command, command: &[OsString], silence: Option<Duration>) -> io::Result<Self> {
+        program.args(["guard", "--parent", &std::process::id().to_string()]).process_group(0);
+        if let Some(silence) = silence {
+            program.args(["--silence", &humantime::format_duration(silence).to_string()]);
+        }
+        program.arg("--").args(command);
         let pid = Arc::new(Mutex::new(None));
         let (started, is_started) = mpsc::sync_channel(1);
-        let (end, ended) = oneshot::channel();
+        let (end, ended) = channel::channel(None);
 
         // The parent-death signal comes when the *thread* that forked ends, not the process. Started from a thread of
         // a pool, the command would be killed when the pool shrinks; this thread lives just as long as the guard.
@@ -87,10 +113,15 @@ impl Guard {
             };
             *lock(&known_pid) = Some(Pid::from_child(&child));
             let _ = started.send(Ok((child.stdout.take(), child.stderr.take())));
-            let _ = end.send(wait(child, &known_pid));
+            let _ = end.send(Some(wait(child, &known_pid).map_err(|error| error.to_string())));
         })?;
         let (stdout, stderr) = is_started.recv().map_err(io::Error::other)??;
-        Ok(Self { stdout, stderr, pid, ended })
+        Ok(Self { stdout, stderr, pid, ended: Ended(ended) })
+    }
+
+    /// Says that this process is alive and holds its lease.
+    pub fn beat(&self) {
+        self.signal(ALIVE);
     }
 
     /// Asks the command to stop: it and all that it started get SIGTERM, and SIGKILL after [`GRACE`].
@@ -108,7 +139,13 @@ impl Guard {
     /// # Errors
     /// When the system does not tell.
     pub async fn wait(&mut self) -> io::Result<u8> {
-        (&mut self.ended).await.map_err(io::Error::other)?
+        self.ended.wait().await
+    }
+
+    /// The command's end, for somebody else to wait for.
+    #[must_use]
+    pub fn ended(&self) -> Ended {
+        self.ended.clone()
     }
 
     fn signal(&self, signal: Signal) {
@@ -116,6 +153,12 @@ impl Guard {
             // Fails only for a guard that has just ended, and that is what was wanted.
             let _ = kill_process(pid, signal);
         }
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.kill();
     }
 }
 

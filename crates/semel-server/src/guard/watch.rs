@@ -14,7 +14,7 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-use super::{ORPHANED, this_program, tree::descendants};
+use super::{ALIVE, ORPHANED, this_program, tree::descendants};
 use crate::{Error, Result};
 
 /// How long killed processes may take to vanish. Longer means one is stuck in the kernel, where waiting is no help.
@@ -23,11 +23,12 @@ const BURIAL: Duration = Duration::from_secs(1);
 /// How often the tree is looked through again while it is being killed.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Runs a command until it ends or `parent` does; the answer is the command's exit code.
+/// Runs a command until it ends or `parent` does, or `parent` is silent for too long; the answer is the command's exit
+/// code.
 ///
 /// # Errors
 /// When the command could not be guarded, and therefore was not started.
-pub fn watch(parent: u32, command: &[OsString], grace: Duration) -> Result<u8> {
+pub fn watch(parent: u32, command: &[OsString], grace: Duration, silence: Option<Duration>) -> Result<u8> {
     let refused = |what| move |source: io::Error| Error::System { what, source };
     // One thread: the command's parent-death signal follows the thread that started it.
     let runtime =
@@ -49,8 +50,9 @@ pub fn watch(parent: u32, command: &[OsString], grace: Duration) -> Result<u8> {
             .args(command)
             .spawn()
             .map_err(refused("start the command"))?;
-        let watch = Watch { parent, command: Pid::from_child(&child), code: None, signals, deadline: None };
-        Ok(watch.run(grace).await)
+        let command = Pid::from_child(&child);
+        let watch = Watch { parent, command, code: None, signals, deadline: None, heard: Instant::now() };
+        Ok(watch.run(grace, silence).await)
     })
 }
 
@@ -70,6 +72,8 @@ struct Watch {
     signals: Signals,
     /// When the tree's time is up, once it was asked to stop.
     deadline: Option<Instant>,
+    /// When the parent was last known to be alive.
+    heard: Instant,
 }
 
 enum Event {
@@ -82,7 +86,7 @@ enum Event {
 }
 
 impl Watch {
-    async fn run(mut self, grace: Duration) -> u8 {
+    async fn run(mut self, grace: Duration, silence: Option<Duration>) -> u8 {
         loop {
             let empty = self.reap();
             let stopping = self.deadline.is_some();
@@ -91,7 +95,7 @@ impl Watch {
                 Some(code) if empty || !stopping => return code,
                 _ => {}
             }
-            match self.next().await {
+            match self.next(silence).await {
                 Event::Look => {}
                 Event::Stop => {
                     self.deadline = Some(Instant::now() + grace);
@@ -105,7 +109,7 @@ impl Watch {
         }
     }
 
-    async fn next(&mut self) -> Event {
+    async fn next(&mut self, silence: Option<Duration>) -> Event {
         let stopping = self.deadline.is_some();
         let deadline = async |deadline| match deadline {
             Some(deadline) => sleep_until(deadline).await,
@@ -113,7 +117,9 @@ impl Watch {
         };
         let again = if stopping { Event::Kill } else { Event::Stop };
         tokio::select! {
-            _ = self.signals.child.recv() => Event::Look,
+            // In this order: a tree that forks without end must not drown out the rest, and a beat that waits to be
+            // heard counts before the silence does.
+            biased;
             _ = self.signals.quit.recv() => Event::Kill,
             _ = self.signals.interrupt.recv() => again,
             _ = self.signals.hangup.recv() => again,
@@ -123,8 +129,25 @@ impl Watch {
                 true if stopping => Event::Look,
                 true => Event::Stop,
             },
+            _ = self.signals.alive.recv() => {
+                self.heard = Instant::now();
+                Event::Look
+            }
             () = deadline(self.deadline) => Event::Kill,
+            () = deadline(silence.map(|silence| self.heard + silence)) => self.silent(silence.unwrap_or_default()),
+            _ = self.signals.child.recv() => Event::Look,
         }
+    }
+
+    /// The parent was not heard of for too long. If the guard itself comes late, the whole machine stood still, and the
+    /// parent had no chance to be heard: it gets the time of one beat.
+    fn silent(&mut self, silence: Duration) -> Event {
+        let late = self.heard.elapsed().saturating_sub(silence);
+        if late < silence / 10 {
+            return Event::Kill;
+        }
+        self.heard += late + silence / 5;
+        Event::Look
     }
 
     /// Takes note of every process that ended; tells whether none is left.
@@ -176,6 +199,7 @@ fn code(status: WaitStatus) -> u8 {
 
 /// The signals that the guard hears.
 struct Signals {
+    alive: unix::Signal,
     child: unix::Signal,
     hangup: unix::Signal,
     interrupt: unix::Signal,
@@ -186,6 +210,7 @@ struct Signals {
 impl Signals {
     fn new() -> io::Result<Self> {
         Ok(Self {
+            alive: signal(SignalKind::from_raw(ALIVE.as_raw()))?,
             child: signal(SignalKind::child())?,
             hangup: signal(SignalKind::hangup())?,
             interrupt: signal(SignalKind::interrupt())?,

@@ -6,15 +6,16 @@ pub mod principal;
 pub mod problem;
 mod problem_page;
 
-use std::{future::Future, pin::Pin, sync::Arc};
+use std::{future::Future, panic::AssertUnwindSafe, pin::Pin, sync::Arc};
 
 use axum::{
     Router,
     extract::{DefaultBodyLimit, Request, State},
     middleware::{self, Next},
-    response::Response,
+    response::{IntoResponse as _, Response},
     routing::get,
 };
+use futures_util::FutureExt as _;
 
 use health::Readiness;
 use principal::Authenticate;
@@ -53,9 +54,21 @@ impl App {
             .merge(open)
             .method_not_allowed_fallback(async || Problem::new(&problem::METHOD_NOT_ALLOWED))
             .fallback(async || Problem::new(&problem::NOT_FOUND))
-            .layer(DefaultBodyLimit::max(BODY_LIMIT));
+            .layer(DefaultBodyLimit::max(BODY_LIMIT))
+            .layer(middleware::from_fn(catch_panic));
         if loopback_only { router.layer(middleware::from_fn(loopback::refuse_foreign)) } else { router }
     }
+}
+
+/// A handler that panics is answered for, instead of leaving its client with a closed connection. Nothing of ours is
+/// left half-changed by it: what must hold together is in the database.
+async fn catch_panic(request: Request, next: Next) -> Response {
+    AssertUnwindSafe(next.run(request)).catch_unwind().await.unwrap_or_else(|panic| {
+        let said = panic.downcast_ref::<&str>().copied().map(str::to_owned);
+        let said = said.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+        tracing::error!(panic = said, "a handler panicked");
+        Problem::new(&problem::INTERNAL).into_response()
+    })
 }
 
 /// Finds out who is asking, and passes it on with the request.

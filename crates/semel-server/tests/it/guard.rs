@@ -210,7 +210,7 @@ fn a_group_of_the_guards_own_keeps_its_callers_safe() {
 fn under_guard(script: &str) -> (Guard, BufReader<ChildStdout>) {
     let mut program = semel();
     program.stdout(Stdio::piped());
-    let mut guard = Guard::spawn(program, &["sh", "-c", script].map(OsString::from)).unwrap();
+    let mut guard = Guard::spawn(program, &["sh", "-c", script].map(OsString::from), None).unwrap();
     let stdout = ready(script, &mut guard.stdout);
     (guard, stdout)
 }
@@ -229,6 +229,32 @@ async fn whoever_starts_a_command_learns_how_it_ended() {
     assert_eq!(guard.wait().await.unwrap(), 128 + 9);
     assert_gone_within(AT_ONCE, stdout);
     guard.kill();
+}
+
+#[tokio::test]
+async fn a_guard_that_is_dropped_kills_its_tree() {
+    let (guard, stdout) = under_guard(TREE);
+    let mut ended = guard.ended();
+    drop(guard);
+    assert_eq!(ended.wait().await.unwrap(), 128 + 9);
+    assert_gone_within(AT_ONCE, stdout);
+}
+
+#[test]
+fn the_tree_is_gone_when_its_parent_is_silent_for_too_long() {
+    let (mut guard, stdout) = start(&["--silence", "300ms"], TREE);
+    assert_eq!(guard.end().code(), Some(128 + 9));
+    assert_gone_within(AT_ONCE, stdout);
+
+    let (mut guard, stdout) = start(&["--silence", "1s"], "echo ready; exec sleep 1000");
+    let before = Instant::now();
+    while before.elapsed() < Duration::from_millis(1500) {
+        guard.signal(Signal::URG);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(guard.0.try_wait().unwrap().is_none(), "a parent that is heard of is alive");
+    assert_eq!(guard.end().code(), Some(128 + 9));
+    assert_gone_within(AT_ONCE, stdout);
 }
 
 #[tokio::test]

@@ -5,5 +5,12 @@
 
 mod config;
 mod guard;
+mod once;
+mod once_kill;
+mod operations;
+mod place;
 mod serve;
+mod serve_ledger;
 mod support;
+mod why;
+mod wire;

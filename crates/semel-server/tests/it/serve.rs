@@ -3,6 +3,7 @@
 use std::{
     io::Read as _,
     net::TcpStream,
+    os::unix::fs::PermissionsExt as _,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -31,12 +32,15 @@ use crate::support::{Answer, SOON, Server, semel, send, stderr};
 #[test]
 fn the_server_says_where_it_listens_and_where_the_data_is() {
     let mut command = semel();
-    command.args(["serve", "--listen", "localhost:0", "--data-dir", "/tmp/there"]);
+    command.args(["serve", "--listen", "localhost:0", "--data-dir", "there"]);
     command.args(["--broker-url", "amqp://ana:geheim@mq/%2f"]);
     let server = Server::start_with(&mut command);
     assert_ne!(server.address.port(), 0);
     assert!(server.address.ip().is_loopback());
-    assert!(server.greeting[1].contains("/tmp/there/semel.db"), "{:?}", server.greeting);
+    assert!(server.greeting[1].starts_with("The ledger is in there/semel.db; "), "{:?}", server.greeting);
+    let folder = server.dir.path().join("there");
+    assert!(folder.join("semel.db").exists());
+    assert_eq!(folder.metadata().unwrap().permissions().mode() & 0o777, 0o700, "nobody else's business");
     assert!(server.greeting[1].contains("amqp://ana:***@mq/%2f"), "{:?}", server.greeting);
 }
 
@@ -232,6 +236,18 @@ async fn a_database_that_does_not_answer_is_not_waited_for() {
     let address = serve_app(Hangs, Router::new()).await;
     let ready = ask(address, "GET", "/readyz", vec![]).await;
     assert_eq!((ready.status, ready.json()["ready"].as_bool()), (503, Some(false)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_that_panics_is_answered_for() {
+    async fn panics() -> &'static str {
+        panic!("on purpose")
+    }
+    let address = serve_app(AlwaysReady, Router::new().route("/panics", get(panics))).await;
+    let answer = ask(address, "GET", "/panics", vec![]).await;
+    assert_eq!((answer.status, answer.problem().as_str()), (500, "internal"));
+    assert!(!answer.body.contains("on purpose"), "{}", answer.body);
+    assert_eq!(ask(address, "GET", "/healthz", vec![]).await.status, 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]

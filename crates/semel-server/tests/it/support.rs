@@ -10,6 +10,7 @@ use std::{
 };
 
 use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
 
 /// Far longer than anything here takes, far shorter than a person waits.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
@@ -86,6 +87,8 @@ impl Drop for Process {
 /// A running `semel serve` on a port of its own.
 pub(crate) struct Server {
     pub(crate) process: Process,
+    /// Where its data is, unless it was told otherwise.
+    pub(crate) dir: TempDir,
     pub(crate) address: SocketAddr,
     pub(crate) greeting: Vec<String>,
 }
@@ -96,13 +99,14 @@ impl Server {
     }
 
     pub(crate) fn start_with(command: &mut Command) -> Self {
-        let mut process = Process::start(command.stdout(Stdio::piped()));
+        let dir = TempDir::new().unwrap();
+        let mut process = Process::start(command.current_dir(&dir).stdout(Stdio::piped()));
         let stdout = process.0.stdout.take().unwrap();
         let greeting: Vec<String> =
             within(SOON, || BufReader::new(stdout).lines().take(3).map(Result::unwrap).collect())
                 .expect("the server says where it listens");
         let address = greeting[0].rsplit_once("http://").expect("an address").1.parse().unwrap();
-        Self { process, address, greeting }
+        Self { process, dir, address, greeting }
     }
 
     pub(crate) fn get(&self, path: &str) -> Answer {

@@ -46,14 +46,17 @@ CREATE TABLE semel_operations (
     CONSTRAINT counts_and_fences_only_grow CHECK (failures >= 0 AND crashes >= 0 AND fence >= id)
 ) WITH (
     -- Room for the settle's new row version on the same page. No index has a column that a settle
-    -- changes, so that version needs no new index entries (a HOT update).
-    fillfactor = 60
+    -- changes, so that version needs no new index entries (a HOT update). Measured with outcomes of
+    -- 100 bytes: at 60 half of the settles found room, at 45 six of seven, at 35 all.
+    fillfactor = 40
 );
 
 -- The tenant comes first in every key, so equal keys of two tenants never meet.
 CREATE UNIQUE INDEX semel_operations_key ON semel_operations (tenant, service, kind, key);
--- Listings of one kind, newest first.
-CREATE INDEX semel_operations_scope ON semel_operations (tenant, service, kind, id);
+-- Listings of one kind, newest first. By one text (tenant and service have no slash in them), not by
+-- three columns: a planner that knows nothing of the table yet takes such an index for as good as
+-- the one above, and reads a whole scope to find one key.
+CREATE INDEX semel_operations_scope ON semel_operations ((tenant || '/' || service || '/' || kind), id);
 CREATE INDEX semel_operations_label1 ON semel_operations (tenant, label1, id) WHERE label1 IS NOT NULL;
 CREATE INDEX semel_operations_label2 ON semel_operations (tenant, label2, id) WHERE label2 IS NOT NULL;
 CREATE INDEX semel_operations_label3 ON semel_operations (tenant, label3, id) WHERE label3 IS NOT NULL;

@@ -53,8 +53,8 @@ CREATE TABLE semel_operations (
 
 -- The tenant comes first in every key, so equal keys of two tenants never meet.
 CREATE UNIQUE INDEX semel_operations_key ON semel_operations (tenant, service, kind, key);
--- Listings of one kind, newest first.
-CREATE INDEX semel_operations_scope ON semel_operations (tenant, service, kind, id);
+-- Listings of one kind, newest first. By one text, for PostgreSQL's sake.
+CREATE INDEX semel_operations_scope ON semel_operations ((tenant || '/' || service || '/' || kind), id);
 CREATE INDEX semel_operations_label1 ON semel_operations (tenant, label1, id) WHERE label1 IS NOT NULL;
 CREATE INDEX semel_operations_label2 ON semel_operations (tenant, label2, id) WHERE label2 IS NOT NULL;
 CREATE INDEX semel_operations_label3 ON semel_operations (tenant, label3, id) WHERE label3 IS NOT NULL;

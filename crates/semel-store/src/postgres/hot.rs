@@ -66,14 +66,14 @@ pub(crate) const COMPLETE: &str = concat!(
         outcome = g.outcome, outcome_kept = g.kept, error = NULL, checkpoint = NULL
     FROM gone AS g, clock
     WHERE o.id = g.operation AND o.fence = g.fence
-    RETURNING o.id, o.tenant, o.service, o.kind, o.label1, o.label2, o.claimed_at, now
+    RETURNING o.id, o.fence, o.tenant, o.service, o.kind, o.label1, o.label2, o.claimed_at, now
 ), counted AS (
     INSERT INTO semel_deltas (tenant, service, kind, label1, label2, hour, from_state, to_state, answer, bucket, n)
     SELECT tenant, service, kind, coalesce(label1, ''), coalesce(label2, ''), now / 3600000000, 'processing', 'completed', '',
            floor(ln(greatest(least(now - claimed_at, 4294967295), 1)::float8) / ln(2::float8) * 4)::bigint AS took, count(*)
     FROM done GROUP BY tenant, service, kind, label1, label2, now, took
 )
-SELECT id, now FROM done"
+SELECT id, fence, now FROM done"
 );
 
 /// Renewals. Returns the deadline before it too: a gap of more than half a lease is worth a note.
@@ -90,7 +90,7 @@ UPDATE semel_leases AS l
 SET deadline = greatest(l.deadline, least(now + l.term, l.run_until))
 FROM held AS h, clock
 WHERE l.operation = h.operation AND l.fence = h.fence AND l.deadline > now AND l.run_until > now
-RETURNING l.operation, l.deadline, h.deadline AS before, l.term, now"
+RETURNING l.operation, l.fence, l.deadline, h.deadline AS before, l.run_until, l.term, now"
 );
 
 /// The time, and new fences for the general path.
@@ -120,3 +120,18 @@ pub(crate) const TRY_LOCK_LEASES: &str =
 pub(crate) const TAKE_DELTAS: &str = "DELETE FROM semel_deltas WHERE id IN
         (SELECT id FROM semel_deltas ORDER BY id LIMIT $1 FOR UPDATE SKIP LOCKED)
      RETURNING tenant, service, kind, label1, label2, hour, from_state, to_state, answer, bucket, n";
+
+/// All of them by name, for the test that prepares each.
+#[cfg(test)]
+pub(crate) const ALL: &[(&str, &str)] = &[
+    ("CLAIM", CLAIM),
+    ("COMPLETE", COMPLETE),
+    ("RENEW", RENEW),
+    ("DRAW", DRAW),
+    ("NOW", NOW),
+    ("LOCK_LEASES", LOCK_LEASES),
+    ("LOCK_OPERATIONS", LOCK_OPERATIONS),
+    ("TRY_LOCK_OPERATIONS", TRY_LOCK_OPERATIONS),
+    ("TRY_LOCK_LEASES", TRY_LOCK_LEASES),
+    ("TAKE_DELTAS", TAKE_DELTAS),
+];

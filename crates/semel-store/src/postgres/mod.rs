@@ -18,11 +18,13 @@ use semel::{
 };
 use sqlx::{PgConnection, postgres::PgConnectOptions};
 
+#[cfg(test)]
+pub(crate) use self::hot::ALL as HOT;
 pub(crate) use self::seats::{Seat, Seats};
 use crate::{
     Conn,
     apply::{Changes, load_by_id, load_by_key},
-    batch::{self, ByKey, decided, in_order, late_renewal, saved, swept_rows},
+    batch::{self, ByKey, decided, in_order, late_renewal, note_late, saved, swept_rows},
     clock::Clock,
     codec::encode,
     connection::broken,
@@ -33,17 +35,15 @@ use crate::{
 /// How often the general path tries again when rows were not as it had read them.
 const ROUNDS: usize = 10;
 
-/// The longest a batch may take, above the server's own limit for a statement: a connection that
-/// swallows everything must not hold up a lane for ever.
-const BATCH_LIMIT: Duration = Duration::from_secs(15);
-
 /// Lane connections plan for a table of any size: never analysed or just analysed, a batch finds
 /// its rows by index, in the order of its arrays.
 const LANE: &str = "SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off;
      SET plan_cache_mode = force_generic_plan";
 
-/// The hot claim joins only what it has just made, by hash.
-const CLAIMS: &str = "SET enable_seqscan = off; SET enable_mergejoin = off; SET jit = off; SET plan_cache_mode = force_generic_plan";
+/// The hot claim joins only what it has just made, by hash. It waits for others' transactions that
+/// are at one of its keys: for a commit, which is short, but not for a node that is frozen.
+const CLAIMS: &str = "SET enable_seqscan = off; SET enable_mergejoin = off; SET jit = off; SET plan_cache_mode = force_generic_plan;
+     SET lock_timeout = '250ms'";
 
 pub(crate) struct Postgres {
     /// For the hot claim.
@@ -56,17 +56,18 @@ pub(crate) struct Postgres {
     clock: Clock,
 }
 
-/// How many connections of each sort.
+/// How many connections of each sort, and how long each may take to answer.
 pub(crate) struct Sizes {
     pub(crate) lane: usize,
     pub(crate) callers: usize,
+    pub(crate) answer_limit: Duration,
 }
 
 impl Postgres {
     pub(crate) async fn open(url: &str, sizes: Sizes, clock: Clock) -> Result<Self> {
         let options: PgConnectOptions = url.parse().map_err(|e| Error::Invalid(format!("database url: {e}")))?;
         let options = options.application_name("semel");
-        let callers = Seats::new(options.clone(), sizes.callers, "");
+        let callers = Seats::new(options.clone(), sizes.callers, "", sizes.answer_limit);
         let mut seat = callers.take().await?;
         check_settings(&mut seat).await?;
         let mut migrator = sqlx::migrate!("migrations/postgres");
@@ -77,8 +78,8 @@ impl Postgres {
         migrator.run_direct(None, &mut *seat, false).await.map_err(|e| Error::Unavailable(format!("migrations: {e}")))?;
         drop(seat);
         Ok(Self {
-            claims: Seats::new(options.clone(), sizes.lane, CLAIMS),
-            lane: Seats::new(options, sizes.lane, LANE),
+            claims: Seats::new(options.clone(), sizes.lane, CLAIMS, sizes.answer_limit),
+            lane: Seats::new(options, sizes.lane, LANE, sizes.answer_limit),
             callers,
             sql: Sql::new(Dialect::Postgres),
             clock,
@@ -94,7 +95,7 @@ impl Postgres {
     }
 
     pub(crate) async fn claim(&self, requests: &[Arc<Request>]) -> Result<Vec<Applied>> {
-        limited(self.claim_batch(requests), &self.claims).await
+        self.claims.answered(self.claim_batch(requests)).await
     }
 
     async fn claim_batch(&self, requests: &[Arc<Request>]) -> Result<Vec<Applied>> {
@@ -111,12 +112,34 @@ impl Postgres {
 
     /// The hot path: those of `first` whose key was not there.
     async fn claim_first(&self, requests: &[Arc<Request>], first: &[usize]) -> Result<HashMap<usize, Applied>> {
+        let mut first = first.to_vec();
+        for _ in 0..ROUNDS {
+            if let Some(made) = self.claim_absent(requests, &first).await? {
+                return Ok(made);
+            }
+            // An insert waits for whoever changes the row that is in its way, and a node that was
+            // frozen on its way to a commit may be at it for long. What is there already is no
+            // first claim; the rest should not wait with it.
+            let mut seat = self.lane.take().await?;
+            let keys = first.iter().map(|i| (&requests[*i].scope, &requests[*i].key));
+            let known = load_by_key(&mut Conn::Postgres(&mut seat), &self.sql, keys).await?;
+            seat.leave();
+            first.retain(|i| !known.contains_key(&(requests[*i].scope.clone(), requests[*i].key.clone())));
+        }
+        Err(Error::Unavailable("the row is busy; ask again".into()))
+    }
+
+    /// Inserts claims; nothing if it would have to wait.
+    async fn claim_absent(&self, requests: &[Arc<Request>], first: &[usize]) -> Result<Option<HashMap<usize, Applied>>> {
+        if first.is_empty() {
+            return Ok(Some(HashMap::new()));
+        }
         let list = || first.iter().map(|i| &requests[*i]);
         let text = |get: &dyn Fn(&Request) -> &str| list().map(|r| get(r).to_owned()).collect::<Vec<String>>();
         let label = |slot: usize| list().map(|r| r.labels.0[slot].clone()).collect::<Vec<Option<String>>>();
         let span = |get: &dyn Fn(&Request) -> Option<Duration>| list().map(|r| get(r).map(micros)).collect::<Vec<Option<i64>>>();
         let mut seat = self.claims.take().await?;
-        let made: Vec<(i64, i64, i64)> = sqlx::query_as(hot::CLAIM)
+        let made = sqlx::query_as(hot::CLAIM)
             .bind(text(&|r| r.scope.tenant()))
             .bind(text(&|r| r.scope.service()))
             .bind(text(&|r| r.scope.kind()))
@@ -139,15 +162,21 @@ impl Postgres {
             .bind(first.iter().map(|i| i64::try_from(*i).unwrap_or(i64::MAX)).collect::<Vec<_>>())
             .bind(self.clock.fixed())
             .fetch_all(&mut *seat)
-            .await
-            .map_err(broken)?;
+            .await;
+        let made: Vec<(i64, i64, i64)> = match made {
+            Err(error) if is_lock_timeout(&error) => {
+                seat.leave();
+                return Ok(None);
+            }
+            made => made.map_err(broken)?,
+        };
         crash_point!("store.claim.inserted");
         seat.leave();
         let applied = |(i, fence, now): (i64, i64, i64)| {
             let i = usize::try_from(i).ok().filter(|i| *i < requests.len()).ok_or(Error::Corrupt("a claim's number"))?;
             Ok((i, batch::first_claim(&requests[i], Fence(fence), Timestamp::from_micros(now))))
         };
-        made.into_iter().map(applied).collect()
+        made.into_iter().map(applied).collect::<Result<_>>().map(Some)
     }
 
     /// Claims on keys that are there already: read first; what would change is locked and decided
@@ -174,7 +203,7 @@ impl Postgres {
                 seat.leave();
                 return Ok(answers);
             }
-            let (decided, left) = self.claim_contested(&mut seat, requests, &rows, contested, now).await?;
+            let (decided, left) = self.claim_contested(&mut seat, requests, &rows, contested).await?;
             answers.extend(decided);
             todo = left;
             if todo.is_empty() {
@@ -195,7 +224,6 @@ impl Postgres {
         requests: &[Arc<Request>],
         seen: &ByKey,
         claims: Vec<(usize, Fence)>,
-        now: Timestamp,
     ) -> Result<(Vec<(usize, Applied)>, Vec<usize>)> {
         let place = |i: usize| (requests[i].scope.clone(), requests[i].key.clone());
         let ids: Vec<i64> = claims.iter().filter_map(|(i, _)| seen.get(&place(*i)).map(|op| op.id)).collect();
@@ -203,6 +231,9 @@ impl Postgres {
         let locked = try_lock(seat, &ids).await?;
         let rows = load_by_id(&mut Conn::Postgres(seat), &self.sql, &locked).await?;
         let mut rows: ByKey = rows.into_values().map(|op| ((op.scope.clone(), op.key.clone()), op)).collect();
+        // New ones, under the lock: those drawn before it may be lower than what the row has by now.
+        let (now, fences) = self.draw(seat, claims.len()).await?;
+        let claims: Vec<_> = claims.into_iter().zip(fences).map(|((i, _), fence)| (i, fence)).collect();
         let is_free = |i: usize| !seen.contains_key(&place(i)) || rows.contains_key(&place(i));
         let (free, busy): (Vec<_>, Vec<_>) = claims.into_iter().partition(|(i, _)| is_free(*i));
         let mut left: Vec<usize> = busy.into_iter().map(|(i, _)| i).collect();
@@ -220,7 +251,7 @@ impl Postgres {
     }
 
     pub(crate) async fn write(&self, writes: &[LeaseWrite]) -> Result<Vec<Applied>> {
-        limited(self.write_batch(writes), &self.lane).await
+        self.lane.answered(self.write_batch(writes)).await
     }
 
     async fn write_batch(&self, writes: &[LeaseWrite]) -> Result<Vec<Applied>> {
@@ -260,14 +291,14 @@ impl Postgres {
     }
 
     pub(crate) async fn renew(&self, leases: &[(i64, Fence)]) -> Result<Vec<Answer>> {
-        limited(self.renew_batch(leases), &self.lane).await
+        self.lane.answered(self.renew_batch(leases)).await
     }
 
     async fn renew_batch(&self, leases: &[(i64, Fence)]) -> Result<Vec<Answer>> {
         let mut sorted = leases.to_vec();
         sorted.sort_unstable();
         let mut seat = self.lane.take().await?;
-        let renewed: Vec<(i64, i64, i64, i64, i64)> = sqlx::query_as(hot::RENEW)
+        let renewed: Vec<(i64, i64, i64, i64, i64, i64, i64)> = sqlx::query_as(hot::RENEW)
             .bind(sorted.iter().map(|(id, _)| *id).collect::<Vec<_>>())
             .bind(sorted.iter().map(|(_, fence)| fence.0).collect::<Vec<_>>())
             .bind(self.clock.fixed())
@@ -275,17 +306,14 @@ impl Postgres {
             .await
             .map_err(broken)?;
         seat.leave();
-        let mut late = Changes::default();
-        let mut deadlines = HashMap::new();
-        let fences: HashMap<i64, Fence> = leases.iter().copied().collect();
-        for (id, deadline, before, term, now) in renewed {
-            deadlines.insert(id, Timestamp::from_micros(deadline));
-            if let Some(note) = late_renewal(fences[&id], before, term, now) {
-                late.note(id, note);
-            }
+        // By fence too: a zombie's renewal may be in the same batch.
+        let (mut late, mut deadlines) = (Vec::new(), HashMap::new());
+        for (id, fence, deadline, before, run_until, term, now) in renewed {
+            deadlines.insert((id, Fence(fence)), Timestamp::from_micros(deadline));
+            late.extend(late_renewal(Fence(fence), before, run_until, term, now).map(|note| (id, note)));
         }
         // The refused ones are told why, and their late write is part of the story.
-        let lost: Vec<_> = leases.iter().filter(|(id, _)| !deadlines.contains_key(id)).collect();
+        let lost: Vec<_> = leases.iter().filter(|lease| !deadlines.contains_key(lease)).collect();
         if !lost.is_empty() || !late.is_empty() {
             let write = |(id, fence): &&(i64, Fence)| LeaseWrite { id: *id, fence: *fence, write: Write::Renew };
             let writes: Vec<_> = lost.iter().map(write).collect();
@@ -296,14 +324,14 @@ impl Postgres {
             let (now, _) = self.draw(&mut seat, 1).await?;
             for (i, applied) in self.write_locked(&mut seat, &writes, &order, now).await? {
                 if let Answer::Renewed { deadline } = applied.answer {
-                    deadlines.insert(writes[i].id, deadline);
+                    deadlines.insert((writes[i].id, writes[i].fence), deadline);
                 }
             }
-            late.save(&mut Conn::Postgres(&mut seat), &self.sql).await?;
+            note_late(&mut Conn::Postgres(&mut seat), &self.sql, late).await?;
             commit(&mut seat).await?;
             seat.leave();
         }
-        let answer = |(id, _): &(i64, Fence)| deadlines.get(id).map_or(Answer::Lost, |deadline| Answer::Renewed { deadline: *deadline });
+        let answer = |lease: &(i64, Fence)| deadlines.get(lease).map_or(Answer::Lost, |deadline| Answer::Renewed { deadline: *deadline });
         Ok(leases.iter().map(answer).collect())
     }
 
@@ -352,6 +380,9 @@ impl Postgres {
             lock(conn, &[id]).await?;
             let rows = load_by_id(&mut Conn::Postgres(conn), &self.sql, &[id]).await?;
             let Some(row) = rows.get(&id) else { continue };
+            // A new fence, under the lock: the one drawn before may be lower than what the row has.
+            let (now, fences) = self.draw(conn, 1).await?;
+            let event = Event::ClaimInline { request, fence: fences[0] };
             let mut changes = Changes::default();
             let applied = changes.step(Some(row), &event, now);
             if changes.save(&mut Conn::Postgres(conn), &self.sql).await? {
@@ -375,37 +406,41 @@ impl Postgres {
     pub(crate) async fn sweep(&self, limit: u32) -> Result<Swept> {
         let mut swept = Swept::default();
         for find in [self.sql.find_lapsed, self.sql.find_due] {
-            let mut seat = self.lane.take().await?;
-            let (now, _) = self.draw(&mut seat, 1).await?;
-            let ids: Vec<i64> = sqlx::query_scalar(find)
-                .bind(now.as_micros())
-                .bind(i64::from(limit))
-                .fetch_all(&mut *seat)
-                .await
-                .map_err(broken)?;
-            swept.more |= ids.len() >= limit as usize;
-            if ids.is_empty() {
-                seat.leave();
-                continue;
-            }
-            begin(&mut seat).await?;
-            let locked = try_lock(&mut seat, &ids).await?;
-            // If others hold all of them, going round again at once would only burn their time.
-            swept.more &= !locked.is_empty();
-            let (now, fences) = self.draw(&mut seat, locked.len()).await?;
-            let rows = load_by_id(&mut Conn::Postgres(&mut seat), &self.sql, &locked).await?;
-            let mut changes = Changes::default();
-            swept_rows(&mut swept, &mut changes, rows, fences, now, find == self.sql.find_lapsed);
-            saved(changes.save(&mut Conn::Postgres(&mut seat), &self.sql).await?)?;
-            match find == self.sql.find_lapsed {
-                true => crash_point!("sweep.lapsed"),
-                false => crash_point!("sweep.tended"),
-            }
-            commit(&mut seat).await?;
-            seat.leave();
+            self.lane.answered(self.sweep_found(&mut swept, find, limit)).await?;
         }
-        self.fold(&mut swept, limit).await?;
+        self.lane.answered(self.fold(&mut swept, limit)).await?;
         Ok(swept)
+    }
+
+    async fn sweep_found(&self, swept: &mut Swept, find: &'static str, limit: u32) -> Result<()> {
+        let mut seat = self.lane.take().await?;
+        let (now, _) = self.draw(&mut seat, 1).await?;
+        let ids: Vec<i64> = sqlx::query_scalar(find)
+            .bind(now.as_micros())
+            .bind(i64::from(limit))
+            .fetch_all(&mut *seat)
+            .await
+            .map_err(broken)?;
+        if ids.is_empty() {
+            seat.leave();
+            return Ok(());
+        }
+        begin(&mut seat).await?;
+        let locked = try_lock(&mut seat, &ids).await?;
+        // If others hold all of them, going round again at once would only burn their time.
+        swept.more |= ids.len() >= limit as usize && !locked.is_empty();
+        let (now, fences) = self.draw(&mut seat, locked.len()).await?;
+        let rows = load_by_id(&mut Conn::Postgres(&mut seat), &self.sql, &locked).await?;
+        let mut changes = Changes::default();
+        swept_rows(swept, &mut changes, rows, fences, now, find == self.sql.find_lapsed);
+        saved(changes.save(&mut Conn::Postgres(&mut seat), &self.sql).await?)?;
+        match find == self.sql.find_lapsed {
+            true => crash_point!("sweep.lapsed"),
+            false => crash_point!("sweep.tended"),
+        }
+        commit(&mut seat).await?;
+        seat.leave();
+        Ok(())
     }
 
     async fn fold(&self, swept: &mut Swept, limit: u32) -> Result<()> {
@@ -454,7 +489,7 @@ async fn complete(
     if plain.is_empty() {
         return Ok(HashMap::new());
     }
-    let done: Vec<(i64, i64)> = sqlx::query_as(hot::COMPLETE)
+    let done: Vec<(i64, i64, i64)> = sqlx::query_as(hot::COMPLETE)
         .bind(plain.iter().map(|(_, write, _)| write.id).collect::<Vec<_>>())
         .bind(plain.iter().map(|(_, write, _)| write.fence.0).collect::<Vec<_>>())
         .bind(plain.iter().map(|(_, _, outcome)| encode(&outcome.body)).collect::<Vec<_>>())
@@ -463,24 +498,18 @@ async fn complete(
         .fetch_all(conn)
         .await
         .map_err(broken)?;
-    let done: HashMap<i64, i64> = done.into_iter().collect();
+    // By fence too: a zombie's completion may be in the same batch.
+    let done: HashMap<(i64, Fence), i64> = done.into_iter().map(|(id, fence, now)| ((id, Fence(fence)), now)).collect();
     let applied = |now: &i64| Applied {
         answer: Answer::Settled { successor: false },
         operation: None,
         now: Timestamp::from_micros(*now),
     };
-    Ok(plain.iter().filter_map(|(i, write, _)| done.get(&write.id).map(|now| (*i, applied(now)))).collect())
+    Ok(plain.iter().filter_map(|(i, write, _)| done.get(&(write.id, write.fence)).map(|now| (*i, applied(now)))).collect())
 }
 
-/// Ends a batch that takes too long. Its connection is closed with it, so nothing of it can arrive
-/// later; what became of it is asked again under the same tokens and fences.
-async fn limited<T>(batch: impl Future<Output = Result<T>>, seats: &Seats) -> Result<T> {
-    let done = tokio::time::timeout(BATCH_LIMIT, batch).await;
-    let done = done.unwrap_or_else(|_| Err(Error::Unavailable("no answer from the database in time".into())));
-    if done.as_ref().is_err_and(Error::is_transient) {
-        seats.forget();
-    }
-    done
+fn is_lock_timeout(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == "55P03")
 }
 
 pub(crate) async fn begin(conn: &mut PgConnection) -> Result<()> {

@@ -9,11 +9,11 @@
 use std::{
     ops::{Deref, DerefMut},
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use semel::{Error, Result};
-use sqlx::{ConnectOptions as _, PgConnection, postgres::PgConnectOptions};
+use sqlx::{ConnectOptions as _, Connection as _, PgConnection, postgres::PgConnectOptions};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::connection::broken;
@@ -21,12 +21,18 @@ use crate::connection::broken;
 /// How long to wait for a new connection, or for one to become free.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// How long a connection may have been idle before it is asked whether it still lives.
+const STALE: Duration = Duration::from_secs(1);
+
 /// A number of connections with the same settings.
 pub(crate) struct Seats {
     options: PgConnectOptions,
     setup: &'static str,
-    idle: Mutex<Vec<PgConnection>>,
+    /// With the moment each was left.
+    idle: Mutex<Vec<(PgConnection, Instant)>>,
     free: Arc<Semaphore>,
+    /// How long an answer may take.
+    answer_limit: Duration,
 }
 
 /// A connection in use. Dropping it closes it; [`Seat::leave`] gives it back.
@@ -38,8 +44,21 @@ pub(crate) struct Seat {
 }
 
 impl Seats {
-    pub(crate) fn new(options: PgConnectOptions, most: usize, setup: &'static str) -> Arc<Self> {
-        Arc::new(Self { options, setup, idle: Mutex::default(), free: Arc::new(Semaphore::new(most)) })
+    pub(crate) fn new(options: PgConnectOptions, most: usize, setup: &'static str, answer_limit: Duration) -> Arc<Self> {
+        Arc::new(Self { options, setup, idle: Mutex::default(), free: Arc::new(Semaphore::new(most)), answer_limit })
+    }
+
+    /// Waits for what is asked on these connections, for as long as an answer may take: one that
+    /// swallows everything must not hold up its caller, or a lane, for ever. It is closed with what
+    /// was asked, so nothing of it can arrive later; what became of it is asked again under the
+    /// same tokens and fences.
+    pub(crate) async fn answered<T>(&self, asked: impl Future<Output = Result<T>>) -> Result<T> {
+        let done = tokio::time::timeout(self.answer_limit, asked).await;
+        let done = done.unwrap_or_else(|_| Err(Error::Unavailable("no answer from the database in time".into())));
+        if done.as_ref().is_err_and(Error::is_transient) {
+            self.forget();
+        }
+        done
     }
 
     /// Takes a connection, opening one if none is idle.
@@ -48,7 +67,7 @@ impl Seats {
             .await
             .map_err(|_| Error::Unavailable("all connections are in use".into()))?
             .map_err(|_| Error::Stopping)?;
-        let idle = self.lock().pop();
+        let idle = self.idle().await;
         let reused = idle.is_some();
         let connection = match idle {
             Some(connection) => connection,
@@ -57,6 +76,22 @@ impl Seats {
                 .map_err(|_| Error::Unavailable("no connection to the database in time".into()))??,
         };
         Ok(Seat { connection: Some(connection), seats: self.clone(), reused, _permit: permit })
+    }
+
+    /// An idle connection that still answers. One that was used a moment ago is not asked: that
+    /// would cost a busy lane a round trip, and it would notice by itself.
+    async fn idle(&self) -> Option<PgConnection> {
+        loop {
+            let (mut connection, left) = self.lock().pop()?;
+            if left.elapsed() < STALE {
+                return Some(connection);
+            }
+            let answer = tokio::time::timeout(STALE, connection.ping()).await;
+            if matches!(answer, Ok(Ok(()))) {
+                return Some(connection);
+            }
+            self.forget();
+        }
     }
 
     async fn open(&self) -> Result<PgConnection> {
@@ -83,7 +118,7 @@ impl Seats {
         self.lock().clear();
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<PgConnection>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(PgConnection, Instant)>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -107,8 +142,13 @@ impl Seat {
     /// everything it was asked.
     pub(crate) fn leave(mut self) {
         if let Some(connection) = self.connection.take() {
-            self.seats.lock().push(connection);
+            self.seats.lock().push((connection, Instant::now()));
         }
+    }
+
+    /// How long an answer may take.
+    pub(crate) fn answer_limit(&self) -> Duration {
+        self.seats.answer_limit
     }
 
     /// Whether it has been used before, and so may have died meanwhile.

@@ -31,7 +31,7 @@ pub(crate) const LEASE: &str = "INSERT INTO semel_leases
 /// Plain completions, first half: the lease goes, and with it the right to say so.
 pub(crate) const END_LEASES: &str = "DELETE FROM semel_leases
      WHERE (operation, fence) IN (SELECT value ->> 0, value ->> 1 FROM json_each($1)) AND NOT successor
-     RETURNING operation, retention, tombstone";
+     RETURNING operation, fence, retention, tombstone";
 
 /// Plain completions, second half: the row says so.
 pub(crate) const COMPLETE: &str = "UPDATE semel_operations
@@ -51,5 +51,20 @@ pub(crate) const RENEW: &str = "UPDATE semel_leases SET deadline = r.value ->> 2
      WHERE semel_leases.operation = r.value ->> 0 AND semel_leases.fence = r.value ->> 1";
 
 /// Counter rows to be folded.
-pub(crate) const TAKE_DELTAS: &str = "DELETE FROM semel_deltas WHERE id IN (SELECT id FROM semel_deltas ORDER BY id LIMIT $1)
+pub(crate) const TAKE_DELTAS: &str =
+    "DELETE FROM semel_deltas WHERE id IN (SELECT id FROM semel_deltas ORDER BY id LIMIT $1)
      RETURNING tenant, service, kind, label1, label2, hour, from_state, to_state, answer, bucket, n";
+
+/// All of them by name, for the test that prepares each.
+#[cfg(test)]
+pub(crate) const ALL: &[(&str, &str)] = &[
+    ("DRAW", DRAW),
+    ("NOW", NOW),
+    ("CLAIM", CLAIM),
+    ("LEASE", LEASE),
+    ("END_LEASES", END_LEASES),
+    ("COMPLETE", COMPLETE),
+    ("HELD", HELD),
+    ("RENEW", RENEW),
+    ("TAKE_DELTAS", TAKE_DELTAS),
+];

@@ -17,11 +17,13 @@ use serde_json::{Value, json};
 use sqlx::{ConnectOptions as _, Connection as _, SqliteConnection, SqlitePool, sqlite::SqlitePoolOptions};
 use tokio::sync::Mutex;
 
+#[cfg(test)]
+pub(crate) use self::hot::ALL as HOT;
 pub(crate) use self::writer::{WriteTx, Writer};
 use crate::{
     Conn,
     apply::{Changes, load_by_id, load_by_key},
-    batch::{self, decided, in_order, late_renewal, saved, swept_rows},
+    batch::{self, decided, in_order, late_renewal, note_late, saved, swept_rows},
     clock::Clock,
     codec::{encode, hex},
     connection::broken,
@@ -124,16 +126,14 @@ impl Sqlite {
             .fetch_all(&mut *conn)
             .await
             .map_err(broken)?;
-        let mut changes = Changes::default();
+        let mut late = Vec::new();
         let mut deadlines = HashMap::new();
         let mut renewed = Vec::new();
         for (id, fence, before, run_until, term) in held {
             let deadline = (now.as_micros() + term).min(run_until).max(before);
             renewed.push(json!([id, fence, deadline]));
             deadlines.insert((id, Fence(fence)), Timestamp::from_micros(deadline));
-            if let Some(note) = late_renewal(Fence(fence), before, term, now.as_micros()) {
-                changes.note(id, note);
-            }
+            late.extend(late_renewal(Fence(fence), before, run_until, term, now.as_micros()).map(|note| (id, note)));
         }
         sqlx::query(hot::RENEW).bind(Value::Array(renewed).to_string()).execute(&mut *conn).await.map_err(broken)?;
         // The refused ones are told why, and their late write is part of the story.
@@ -141,8 +141,10 @@ impl Sqlite {
         let mut conn = Conn::Sqlite(conn);
         let mut rows = load_by_id(&mut conn, &self.sql, &lost.iter().map(|(id, _)| *id).collect::<Vec<_>>()).await?;
         let list = lost.iter().map(|(id, fence)| (0, LeaseWrite { id: *id, fence: *fence, write: Write::Renew }));
+        let mut changes = Changes::default();
         batch::write_all(&mut changes, &mut rows, list, now);
         saved(changes.save(&mut conn, &self.sql).await?)?;
+        note_late(&mut conn, &self.sql, late).await?;
         tx.commit().await.map_err(broken)?;
         let answer = |lease: &(i64, Fence)| deadlines.get(lease).map_or(Answer::Lost, |deadline| Answer::Renewed { deadline: *deadline });
         Ok(leases.iter().map(answer).collect())
@@ -315,17 +317,19 @@ async fn complete(
     if asked.is_empty() {
         return Ok(HashMap::new());
     }
-    let ended: Vec<(i64, Option<i64>, Option<i64>)> = sqlx::query_as(hot::END_LEASES)
+    let ended: Vec<(i64, i64, Option<i64>, Option<i64>)> = sqlx::query_as(hot::END_LEASES)
         .bind(Value::Array(asked).to_string())
         .fetch_all(&mut *conn)
         .await
         .map_err(broken)?;
-    let mut ended: HashMap<i64, (Option<i64>, Option<i64>)> = ended.into_iter().map(|(id, r, t)| (id, (r, t))).collect();
+    // By fence too: a zombie's completion may be in the same batch.
+    let mut ended: HashMap<(i64, Fence), (Option<i64>, Option<i64>)> =
+        ended.into_iter().map(|(id, fence, retention, tombstone)| ((id, Fence(fence)), (retention, tombstone))).collect();
     let (mut done, mut answers) = (Vec::new(), HashMap::new());
     for (i, write) in writes.iter().enumerate() {
         // The lease of a batch's second completion of the same operation has just gone.
         let Write::Complete(outcome) = &write.write else { continue };
-        let Some((retention, tombstone)) = ended.remove(&write.id) else { continue };
+        let Some((retention, tombstone)) = ended.remove(&(write.id, write.fence)) else { continue };
         done.push(json!([write.id, write.fence.0, retention, tombstone, hex(&encode(&outcome.body)), outcome.kept]));
         answers.insert(i, Applied { answer: Answer::Settled { successor: false }, operation: None, now });
     }

@@ -1,5 +1,6 @@
 //! The stores, tested on the real thing.
 
+mod contention;
 mod histories;
 
 semel_testkit::conformance_suite!(sqlite, semel_testkit::Kind::Sqlite);

@@ -1,9 +1,26 @@
 //! The laws of a store. A database that passes them all is one.
 //!
-//! Each law is a function of a fresh [`Lab`]; [`conformance_suite!`](crate::conformance_suite)
-//! makes a test of each for one database.
+//! Each law is a function of a fresh [`Lab`](crate::Lab), named by what it says;
+//! [`conformance_suite!`](crate::conformance_suite) makes a test of each for one database.
+#![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "these are tests")]
 
+pub mod atomic;
+pub mod attempts;
+pub mod batches;
 pub mod claims;
+pub mod counters;
+pub mod fences;
+pub mod inline;
+pub mod leases;
+pub mod looking;
+pub mod lost;
+pub mod newer;
+pub mod running;
+pub mod stores;
+pub mod story;
+pub mod sweeping;
+mod tools;
+pub mod waiting;
 
 /// Makes a test of each law for a database: `conformance_suite!(sqlite, Kind::Sqlite)`.
 #[macro_export]
@@ -11,7 +28,133 @@ macro_rules! conformance_suite {
     ($name:ident, $kind:expr) => {
         mod $name {
             $crate::conformance_suite!(@laws $kind;
-                claims: a_first_claim_acquires, a_second_claim_is_in_flight;
+                claims:
+                    a_first_claim_acquires_and_the_next_is_replayed,
+                    a_second_claim_is_in_flight,
+                    each_of_the_seven_answers_is_given,
+                    equal_keys_in_two_scopes_never_meet,
+                    keys_are_told_apart_byte_by_byte,
+                    a_claim_whose_answer_was_lost_is_recognised,
+                    another_payload_is_a_mismatch_in_every_state,
+                    an_expired_operation_counts_as_absent,
+                    invalid_work_is_refused_before_anything_is_claimed,
+                    a_claim_that_is_dropped_frees_its_key;
+                batches:
+                    one_key_many_times_in_a_batch_is_acquired_once,
+                    a_mixed_batch_is_answered_in_its_order,
+                    a_poison_item_fails_alone,
+                    a_batch_sent_again_changes_nothing,
+                    a_zombie_in_the_owners_batch_is_told_apart,
+                    crossing_batches_never_deadlock,
+                    without_group_commit_the_answers_are_the_same,
+                    a_crowd_takes_over_once,
+                    a_crowd_on_two_nodes_gets_one_lease_per_key;
+                fences:
+                    every_write_of_a_zombie_is_refused,
+                    every_write_after_the_sweep_is_refused,
+                    a_zombie_never_matches_a_row_made_anew,
+                    a_settle_sent_again_is_answered_as_before,
+                    the_fences_of_an_operation_only_grow;
+                leases:
+                    a_lease_has_lapsed_at_its_deadline,
+                    a_late_settle_counts_while_nobody_has_taken_over,
+                    a_lease_can_be_renewed_up_to_the_longest_run,
+                    a_dropped_lease_lapses,
+                    a_released_first_run_leaves_no_trace,
+                    a_release_keeps_the_payload_and_costs_no_attempt,
+                    a_checkpoint_is_handed_to_the_next_attempt,
+                    derived_keys_are_the_same_on_every_attempt,
+                    a_failure_says_when_it_may_be_tried_again;
+                running:
+                    a_run_completes_once,
+                    however_a_handler_ends_it_is_settled,
+                    a_caller_that_goes_away_does_not_stop_the_run,
+                    a_lost_lease_cancels_the_run,
+                    a_stuck_run_ends_with_its_longest_run,
+                    a_handler_that_blocks_its_runtime_is_still_renewed,
+                    a_stop_ends_what_runs_and_refuses_what_is_new,
+                    a_stop_does_not_miss_a_run_that_is_about_to_begin,
+                    newer_data_is_run_in_the_background;
+                newer:
+                    only_newer_data_supersedes,
+                    newer_data_waits_for_the_run_and_only_newer_replaces_it,
+                    however_the_run_ends_newer_data_has_its_turn,
+                    newer_data_waits_while_the_older_is_in_doubt,
+                    a_late_owner_of_older_data_does_not_touch_the_newer,
+                    another_payload_is_replayed_where_the_policy_says_so;
+                lost:
+                    a_lost_lease_is_taken_over_under_rerun,
+                    a_lost_lease_is_in_doubt_under_hold_and_probe,
+                    a_probe_settles_what_it_finds_out,
+                    of_two_probes_one_has_its_way,
+                    a_finding_about_an_older_run_is_dropped,
+                    a_crash_loop_is_slowed_down_and_parked,
+                    a_person_settles_what_nobody_runs,
+                    a_decision_that_does_not_fit_is_not_carried_out;
+                attempts:
+                    the_backoff_is_kept_by_every_node,
+                    an_operation_is_exhausted_after_its_attempts,
+                    a_failed_operation_expires_too,
+                    failures_and_crashes_are_counted_apart;
+                atomic:
+                    an_effect_commits_with_its_completion,
+                    an_effect_that_fails_is_rolled_back,
+                    an_effect_that_takes_too_long_is_rolled_back,
+                    an_effect_under_a_lost_lease_never_happens,
+                    a_takeover_during_an_effect_leaves_one_effect,
+                    when_the_winner_rolls_back_one_waiter_wins,
+                    a_loser_is_in_flight_or_waits_while_an_effect_is_made,
+                    a_swallowed_error_is_not_reported_as_success,
+                    a_handler_can_use_its_transaction_only,
+                    a_stop_rolls_an_effect_back_at_no_cost;
+                inline:
+                    an_inline_effect_is_made_once,
+                    the_second_transaction_waits_for_the_first,
+                    an_inline_crowd_makes_one_effect,
+                    an_inline_claim_goes_by_what_is_there,
+                    a_forgotten_transaction_ends_by_itself,
+                    what_is_acknowledged_after_dropped_transactions_is_there;
+                waiting:
+                    a_waiter_in_the_same_process_is_told_at_once,
+                    a_waiter_on_another_node_is_told_soon,
+                    waiters_hold_no_connection,
+                    a_waiter_that_gives_up_touches_nothing,
+                    when_the_owner_gives_up_one_waiter_is_promoted,
+                    when_the_lease_lapses_a_waiter_takes_over,
+                    only_what_is_in_flight_is_waited_for;
+                sweeping:
+                    orphans_end_by_their_own_terms,
+                    expiry_removes_everything_of_an_operation,
+                    an_archived_operation_keeps_its_key_taken,
+                    a_round_is_bounded,
+                    many_sweepers_do_each_thing_once,
+                    a_completion_and_the_sweep_agree_who_came_first,
+                    a_ledger_sweeps_by_itself;
+                looking:
+                    an_operation_is_found_by_its_tenant_only,
+                    each_label_finds_what_has_it,
+                    a_listing_is_what_its_filter_says,
+                    pages_are_complete_while_rows_are_added,
+                    a_page_is_1_to_500_long_and_the_last_says_so;
+                story:
+                    an_ordinary_life_costs_no_note,
+                    what_is_out_of_the_ordinary_is_told_in_order,
+                    only_a_late_renewal_is_told,
+                    repeats_are_counted_exactly_with_both_ends,
+                    repeats_of_two_nodes_add_up,
+                    a_waiting_claim_is_one_repeat;
+                counters:
+                    state_counts_are_exact_before_and_after_folding,
+                    folding_changes_no_total,
+                    answers_are_counted,
+                    durations_are_told_by_the_histogram;
+                stores:
+                    the_tables_refuse_nonsense,
+                    a_person_can_read_the_rows,
+                    nodes_that_start_together_migrate_once,
+                    a_database_can_be_opened_again,
+                    a_wrong_url_is_refused_with_the_reason,
+                    a_clock_that_is_set_back_revives_nothing;
             );
         }
     };

@@ -12,5 +12,6 @@ mod invariants;
 mod life;
 mod newer_data;
 mod settles;
+mod situations;
 mod tending;
 mod verdicts;

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use super::{
     super::*,
-    life::{LEASE, Life, RETENTION, TICK, ask, ask_newer, ask_under, complete, doubt, fail, policy, situations},
+    life::{LEASE, Life, RETENTION, TICK, ask, ask_newer, ask_under, complete, doubt, fail, policy},
+    situations::situations,
 };
 use crate::{OnLost, OnMismatch};
 
@@ -17,6 +18,20 @@ fn the_first_to_ask_gets_the_lease_and_the_others_learn_until_when() {
     let until = life.now + LEASE;
     life.pass(LEASE / 2);
     assert_eq!(life.claim(&ask("a")), Answer::InFlight { until, kept: false });
+}
+
+#[test]
+fn who_takes_over_is_the_owner_from_then_on_and_by_its_own_terms() {
+    let mut life = Life::new();
+    let began = life.now;
+    life.acquire(&ask("a"));
+    life.crash();
+    let terms = Policy { lease: LEASE * 2, on_lost: OnLost::Hold, ..policy() };
+    life.acquire(&Request { owner: "other".into(), policy: terms.clone(), ..ask("a") });
+    let row = life.row();
+    assert_eq!((row.created_at, row.claimed_at, row.owner.as_str()), (began, life.now, "other"));
+    let lease = row.lease.as_ref().unwrap();
+    assert_eq!((lease.deadline, &lease.terms), (life.now + LEASE * 2, &terms));
 }
 
 #[test]
@@ -137,6 +152,8 @@ fn a_crash_loop_is_slowed_down_and_then_parked() {
     let mut life = Life::new();
     life.acquire(&request);
     life.crash();
+    let careful = Request { policy: Policy { max_crashes: 1, ..policy() }, ..ask("a") };
+    assert_eq!(life.claim(&careful), Answer::Exhausted, "who claims says how many are too many");
     life.acquire(&request);
     life.crash();
     let until = life.now + policy().backoff.after(1, 1);
@@ -197,9 +214,19 @@ fn under_replay_another_payload_is_answered_as_if_it_were_equal() {
             _ => assert_eq!(answer, equal, "{name}"),
         }
         let runs = answer == Answer::Acquired;
-        let (is_other, is_kept) = (life.row().fingerprint == other.fingerprint, life.row().payload == other.payload);
-        assert_eq!((is_other, is_kept), (runs, runs), "where nothing took effect, what runs is what counts: {name}");
+        let is_other = [
+            life.row().fingerprint == other.fingerprint,
+            life.row().payload == other.payload,
+            life.row().order == other.order,
+        ];
+        assert_eq!(is_other, [runs; 3], "where nothing took effect, what runs is what counts: {name}");
     }
+    let mut life = Life::new();
+    let fence = life.acquire(&ask("a"));
+    assert_eq!(life.write(fence, Write::Checkpoint("half of a".into())), Answer::Written);
+    life.crash();
+    life.acquire(&other);
+    assert_eq!(life.row().checkpoint, None, "a checkpoint is of its own payload");
 }
 
 #[test]

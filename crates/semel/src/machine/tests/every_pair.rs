@@ -34,7 +34,8 @@ fn any_state(state: State) -> Vec<Operation> {
             for data in [None, Some("data".into())] {
                 for look_at in times() {
                     let (id, payload, checkpoint) = (id, data.clone(), data.clone());
-                    let row = Operation { id, state, failures, crashes, payload, checkpoint, look_at, ..(*first).clone() };
+                    let row =
+                        Operation { id, state, failures, crashes, payload, checkpoint, look_at, ..(*first).clone() };
                     rows.push(Operation { lease: None, ..row });
                 }
             }
@@ -102,9 +103,14 @@ fn rows_in(state: State) -> Vec<Operation> {
 fn happenings() -> Vec<Happening> {
     let mut all = vec![Happening::Lapse, Happening::Tend, Happening::Purge];
     for mismatch in [OnMismatch::Reject, OnMismatch::Replay, OnMismatch::SupersedeIfNewer] {
-        for (payload, order) in
-            [("first", Some(5)), ("second", Some(6)), ("other", Some(9)), ("other", Some(5)), ("other", Some(1)), ("other", None)]
-        {
+        for (payload, order) in [
+            ("first", Some(5)),
+            ("second", Some(6)),
+            ("other", Some(9)),
+            ("other", Some(5)),
+            ("other", Some(1)),
+            ("other", None),
+        ] {
             for token in [Token([1; 16]), Token([2; 16])] {
                 let policy = Policy { on_mismatch: mismatch, ..policy() };
                 let request = Request { order, token, policy, ..ask(payload) };

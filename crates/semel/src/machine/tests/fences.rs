@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use super::{
     super::*,
-    life::{Happening, LEASE, Life, MAX_RUN, TICK, ask, ask_newer, ask_under, complete, fail, settles, situations, writes},
+    life::{Happening, LEASE, Life, MAX_RUN, TICK, ask, ask_newer, ask_under, complete, fail, settles, writes},
+    situations::situations,
 };
 use crate::OnLost;
 

@@ -14,15 +14,30 @@ use crate::{OnLost, OnMismatch};
 #[derive(Clone, Debug)]
 enum Turn {
     /// `again` sends the last token once more.
-    Claim { payload: &'static str, order: Option<i64>, on_lost: OnLost, again: bool, inline: bool },
+    Claim {
+        payload: &'static str,
+        order: Option<i64>,
+        on_lost: OnLost,
+        again: bool,
+        inline: bool,
+    },
     /// Under the fence of one of the claims so far, the last one first, or under one to come.
-    Write { back: usize, write: Write },
-    Resolve { expected: bool, verdict: Verdict },
+    Write {
+        back: usize,
+        write: Write,
+    },
+    Resolve {
+        expected: bool,
+        verdict: Verdict,
+    },
     Purge,
     Sweep,
     Wait(Duration),
     /// To one of the times that the row has written on it, or just before.
-    WaitFor { which: usize, just_before: bool },
+    WaitFor {
+        which: usize,
+        just_before: bool,
+    },
 }
 
 fn one_of<T: Clone + std::fmt::Debug + 'static>(values: &[T]) -> impl Strategy<Value = T> + use<T> {
@@ -207,12 +222,7 @@ impl History {
 
 /// What took effect in a step: a completion (also one that newer data waited for), an inline
 /// claim, or a verdict that it had.
-fn took_effect(
-    before: Option<&Operation>,
-    what: &Happening,
-    step: &Step,
-    after: Option<&Operation>,
-) -> Option<Effect> {
+fn took_effect(before: Option<&Operation>, what: &Happening, step: &Step, after: Option<&Operation>) -> Option<Effect> {
     let as_told = |op: &Operation, outcome: &Outcome| Effect {
         id: op.id,
         fingerprint: op.fingerprint,

@@ -116,6 +116,9 @@ fn changes(
     if old.state == State::InDoubt && new.state != State::InDoubt {
         law(matches!(what, Happening::Resolve(..)), "a doubt ends by a verdict")?;
     }
+    if let (Some(waited), Some(waits)) = (&old.successor, &new.successor) {
+        law(waited == waits || waited.order < waits.order, "newer data gave way to older")?;
+    }
     if old.successor.is_some() && new.successor.is_none() {
         let waited = old.successor.as_ref().map(|s| (s.fingerprint, Some(s.order), &s.payload));
         let there = Some((new.fingerprint, new.order, &new.payload));
@@ -147,7 +150,10 @@ fn answers(before: Option<&Operation>, what: &Happening, now: Timestamp, step: &
                 let held = lease.is_some_and(|lease| lease.token == request.token && lease.deadline > now);
                 law(held, "who acquires holds the lease")
             }
-            _ => law(after.is_some_and(|op| op.settled_at == Some(now) && op.outcome.is_some()), "inline is done at once"),
+            _ => law(
+                after.is_some_and(|op| op.settled_at == Some(now) && op.outcome.is_some()),
+                "inline is done at once",
+            ),
         },
         Answer::Replay { .. } => law(after.is_some_and(|op| op.outcome.is_some()), "a replay has an outcome"),
         Answer::InFlight { until, .. } => law(after.is_some_and(|op| op.lease.is_some()) && *until > now, "in flight"),

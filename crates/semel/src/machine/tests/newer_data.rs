@@ -2,9 +2,8 @@
 
 use super::{
     super::*,
-    life::{
-        LEASE, Life, RETENTION, ask, ask_newer, complete, doubt, fail, policy, release, settles, situations,
-    },
+    life::{LEASE, Life, RETENTION, ask, ask_newer, complete, doubt, fail, policy, release, settles},
+    situations::situations,
 };
 use crate::{OnLost, OnMismatch};
 

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use super::{
     super::*,
-    life::{Happening, LEASE, Life, RETENTION, TICK, ask, ask_newer, ask_under, complete, fail, policy, situations},
+    life::{Happening, LEASE, Life, RETENTION, TICK, ask, ask_newer, ask_under, complete, fail, policy},
+    situations::situations,
 };
 use crate::OnLost;
 
@@ -56,15 +57,12 @@ fn a_completed_operation_only_changes_by_newer_data_expiry_archive_or_purge() {
             let answer = after.happens(&event).answer;
             assert_eq!(after.row, life.row, "{event:?} on {name} was answered {answer:?}");
         }
-        let changes: [(&str, &dyn Fn(&mut Life) -> Answer, Answer); 4] = [
-            ("newer data", &|life| life.claim(&ask_newer("second", 2)), Answer::Acquired),
-            ("purge", &|life| life.purge(), Answer::Purged),
-            ("expiry", &|life| { life.pass(RETENTION * 2); life.tend() }, Answer::Expired),
-            ("expiry", &|life| { life.pass(RETENTION * 2); life.claim(&ask("other")) }, Answer::Acquired),
-        ];
-        for (what, change, expected) in changes {
-            assert_eq!(change(&mut life.clone()), expected, "{what} on {name}");
-        }
+        assert_eq!(life.clone().claim(&ask_newer("second", 2)), Answer::Acquired, "newer data on {name}");
+        assert_eq!(life.clone().purge(), Answer::Purged, "{name}");
+        let mut expired = life.clone();
+        expired.pass(RETENTION);
+        assert_eq!(expired.clone().claim(&ask("other")), Answer::Acquired, "an expired {name}");
+        assert_eq!(expired.tend(), Answer::Expired, "{name}");
     }
 }
 
@@ -119,6 +117,18 @@ fn what_ran_again_after_the_sweep_had_given_it_up_is_still_swept() {
     life.settle(fence, complete("done"));
     life.pass(LEASE);
     assert_eq!(life.tend(), Answer::Archived);
+}
+
+#[test]
+fn a_claim_with_a_shorter_retention_is_looked_at_in_its_own_time() {
+    let short = Policy { retention: Some(LEASE), ..policy() };
+    let mut life = Life::new();
+    life.acquire(&ask("a"));
+    life.crash();
+    let fence = life.acquire(&Request { policy: short, ..ask("a") });
+    life.settle(fence, complete("done"));
+    life.pass(LEASE);
+    assert_eq!(life.tend(), Answer::Expired);
 }
 
 #[test]

@@ -2,7 +2,8 @@
 
 use super::{
     super::*,
-    life::{Happening, LEASE, Life, RETENTION, ask, ask_under, complete, doubt, fail, release, situations},
+    life::{Happening, LEASE, Life, RETENTION, ask, ask_under, complete, doubt, fail, release},
+    situations::situations,
 };
 use crate::OnLost;
 

@@ -1,0 +1,145 @@
+//! `semel-bench`: claims and completions per second, batched and not, on both databases.
+//!
+//! The parts, in reading order:
+//!
+//! - `site`: a fresh database for each section
+//! - `load`: tasks that repeat an operation for a while, and what that cost
+//! - `pairs`, `replays`, `growth`: the sections; `limit` is pgbench, `fill` makes the large tables
+//! - `verdict`: the aims, each with the measured ratio
+//! - `report`: tables for people, JSON for programs
+
+mod cpu;
+mod fill;
+mod growth;
+mod limit;
+mod load;
+mod pairs;
+mod replays;
+mod report;
+mod site;
+mod verdict;
+mod work;
+
+use std::{path::PathBuf, time::Duration};
+
+use anyhow::{Context as _, Result};
+use clap::{Parser, ValueEnum};
+
+use crate::{report::Report, site::Backend};
+
+/// Measures the ledger on SQLite and PostgreSQL.
+#[derive(Parser)]
+#[command(version)]
+struct Args {
+    /// Shorter and rougher: 2 s per figure instead of 5, one round instead of three, 1 million rows instead of 10.
+    #[arg(long)]
+    quick: bool,
+
+    /// Write all figures and the verdict to a file, too.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+
+    /// Measure this database only; may be given again.
+    #[arg(long = "database", value_enum)]
+    databases: Vec<Backend>,
+
+    /// Only with so many tasks; may be given again.
+    #[arg(long)]
+    tasks: Vec<usize>,
+
+    /// Only this way (batched, unbatched, pgbench, replays); may be given again.
+    #[arg(long)]
+    how: Vec<String>,
+
+    /// A PostgreSQL server to make schemas in.
+    #[arg(long, env = "SEMEL_TEST_POSTGRES_URL")]
+    postgres_url: Option<String>,
+
+    /// The pgbench program.
+    #[arg(long, env = "SEMEL_BENCH_PGBENCH", default_value = "pgbench")]
+    pgbench: PathBuf,
+
+    /// What to measure; everything if nothing is named.
+    #[arg(value_enum)]
+    sections: Vec<Section>,
+}
+
+/// A part of the run.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Section {
+    /// New claims and their completions, batched and unbatched, with pgbench as the limit.
+    Pairs,
+    /// Claims of completed keys.
+    Replays,
+    /// New claims in a small and in a large table.
+    Growth,
+}
+
+/// How a run is done: what all sections need to know.
+struct Plan {
+    /// How often each figure is measured; the median is told.
+    rounds: usize,
+    /// How long each figure is measured.
+    length: Duration,
+    /// How many rows the large table has.
+    rows: i64,
+    /// Only these numbers of tasks and these ways; all if empty.
+    tasks: Vec<usize>,
+    how: Vec<String>,
+    postgres_url: Option<String>,
+    pgbench: PathBuf,
+}
+
+impl Plan {
+    /// Caches fill and plans settle before anything is counted.
+    const WARM_UP: Duration = Duration::from_secs(1);
+
+    fn new(args: &Args) -> Self {
+        let (rounds, seconds, rows) = if args.quick { (1, 2, 1_000_000) } else { (3, 5, 10_000_000) };
+        let (tasks, how) = (args.tasks.clone(), args.how.clone());
+        let (postgres_url, pgbench) = (args.postgres_url.clone(), args.pgbench.clone());
+        Self { rounds, length: Duration::from_secs(seconds), rows, tasks, how, postgres_url, pgbench }
+    }
+
+    /// Whether a figure is asked for.
+    fn wants(&self, how: &str, tasks: usize) -> bool {
+        (self.tasks.is_empty() || self.tasks.contains(&tasks))
+            && (self.how.is_empty() || self.how.iter().any(|h| h == how))
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let args = Args::parse();
+    let plan = Plan::new(&args);
+    let sections = if args.sections.is_empty() { Section::value_variants() } else { &args.sections };
+    let databases = if args.databases.is_empty() { Backend::value_variants() } else { &args.databases };
+    let mut report = Report::default();
+    report.say(machine("before the run"));
+    for section in sections {
+        for database in databases {
+            let name = section.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+            eprintln!("{name} on {database} …");
+            match section {
+                Section::Pairs => pairs::measure(&plan, *database, &mut report).await,
+                Section::Replays => replays::measure(&plan, *database, &mut report).await,
+                Section::Growth => growth::measure(&plan, *database, &mut report).await,
+            }
+            .with_context(|| format!("{name} on {database}"))?;
+        }
+    }
+    report.say(machine("after it"));
+    println!("{report}");
+    if let Some(path) = &args.json {
+        let json = serde_json::to_string_pretty(&report.to_json())?;
+        std::fs::write(path, json).with_context(|| format!("writing {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// What else keeps the machine busy: figures from a busy one compare badly with others.
+fn machine(when: &str) -> String {
+    let cpus = std::thread::available_parallelism().map_or(0, usize::from);
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    format!("{cpus} CPUs, load average {when}: {}", load.split(' ').next().unwrap_or("unknown"))
+}

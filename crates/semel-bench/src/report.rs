@@ -1,0 +1,162 @@
+//! The report: tables for people, JSON for programs.
+
+use std::fmt;
+
+use serde_json::{Value, json};
+
+use crate::{
+    load::Figure,
+    site::Backend,
+    verdict::{Bound, Verdict, verdicts},
+};
+
+/// What was measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Subject {
+    pub(crate) section: &'static str,
+    pub(crate) backend: Backend,
+    pub(crate) how: &'static str,
+    pub(crate) tasks: usize,
+}
+
+/// Everything that was measured, in the order of the run.
+#[derive(Default)]
+pub(crate) struct Report {
+    /// Each subject with its figures, one per round.
+    figures: Vec<(Subject, Vec<Figure>)>,
+    remarks: Vec<String>,
+}
+
+impl Report {
+    pub(crate) fn add(&mut self, subject: Subject, figure: Figure) {
+        eprintln!(
+            "  {} · {} · {} tasks: {:.0}/s, p50 {:.2} ms, p99 {:.2} ms",
+            subject.backend, subject.how, subject.tasks, figure.rate, figure.p50, figure.p99
+        );
+        match self.figures.iter_mut().find(|(known, _)| *known == subject) {
+            Some((_, figures)) => figures.push(figure),
+            None => self.figures.push((subject, vec![figure])),
+        }
+    }
+
+    pub(crate) fn say(&mut self, remark: String) {
+        eprintln!("  {remark}");
+        self.remarks.push(remark);
+    }
+
+    fn find(&self, subject: Subject) -> Option<&[Figure]> {
+        self.figures.iter().find(|(known, _)| *known == subject).map(|(_, figures)| &figures[..])
+    }
+
+    /// The first's rate over the second's, and the same per CPU time. Both were measured one after
+    /// the other in every round, so the ratio is taken there and the median of them told: noise
+    /// that lasts longer than a round goes out.
+    pub(crate) fn ratios(&self, ours: Subject, theirs: Subject) -> Option<(f64, f64)> {
+        let both = || Some(self.find(ours)?.iter().zip(self.find(theirs)?));
+        let rate = median(both()?.map(|(ours, theirs)| ours.rate / theirs.rate).collect());
+        let per_cpu = median(both()?.map(|(ours, theirs)| ours.per_cpu / theirs.per_cpu).collect());
+        Some((rate, per_cpu))
+    }
+
+    pub(crate) fn to_json(&self) -> Value {
+        let figure =
+            |f: &Figure| json!({ "rate": f.rate, "p50_ms": f.p50, "p99_ms": f.p99, "per_cpu_second": f.per_cpu });
+        let figures = self.figures.iter().map(|(subject, figures)| {
+            json!({
+                "section": subject.section,
+                "database": subject.backend.to_string(),
+                "how": subject.how,
+                "tasks": subject.tasks,
+                "rounds": figures.iter().map(figure).collect::<Vec<_>>(),
+                "median": figure(&middle(figures)),
+            })
+        });
+        let verdict = |v: &Verdict| {
+            let bound = bound(v.bound);
+            json!({ "aim": v.aim, "bound": bound, "ratio": v.ratio, "cpu_ratio": v.cpu_ratio, "met": v.is_met() })
+        };
+        json!({
+            "figures": figures.collect::<Vec<_>>(),
+            "verdict": verdicts(self).iter().map(verdict).collect::<Vec<_>>(),
+            "remarks": self.remarks,
+        })
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (section, title) in [
+            ("pairs", "Claim + complete of new keys (1 op = both, each durable)"),
+            ("replays", "Claims of completed keys, next to claim + complete of new ones"),
+            ("growth", "Claim + complete by the size of the table"),
+        ] {
+            let rows = self.figures.iter().filter(|(subject, _)| subject.section == section);
+            let rows: Vec<_> = rows.map(|(subject, figures)| row(subject, &middle(figures))).collect();
+            if !rows.is_empty() {
+                writeln!(f, "\n## {title}\n")?;
+                table(f, &["database", "how", "tasks", "ops/s", "p50 ms", "p99 ms", "ops/CPU-s"], rows)?;
+            }
+        }
+        for remark in &self.remarks {
+            writeln!(f, "\n{remark}.")?;
+        }
+        let verdicts = verdicts(self);
+        writeln!(f, "\n## Verdict\n")?;
+        table(f, &["aim", "bound", "measured", "per CPU", ""], verdicts.iter().map(verdict_row).collect())
+    }
+}
+
+fn row(subject: &Subject, figure: &Figure) -> Vec<String> {
+    vec![
+        subject.backend.to_string(),
+        subject.how.to_owned(),
+        subject.tasks.to_string(),
+        format!("{:.0}", figure.rate),
+        format!("{:.2}", figure.p50),
+        format!("{:.2}", figure.p99),
+        format!("{:.0}", figure.per_cpu),
+    ]
+}
+
+fn verdict_row(verdict: &Verdict) -> Vec<String> {
+    let number = |ratio: Option<f64>| ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
+    let word = match verdict.is_met() {
+        Some(true) => "met",
+        Some(false) => "not met",
+        None => "not measured",
+    };
+    vec![verdict.aim.clone(), bound(verdict.bound), number(verdict.ratio), number(verdict.cpu_ratio), word.to_owned()]
+}
+
+fn bound(bound: Bound) -> String {
+    match bound {
+        Bound::AtLeast(bound) => format!("≥ {bound}"),
+        Bound::AtMost(bound) => format!("≤ {bound}"),
+    }
+}
+
+/// A table in Markdown whose columns line up.
+fn table(f: &mut fmt::Formatter<'_>, heads: &[&str], rows: Vec<Vec<String>>) -> fmt::Result {
+    let heads: Vec<String> = heads.iter().map(|head| (*head).to_owned()).collect();
+    let width = |column: usize| rows.iter().chain([&heads]).map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..heads.len()).map(width).collect();
+    let line = |row: &[String]| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!(" {cell:<width$} "));
+        format!("|{}|", cells.collect::<Vec<_>>().join("|"))
+    };
+    writeln!(f, "{}", line(&heads))?;
+    writeln!(f, "|{}|", widths.iter().map(|width| "-".repeat(width + 2)).collect::<Vec<_>>().join("|"))?;
+    rows.iter().try_for_each(|row| writeln!(f, "{}", line(row)))
+}
+
+/// The round with the median rate.
+fn middle(figures: &[Figure]) -> Figure {
+    let mut sorted = figures.to_vec();
+    sorted.sort_by(|a, b| a.rate.total_cmp(&b.rate));
+    sorted[sorted.len() / 2]
+}
+
+fn median(mut numbers: Vec<f64>) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    numbers.get(numbers.len() / 2).copied().unwrap_or(f64::NAN)
+}

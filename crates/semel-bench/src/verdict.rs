@@ -1,0 +1,80 @@
+//! The aims, each with what was measured.
+
+use crate::{
+    growth,
+    limit::{CLIENTS, PGBENCH},
+    pairs::{BATCHED, UNBATCHED},
+    replays::REPLAYS,
+    report::{Report, Subject},
+    site::Backend::{self, Postgres, Sqlite},
+};
+
+/// An aim, and how near the measurement came.
+pub(crate) struct Verdict {
+    pub(crate) aim: String,
+    /// The measured ratio, if both of its sides were measured.
+    pub(crate) ratio: Option<f64>,
+    /// By CPU time instead of time: for those who run this on a busy machine.
+    pub(crate) cpu_ratio: Option<f64>,
+    pub(crate) bound: Bound,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) enum Bound {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+impl Verdict {
+    /// Whether the aim was met; `None` if it was not measured.
+    pub(crate) fn is_met(&self) -> Option<bool> {
+        self.ratio.map(|ratio| match self.bound {
+            Bound::AtLeast(bound) => ratio >= bound,
+            Bound::AtMost(bound) => ratio <= bound,
+        })
+    }
+}
+
+/// The noise of two equal measurements: "not slower" means "within it".
+const NOISE: f64 = 0.9;
+
+pub(crate) fn verdicts(report: &Report) -> Vec<Verdict> {
+    let pair = |backend, how, tasks| Subject { section: "pairs", backend, how, tasks };
+    let replays = |backend, how, tasks| Subject { section: "replays", backend, how, tasks };
+    let growth = |backend, how| Subject { section: "growth", backend, how, tasks: growth::TASKS };
+    let against = |aim: String, bound: Bound, ours: Subject, theirs: Subject| {
+        let (ratio, cpu_ratio) = report.ratios(ours, theirs).unzip();
+        Verdict { aim, ratio, cpu_ratio, bound }
+    };
+    let unbatched = |backend: Backend, tasks: usize, times: f64| {
+        let aim = format!("{backend}, {tasks} tasks: times the unbatched rate");
+        against(aim, Bound::AtLeast(times), pair(backend, BATCHED, tasks), pair(backend, UNBATCHED, tasks))
+    };
+    let mut all = vec![
+        unbatched(Postgres, 64, 4.0),
+        unbatched(Postgres, 512, 8.0),
+        against(
+            "PostgreSQL, 512 tasks: times the rate of pgbench".into(),
+            Bound::AtLeast(1.0),
+            pair(Postgres, BATCHED, 512),
+            pair(Postgres, PGBENCH, CLIENTS),
+        ),
+        unbatched(Sqlite, 64, 10.0),
+    ];
+    for backend in [Postgres, Sqlite] {
+        all.push(unbatched(backend, 1, NOISE));
+    }
+    for backend in [Postgres, Sqlite] {
+        for tasks in crate::replays::TASKS {
+            let aim = format!("{backend}, {tasks} tasks: replays, times the rate of new keys");
+            let (ours, theirs) = (replays(backend, REPLAYS, tasks), replays(backend, BATCHED, tasks));
+            all.push(against(aim, Bound::AtLeast(1.5), ours, theirs));
+        }
+    }
+    for backend in [Postgres, Sqlite] {
+        let aim = format!("{backend}: cost per claim + complete in the large table, times that at 10 thousand rows");
+        // What costs more runs at a lower rate: the small table's rate comes first.
+        all.push(against(aim, Bound::AtMost(1.5), growth(backend, growth::SMALL), growth(backend, growth::LARGE)));
+    }
+    all
+}

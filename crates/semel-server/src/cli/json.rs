@@ -1,0 +1,120 @@
+//! Operations as JSON: camelCase, times in RFC 3339 with microseconds, bytes as text where they are text.
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use semel::{
+    LeaseRow, Operation, Timestamp,
+    journal::{Note, Repeat, Repeats, Sighting},
+};
+use serde_json::{Value, json};
+
+/// An operation without what may be large: for a list of them.
+pub(super) fn brief(op: &Operation) -> Value {
+    json!({
+        "id": op.id,
+        "tenant": op.scope.tenant(),
+        "service": op.scope.service(),
+        "kind": op.scope.kind(),
+        "key": op.key.as_str(),
+        "keyHash": op.short_hash(),
+        "labels": op.labels.0,
+        "state": op.state.as_str(),
+        "attempt": op.attempt(),
+        "failures": op.failures,
+        "crashes": op.crashes,
+        "parked": op.parked,
+        "owner": op.owner,
+        "fence": op.fence.0,
+        "fingerprint": op.fingerprint.to_hex(),
+        "order": op.order,
+        "createdAt": time(op.created_at),
+        "claimedAt": time(op.claimed_at),
+        "settledAt": op.settled_at.map(time),
+        "notBefore": op.not_before.map(time),
+        "expiresAt": op.expires_at.map(time),
+        "archiveAt": op.archive_at.map(time),
+        "archived": op.archived,
+        "lease": op.lease.as_ref().map(lease),
+        "error": op.error,
+    })
+}
+
+/// A whole operation.
+pub(super) fn whole(op: &Operation) -> Value {
+    let mut json = brief(op);
+    json["payload"] = op.payload.as_deref().map_or(Value::Null, bytes);
+    json["checkpoint"] = op.checkpoint.as_deref().map_or(Value::Null, bytes);
+    json["outcome"] = match &op.outcome {
+        Some(outcome) => json!({ "kept": outcome.kept, "body": bytes(&outcome.body) }),
+        None => Value::Null,
+    };
+    json["successor"] = match &op.successor {
+        Some(next) => json!({
+            "fingerprint": next.fingerprint.to_hex(),
+            "order": next.order,
+            "payload": next.payload.as_deref().map_or(Value::Null, bytes),
+        }),
+        None => Value::Null,
+    };
+    json
+}
+
+/// The journal of an operation.
+pub(super) fn journal(notes: &[Note]) -> Value {
+    let note = |note: &Note| {
+        json!({
+            "at": time(note.at),
+            "event": note.event.as_str(),
+            "fence": note.fence.0,
+            "actor": note.actor,
+            "detail": note.detail,
+        })
+    };
+    notes.iter().map(note).collect()
+}
+
+/// How often its key came again: both sorts, also when there were none.
+pub(super) fn repeats(all: &[(Repeat, Repeats)]) -> Value {
+    let of = |sort: Repeat| {
+        let found = all.iter().find(|(repeat, _)| *repeat == sort).map(|(_, repeats)| repeats.clone());
+        let Repeats { count, first, last } = found.unwrap_or_default();
+        let list = |list: &[Sighting]| list.iter().map(sighting).collect::<Value>();
+        json!({ "count": count, "first": list(&first), "last": list(&last) })
+    };
+    json!({ "duplicate": of(Repeat::Duplicate), "conflict": of(Repeat::Conflict) })
+}
+
+fn sighting(seen: &Sighting) -> Value {
+    json!({ "at": time(seen.at), "answer": seen.answer, "fingerprint": seen.fingerprint })
+}
+
+fn lease(lease: &LeaseRow) -> Value {
+    json!({
+        "endsAt": time(lease.deadline),
+        "runUntil": time(lease.run_until),
+        "maxAttempts": lease.terms.max_attempts,
+        "onLost": lease.terms.on_lost,
+    })
+}
+
+fn time(at: Timestamp) -> Value {
+    at.to_string().into()
+}
+
+/// Bytes as text, or in base64 where they are none.
+fn bytes(bytes: &[u8]) -> Value {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => text.into(),
+        Err(_) => json!({ "base64": STANDARD.encode(bytes) }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_that_are_no_text_are_told_apart() {
+        assert_eq!(bytes("grüße\n".as_bytes()), json!("grüße\n"));
+        assert_eq!(bytes(b"\xff\x00"), json!({ "base64": "/wA=" }));
+    }
+}

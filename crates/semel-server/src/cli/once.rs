@@ -1,0 +1,269 @@
+//! `semel once`: the flags, the words and the exit codes. What it does is in [`crate::once`].
+
+use std::{ffi::OsString, io::Write as _, process::ExitCode, time::Duration};
+
+use anyhow::Context as _;
+use semel::{Claim, Key, OnLost, Operation, Policy, Ran, Replay, Scope};
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::{
+    ledger::LedgerFlags,
+    words::{DEFAULT_SCOPE, command_line, hint, plain, resolve, span, times},
+};
+use crate::{
+    log,
+    once::{Began, Done, Once, outcome::Stored},
+    stop::Stop,
+};
+
+/// The key belongs to another command.
+const MISMATCH: u8 = 65;
+/// The ledger could not be opened or asked; nothing was run.
+const UNAVAILABLE: u8 = 69;
+/// The lease was lost, or the ledger could not be told how the command ended.
+const LEASE_LOST: u8 = 70;
+/// What was printed could not be passed on.
+const NOT_WRITTEN: u8 = 74;
+/// Another process is at it, or it is too early: try again later.
+const LATER: u8 = 75;
+/// Nobody knows whether it took effect.
+const IN_DOUBT: u8 = 76;
+/// It failed as often as it may.
+const EXHAUSTED: u8 = 77;
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0    it took effect, now or before: a replay prints what the command printed then
+  65   the key belongs to another command line
+  69   the ledger could not be opened or asked; nothing was run
+  70   the lease was lost, so the command was ended; or its end could not be recorded
+  74   it took effect, but what it printed could not be passed on; run it again for a replay
+  75   nothing was run: another process is at it, it is too early, or a signal came; try again later
+  76   it is in doubt whether it took effect; a person has to say
+  77   it failed as often as it may; nothing was run
+  126  the command cannot be run; the key is still free
+  127  there is no such command; the key is still free
+  2    the flags are wrong
+Any other code is the command's own: it ran, and failed. 128 + n means that signal n ended it.";
+
+/// Run a command once per key, however often this is called
+///
+/// Exit code 0 of the command is final: from then on its output is replayed. Any other is a failure, which may be
+/// tried again up to --attempts times.
+#[derive(clap::Args)]
+#[command(after_help = EXIT_CODES)]
+pub(super) struct OnceCommand {
+    /// What the command is run once per
+    #[arg(long, short, value_parser = Key::new)]
+    key: Key,
+    /// Where the key belongs: service/kind or tenant/service/kind
+    #[arg(long, default_value = DEFAULT_SCOPE, value_parser = Scope::parse)]
+    scope: Scope,
+    /// How often the command may be tried before a person has to decide
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    attempts: u32,
+    /// How long others wait before they take over from a process that was killed
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = lease)]
+    lease: Duration,
+    /// Wait this long for another process that is at it, then replay
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = humantime::parse_duration)]
+    wait: Duration,
+    /// What becomes of a run that ended without a word: it may run again, or it is held until a person decides
+    #[arg(long, default_value = "rerun")]
+    on_lost: Lost,
+    /// How long the outcome is kept and the key stays taken, or forever
+    #[arg(long, value_name = "TIME", default_value = "30d", value_parser = retention)]
+    retention: Retention,
+    #[command(flatten)]
+    ledger: LedgerFlags,
+    /// The command and its arguments
+    #[arg(last = true, required = true)]
+    command: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Lost {
+    Rerun,
+    Hold,
+}
+
+fn lease(text: &str) -> Result<Duration, String> {
+    let lease = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    let shortest = Policy::SHORTEST_LEASE;
+    if lease < shortest { Err(format!("must be at least {}", span(shortest))) } else { Ok(lease) }
+}
+
+#[derive(Clone, Copy)]
+struct Retention(Option<Duration>);
+
+fn retention(text: &str) -> Result<Retention, humantime::DurationError> {
+    match text {
+        "forever" => Ok(Retention(None)),
+        time => humantime::parse_duration(time).map(Some).map(Retention),
+    }
+}
+
+impl OnceCommand {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        log::start("error");
+        let runtime = super::runtime()?;
+        let code = runtime.block_on(self.once());
+        // Nothing is left running but what may be cut off.
+        runtime.shutdown_background();
+        code
+    }
+
+    async fn once(self) -> anyhow::Result<ExitCode> {
+        let stop = Stop::on_signals_of_a_job().context("cannot listen to signals")?;
+        // Whoever started us may ignore the deaths of children, and the system would then not tell how they ended.
+        let _children = signal(SignalKind::child()).context("cannot listen to signals")?;
+        let opened = match self.ledger.open().await {
+            Ok(opened) => opened,
+            Err(error) => {
+                super::complain(format_args!("{error:#}; nothing was run"));
+                return Ok(UNAVAILABLE.into());
+            }
+        };
+        let once = Once {
+            scope: self.scope,
+            key: self.key,
+            command: self.command,
+            attempts: self.attempts,
+            lease: self.lease,
+            wait: self.wait,
+            on_lost: match self.on_lost {
+                Lost::Rerun => OnLost::Rerun,
+                Lost::Hold => OnLost::Hold,
+            },
+            retention: self.retention.0,
+        };
+        let done = once.run(&opened.ledger, &stop).await;
+        let (code, said) = match done {
+            Ok(Done::Answer(Claim::Replay(replay), _)) => return replayed(&replay, self.ledger.quiet),
+            Ok(done) => tell(&once, done),
+            Err(error) => (NOT_WRITTEN, Some(format!("what the command printed could not be passed on: {error}"))),
+        };
+        if let Some(said) = said {
+            super::complain(format_args!("{said}"));
+        }
+        Ok(code.into())
+    }
+}
+
+/// Prints what was printed then.
+fn replayed(replay: &Replay, quiet: bool) -> anyhow::Result<ExitCode> {
+    let Stored { exit_code, printed } = Stored::decode(&replay.outcome.body);
+    if !quiet {
+        let when = replay.operation.settled_at.map(|at| format!(", at {at}")).unwrap_or_default();
+        let what = match (replay.outcome.kept, printed.is_cut()) {
+            (true, _) => "here is what it printed then".to_owned(),
+            (false, true) => format!(
+                "here are the first {} of the {} bytes that it printed then; the rest was not kept",
+                printed.kept.len(),
+                printed.total
+            ),
+            (false, false) => "what it printed was not kept".to_owned(),
+        };
+        super::complain(format_args!("this ran before{when}; {what}"));
+    }
+    let mut stdout = std::io::stdout().lock();
+    match stdout.write_all(&printed.kept).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            super::complain(format_args!("what the command printed could not be passed on: {error}"));
+            Ok(NOT_WRITTEN.into())
+        }
+        _ => Ok(exit_code.into()),
+    }
+}
+
+/// The exit code, and a line for people.
+fn tell(once: &Once, done: Done) -> (u8, Option<String>) {
+    match done {
+        Done::Answer(Claim::Acquired(ran), began) => tell_run(once, ran, began),
+        Done::Answer(Claim::Replay(_), _) => (0, None),
+        Done::Answer(Claim::InFlight(there), _) => {
+            let (owner, left) = (&there.operation.owner, span(there.retry_after));
+            let then =
+                if once.wait.is_zero() { "try again later, or wait for it with --wait" } else { "try again later" };
+            (LATER, Some(format!("not run: {owner} is at it, and its lease lasts {left} unless it is renewed; {then}")))
+        }
+        Done::Answer(Claim::NotYet(there), _) => {
+            (LATER, Some(format!("not run: it failed before, and may be tried again after {}", there.until)))
+        }
+        Done::Answer(Claim::Mismatch(operation), _) => {
+            let command = command_line(&operation).map_or_else(String::new, |command| format!(": {command}"));
+            let first = operation.created_at;
+            (MISMATCH, Some(format!("refused: since {first} the key belongs to another command{command}")))
+        }
+        Done::Answer(Claim::Exhausted(operation), _) => (EXHAUSTED, Some(exhausted(once, &operation))),
+        Done::Answer(Claim::InDoubt(operation), _) => {
+            let doubt = plain(operation.error.as_deref().unwrap_or("nobody knows why"));
+            let (why, say) = (hint("semel why", "", &once.scope, &once.key), resolve(&once.scope, &once.key));
+            let said = format!(
+                "not run: it is in doubt whether it took effect ({doubt}). See {why}; then say what happened: {say}"
+            );
+            (IN_DOUBT, Some(said))
+        }
+        Done::Broken(error, Began::No) => (UNAVAILABLE, Some(format!("nothing was run: {error}"))),
+        Done::Broken(error, began) => {
+            let (end, then) = (ended(began), after(once));
+            let said =
+                format!("{end}, but that may not be recorded: {error}. If not, the lease ends by itself; then {then}");
+            (LEASE_LOST, Some(said))
+        }
+        Done::NotRun(not_run) => {
+            let code = not_run.exit_code();
+            (code, Some(format!("{:#}; the key is still free", anyhow::Error::new(not_run))))
+        }
+        Done::Stopped => (LATER, Some("stopped before anything was run".to_owned())),
+    }
+}
+
+fn tell_run(once: &Once, ran: Ran, began: Began) -> (u8, Option<String>) {
+    match ran {
+        Ran::Completed(_) => (0, None),
+        Ran::Failed(failure) => {
+            let (code, attempt) = match began {
+                Began::Ended { code, attempt } => (code, format!("; this was attempt {attempt} of {}", once.attempts)),
+                Began::Yes | Began::No => (LEASE_LOST, String::new()),
+            };
+            (code, Some(format!("the command failed: {}{attempt}", failure.error)))
+        }
+        Ran::Released => (LATER, Some("put back before anything was run".to_owned())),
+        Ran::Doubted(reason) => {
+            let hint = resolve(&once.scope, &once.key);
+            let said = format!("it is in doubt whether the command took effect: {reason}. Say what happened: {hint}");
+            (IN_DOUBT, Some(said))
+        }
+        Ran::LeaseLost => {
+            let end = match began {
+                Began::Ended { .. } => ended(began),
+                Began::Yes | Began::No => "the command was ended".to_owned(),
+            };
+            (LEASE_LOST, Some(format!("{end}: the lease was lost, and others decide about this key now")))
+        }
+    }
+}
+
+/// Why it may not run again, and what can be done about it.
+fn exhausted(once: &Once, operation: &Operation) -> String {
+    let last = operation.error.as_deref().map(|error| format!(" ({})", plain(error))).unwrap_or_default();
+    let person = resolve(&once.scope, &once.key);
+    if operation.parked || operation.failures < once.attempts {
+        return format!("not run: it waits for a person to decide{last}: {person}");
+    }
+    let (failures, more) = (times(operation.failures), operation.failures + 1);
+    format!("not run: it has failed {failures}{last}. Allow more with --attempts {more}, or decide: {person}")
+}
+
+fn ended(began: Began) -> String {
+    match began {
+        Began::Ended { code, .. } => format!("the command ended with exit code {code}"),
+        Began::Yes | Began::No => "the command was ended".to_owned(),
+    }
+}
+
+/// What follows when the lease of this run has lapsed.
+fn after(once: &Once) -> &'static str {
+    if once.on_lost.doubts() { "it is in doubt whether it took effect" } else { "it may run again" }
+}

@@ -1,0 +1,134 @@
+//! `semel operations list`.
+
+use std::{process::ExitCode, time::Duration};
+
+use semel::{
+    Operation, Scope, State, Store as _, Timestamp,
+    look::{Filter, Listing, Page},
+    micros,
+};
+use serde_json::json;
+
+use crate::cli::{
+    json,
+    ledger::LedgerFlags,
+    say,
+    words::{plain, span},
+};
+
+/// List operations, newest first
+#[derive(clap::Args)]
+pub(in crate::cli) struct List {
+    /// In this state: pending, processing, completed, failed, timed_out or in_doubt
+    #[arg(long, value_parser = str::parse::<State>)]
+    state: Option<State>,
+    /// Of this service
+    #[arg(long)]
+    service: Option<String>,
+    /// Of this kind
+    #[arg(long)]
+    kind: Option<String>,
+    /// With this text in label 1, 2, 3 or 4
+    #[arg(long, value_name = "N=TEXT", value_parser = label)]
+    label: Option<(usize, String)>,
+    /// First claimed longer ago than this
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    older_than: Option<Duration>,
+    /// Of this tenant
+    #[arg(long, default_value = Scope::DEFAULT_TENANT)]
+    tenant: String,
+    /// How many at most
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=500))]
+    limit: u32,
+    /// Go on from here, as the page before said
+    #[arg(long, value_name = "N")]
+    cursor: Option<i64>,
+    /// List them as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    ledger: LedgerFlags,
+}
+
+fn label(text: &str) -> Result<(usize, String), String> {
+    let wrong = || "write it as N=TEXT, where N is 1, 2, 3 or 4".to_owned();
+    let (slot, text) = text.split_once('=').ok_or_else(wrong)?;
+    let slot = slot.parse().ok().filter(|slot| (1..=4).contains(slot)).ok_or_else(wrong)?;
+    Ok((slot, text.to_owned()))
+}
+
+impl List {
+    pub(super) async fn run(self) -> anyhow::Result<ExitCode> {
+        let opened = self.ledger.look().await?;
+        let store = opened.ledger.store();
+        let now = store.now().await?;
+        let before = |age: Duration| Timestamp::from_micros(now.as_micros().saturating_sub(micros(age)));
+        let filter = Filter {
+            tenant: self.tenant,
+            service: self.service,
+            kind: self.kind,
+            label: self.label,
+            state: self.state,
+            before: self.older_than.map(before),
+        };
+        let listing = store.list(&filter, Page { after: self.cursor, limit: self.limit }).await?;
+        say(&if self.json { to_json(&listing) } else { to_table(&listing, now) })?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn to_json(listing: &Listing) -> String {
+    let items: Vec<_> = listing.items.iter().map(json::brief).collect();
+    format!("{:#}\n", json!({ "items": items, "next": listing.next }))
+}
+
+fn to_table(listing: &Listing, now: Timestamp) -> String {
+    if listing.items.is_empty() {
+        return "none\n".to_owned();
+    }
+    let head = ["ID", "STATE", "ATTEMPT", "AGE", "SCOPE", "KEY", "NOTE"].map(str::to_owned);
+    let rows: Vec<_> = std::iter::once(head).chain(listing.items.iter().map(|op| row(op, now))).collect();
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: [usize; 7] = std::array::from_fn(width);
+    let mut text = String::new();
+    for row in &rows {
+        let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}"));
+        text.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
+        text.push('\n');
+    }
+    if let Some(next) = listing.next {
+        text.push_str(&format!("There are more: --cursor {next}\n"));
+    }
+    text
+}
+
+fn row(op: &Operation, now: Timestamp) -> [String; 7] {
+    let lapsed = op.lease.as_ref().is_some_and(|lease| lease.deadline <= now);
+    let note = match &op.error {
+        _ if lapsed => "its lease has ended without a word".to_owned(),
+        Some(error) => plain(error),
+        None => op.labels.0.iter().flatten().map(|label| plain(label)).collect::<Vec<_>>().join(" "),
+    };
+    [
+        op.id.to_string(),
+        format!("{}{}", op.state, if op.parked { " (parked)" } else { "" }),
+        op.attempt().to_string(),
+        span(now.since(op.created_at)),
+        op.scope.to_string(),
+        op.key.as_str().to_owned(),
+        note,
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_label_is_a_slot_and_a_text() {
+        assert_eq!(label("3=a=b"), Ok((3, "a=b".to_owned())));
+        for wrong in ["", "a", "0=a", "5=a", "x=a", "=a"] {
+            assert!(label(wrong).is_err(), "{wrong}");
+        }
+    }
+}

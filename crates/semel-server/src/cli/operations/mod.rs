@@ -1,0 +1,30 @@
+//! `semel operations`: a look at the ledger, and the decisions that only a person can make.
+
+mod decide;
+mod list;
+mod show;
+
+use std::process::ExitCode;
+
+/// Look at operations, and decide about those that need a person
+#[derive(clap::Subcommand)]
+pub(super) enum OperationsCommand {
+    List(list::List),
+    Show(show::Show),
+    Resolve(decide::Resolve),
+    Purge(decide::Purge),
+}
+
+impl OperationsCommand {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        crate::log::start("error");
+        super::runtime()?.block_on(async {
+            match self {
+                Self::List(command) => command.run().await,
+                Self::Show(command) => command.run().await,
+                Self::Resolve(command) => command.run().await,
+                Self::Purge(command) => command.run().await,
+            }
+        })
+    }
+}

@@ -1,0 +1,237 @@
+//! The story of one operation in plain words.
+
+use semel::{
+    Operation, State, Timestamp,
+    journal::{Event, Note, Repeat, Repeats},
+};
+
+use super::words::{command_line, outcome, plain, resolve, span, times};
+
+/// What is known about an operation.
+pub(super) struct Story<'a> {
+    pub(super) operation: &'a Operation,
+    pub(super) notes: &'a [Note],
+    pub(super) repeats: &'a [(Repeat, Repeats)],
+    /// The database's time.
+    pub(super) now: Timestamp,
+}
+
+impl Story<'_> {
+    /// The whole story, line by line.
+    pub(super) fn tell(&self) -> Vec<String> {
+        let op = self.operation;
+        let mut lines = vec![format!("{} in {}: {}", plain(op.key.as_str()), op.scope, self.verdict())];
+        lines.extend(command_line(op).map(|command| format!("The command: {command}")));
+        lines.push(String::new());
+        lines.push(self.first_claim());
+        lines.extend(self.notes.iter().map(|note| self.note(note)));
+        lines.extend(self.completion());
+        lines.push(String::new());
+        lines.extend(self.repeats.iter().map(|(repeat, repeats)| came_again(*repeat, repeats)));
+        lines.push(self.next());
+        lines
+    }
+
+    /// How things stand, in a few words.
+    fn verdict(&self) -> &'static str {
+        let op = self.operation;
+        match op.state {
+            State::Pending => "it waits to be run",
+            State::Processing if self.is_live() => "it is running",
+            State::Processing => "its run ended without a word",
+            State::Completed => "it took effect",
+            State::Failed => "it failed",
+            State::TimedOut => "its last run ended without a word",
+            State::InDoubt => "it is in doubt whether it took effect",
+        }
+    }
+
+    fn first_claim(&self) -> String {
+        let op = self.operation;
+        // The row names its last owner, who is the first only if nobody has claimed it since.
+        let owner = if op.claimed_at == op.created_at && !op.owner.is_empty() {
+            format!(" by {}", plain(&op.owner))
+        } else {
+            String::new()
+        };
+        format!("{}  first claimed{owner}", op.created_at)
+    }
+
+    fn note(&self, note: &Note) -> String {
+        format!("{}  {}", note.at, event(note, &self.after_claim(note)))
+    }
+
+    /// How long a run took: since the note of its claim, or since the first claim, which has none.
+    fn after_claim(&self, note: &Note) -> String {
+        let claim = self.notes.iter().find(|other| other.event == Event::TakenOver && other.fence == note.fence);
+        let first = Some(self.operation.created_at).filter(|_| note.fence.0 == self.operation.id);
+        let since = claim.map(|claim| claim.at).or(first);
+        since.map(|since| format!(" after {}", span(note.at.since(since)))).unwrap_or_default()
+    }
+
+    fn completion(&self) -> Option<String> {
+        let op = self.operation;
+        let at = op.settled_at.filter(|_| op.state == State::Completed)?;
+        let kept = outcome(op).unwrap_or_default();
+        // A person's word is in the journal already, with a name and a reason.
+        let decided = self.notes.iter().any(|note| note.event == Event::Resolved && note.at == at);
+        let how = if decided {
+            "completed".to_owned()
+        } else {
+            format!("completed by {} after {}", plain(&op.owner), span(at.since(op.claimed_at)))
+        };
+        Some(format!("{at}  {how}: {kept}"))
+    }
+
+    /// What will happen next.
+    fn next(&self) -> String {
+        let op = self.operation;
+        let person = resolve(&op.scope, &op.key);
+        match op.state {
+            State::Pending => match op.not_before.filter(|at| *at > self.now) {
+                Some(at) => format!("It may be claimed after {at}."),
+                None => "It runs when it is claimed next.".to_owned(),
+            },
+            State::Processing => self.lease(),
+            State::Completed => match (op.expires_at, op.archived) {
+                (Some(end), _) if end <= self.now => "Its retention is over: the key is free again.".to_owned(),
+                (Some(end), false) => format!(
+                    "Every repeat is answered with this outcome. It is kept until {end}; then the key is free again."
+                ),
+                (Some(end), true) => format!("Its data is in the archive. The key stays taken until {end}."),
+                (None, false) => "Every repeat is answered with this outcome. It is kept for ever.".to_owned(),
+                (None, true) => "Its data is in the archive. The key stays taken for ever.".to_owned(),
+            },
+            State::Failed | State::TimedOut if op.expires_at.is_some_and(|end| end <= self.now) => {
+                "Its retention is over: the key is free again.".to_owned()
+            }
+            State::Failed | State::TimedOut if op.parked => {
+                format!("It runs again only when a person says so: {person}")
+            }
+            State::Failed | State::TimedOut => format!("{} A person can decide, too: {person}", self.retry()),
+            State::InDoubt => format!("A person must say what happened: {person}"),
+        }
+    }
+
+    fn lease(&self) -> String {
+        let op = self.operation;
+        let Some(lease) = &op.lease else { return String::new() };
+        let end = lease.deadline;
+        match (self.is_live(), lease.terms.on_lost.doubts()) {
+            (true, _) => format!("{} holds the lease until {end}, and longer if it renews it.", plain(&op.owner)),
+            (false, false) => {
+                format!("The lease of {} ended at {end}. It runs again when it is claimed next.", plain(&op.owner))
+            }
+            (false, true) => format!(
+                "The lease of {} ended at {end}. The next claim or sweep puts it in doubt; then a person must say what happened.",
+                plain(&op.owner)
+            ),
+        }
+    }
+
+    fn retry(&self) -> String {
+        let op = self.operation;
+        let when = op.not_before.filter(|at| *at > self.now).map(|at| format!(" after {at}")).unwrap_or_default();
+        // How many attempts there are is said by each claim, so only the next one knows.
+        match op.failures {
+            0 => format!("It may run again{when}."),
+            failures => {
+                let failed = times(failures);
+                let more = failures + 1;
+                format!(
+                    "It has failed {failed}, and may run again{when} for a claim that allows {more} attempts or more."
+                )
+            }
+        }
+    }
+
+    fn is_live(&self) -> bool {
+        self.operation.lease.as_ref().is_some_and(|lease| lease.deadline > self.now)
+    }
+}
+
+/// One line of the journal in words; `took` is how long the run had gone on.
+fn event(note: &Note, took: &str) -> String {
+    let (detail, actor) = (plain(&note.detail), plain(&note.actor));
+    let by = if actor.is_empty() { String::new() } else { format!(" by {actor}") };
+    match note.event {
+        Event::TakenOver => format!("claimed again{by}: {detail}"),
+        Event::Failed => format!("the run{by} failed{took}: {detail}"),
+        Event::TimedOut => format!("{detail}; it may run again"),
+        // Told by whoever found its lease at an end, or by the run itself.
+        Event::Doubted if actor == "sweep" => format!("{detail}; it is in doubt whether it took effect"),
+        Event::Doubted => format!("the run{by} ended in doubt{took}: {detail}"),
+        Event::Released => format!("put back{by} before its work began, at no cost of an attempt"),
+        Event::Refused => format!("a late write was refused: {detail}"),
+        Event::Superseded => format!("superseded{by}: {detail}"),
+        Event::Resolved => format!("decided{by}: {detail}"),
+        Event::Purged => format!("purged{by}: {detail}"),
+        Event::RenewedLate | Event::Archived => detail,
+    }
+}
+
+/// What is left of the story of an operation that is gone.
+pub(super) fn gone(id: i64, notes: &[Note]) -> Vec<String> {
+    let head = format!("Operation {id} is gone, and its key is free. What is left of its story:");
+    let lines = notes.iter().map(|note| format!("{}  {}", note.at, event(note, "")));
+    [head, String::new()].into_iter().chain(lines).collect()
+}
+
+fn came_again(repeat: Repeat, repeats: &Repeats) -> String {
+    let Repeats { count: n, first, last } = repeats;
+    let what = match repeat {
+        Repeat::Duplicate => "The same came again",
+        Repeat::Conflict => "Another input came under this key",
+    };
+    let ends = match (first.first(), last.last().or(first.last())) {
+        (Some(first), Some(_)) if *n == 1 => format!(", at {}, and was answered {}", first.at, words(&first.answer)),
+        (Some(first), Some(last)) => {
+            format!(", first at {}, last at {}; the last was answered {}", first.at, last.at, words(&last.answer))
+        }
+        _ => String::new(),
+    };
+    format!("{what} {}{ends}.", times(*n))
+}
+
+/// An answer's word as it is said.
+fn words(answer: &str) -> String {
+    plain(answer).replace('_', " ")
+}
+
+#[cfg(test)]
+mod tests {
+    use semel::Fence;
+
+    use super::*;
+
+    #[test]
+    fn every_event_is_told_in_a_sentence() {
+        let told = |event_of, actor: &str, detail: &str| {
+            let note = Note {
+                at: Timestamp::from_micros(0),
+                event: event_of,
+                fence: Fence(1),
+                actor: actor.to_owned(),
+                detail: detail.to_owned(),
+            };
+            event(&note, " after 3 s")
+        };
+        for (event, actor, detail, sentence) in [
+            (Event::TakenOver, "b:2", "attempt 2 after failed", "claimed again by b:2: attempt 2 after failed"),
+            (Event::Failed, "a:1", "exit code 3", "the run by a:1 failed after 3 s: exit code 3"),
+            (Event::TimedOut, "sweep", "the lease ended", "the lease ended; it may run again"),
+            (Event::Doubted, "sweep", "it ended", "it ended; it is in doubt whether it took effect"),
+            (Event::Doubted, "a:1", "stopped", "the run by a:1 ended in doubt after 3 s: stopped"),
+            (Event::Released, "a:1", "put back", "put back by a:1 before its work began, at no cost of an attempt"),
+            (Event::Refused, "", "a failure came late", "a late write was refused: a failure came late"),
+            (Event::Superseded, "a:1", "newer data", "superseded by a:1: newer data"),
+            (Event::RenewedLate, "a:1", "renewed late", "renewed late"),
+            (Event::Resolved, "ana", "it took effect: I looked", "decided by ana: it took effect: I looked"),
+            (Event::Archived, "sweep", "in the archive", "in the archive"),
+            (Event::Purged, "ana", "a test", "purged by ana: a test"),
+            (Event::Failed, "a\n:1", "\x1b[2J", "the run by a\\n:1 failed after 3 s: \\u{1b}[2J"),
+        ] {
+            assert_eq!(told(event, actor, detail), sentence);
+        }
+    }
+}

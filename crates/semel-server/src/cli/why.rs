@@ -1,0 +1,69 @@
+//! `semel why`: what happened to an operation, and what will.
+
+use std::process::ExitCode;
+
+use semel::Store as _;
+use serde_json::json;
+
+use super::{
+    json,
+    ledger::{LedgerFlags, Opened},
+    story::{Story, gone},
+    target::Target,
+};
+use crate::log;
+
+/// Tell the story of one operation in plain words
+///
+/// KEY may also be the operation's number, or the short hash by which log lines name it.
+#[derive(clap::Args)]
+pub(super) struct Why {
+    #[command(flatten)]
+    target: Target,
+    /// Tell it as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    ledger: LedgerFlags,
+}
+
+impl Why {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        log::start("error");
+        super::runtime()?.block_on(async {
+            let opened = self.ledger.look().await?;
+            let (story, data) = self.tell(&opened).await?;
+            super::say(&if self.json { format!("{data:#}\n") } else { format!("{}\n", story.join("\n")) })?;
+            Ok(ExitCode::SUCCESS)
+        })
+    }
+
+    /// The story for people, and all of it for programs.
+    async fn tell(&self, opened: &Opened) -> anyhow::Result<(Vec<String>, serde_json::Value)> {
+        let store = opened.ledger.store();
+        let now = store.now().await?;
+        let operation = match self.target.find_somehow(opened).await {
+            Ok(operation) => operation,
+            Err(not_found) => {
+                // That a person purged it is still known, by its number.
+                let Some(id) = self.target.number() else { return Err(not_found) };
+                let (notes, _) = store.journal(id).await?;
+                anyhow::ensure!(!notes.is_empty(), not_found);
+                let story = gone(id, &notes);
+                let journal = json::journal(&notes);
+                let data = json!({ "now": now.to_string(), "operation": null, "journal": journal, "story": story });
+                return Ok((story, data));
+            }
+        };
+        let (notes, repeats) = store.journal(operation.id).await?;
+        let story = Story { operation: &operation, notes: &notes, repeats: &repeats, now }.tell();
+        let data = json!({
+            "now": now.to_string(),
+            "operation": json::whole(&operation),
+            "journal": json::journal(&notes),
+            "repeats": json::repeats(&repeats),
+            "story": story,
+        });
+        Ok((story, data))
+    }
+}

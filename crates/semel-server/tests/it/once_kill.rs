@@ -1,0 +1,223 @@
+//! The laws of `semel once` when something dies, stops or is told to. Named so that they run one at a time: a machine
+//! that is busy with the others would lose leases for the wrong reason.
+
+use std::{
+    io::Read as _,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use rustix::process::Signal;
+
+use crate::{
+    place::{GATED, Place, assert_gone_within, on_both_databases},
+    support::{Process, SOON, eventually},
+    wire::Wire,
+};
+
+/// How long a command may live on after `semel once` was killed.
+const AT_ONCE: Duration = Duration::from_secs(2);
+
+/// Short enough to wait for, long enough for a busy machine to keep.
+const LEASE: &str = "3s";
+
+on_both_databases! {
+    killed_the_command_dies_too_and_the_next_call_takes_over_after_the_lease
+    killed_under_hold_it_is_in_doubt_until_a_person_decides
+    a_stopped_process_loses_its_lease_and_its_command_before_another_begins
+    asked_to_stop_the_command_may_tidy_up_and_has_failed
+    asked_to_stop_under_hold_it_is_in_doubt
+}
+
+fn stderr_of(process: &mut Process) -> String {
+    let mut text = String::new();
+    process.0.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+    text
+}
+
+fn killed_the_command_dies_too_and_the_next_call_takes_over_after_the_lease(place: &Place) {
+    let (mut process, command) = place.start_gated("k", &["--lease", LEASE]);
+    process.signal(Signal::KILL);
+    process.end();
+    assert_gone_within(AT_ONCE, command);
+    let (code, _, err) = place.ends("k", &["--lease", LEASE], GATED);
+    assert_eq!(code, 75, "the lease is not over: {err}");
+    place.open_gate();
+    assert_eq!(place.ends("k", &["--lease", LEASE, "--wait", "20s"], GATED), (0, "through\n".into(), String::new()));
+    assert_eq!(place.lines("pids").len(), 2);
+    let story = place.say(["why", "k"]);
+    assert!(story.contains(" ended without a word; it may run again\n"), "{story}");
+    assert!(story.contains(": attempt 2 after timed_out\n"), "{story}");
+    assert!(story.starts_with("k in default/cli/once: it took effect\n"), "{story}");
+}
+
+fn killed_under_hold_it_is_in_doubt_until_a_person_decides(place: &Place) {
+    let flags = ["--lease", "1s", "--on-lost", "hold"];
+    let keys = ["done", "again", "never"];
+    for key in keys {
+        let (mut process, command) = place.start_gated(key, &flags);
+        process.signal(Signal::KILL);
+        process.end();
+        assert_gone_within(AT_ONCE, command);
+    }
+    place.open_gate();
+    for key in keys {
+        let (code, out, err) = place.ends(key, &["--wait", "20s", "--on-lost", "hold"], GATED);
+        assert_eq!((code, out.as_str()), (76, ""));
+        assert!(err.contains("it is in doubt whether it took effect (the lease of "), "{err}");
+        assert!(err.contains(&format!("semel operations resolve {key} --as completed|failed|retry")), "{err}");
+        let story = place.say(["why", key]);
+        assert!(story.starts_with(&format!("{key} in default/cli/once: it is in doubt whether it took effect\n")));
+        assert!(
+            story.contains(&format!("A person must say what happened: semel operations resolve {key} ")),
+            "{story}"
+        );
+    }
+    assert_eq!(place.lines("pids").len(), 3, "nothing is run on a guess");
+
+    let resolve = |key: &str, how: &str, more: &[&str]| {
+        let mut command = place.semel(["operations", "resolve", key, "--as", how, "--reason", "I looked"]);
+        assert!(command.args(more).output().unwrap().status.success());
+    };
+    resolve("done", "completed", &["--outcome", "it is there\n"]);
+    resolve("again", "retry", &[]);
+    resolve("never", "failed", &[]);
+    assert_eq!(place.ends("done", &flags, GATED), (0, "it is there\n".into(), String::new()));
+    assert_eq!(place.ends("again", &flags, GATED), (0, "through\n".into(), String::new()));
+    let (code, _, err) = place.ends("never", &flags, GATED);
+    assert_eq!(code, 77);
+    assert!(err.starts_with("semel: not run: it waits for a person to decide (I looked)"), "{err}");
+    let story = place.say(["why", "done"]);
+    assert!(story.contains("  decided by ana@") && story.contains("it took effect: I looked\n"), "{story}");
+    assert!(story.contains("It is kept for ever."), "{story}");
+    assert!(place.say(["why", "never"]).contains("It runs again only when a person says so: "));
+    assert_eq!(place.lines("pids").len(), 4);
+}
+
+fn a_stopped_process_loses_its_lease_and_its_command_before_another_begins(place: &Place) {
+    let (mut stopped, command) = place.start_gated("k", &["--lease", LEASE]);
+    stopped.signal(Signal::STOP);
+    let mut second = Process::start(place.once("k", &["--lease", LEASE, "--wait", "20s"], GATED).stdout(Stdio::null()));
+    eventually(SOON, "another takes over", || place.lines("pids").len() == 2);
+    assert_gone_within(Duration::ZERO, command);
+    place.open_gate();
+    assert_eq!(second.end().code(), Some(0));
+    stopped.signal(Signal::CONT);
+    assert_eq!(stopped.end().code(), Some(70));
+    let said = stderr_of(&mut stopped);
+    assert!(said.contains(": the lease was lost, and others decide about this key now"), "{said}");
+    assert_eq!(place.state("k"), "completed");
+    assert_eq!(place.lines("pids").len(), 2);
+}
+
+/// Says that it is ready, and ends in its own way when asked to stop.
+const TIDY: &str = "trap 'echo tidied >>runs; exit 3' TERM; echo $$ >>pids; while :; do sleep 0.02; done";
+
+fn start(place: &Place, command: &mut Command) -> Process {
+    let before = place.lines("pids").len();
+    let process = Process::start(command.stdout(Stdio::null()).stderr(Stdio::piped()));
+    eventually(SOON, "the command runs", || place.lines("pids").len() > before);
+    process
+}
+
+fn asked_to_stop_the_command_may_tidy_up_and_has_failed(place: &Place) {
+    for (n, signal) in [Signal::TERM, Signal::INT, Signal::HUP].into_iter().enumerate() {
+        let mut process = start(place, &mut place.once(&n.to_string(), &[], TIDY));
+        process.signal(signal);
+        assert_eq!(process.end().code(), Some(3));
+        let said = stderr_of(&mut process);
+        let expected = "semel: the command failed: exit code 3 after it was asked to stop; this was attempt 1 of 1\n";
+        assert!(said.ends_with(expected), "{said}");
+        assert_eq!(place.state(&n.to_string()), "failed");
+    }
+    assert_eq!(place.lines("runs").len(), 3);
+}
+
+fn asked_to_stop_under_hold_it_is_in_doubt(place: &Place) {
+    let mut process = start(place, &mut place.once("k", &["--on-lost", "hold"], TIDY));
+    process.signal(Signal::TERM);
+    assert_eq!(process.end().code(), Some(76));
+    let said = stderr_of(&mut process);
+    assert!(said.contains("semel: it is in doubt whether the command took effect: exit code 3 after"), "{said}");
+    assert_eq!(place.state("k"), "in_doubt");
+    let story = place.say(["why", "k"]);
+    assert!(story.contains(" ended in doubt after "), "{story}");
+}
+
+#[test]
+fn a_database_that_goes_away_for_long_costs_the_lease_and_kills_the_command() {
+    let mut place = Place::postgres();
+    let mut wire = Wire::to_postgres();
+    place.url = wire.url(&place.url);
+    let (mut process, command) = place.start_gated("k", &["--lease", "1s"]);
+    wire.cut();
+    assert_eq!(process.end().code(), Some(70));
+    assert_gone_within(Duration::ZERO, command);
+    let said = stderr_of(&mut process);
+    assert!(said.contains("semel: the command was ended: the lease was lost"), "{said}");
+}
+
+#[test]
+fn a_database_that_comes_back_in_time_kills_nothing() {
+    let mut place = Place::postgres();
+    let mut wire = Wire::to_postgres();
+    place.url = wire.url(&place.url);
+    let (mut process, _) = place.start_gated("k", &[]);
+    wire.cut();
+    place.open_gate();
+    // The command has ended, and its end cannot be told: once that was tried, the wire is mended.
+    eventually(SOON, "its end is being told", || wire.was_tried());
+    wire.mend();
+    assert_eq!(process.end().code(), Some(0));
+    assert_eq!(place.state("k"), "completed");
+}
+
+#[test]
+fn a_second_signal_kills_a_command_that_is_deaf() {
+    let place = Place::sqlite();
+    let script = "trap '' TERM; echo $$ >>pids; while :; do sleep 0.02; done";
+    let mut process = start(&place, &mut place.once("k", &[], script));
+    process.signal(Signal::TERM);
+    process.signal(Signal::INT);
+    assert_eq!(process.end().code(), Some(128 + 9));
+}
+
+#[test]
+fn what_ended_well_although_asked_to_stop_has_taken_effect_and_is_not_killed_twice() {
+    let place = Place::sqlite();
+    let script = "trap 'echo whole; exit 0' TERM; echo $$ >>pids; while :; do sleep 0.02; done";
+    let mut process = start(&place, &mut place.once("k", &["--on-lost", "hold"], script));
+    process.signal(Signal::TERM);
+    assert_eq!(process.end().code(), Some(0));
+    assert_eq!(place.ends("k", &[], script).1, "whole\n");
+}
+
+#[test]
+fn a_signal_that_nohup_ignores_does_not_kill() {
+    let place = Place::sqlite();
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "trap '' HUP; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_semel"), "once", "-q", "-k", "k"]);
+    shell.args(["--", "sh", "-c", GATED]).env("SEMEL_DATABASE_URL", &place.url).current_dir(&place.dir);
+    let mut process = start(&place, &mut shell);
+    process.signal(Signal::HUP);
+    place.open_gate();
+    assert_eq!(process.end().code(), Some(0));
+}
+
+#[test]
+fn a_signal_before_anything_ran_ends_the_waiting_without_a_kill() {
+    let place = Place::sqlite();
+    let (_first, _) = place.start_gated("k", &[]);
+    let mut waiting = place.once("k", &["--wait", "1h"], GATED);
+    let mut waiting = Process::start(waiting.stderr(Stdio::piped()));
+    // Its handlers are in place once the signals it catches include SIGTERM; before that, the signal would just kill.
+    let status = format!("/proc/{}/status", waiting.0.id());
+    eventually(SOON, "it hears signals", || {
+        let status = std::fs::read_to_string(&status).unwrap_or_default();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or("0").trim().to_owned();
+        u64::from_str_radix(&caught, 16).unwrap_or(0) >> 14 & 1 == 1
+    });
+    waiting.signal(Signal::TERM);
+    assert_eq!(waiting.end().code(), Some(75));
+    assert_eq!(stderr_of(&mut waiting), "semel: stopped before anything was run\n");
+}

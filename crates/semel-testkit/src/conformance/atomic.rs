@@ -1,0 +1,351 @@
+//! Atomic mode: the effect and its completion become durable together, or not at all.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use semel::{
+    Backoff, Claim, Context, Error, OnLost, Policy, Ran, State, Store as _, Unfinished, machine::Answer, store::Commit,
+};
+use semel_store::{Database, Tx, on};
+use tokio::sync::{Notify, mpsc};
+
+use super::tools::*;
+use crate::{Kind, Lab, work, work_with};
+
+type Ctx = Context<Database>;
+
+/// How a run ended that must have been this caller's.
+fn ran(claim: semel::Result<Claim<Ran>>) -> Ran {
+    match claim.unwrap() {
+        Claim::Acquired(ran) => ran,
+        other => panic!("should have run, and is {}", other.word()),
+    }
+}
+
+/// The effect is there when the run says so, and is not made again.
+pub async fn an_effect_commits_with_its_completion(lab: Lab) {
+    make_effects(&lab).await;
+    let ledger = lab.ledger().await;
+    let handler = |ctx: Ctx, tx: Tx| async move {
+        effect(&tx, ctx.operation().key.as_str()).await?;
+        Ok(done("made"))
+    };
+    assert_eq!(ran(soon(ledger.run_atomic(work("k", Policy::default()), handler)).await), Ran::Completed(done("made")));
+    assert_eq!(effects(&lab).await, ["k"]);
+    let op = row(&ledger, "k").await;
+    assert_eq!((op.state, op.outcome, op.lease), (State::Completed, Some(done("made")), None));
+    let Claim::Replay(replay) = soon(ledger.run_atomic(work("k", Policy::default()), handler)).await.unwrap() else {
+        panic!()
+    };
+    assert_eq!(replay.outcome, done("made"));
+    assert_eq!(effects(&lab).await, ["k"]);
+    assert_eq!(counted(&ledger, State::Completed).await, 1);
+}
+
+/// However a handler fails, its effect has not happened; and because it has not, nothing is in
+/// doubt, whatever the policy fears.
+pub async fn an_effect_that_fails_is_rolled_back(lab: Lab) {
+    make_effects(&lab).await;
+    let ledger = lab.ledger().await;
+    for on_lost in [OnLost::Rerun, OnLost::Hold] {
+        for how in ["fails", "panics", "unknown", "not yet"] {
+            let text = format!("{how} {on_lost:?}");
+            let handler = move |ctx: Ctx, tx: Tx| async move {
+                effect(&tx, ctx.operation().key.as_str()).await?;
+                Err(match how {
+                    "fails" => Unfinished::failed("no"),
+                    "unknown" => Unfinished::Unknown("cut off".into()),
+                    "not yet" => Unfinished::NotYet(secs(5)),
+                    _ => panic!("oh no"),
+                })
+            };
+            let said =
+                ran(soon(ledger.run_atomic(work(&text, Policy { on_lost, ..Policy::default() }), handler)).await);
+            let op = row(&ledger, &text).await;
+            match how {
+                "not yet" => assert_eq!((said, op.state, op.failures), (Ran::Released, State::Pending, 0)),
+                _ => {
+                    assert!(matches!(said, Ran::Failed(_)), "{text}: {said:?}");
+                    assert_eq!((op.state, op.failures), (State::Failed, 1), "{text}");
+                }
+            }
+        }
+    }
+    assert_eq!(effects(&lab).await, [""; 0]);
+}
+
+/// A transaction that is open for too long is rolled back, and other work goes on.
+pub async fn an_effect_that_takes_too_long_is_rolled_back(lab: Lab) {
+    make_effects(&lab).await;
+    let (a, b) = (lab.ledger().await, lab.ledger().await);
+    // The limit is the lease, and at most the store's own.
+    let policy = Policy { lease: Duration::from_millis(500), ..Policy::default() };
+    let handler = |_, tx: Tx| async move {
+        effect(&tx, "slow").await?;
+        std::future::pending::<()>().await;
+        Ok(done(""))
+    };
+    let said = ran(soon(a.run_atomic(work("k", policy), handler)).await);
+    match &said {
+        Ran::Failed(failure) => assert!(failure.error.contains("open for more than"), "{said:?}"),
+        // On SQLite the transaction holds the writer, so that its own lease cannot be renewed.
+        other => assert_eq!(*other, Ran::LeaseLost),
+    }
+    assert_eq!(effects(&lab).await, [""; 0]);
+    assert_ne!(row(&b, "k").await.state, State::Completed);
+    assert_eq!(ask(&b, work("next", Policy::default())).await, "acquired");
+}
+
+/// What was done under a lease that was lost before the commit did not happen: the last statement
+/// of its transaction names the fence.
+pub async fn an_effect_under_a_lost_lease_never_happens(lab: Lab) {
+    make_effects(&lab).await;
+    let (a, b) = (lab.ledger().await, lab.ledger().await);
+    let zombie = acquire(&a, work("k", Policy::default())).await;
+    lab.pass(Policy::default().lease);
+    let owner = acquire(&b, work("k", Policy::default())).await;
+    let tx = a.store().begin(secs(5)).await.unwrap();
+    effect(&tx, "of the zombie").await.unwrap();
+    let applied = a.store().complete_in(&tx, zombie.operation().id, zombie.fence(), done("zombie")).await.unwrap();
+    assert_eq!(applied.answer, Answer::Lost);
+    a.store().roll_back(&tx).await;
+    assert_eq!(effects(&lab).await, [""; 0]);
+
+    let tx = b.store().begin(secs(5)).await.unwrap();
+    effect(&tx, "of the owner").await.unwrap();
+    let applied = b.store().complete_in(&tx, owner.operation().id, owner.fence(), done("owner")).await.unwrap();
+    assert_eq!(applied.answer, Answer::Settled { successor: false });
+    assert_eq!(effects(&lab).await, [""; 0], "nobody sees it before the commit");
+    assert!(matches!(b.store().commit(&tx).await, Commit::Done));
+    assert_eq!(effects(&lab).await, ["of the owner"]);
+    assert_eq!(row(&a, "k").await.outcome, Some(done("owner")));
+}
+
+/// A takeover in the middle of a transaction: one of the two has the effect, and the other is told
+/// the truth. (SQLite has one writer, so there the takeover waits, and finds it completed.)
+pub async fn a_takeover_during_an_effect_leaves_one_effect(lab: Lab) {
+    make_effects(&lab).await;
+    let (a, b) = (lab.ledger().await, lab.ledger().await);
+    let (begun, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let slow = {
+        let (begun, go) = (begun.clone(), go.clone());
+        let handler = move |_, tx: Tx| {
+            let (begun, go) = (begun.clone(), go.clone());
+            async move {
+                effect(&tx, "slow").await?;
+                begun.notify_one();
+                go.notified().await;
+                Ok(done("slow"))
+            }
+        };
+        tokio::spawn(async move { ran(a.run_atomic(work("k", Policy::default()), handler).await) })
+    };
+    soon(begun.notified()).await;
+    lab.pass(Policy::default().lease);
+    let quick = tokio::spawn({
+        let b = b.clone();
+        async move {
+            let handler = |_, tx: Tx| async move {
+                effect(&tx, "quick").await?;
+                Ok(done("quick"))
+            };
+            b.run_atomic(work("k", Policy::default()), handler).await.unwrap()
+        }
+    });
+    let (slow, quick) = if lab.kind() == Kind::Postgres {
+        let quick = soon(quick).await.unwrap();
+        go.notify_one();
+        (soon(slow).await.unwrap(), quick)
+    } else {
+        go.notify_one();
+        (soon(slow).await.unwrap(), soon(quick).await.unwrap())
+    };
+    match (slow, quick) {
+        (Ran::LeaseLost, Claim::Acquired(Ran::Completed(_))) => assert_eq!(effects(&lab).await, ["quick"]),
+        (Ran::Completed(_), Claim::Replay(replay)) => {
+            assert_eq!(replay.outcome, done("slow"));
+            assert_eq!(effects(&lab).await, ["slow"]);
+        }
+        (slow, quick) => panic!("{slow:?}, {}", quick.word()),
+    }
+}
+
+/// When the winner rolls back, one of those who wait becomes the winner, and the rest get its
+/// outcome.
+pub async fn when_the_winner_rolls_back_one_waiter_wins(lab: Lab) {
+    make_effects(&lab).await;
+    let nodes = [lab.ledger().await, lab.ledger().await];
+    let policy = Policy { backoff: Backoff::NONE, ..Policy::default() };
+    let (begun, mut started) = mpsc::channel(8);
+    let (go, first) = (Arc::new(Notify::new()), Arc::new(AtomicBool::new(true)));
+    let mut crowd = tokio::task::JoinSet::new();
+    for n in 0..8 {
+        let (node, begun, go, first, policy) =
+            (nodes[n % 2].clone(), begun.clone(), go.clone(), first.clone(), policy.clone());
+        let handler = move |_, tx: Tx| {
+            let (begun, go, first) = (begun.clone(), go.clone(), first.clone());
+            async move {
+                effect(&tx, &format!("by {n}")).await?;
+                if first.swap(false, Ordering::SeqCst) {
+                    begun.send(()).await.unwrap();
+                    go.notified().await;
+                    return Err(Unfinished::failed("the winner rolls back"));
+                }
+                Ok(done(&format!("by {n}")))
+            }
+        };
+        crowd.spawn(async move { node.run_atomic_or_wait(work("k", policy), secs(15), handler).await.unwrap() });
+    }
+    soon(started.recv()).await.unwrap();
+    go.notify_one();
+    let (mut outcomes, mut failed, mut completed) = (Vec::new(), 0, 0);
+    for claim in soon(crowd.join_all()).await {
+        match claim {
+            Claim::Acquired(Ran::Failed(_)) => failed += 1,
+            Claim::Acquired(Ran::Completed(outcome)) => {
+                completed += 1;
+                outcomes.push(outcome);
+            }
+            Claim::Replay(replay) => outcomes.push(replay.outcome),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!((failed, completed, outcomes.len()), (1, 1, 7));
+    let made = effects(&lab).await;
+    assert_eq!(made.len(), 1);
+    assert!(outcomes.iter().all(|outcome| *outcome == done(&made[0])));
+}
+
+/// While an effect is being made, whoever brings the same key is in flight, or waits (on SQLite,
+/// for the one writer); nobody is told that it has happened before it has.
+pub async fn a_loser_is_in_flight_or_waits_while_an_effect_is_made(lab: Lab) {
+    make_effects(&lab).await;
+    let (a, b) = (lab.ledger().await, lab.ledger().await);
+    let (begun, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let winner = {
+        let (begun, go) = (begun.clone(), go.clone());
+        let handler = move |_, tx: Tx| {
+            let (begun, go) = (begun.clone(), go.clone());
+            async move {
+                effect(&tx, "k").await?;
+                begun.notify_one();
+                go.notified().await;
+                Ok(done("made"))
+            }
+        };
+        tokio::spawn(async move { ran(a.run_atomic(work("k", Policy::default()), handler).await) })
+    };
+    soon(begun.notified()).await;
+    let ask = |work| {
+        let b = b.clone();
+        tokio::spawn(async move { b.claim(work).await.unwrap().word() })
+    };
+    let (same, other) = (ask(work("k", Policy::default())), ask(work_with("k", "other", Policy::default())));
+    let expected = match lab.kind() {
+        Kind::Postgres => {
+            let told = (soon(same).await.unwrap(), soon(other).await.unwrap());
+            go.notify_one();
+            assert_eq!(told, ("in_flight", "mismatch"));
+            soon(winner).await.unwrap()
+        }
+        Kind::Sqlite => {
+            go.notify_one();
+            let winner = soon(winner).await.unwrap();
+            let told = (soon(same).await.unwrap(), soon(other).await.unwrap());
+            assert!(matches!(told, ("in_flight" | "replay", "mismatch")), "{told:?}");
+            winner
+        }
+    };
+    assert_eq!(expected, Ran::Completed(done("made")));
+    assert_eq!(effects(&lab).await, ["k"]);
+}
+
+/// A statement that fails, and a handler that looks away: what is reported is what happened.
+pub async fn a_swallowed_error_is_not_reported_as_success(lab: Lab) {
+    make_effects(&lab).await;
+    let ledger = lab.ledger().await;
+    let handler = |_, tx: Tx| async move {
+        effect(&tx, "k").await?;
+        let mut held = tx.connection().await.unwrap();
+        let failed =
+            on!(held.get().unwrap(), c => sqlx::query("INSERT INTO nowhere VALUES (1)").execute(c).await.is_err());
+        assert!(failed);
+        Ok(done("made"))
+    };
+    let said = ran(soon(ledger.run_atomic(work("k", Policy::default()), handler)).await);
+    let op = row(&ledger, "k").await;
+    match said {
+        // SQLite undoes the failed statement only.
+        Ran::Completed(_) => assert_eq!((op.state, effects(&lab).await), (State::Completed, vec!["k".to_owned()])),
+        // PostgreSQL undoes the transaction.
+        Ran::Failed(_) => assert_eq!((op.state, effects(&lab).await), (State::Failed, Vec::new())),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Inside its transaction a handler cannot reach the ledger: on SQLite it would wait for itself.
+/// And when the run is over, so is the transaction.
+pub async fn a_handler_can_use_its_transaction_only(lab: Lab) {
+    make_effects(&lab).await;
+    let ledger = lab.ledger().await;
+    let (inner, leaked) = (ledger.clone(), Arc::new(Mutex::new(None::<Tx>)));
+    let keep = leaked.clone();
+    let handler = move |ctx: Ctx, tx: Tx| {
+        *keep.lock().unwrap() = Some(tx.clone());
+        let ledger = inner.clone();
+        async move {
+            let other = || work("other", Policy::default());
+            let refused = |what: &str, error: Option<Error>| {
+                assert!(matches!(error, Some(Error::InsideTransaction)), "{what}: {error:?}")
+            };
+            refused("claim", ledger.claim(other()).await.err());
+            refused("claim_or_wait", ledger.claim_or_wait(other(), secs(1)).await.err());
+            refused("checkpoint", ctx.checkpoint("half-way").await.err());
+            refused("sweep", ledger.sweep().await.err());
+            refused("decide", ledger.decide(1, semel::store::Decision::Purge, "", "").await.err());
+            effect(&tx, "k").await?;
+            Ok(done(""))
+        }
+    };
+    assert_eq!(ran(soon(ledger.run_atomic(work("k", Policy::default()), handler)).await), Ran::Completed(done("")));
+    assert_eq!(find(&ledger, "other").await, None);
+    let leaked = leaked.lock().unwrap().take().unwrap();
+    assert!(leaked.connection().await.is_err(), "the transaction has outlived its run");
+    assert_eq!(effects(&lab).await, ["k"]);
+}
+
+/// A stop in the middle of an effect rolls it back, and costs no attempt: it has not happened.
+pub async fn a_stop_rolls_an_effect_back_at_no_cost(lab: Lab) {
+    make_effects(&lab).await;
+    let other = lab.ledger().await;
+    for on_lost in [OnLost::Rerun, OnLost::Hold] {
+        let ledger = lab.ledger().await;
+        let text = format!("{on_lost:?}");
+        let begun = Arc::new(Notify::new());
+        let run = {
+            let (ledger, begun) = (ledger.clone(), begun.clone());
+            let work = work(&text, Policy { on_lost, ..Policy::default() }).payload("kept");
+            let handler = move |_, tx: Tx| {
+                let begun = begun.clone();
+                async move {
+                    effect(&tx, "k").await?;
+                    begun.notify_one();
+                    std::future::pending::<()>().await;
+                    Ok(done(""))
+                }
+            };
+            tokio::spawn(async move { ran(ledger.run_atomic(work, handler).await) })
+        };
+        soon(begun.notified()).await;
+        soon(ledger.stop(Duration::ZERO)).await;
+        assert_eq!(soon(run).await.unwrap(), Ran::Released, "{on_lost:?}");
+        let op = row(&other, &text).await;
+        assert_eq!((op.state, op.failures, op.crashes), (State::Pending, 0, 0), "{on_lost:?}");
+    }
+    assert_eq!(effects(&lab).await, [""; 0]);
+}

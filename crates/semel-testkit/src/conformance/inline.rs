@@ -1,0 +1,171 @@
+//! Inline mode: the claim is made in the transaction of its effect.
+
+use std::time::Duration;
+
+use semel::{Backoff, Claim, Ledger, Options, Policy, State, Store as _, Work, store::Commit};
+use semel_store::{Database, Settings, Tx};
+
+use super::tools::*;
+use crate::{Lab, work, work_with};
+
+async fn begin(node: &Node) -> Tx {
+    soon(node.store().begin(secs(5))).await.unwrap()
+}
+
+async fn commit(node: &Node, tx: &Tx) {
+    assert!(matches!(soon(node.store().commit(tx)).await, Commit::Done));
+}
+
+/// Claims and, if acquired, makes the effect; the answer's word.
+async fn once(node: &Node, tx: &Tx, work: Work, name: &str) -> &'static str {
+    let claim = soon(node.claim_inline(tx, work)).await.unwrap();
+    if let Claim::Acquired(()) = claim {
+        effect(tx, name).await.unwrap();
+    }
+    claim.word()
+}
+
+/// The first makes the effect; a duplicate does not, nor another payload under the same key; and
+/// what was rolled back never was.
+pub async fn an_inline_effect_is_made_once(lab: Lab) {
+    make_effects(&lab).await;
+    let ledger = lab.ledger().await;
+    let tx = begin(&ledger).await;
+    assert_eq!(once(&ledger, &tx, work("k", Policy::default()), "rolled back").await, "acquired");
+    ledger.store().roll_back(&tx).await;
+    assert_eq!((find(&ledger, "k").await, effects(&lab).await), (None, Vec::new()));
+    for (payload, word) in [("one", "acquired"), ("one", "replay"), ("two", "mismatch")] {
+        let tx = begin(&ledger).await;
+        assert_eq!(once(&ledger, &tx, work_with("k", payload, Policy::default()), payload).await, word);
+        commit(&ledger, &tx).await;
+    }
+    assert_eq!(effects(&lab).await, ["one"]);
+    let op = row(&ledger, "k").await;
+    assert_eq!((op.state, op.lease, op.outcome.unwrap().kept), (State::Completed, None, false));
+    assert_eq!(counted(&ledger, State::Completed).await, 1);
+    assert_eq!(lab.number("SELECT count(*) FROM semel_leases").await, 0);
+}
+
+/// Of two transactions with the same key the second waits for the first: it finds the effect made,
+/// or, when that was rolled back, makes it.
+pub async fn the_second_transaction_waits_for_the_first(lab: Lab) {
+    make_effects(&lab).await;
+    let (a, b) = (lab.ledger().await, lab.ledger().await);
+    for commits in [true, false] {
+        let text = format!("{commits}");
+        let first = begin(&a).await;
+        assert_eq!(once(&a, &first, work(&text, Policy::default()), "first").await, "acquired");
+        let second = tokio::spawn({
+            let (b, text) = (b.clone(), text.clone());
+            async move {
+                let tx = begin(&b).await;
+                let word = once(&b, &tx, work(&text, Policy::default()), "second").await;
+                commit(&b, &tx).await;
+                word
+            }
+        });
+        // It cannot be done before the first has ended; if it were, this would be the time.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(!second.is_finished());
+        if commits {
+            commit(&a, &first).await;
+        } else {
+            a.store().roll_back(&first).await;
+        }
+        assert_eq!(soon(second).await.unwrap(), if commits { "replay" } else { "acquired" });
+    }
+    assert_eq!(effects(&lab).await, ["first", "second"]);
+}
+
+/// A crowd with one key: one effect.
+pub async fn an_inline_crowd_makes_one_effect(lab: Lab) {
+    make_effects(&lab).await;
+    let nodes = [lab.ledger().await, lab.ledger().await];
+    for round in 0..3 {
+        let mut crowd = tokio::task::JoinSet::new();
+        for n in 0..12 {
+            let (node, text) = (nodes[n % 2].clone(), format!("k{round}"));
+            crowd.spawn(async move {
+                let tx = begin(&node).await;
+                let word = once(&node, &tx, work(&text, Policy::default()), &text).await;
+                commit(&node, &tx).await;
+                word
+            });
+        }
+        let words = soon(crowd.join_all()).await;
+        assert_eq!(words.iter().filter(|word| **word == "acquired").count(), 1);
+        assert_eq!(words.iter().filter(|word| **word == "replay").count(), 11);
+    }
+    assert_eq!(effects(&lab).await, ["k0", "k1", "k2"]);
+}
+
+/// An inline claim meets what other claims left: it makes the effect where the row is expired,
+/// failed or timed out, and not where somebody is at it.
+pub async fn an_inline_claim_goes_by_what_is_there(lab: Lab) {
+    make_effects(&lab).await;
+    let (a, b) = (lab.ledger().await, lab.ledger().await);
+    let policy = Policy { retention: Some(secs(60)), backoff: Backoff::NONE, ..Policy::default() };
+    let expired = acquire(&a, work("expired", policy.clone())).await;
+    let id = expired.operation().id;
+    assert_eq!(expired.complete(done("")).await.unwrap(), SETTLED);
+    lab.pass(secs(60));
+    drop(acquire(&a, work("timed out", policy.clone())).await);
+    lab.pass(policy.lease);
+    assert_eq!(acquire(&a, work("failed", policy.clone())).await.fail(failure("no")).await.unwrap(), SETTLED);
+    let _live = acquire(&a, work("in flight", policy.clone())).await;
+    for text in ["expired", "timed out", "failed", "in flight"] {
+        let tx = begin(&b).await;
+        let word = once(&b, &tx, work(text, policy.clone()), text).await;
+        commit(&b, &tx).await;
+        assert_eq!(word, if text == "in flight" { "in_flight" } else { "acquired" }, "{text}");
+    }
+    assert_eq!(effects(&lab).await, ["expired", "failed", "timed out"]);
+    assert_ne!(row(&a, "expired").await.id, id);
+    assert_eq!(counted(&a, State::Completed).await, 3);
+}
+
+/// A transaction that nobody ends is rolled back when its time is over, and its handle is dead.
+pub async fn a_forgotten_transaction_ends_by_itself(lab: Lab) {
+    make_effects(&lab).await;
+    let ledger = lab.ledger().await;
+    let tx = ledger.store().begin(Duration::from_millis(100)).await.unwrap();
+    assert_eq!(once(&ledger, &tx, work("k", Policy::default()), "k").await, "acquired");
+    eventually(async || tx.connection().await.is_err()).await;
+    assert!(matches!(ledger.store().commit(&tx).await, Commit::Refused(_)));
+    assert_eq!((find(&ledger, "k").await, effects(&lab).await), (None, Vec::new()));
+    let tx = begin(&ledger).await;
+    assert_eq!(once(&ledger, &tx, work("k", Policy::default()), "k").await, "acquired");
+    commit(&ledger, &tx).await;
+    assert_eq!(effects(&lab).await, ["k"]);
+}
+
+/// Futures dropped at whatever moment of a transaction leave nothing open: what is acknowledged
+/// later is there. (With sqlx's own pool, 25 of 300 were not.)
+pub async fn what_is_acknowledged_after_dropped_transactions_is_there(lab: Lab) {
+    make_effects(&lab).await;
+    // Few connections: the next transaction gets the one that was left behind.
+    let settings = Settings { caller_connections: 2, ..lab.settings() };
+    let store = Database::open(&lab.url, settings).await.unwrap();
+    let ledger = Ledger::new(store, Options::default()).unwrap();
+    let mut dropped = 0;
+    for n in 0..60_u64 {
+        let delay = Duration::from_micros(n * 7919 % 2000);
+        let name = format!("never {n}");
+        let half_way = dropped_after(delay, async {
+            let tx = ledger.store().begin(secs(5)).await.unwrap();
+            once(&ledger, &tx, work(&name, Policy::default()), &name).await;
+            std::future::pending::<()>().await;
+        });
+        dropped += u32::from(half_way.await.is_none());
+        for m in 0..5 {
+            let tx = soon(ledger.store().begin(secs(5))).await.unwrap();
+            effect(&tx, &format!("acknowledged {n}.{m}")).await.unwrap();
+            commit(&ledger, &tx).await;
+        }
+    }
+    assert_eq!(dropped, 60);
+    let there = effects(&lab).await;
+    assert_eq!(there.len(), 300, "of 300 acknowledged effects");
+    assert!(there.iter().all(|name| name.starts_with("acknowledged")));
+    assert_eq!(lab.number("SELECT count(*) FROM semel_operations").await, 0);
+}

@@ -1,0 +1,174 @@
+//! Leases: how long they last, and what can be done under one.
+
+use std::time::Duration;
+
+use semel::{Backoff, Error, Failure, Held, Lease, Policy, Retry, Scope, State, Store as _, Work};
+use semel_store::Database;
+
+use super::tools::*;
+use crate::{Lab, key, work, work_with};
+
+/// A lease holds up to its deadline, and not a tick longer.
+pub async fn a_lease_has_lapsed_at_its_deadline(lab: Lab) {
+    let (a, b) = (lab.ledger().await, lab.ledger().await);
+    let mut lease = acquire(&a, work("k", Policy::default())).await;
+    lab.pass(Policy::default().lease - TICK);
+    assert_eq!(ask(&b, work("k", Policy::default())).await, "in_flight");
+    assert_eq!(b.sweep().await.unwrap().lapsed, 0);
+    assert_eq!(lease.renew().await.unwrap(), Held::Yes);
+    lab.pass(Policy::default().lease);
+    assert_eq!(lease.renew().await.unwrap(), Held::LeaseLost, "a lapsed lease cannot be renewed, taken over or not");
+    assert_eq!(ask(&b, work("k", Policy::default())).await, "acquired");
+}
+
+/// What was done is the truth: a completion that comes late counts while nobody has taken over.
+pub async fn a_late_settle_counts_while_nobody_has_taken_over(lab: Lab) {
+    let ledger = lab.ledger().await;
+    for nth in [0, 1, 3] {
+        let text = format!("k{nth}");
+        let lease = acquire(&ledger, work(&text, Policy::default())).await;
+        lab.pass(Policy::default().lease * 3);
+        assert!(write_nth(lease, nth).await);
+    }
+    let states = ["completed", "failed", "in_doubt"];
+    for (nth, state) in [0, 1, 3].into_iter().zip(states) {
+        assert_eq!(row(&ledger, &format!("k{nth}")).await.state.as_str(), state);
+    }
+}
+
+/// Renewing extends a lease by its term from now, up to the longest run, and no further.
+pub async fn a_lease_can_be_renewed_up_to_the_longest_run(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let policy = Policy { max_run: secs(70), ..Policy::default() };
+    let mut lease = acquire(&ledger, work("k", policy)).await;
+    let mut time = secs(0);
+    for (at, ends) in [(20, 50), (40, 70), (60, 70), (69, 70)] {
+        lab.pass(secs(at) - time);
+        time = secs(at);
+        assert_eq!(lease.renew().await.unwrap(), Held::Yes, "at {at} s");
+        assert_eq!(row(&ledger, "k").await.lease.unwrap().deadline, Lab::START + secs(ends), "at {at} s");
+    }
+    lab.pass(secs(1));
+    assert_eq!(lease.renew().await.unwrap(), Held::LeaseLost);
+    assert_eq!(ask(&ledger, work("k", Policy::default())).await, "acquired");
+}
+
+/// A lease that is dropped without a word lapses: until then the key is in flight.
+pub async fn a_dropped_lease_lapses(lab: Lab) {
+    let ledger = lab.ledger().await;
+    drop(acquire(&ledger, work("k", Policy::default())).await);
+    assert_eq!(ask(&ledger, work("k", Policy::default())).await, "in_flight");
+    lab.pass(Policy::default().lease);
+    assert_eq!(acquire(&ledger, work("k", Policy::default())).await.operation().attempt(), 2);
+}
+
+/// A first run that is released leaves no trace, so the key is free for any payload.
+pub async fn a_released_first_run_leaves_no_trace(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let lease = acquire(&ledger, work("k", Policy::default())).await;
+    let id = lease.operation().id;
+    assert_eq!(lease.release(Duration::ZERO).await.unwrap(), SETTLED);
+    assert_eq!(find(&ledger, "k").await, None);
+    assert_eq!(story(&ledger, id).await, []);
+    for table in ["operations", "leases", "backlog"] {
+        assert_eq!(lab.number(&format!("SELECT count(*) FROM semel_{table}")).await, 0, "{table}");
+    }
+    for state in State::ALL {
+        assert_eq!(counted(&ledger, state).await, 0, "{state}");
+    }
+    assert_eq!(acquire(&ledger, work_with("k", "other", Policy::default())).await.operation().attempt(), 1);
+}
+
+/// What was accepted is not lost by a release: data that came with the claim stays, and waits.
+pub async fn a_release_keeps_the_payload_and_costs_no_attempt(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let policy = Policy { max_attempts: Some(2), backoff: Backoff::NONE, ..Policy::default() };
+    let accepted = work("k", policy.clone()).payload("data");
+    assert_eq!(acquire(&ledger, accepted).await.release(Duration::ZERO).await.unwrap(), SETTLED);
+    let waiting = row(&ledger, "k").await;
+    assert_eq!((waiting.state, waiting.payload.as_deref()), (State::Pending, Some(&b"data"[..])));
+    for _ in 0..3 {
+        let lease = acquire(&ledger, work("k", policy.clone())).await;
+        assert_eq!(lease.operation().payload.as_deref(), Some(&b"data"[..]));
+        assert_eq!(lease.operation().attempt(), 1);
+        assert_eq!(lease.release(secs(9)).await.unwrap(), SETTLED);
+        assert_eq!(ask(&ledger, work("k", policy.clone())).await, "not_yet");
+        lab.pass(secs(9));
+    }
+    // Neither do releases after a failure.
+    assert_eq!(acquire(&ledger, work("k", policy.clone())).await.fail(failure("no")).await.unwrap(), SETTLED);
+    assert_eq!(acquire(&ledger, work("k", policy.clone())).await.release(Duration::ZERO).await.unwrap(), SETTLED);
+    assert_eq!(acquire(&ledger, work("k", policy)).await.operation().attempt(), 2);
+}
+
+/// A checkpoint is kept for the next attempt, however this one ends, and is gone when it is done.
+pub async fn a_checkpoint_is_handed_to_the_next_attempt(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let policy = Policy { backoff: Backoff::NONE, ..Policy::default() };
+    let lease = acquire(&ledger, work("k", policy.clone())).await;
+    assert_eq!(lease.operation().checkpoint, None);
+    assert_eq!(lease.checkpoint("row 100").await.unwrap(), Held::Yes);
+    assert_eq!(lease.checkpoint("row 200").await.unwrap(), Held::Yes);
+    assert_eq!(lease.fail(failure("no")).await.unwrap(), SETTLED);
+    let lease = acquire(&ledger, work("k", policy.clone())).await;
+    assert_eq!(lease.operation().checkpoint.as_deref(), Some(&b"row 200"[..]));
+    assert_eq!(lease.checkpoint(vec![0, 255]).await.unwrap(), Held::Yes);
+    lab.pass(policy.lease);
+    let lease = acquire(&lab.ledger().await, work("k", policy)).await;
+    assert_eq!(lease.operation().checkpoint.as_deref(), Some(&[0, 255][..]), "a crash keeps it as well");
+    let large = lease.checkpoint(vec![0; Lease::<Database>::MAX_CHECKPOINT + 1]).await;
+    assert!(matches!(large, Err(Error::Invalid(_))));
+    assert_eq!(lease.complete(done("")).await.unwrap(), SETTLED);
+    assert_eq!(row(&ledger, "k").await.checkpoint, None);
+}
+
+/// A call to another service has the same key on every attempt, and another for every step,
+/// operation and scope.
+pub async fn derived_keys_are_the_same_on_every_attempt(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let lease = acquire(&ledger, work("k", Policy::default())).await;
+    let (charge, mail) = (lease.derived_key("charge"), lease.derived_key("mail"));
+    drop(lease);
+    lab.pass(Policy::default().lease);
+    let again = acquire(&lab.ledger().await, work("k", Policy::default())).await;
+    assert_eq!((again.derived_key("charge"), again.derived_key("mail")), (charge.clone(), mail.clone()));
+    let other = acquire(&ledger, work("kc", Policy::default())).await;
+    let scope = Scope::new("acme", "bank", "refund").unwrap();
+    let elsewhere = Work::new(scope, key("k"), semel::Fingerprint::of_bytes(b""));
+    let elsewhere = acquire(&ledger, elsewhere).await;
+    let mut all =
+        vec![charge, mail, other.derived_key("harge"), other.derived_key("charge"), elsewhere.derived_key("charge")];
+    let count = all.len();
+    all.sort();
+    all.dedup();
+    assert_eq!(all.len(), count, "two of them are equal");
+}
+
+/// A failure says when it may be tried again: after the policy's backoff, after a time of its own,
+/// or never.
+pub async fn a_failure_says_when_it_may_be_tried_again(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let fail = async |text: &str, retry: Retry| {
+        let lease = acquire(&ledger, work(text, Policy::default())).await;
+        let failure = Failure { error: "it said \0 é".into(), retry };
+        assert_eq!(lease.fail(failure).await.unwrap(), SETTLED);
+        let failed = row(&ledger, text).await;
+        assert_eq!((failed.state, failed.error.as_deref()), (State::Failed, Some("it said \0 é")));
+        failed
+    };
+    let own = fail("own", Retry::After(secs(100))).await;
+    assert_eq!((own.not_before, own.parked), (Some(Lab::START + secs(100)), false));
+    let backoff = fail("backoff", Retry::Backoff).await;
+    assert_eq!(backoff.not_before, Some(Lab::START + Backoff::default().after(1, backoff.id)));
+    let never = fail("never", Retry::Never).await;
+    assert_eq!((never.not_before, never.parked), (None, true));
+    lab.pass(secs(99));
+    let asked = async |text: &'static str| ask(&ledger, work(text, Policy::default())).await;
+    assert_eq!(
+        (asked("own").await, asked("never").await, asked("backoff").await),
+        ("not_yet", "exhausted", "acquired")
+    );
+    lab.pass(secs(1));
+    assert_eq!(asked("own").await, "acquired");
+    assert_eq!(ledger.store().now().await.unwrap(), Lab::START + secs(100));
+}

@@ -1,0 +1,184 @@
+//! Looking: by id, by key, by label, by state and age, in pages.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use bytes::Bytes;
+use semel::{
+    Backoff, Fingerprint, Labels, OnLost, Operation, Outcome, Policy, Scope, State, Store as _, Work,
+    look::{Filter, Listing, Page},
+};
+
+use super::tools::*;
+use crate::{Lab, key, scope, work};
+
+async fn list(node: &Node, filter: &Filter) -> Vec<String> {
+    let listing = node.store().list(filter, Page::default()).await.unwrap();
+    listing.items.iter().map(|op| op.key.as_str().to_owned()).collect()
+}
+
+/// An operation is found by its id and its key, by its own tenant only, and is the same row both
+/// ways.
+pub async fn an_operation_is_found_by_its_tenant_only(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let lease = acquire(&ledger, work("k", Policy::default()).payload("data").order(7)).await;
+    let op = lease.operation().clone();
+    let store = ledger.store();
+    assert_eq!(store.by_id("acme", op.id).await.unwrap().as_ref(), Some(&op));
+    assert_eq!(store.by_key(&scope(), &key("k")).await.unwrap().as_ref(), Some(&op));
+    assert_eq!(store.by_id("other", op.id).await.unwrap(), None);
+    assert_eq!(store.by_id("acme", op.id + 1).await.unwrap(), None);
+    assert_eq!(store.by_key(&Scope::new("other", "bank", "transfer").unwrap(), &key("k")).await.unwrap(), None);
+    assert_eq!(store.by_key(&scope(), &key("K")).await.unwrap(), None);
+    assert_eq!(list(&ledger, &Filter::tenant("other")).await, [""; 0]);
+}
+
+/// Each of the four labels finds what has it, and nothing else; text is compared as it is.
+pub async fn each_label_finds_what_has_it(lab: Lab) {
+    let ledger = lab.ledger().await;
+    for slot in 1..=4 {
+        for text in ["red", "Red", "re%", "42"] {
+            let labels = Labels::default().with(slot, text).unwrap();
+            drop(acquire(&ledger, work(&format!("{slot} {text}"), Policy::default()).labels(labels)).await);
+        }
+    }
+    let all = Labels(["a", "b", "c", "d"].map(|text| Some(text.to_owned())));
+    let lease = acquire(&ledger, work("all", Policy::default()).labels(all.clone())).await;
+    assert_eq!(lease.complete(done("")).await.unwrap(), SETTLED);
+    assert_eq!(row(&ledger, "all").await.labels, all);
+    let labelled = |slot: usize, text: &str| Filter { label: Some((slot, text.to_owned())), ..Filter::tenant("acme") };
+    for slot in 1..=4 {
+        for text in ["red", "Red", "re%", "42"] {
+            assert_eq!(list(&ledger, &labelled(slot, text)).await, [format!("{slot} {text}")]);
+        }
+        assert_eq!(list(&ledger, &labelled(slot, ["a", "b", "c", "d"][slot - 1])).await, ["all"]);
+        assert_eq!(list(&ledger, &labelled(slot, "nothing")).await, [""; 0]);
+    }
+    let of_state = |state| Filter { state: Some(state), ..labelled(1, "a") };
+    assert_eq!(list(&ledger, &of_state(State::Completed)).await, ["all"]);
+    assert_eq!(list(&ledger, &of_state(State::Failed)).await, [""; 0]);
+    for slot in [0, 5] {
+        assert!(ledger.store().list(&labelled(slot, "red"), Page::default()).await.is_err());
+    }
+}
+
+/// An operation as a listing has it: without what may be large.
+fn brief(op: &Operation) -> Operation {
+    let outcome = op.outcome.as_ref().map(|outcome| Outcome { kept: outcome.kept, body: Bytes::new() });
+    let error = op.error.as_ref().map(|error| error.chars().take(512).collect());
+    Operation { payload: None, checkpoint: None, outcome, error, ..op.clone() }
+}
+
+/// Every state, age, service and kind can be asked for, alone and together, and the listing is
+/// what a look at every row would give.
+pub async fn a_listing_is_what_its_filter_says(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let mut all = Vec::new();
+    for (n, (service, kind)) in [("bank", "transfer"), ("bank", "refund"), ("post", "letter")].into_iter().enumerate() {
+        for (m, state) in State::ALL.into_iter().enumerate() {
+            let policy =
+                Policy { on_lost: OnLost::Rerun, backoff: Backoff::NONE, lease: secs(10_000), ..Policy::default() };
+            let short = Policy { lease: secs(1), ..policy.clone() };
+            let scope = Scope::new("acme", service, kind).unwrap();
+            let lasts = if state == State::TimedOut { short } else { Policy { max_run: secs(20_000), ..policy } };
+            let work = Work::new(scope, key(&format!("{n}{m}")), Fingerprint::of_bytes(b"")).policy(lasts).payload("x");
+            let lease = acquire(&ledger, work).await;
+            match state {
+                State::Pending => assert_eq!(lease.release(Duration::ZERO).await.unwrap(), SETTLED),
+                State::Completed => assert_eq!(lease.complete(done("large")).await.unwrap(), SETTLED),
+                State::Failed => assert_eq!(lease.fail(failure(&"no".repeat(400))).await.unwrap(), SETTLED),
+                State::InDoubt => assert_eq!(lease.doubt("?").await.unwrap(), SETTLED),
+                State::Processing | State::TimedOut => drop(lease),
+            }
+            lab.pass(secs(1));
+            ledger.sweep().await.unwrap();
+            all.push(
+                ledger
+                    .store()
+                    .by_key(&Scope::new("acme", service, kind).unwrap(), &key(&format!("{n}{m}")))
+                    .await
+                    .unwrap()
+                    .unwrap(),
+            );
+            assert_eq!(all.last().unwrap().state, state);
+        }
+    }
+    all.reverse();
+    let states = State::ALL.into_iter().map(Some).chain([None]);
+    let times = [None, Some(Lab::START), Some(Lab::START + secs(9)), Some(Lab::START + secs(100))];
+    for state in states {
+        for service in [None, Some("bank"), Some("post"), Some("Bank")] {
+            for kind in [None, Some("transfer"), Some("letter")] {
+                for before in times {
+                    let owned = |text: Option<&str>| text.map(str::to_owned);
+                    let filter =
+                        Filter { service: owned(service), kind: owned(kind), state, before, ..Filter::tenant("acme") };
+                    let fits = |op: &&Operation| {
+                        state.is_none_or(|state| op.state == state)
+                            && service.is_none_or(|service| op.scope.service() == service)
+                            && kind.is_none_or(|kind| op.scope.kind() == kind)
+                            && before.is_none_or(|before| op.created_at < before)
+                    };
+                    let listing = ledger.store().list(&filter, Page::default()).await.unwrap();
+                    let expected: Vec<_> = all.iter().filter(fits).map(brief).collect();
+                    assert_eq!(listing.items, expected, "{filter:?}");
+                    assert_eq!(listing.next, None);
+                }
+            }
+        }
+    }
+}
+
+/// Pages follow one another without a gap or a double, also while rows are being added.
+pub async fn pages_are_complete_while_rows_are_added(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let add = async |from: usize, to: usize| {
+        let asked = (from..to).map(|n| crate::request(&format!("k{n:03}"), b"", Policy::default()).into()).collect();
+        ledger.store().claim(asked).await.unwrap();
+    };
+    add(0, 100).await;
+    let filters = [
+        Filter::tenant("acme"),
+        Filter::scope(&scope()),
+        Filter { state: Some(State::Processing), ..Filter::tenant("acme") },
+    ];
+    let mut added = 100;
+    for filter in filters {
+        let there = added;
+        let (mut seen, mut pages, mut page) = (Vec::new(), 0, Page { after: None, limit: 7 });
+        loop {
+            let Listing { items, next } = ledger.store().list(&filter, page).await.unwrap();
+            assert!(items.len() <= 7);
+            assert!(items.is_sorted_by(|a, b| a.id > b.id), "newest first");
+            seen.extend(items.iter().map(|op| op.key.as_str().to_owned()));
+            pages += 1;
+            add(added, added + 3).await;
+            added += 3;
+            match next {
+                Some(next) => page.after = Some(next),
+                None => break,
+            }
+        }
+        assert_eq!(pages, there.div_ceil(7));
+        assert_eq!(seen.len(), there, "no gap, no double, nothing that came later");
+        assert_eq!(seen.iter().collect::<BTreeSet<_>>().len(), there);
+    }
+}
+
+/// A page is as long as asked for, between 1 and 500, and the last one says that it is.
+pub async fn a_page_is_1_to_500_long_and_the_last_says_so(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let asked = |range: std::ops::Range<usize>| {
+        range.map(|n| crate::request(&format!("k{n}"), b"", Policy::default()).into()).collect()
+    };
+    ledger.store().claim(asked(0..500)).await.unwrap();
+    let list = async |limit| {
+        let listing = ledger.store().list(&Filter::tenant("acme"), Page { after: None, limit }).await.unwrap();
+        (listing.items.len(), listing.next.is_some())
+    };
+    assert_eq!(list(500).await, (500, false), "exactly one page: there is no next");
+    assert_eq!(list(499).await, (499, true));
+    ledger.store().claim(asked(500..502)).await.unwrap();
+    assert_eq!(list(0).await, (1, true));
+    assert_eq!(list(u32::MAX).await, (500, true));
+    assert_eq!(Page::default().limit, 50);
+}

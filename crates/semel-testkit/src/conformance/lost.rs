@@ -1,0 +1,240 @@
+//! Lost leases: rerun, hold and probe; crash loops; what a person can decide.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU32, Ordering},
+};
+
+use semel::{
+    Backoff, Claim, Finding, Ledger, OnLost, Outcome, Policy, Ran, State, Store as _, Verdict,
+    journal::Event,
+    machine::{Answer, NotNow},
+    store::Decision,
+};
+use semel_store::Database;
+use tokio::sync::Barrier;
+
+use super::tools::*;
+use crate::{Lab, work};
+
+fn policy(on_lost: OnLost) -> Policy {
+    Policy { on_lost, backoff: Backoff::NONE, ..Policy::default() }
+}
+
+fn resolve(verdict: Verdict) -> Decision {
+    Decision::Resolve { verdict, expected: None }
+}
+
+/// Loses the lease of a new operation.
+async fn lose(lab: &Lab, node: &Node, text: &str, on_lost: OnLost) -> i64 {
+    let lease = acquire(node, work(text, policy(on_lost))).await;
+    lab.pass(policy(on_lost).lease);
+    lease.operation().id
+}
+
+/// Under rerun the next claim takes over, at once, and that is told.
+pub async fn a_lost_lease_is_taken_over_under_rerun(lab: Lab) {
+    let (a, b) = (lab.ledger_of("a").await, lab.ledger_of("b").await);
+    let id = lose(&lab, &a, "k", OnLost::Rerun).await;
+    let lease = acquire(&b, work("k", Policy::default())).await;
+    let op = lease.operation();
+    assert_eq!((op.id, op.attempt(), op.crashes, op.failures, op.owner.as_str()), (id, 2, 1, 0, "b"));
+    let told = notes(&a, id).await;
+    assert_eq!(told.iter().map(|note| note.event).collect::<Vec<_>>(), [Event::TimedOut, Event::TakenOver]);
+    assert!(told[0].detail.contains("the lease of a"), "{}", told[0].detail);
+    assert_eq!(told[1].actor, "b");
+}
+
+/// Under hold and probe a lost lease is doubt for every claim, whatever policy that claim brings,
+/// and for ever: the terms are those of the claim that got the lease.
+pub async fn a_lost_lease_is_in_doubt_under_hold_and_probe(lab: Lab) {
+    let ledger = lab.ledger().await;
+    for on_lost in [OnLost::Hold, OnLost::Probe] {
+        let text = format!("{on_lost:?}");
+        let id = lose(&lab, &ledger, &text, on_lost).await;
+        for _ in 0..3 {
+            assert_eq!(ask(&ledger, work(&text, policy(OnLost::Rerun))).await, "in_doubt");
+            lab.pass(secs(10 * 365 * 24 * 3600));
+            ledger.sweep().await.unwrap();
+        }
+        let op = row(&ledger, &text).await;
+        assert_eq!((op.id, op.state, op.expires_at), (id, State::InDoubt, None));
+        assert_eq!(story(&ledger, id).await, [Event::Doubted]);
+    }
+}
+
+/// Runs with a probe that finds this; what was answered, and how often the handler ran.
+async fn probed(node: &Ledger<Database>, text: &str, finding: Finding) -> (Claim<Ran>, u32) {
+    let runs = Arc::new(AtomicU32::new(0));
+    let count = runs.clone();
+    let handler = move |_| {
+        count.fetch_add(1, Ordering::SeqCst);
+        async { Ok(done("run again")) }
+    };
+    let probe = move |_| std::future::ready(finding.clone());
+    let claim = soon(node.run_with_probe(work(text, policy(OnLost::Probe)), handler, probe)).await.unwrap();
+    (claim, runs.load(Ordering::SeqCst))
+}
+
+/// A probe that finds the effect makes it the outcome; one that finds none lets it run; one that
+/// cannot tell leaves it in doubt.
+pub async fn a_probe_settles_what_it_finds_out(lab: Lab) {
+    let ledger = lab.ledger().await;
+    for text in ["found", "none", "unknown"] {
+        lose(&lab, &ledger, text, OnLost::Probe).await;
+    }
+    let (claim, runs) = probed(&ledger, "found", Finding::TookEffect(done("it was"))).await;
+    assert!(matches!(claim, Claim::Replay(replay) if replay.outcome == done("it was")));
+    assert_eq!(runs, 0);
+    let (claim, runs) = probed(&ledger, "none", Finding::DidNot).await;
+    assert!(matches!(claim, Claim::Acquired(Ran::Completed(outcome)) if outcome == done("run again")));
+    assert_eq!(runs, 1);
+    let (claim, runs) = probed(&ledger, "unknown", Finding::Unknown).await;
+    assert_eq!((claim.word(), runs), ("in_doubt", 0));
+    // Where there is no doubt, nobody asks the probe.
+    let handler = |_| async { Ok(done("first")) };
+    let claim =
+        ledger.run_with_probe(work("new", policy(OnLost::Probe)), handler, |_| async { panic!("it was asked") });
+    assert_eq!(soon(claim).await.unwrap().word(), "acquired");
+    let told = notes(&ledger, row(&ledger, "found").await.id).await.pop().unwrap();
+    assert_eq!((told.event, told.actor.as_str()), (Event::Resolved, "probe"));
+}
+
+/// Of two probes at once one has its way, and nobody is told anything else.
+pub async fn of_two_probes_one_has_its_way(lab: Lab) {
+    let nodes = [lab.ledger().await, lab.ledger().await];
+    for round in 0..5 {
+        let text = format!("k{round}");
+        let id = lose(&lab, &nodes[0], &text, OnLost::Probe).await;
+        let both = Arc::new(Barrier::new(2));
+        let mut probes = tokio::task::JoinSet::new();
+        for (n, node) in nodes.iter().enumerate() {
+            let (node, both, work) = (node.clone(), both.clone(), work(&text, policy(OnLost::Probe)));
+            probes.spawn(async move {
+                let probe = move |_| {
+                    let both = both.clone();
+                    async move {
+                        both.wait().await;
+                        Finding::TookEffect(Outcome::kept(format!("found by {n}")))
+                    }
+                };
+                node.run_with_probe(work, |_| async { panic!("it ran") }, probe).await.unwrap()
+            });
+        }
+        let stored = |op: semel::Operation| op.outcome.unwrap();
+        let answers = soon(probes.join_all()).await;
+        let outcome = stored(row(&nodes[0], &text).await);
+        for claim in answers {
+            assert!(matches!(&claim, Claim::Replay(replay) if replay.outcome == outcome), "{}", claim.word());
+        }
+        let resolved = story(&nodes[0], id).await.into_iter().filter(|event| *event == Event::Resolved);
+        assert_eq!(resolved.count(), 1);
+    }
+}
+
+/// What a probe found out about one run is not held against another that began meanwhile.
+pub async fn a_finding_about_an_older_run_is_dropped(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let id = lose(&lab, &ledger, "k", OnLost::Probe).await;
+    let other = ledger.clone();
+    let probe = move |_| {
+        let ledger = other.clone();
+        async move {
+            // While the probe looks, a person has it run again, and it is.
+            assert_eq!(decide(&ledger, id, resolve(Verdict::Retry)).await.answer, Answer::Resolved);
+            drop(acquire(&ledger, work("k", policy(OnLost::Probe))).await);
+            Finding::TookEffect(done("of the older run"))
+        }
+    };
+    let claim = ledger.run_with_probe(work("k", policy(OnLost::Probe)), |_| async { panic!("it ran") }, probe);
+    assert_eq!(soon(claim).await.unwrap().word(), "in_flight");
+    assert_eq!(row(&ledger, "k").await.state, State::Processing);
+}
+
+/// A payload that kills its process again and again is slowed down, then parked, until a person
+/// has it run again.
+pub async fn a_crash_loop_is_slowed_down_and_parked(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let backoff = Backoff { first: secs(10), cap: secs(1000) };
+    let policy = Policy { max_crashes: 3, backoff, max_attempts: Some(1), ..Policy::default() };
+    let mut id = 0;
+    for crash in 0..3_u32 {
+        let lease = acquire(&ledger, work("k", policy.clone())).await;
+        id = lease.operation().id;
+        assert_eq!((lease.operation().crashes, lease.operation().attempt()), (crash, crash + 1));
+        lab.pass(policy.lease);
+        ledger.sweep().await.unwrap();
+        let op = row(&ledger, "k").await;
+        assert_eq!((op.state, op.crashes, op.failures), (State::TimedOut, crash + 1, 0));
+        if crash == 1 {
+            assert_eq!(ask(&ledger, work("k", policy.clone())).await, "not_yet");
+        }
+        lab.pass(secs(20));
+    }
+    assert!(row(&ledger, "k").await.parked);
+    for _ in 0..2 {
+        assert_eq!(ask(&ledger, work("k", policy.clone())).await, "exhausted");
+        lab.pass(secs(3600));
+    }
+    assert_eq!(decide(&ledger, id, resolve(Verdict::Retry)).await.answer, Answer::Resolved);
+    assert_eq!(acquire(&ledger, work("k", policy)).await.operation().attempt(), 1, "its counts start again");
+}
+
+/// A person can say that it took effect, that it did not, or that it should run again: of doubt
+/// and of what has failed or timed out.
+pub async fn a_person_settles_what_nobody_runs(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let lost = [("held", OnLost::Hold), ("timed out", OnLost::Rerun)];
+    let verdicts = [("yes", Verdict::Completed(done("by hand"))), ("no", Verdict::Failed), ("again", Verdict::Retry)];
+    for (how, on_lost) in lost {
+        for (said, verdict) in verdicts.clone() {
+            let text = format!("{how} {said}");
+            let id = lose(&lab, &ledger, &text, on_lost).await;
+            let applied = decide(&ledger, id, resolve(verdict)).await;
+            assert_eq!(applied.answer, Answer::Resolved);
+            let told = notes(&ledger, id).await.pop().unwrap();
+            assert_eq!((told.event, told.actor.as_str()), (Event::Resolved, "ann"));
+            assert!(told.detail.ends_with(": because"), "{}", told.detail);
+            // What a person decided stays until a person purges it, whatever the retention was.
+            if said != "again" {
+                lab.pass(Policy::default().retention.unwrap() * 100);
+                ledger.sweep().await.unwrap();
+            }
+            let word = match said {
+                "yes" => "replay",
+                "no" => "exhausted",
+                _ => "acquired",
+            };
+            assert_eq!(ask(&ledger, work(&text, policy(on_lost))).await, word, "{text}");
+        }
+    }
+    assert_eq!(row(&ledger, "held yes").await.outcome, Some(done("by hand")));
+}
+
+/// What does not fit the state is not carried out, and the answer says why: nobody decides over a
+/// live lease, or about what took effect.
+pub async fn a_decision_that_does_not_fit_is_not_carried_out(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let completed = acquire(&ledger, work("completed", Policy::default())).await;
+    let completed_id = completed.operation().id;
+    assert_eq!(completed.complete(done("")).await.unwrap(), SETTLED);
+    let running = acquire(&ledger, work("running", Policy::default())).await;
+    let running_id = running.operation().id;
+    let before = [row(&ledger, "completed").await, row(&ledger, "running").await];
+    for verdict in [Verdict::Completed(done("no")), Verdict::Failed, Verdict::Retry] {
+        for (id, why) in [(completed_id, NotNow::Completed), (running_id, NotNow::Running), (-1, NotNow::Absent)] {
+            assert_eq!(decide(&ledger, id, resolve(verdict.clone())).await.answer, Answer::NotNow(why));
+        }
+    }
+    assert_eq!(decide(&ledger, running_id, Decision::Purge).await.answer, Answer::NotNow(NotNow::Running));
+    assert_eq!(decide(&ledger, -1, Decision::Purge).await.answer, Answer::NotNow(NotNow::Absent));
+    assert_eq!([row(&ledger, "completed").await, row(&ledger, "running").await], before);
+    let doubted = lose(&lab, &ledger, "doubted", OnLost::Hold).await;
+    let expected = Some(ledger.store().by_id("acme", doubted).await.unwrap().unwrap().fence);
+    assert_eq!(ask(&ledger, work("doubted", policy(OnLost::Hold))).await, "in_doubt");
+    let moved_on = decide(&ledger, doubted, Decision::Resolve { verdict: Verdict::Failed, expected }).await;
+    assert_eq!(moved_on.answer, Answer::NotNow(NotNow::MovedOn), "the lapse gave it another fence");
+    // Purging is for everything but a live lease.
+    assert_eq!(decide(&ledger, completed_id, Decision::Purge).await.answer, Answer::Purged);
+    assert_eq!(ask(&ledger, work("completed", Policy::default())).await, "acquired");
+}

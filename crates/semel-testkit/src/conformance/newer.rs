@@ -1,0 +1,193 @@
+//! Supersede-if-newer: of several versions under one key, the newest has the last word.
+
+use std::time::Duration;
+
+use semel::{
+    Backoff, Claim, OnLost, OnMismatch, Policy, Settled, State, Store as _, Verdict, Work,
+    journal::Event,
+    machine::{Answer, Write},
+    store::{Decision, LeaseWrite},
+};
+
+use super::tools::*;
+use crate::{Lab, work_with};
+
+fn policy() -> Policy {
+    Policy { on_mismatch: OnMismatch::SupersedeIfNewer, backoff: Backoff::NONE, ..Policy::default() }
+}
+
+/// Version `n` of the data under a key, told apart by its payload and its order.
+fn version(text: &str, n: i64) -> Work {
+    work_with(text, &format!("v{n}"), policy()).order(n).payload(format!("v{n}"))
+}
+
+/// The same payload text without an order.
+fn unordered(text: &str, payload: &str) -> Work {
+    work_with(text, payload, policy()).payload(payload.to_owned())
+}
+
+async fn payload(node: &Node, text: &str) -> String {
+    String::from_utf8(row(node, text).await.payload.unwrap().to_vec()).unwrap()
+}
+
+const SUPERSEDED: Settled = Settled::Yes { successor: true };
+
+/// Newer data runs at once where the older has completed, failed, or has no attempts left, as if
+/// it had just arrived; equal, older and unordered data is a mismatch.
+pub async fn only_newer_data_supersedes(lab: Lab) {
+    let ledger = lab.ledger().await;
+    for text in ["completed", "failed", "exhausted"] {
+        let lease = acquire(&ledger, version(text, 5)).await;
+        match text {
+            "completed" => assert_eq!(lease.complete(done("v5")).await.unwrap(), SETTLED),
+            "failed" => assert_eq!(lease.fail(failure("no")).await.unwrap(), SETTLED),
+            _ => {
+                let failure = semel::Failure { error: "no way".into(), retry: semel::Retry::Never };
+                assert_eq!(lease.fail(failure).await.unwrap(), SETTLED);
+            }
+        }
+        let before = row(&ledger, text).await;
+        for refused in [version(text, 4), work_with(text, "other", policy()).order(5), unordered(text, "v9")] {
+            assert_eq!(ask(&ledger, refused).await, "mismatch", "{text}");
+        }
+        assert_eq!(row(&ledger, text).await, before);
+        let lease = acquire(&ledger, version(text, 6)).await;
+        let op = lease.operation();
+        assert_eq!((op.id, op.attempt(), op.order, op.payload.as_deref()), (before.id, 1, Some(6), Some(&b"v6"[..])));
+        assert_eq!(lease.complete(done("v6")).await.unwrap(), SETTLED);
+        assert_eq!(ask(&ledger, version(text, 5)).await, "mismatch");
+        assert_eq!(ask(&ledger, version(text, 6)).await, "replay");
+    }
+    // The same payload is the same data, whatever number it comes with; and what has no number
+    // cannot be superseded.
+    assert_eq!(ask(&ledger, work_with("completed", "v6", policy()).order(99)).await, "replay");
+    assert_eq!(acquire(&ledger, unordered("none", "v0")).await.complete(done("")).await.unwrap(), SETTLED);
+    assert_eq!(ask(&ledger, version("none", 7)).await, "mismatch");
+}
+
+/// Newer data that arrives while the older runs is kept, and only still newer data takes its place.
+pub async fn newer_data_waits_for_the_run_and_only_newer_replaces_it(lab: Lab) {
+    let (a, b) = (lab.ledger().await, lab.ledger().await);
+    let lease = acquire(&a, version("k", 5)).await;
+    let kept = async |n: i64| match b.claim(version("k", n)).await.unwrap() {
+        Claim::InFlight(there) => there.kept,
+        Claim::Mismatch(_) => false,
+        other => panic!("{n}: {}", other.word()),
+    };
+    assert!(!kept(4).await && !kept(5).await, "the running data itself does not wait");
+    assert!(kept(6).await, "newer than what runs");
+    assert!(kept(6).await, "the very data that waits");
+    assert!(kept(8).await, "newer than what waits");
+    assert!(!kept(6).await && !kept(7).await, "older than what waits");
+    assert!(kept(8).await);
+    assert_eq!(payload(&b, "k").await, "v5", "the running data is untouched");
+    assert_eq!(lease.complete(done("v5")).await.unwrap(), SUPERSEDED);
+    let waiting = row(&b, "k").await;
+    assert_eq!((waiting.state, waiting.order, waiting.outcome), (State::Pending, Some(8), None));
+    assert_eq!(payload(&b, "k").await, "v8");
+    assert_eq!(ask(&b, version("k", 5)).await, "mismatch");
+    // Whoever claims it, with the data or newer data, runs.
+    let lease = acquire(&b, version("k", 8)).await;
+    assert_eq!(lease.complete(done("v8")).await.unwrap(), SETTLED);
+    assert_eq!(story(&a, waiting.id).await, [Event::Superseded, Event::TakenOver]);
+    assert_eq!(counted(&a, State::Completed).await, 1);
+}
+
+/// However the older run ends, the newer data has its turn: after a failure without its backoff,
+/// after a release, after a lapse, and by the sweep too.
+pub async fn however_the_run_ends_newer_data_has_its_turn(lab: Lab) {
+    let (a, b) = (lab.ledger().await, lab.ledger().await);
+    for how in ["fail", "release", "lapse", "sweep"] {
+        let lease = acquire(&a, version(how, 1)).await;
+        assert_eq!(ask(&b, version(how, 2)).await, "in_flight");
+        match how {
+            "fail" => {
+                let failure = semel::Failure { error: "no".into(), retry: semel::Retry::After(secs(1000)) };
+                assert_eq!(lease.fail(failure).await.unwrap(), SUPERSEDED);
+            }
+            "release" => assert_eq!(lease.release(secs(1000)).await.unwrap(), SUPERSEDED),
+            _ => lab.pass(policy().lease),
+        }
+        if how == "sweep" {
+            assert_eq!(b.sweep().await.unwrap().lapsed, 1);
+            assert_eq!(row(&b, how).await.state, State::Pending);
+        }
+        let lease = acquire(&b, version(how, 2)).await;
+        assert_eq!((lease.operation().attempt(), lease.operation().order), (1, Some(2)), "{how}");
+        assert_eq!(lease.complete(done("v2")).await.unwrap(), SETTLED, "{how}");
+        assert_eq!(row(&b, how).await.successor, None);
+    }
+}
+
+/// While the older is in doubt, newer data waits until that is resolved: the older may have taken
+/// effect.
+pub async fn newer_data_waits_while_the_older_is_in_doubt(lab: Lab) {
+    let ledger = lab.ledger().await;
+    for (text, verdict) in
+        [("completed", Verdict::Completed(done("v1"))), ("failed", Verdict::Failed), ("retry", Verdict::Retry)]
+    {
+        assert_eq!(acquire(&ledger, version(text, 1)).await.doubt("cut off").await.unwrap(), SETTLED);
+        let Claim::InDoubt(op) = ledger.claim(version(text, 2)).await.unwrap() else { panic!() };
+        assert_eq!(op.successor.unwrap().order, 2);
+        assert_eq!(ask(&ledger, version(text, 1)).await, "in_doubt");
+        assert_eq!(ask(&ledger, version(text, 0)).await, "mismatch");
+        let resolve = Decision::Resolve { verdict, expected: None };
+        assert_eq!(decide(&ledger, op.id, resolve).await.answer, Answer::Resolved);
+        assert_eq!(payload(&ledger, text).await, "v2");
+        assert_eq!(acquire(&ledger, version(text, 2)).await.complete(done("v2")).await.unwrap(), SETTLED);
+    }
+    // A lost lease that is held behaves in the same way.
+    let held = |n: i64| version("held", n).policy(Policy { on_lost: OnLost::Hold, ..policy() });
+    drop(acquire(&ledger, held(1)).await);
+    lab.pass(policy().lease);
+    assert_eq!(ask(&ledger, held(2)).await, "in_doubt");
+    assert_eq!(row(&ledger, "held").await.successor.unwrap().order, 2);
+}
+
+/// The owner of the older data, woken late, does not touch the newer; and its settle, sent twice,
+/// is answered twice in the same way.
+pub async fn a_late_owner_of_older_data_does_not_touch_the_newer(lab: Lab) {
+    let (a, b) = (lab.ledger().await, lab.ledger().await);
+    for nth in 0..WRITES {
+        let text = format!("k{nth}");
+        let zombie = acquire(&a, version(&text, 1)).await;
+        assert_eq!(ask(&b, version(&text, 2)).await, "in_flight");
+        lab.pass(policy().lease);
+        let owner = acquire(&b, version(&text, 2)).await;
+        lab.pass(secs(1));
+        let before = row(&b, &text).await;
+        assert!(!write_nth(zombie, nth).await, "write {nth}");
+        assert_eq!(row(&b, &text).await, before);
+        assert_eq!(owner.complete(done("v2")).await.unwrap(), SETTLED);
+    }
+    for write in [Write::Complete(done("v1")), Write::Fail(failure("no")), Write::Release { delay: Duration::ZERO }] {
+        let text = format!("{write:?}");
+        let lease = acquire(&a, version(&text, 1)).await;
+        assert_eq!(ask(&b, version(&text, 2)).await, "in_flight");
+        let write = LeaseWrite { id: lease.operation().id, fence: lease.fence(), write };
+        for _ in 0..2 {
+            let answer = a.store().write(vec![write.clone()]).await.unwrap().remove(0).answer;
+            assert_eq!(answer, Answer::Settled { successor: true }, "{text}");
+        }
+        assert_eq!(row(&b, &text).await.order, Some(2));
+    }
+}
+
+/// Under replay, another payload gets what the first one got, and is told so; where nothing took
+/// effect yet, it is as good as the first.
+pub async fn another_payload_is_replayed_where_the_policy_says_so(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let policy = Policy { on_mismatch: OnMismatch::Replay, backoff: Backoff::NONE, ..Policy::default() };
+    let lease = acquire(&ledger, work_with("k", "one", policy.clone()).payload("one")).await;
+    assert_eq!(ask(&ledger, work_with("k", "two", policy.clone())).await, "in_flight");
+    assert_eq!(lease.fail(failure("no")).await.unwrap(), SETTLED);
+    let lease = acquire(&ledger, work_with("k", "two", policy.clone()).payload("two")).await;
+    assert_eq!(lease.operation().payload.as_deref(), Some(&b"two"[..]));
+    assert_eq!(lease.complete(done("of two")).await.unwrap(), SETTLED);
+    for (payload, mismatch) in [("two", false), ("one", true), ("three", true)] {
+        let Claim::Replay(replay) = ledger.claim(work_with("k", payload, policy.clone())).await.unwrap() else {
+            panic!()
+        };
+        assert_eq!((replay.outcome, replay.mismatch), (done("of two"), mismatch), "{payload}");
+    }
+}

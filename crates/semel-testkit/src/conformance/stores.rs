@@ -1,0 +1,175 @@
+//! The stores themselves: what they refuse, what a person can read in them, how they open.
+
+use std::time::Duration;
+
+use semel::{Error, Policy, State, Store as _};
+use semel_store::{Clock, Database, Settings};
+
+use super::tools::*;
+use crate::{Kind, Lab, work};
+
+/// Nonsense is refused by the tables themselves, whoever writes it.
+pub async fn the_tables_refuse_nonsense(lab: Lab) {
+    let ledger = lab.ledger().await;
+    for text in ["completed", "failed", "doubted", "running"] {
+        let lease = acquire(&ledger, work(text, Policy::default())).await;
+        match text {
+            "completed" => assert_eq!(lease.complete(done("x")).await.unwrap(), SETTLED),
+            "failed" => assert_eq!(lease.fail(failure("no")).await.unwrap(), SETTLED),
+            "doubted" => assert_eq!(lease.doubt("?").await.unwrap(), SETTLED),
+            _ => drop(lease),
+        }
+    }
+    let nonsense = [
+        ("a completed one without an outcome", "outcome = NULL, outcome_kept = NULL WHERE state = 'completed'"),
+        ("an outcome of which nobody knows whether it is whole", "outcome_kept = NULL WHERE state = 'completed'"),
+        ("a completed one that was never settled", "settled_at = NULL, expires_at = NULL WHERE state = 'completed'"),
+        ("an outcome of a failed one", "outcome = fingerprint, outcome_kept = (1 = 1) WHERE state = 'failed'"),
+        ("completed without an outcome", "state = 'completed' WHERE state = 'failed'"),
+        ("doubt that expires", "expires_at = 1 WHERE state = 'in_doubt'"),
+        ("doubt without a time", "settled_at = NULL WHERE state = 'in_doubt'"),
+        ("a running one that has settled", "settled_at = 1 WHERE state = 'processing'"),
+        ("a running one that expires", "expires_at = 1 WHERE state = 'processing'"),
+        ("an unknown state", "state = 'done' WHERE state = 'failed'"),
+        ("no state", "state = NULL WHERE state = 'failed'"),
+        ("an empty key", "key = '' WHERE state = 'failed'"),
+        ("a fence that went back", "fence = id - 1 WHERE state = 'failed'"),
+        ("fewer than no failures", "failures = -1 WHERE state = 'failed'"),
+        ("two with one key", "key = 'completed' WHERE state = 'failed'"),
+    ];
+    for (what, sql) in nonsense {
+        let refused = lab.execute(&format!("UPDATE semel_operations SET {sql}")).await;
+        assert!(matches!(refused, Err(sqlx::Error::Database(_))), "{what} was accepted: {refused:?}");
+    }
+    let long = format!("UPDATE semel_operations SET key = '{}' WHERE state = 'failed'", "é".repeat(128));
+    assert!(lab.execute(&long).await.is_err(), "a key of 256 bytes was accepted");
+    assert!(lab.execute("UPDATE semel_leases SET deadline = run_until + 1").await.is_err(), "a lease past its run");
+    assert!(lab.execute("UPDATE semel_backlog SET state = 'completed'").await.is_err(), "a backlog of what is done");
+    assert!(lab.execute("INSERT INTO semel_repeats VALUES (1, 'other', '{}')").await.is_err(), "an unknown repeat");
+    // The statements are right but for the nonsense: one that makes sense is accepted.
+    assert_eq!(
+        lab.execute("UPDATE semel_operations SET failures = 2, expires_at = 1 WHERE state = 'failed'").await.unwrap(),
+        1
+    );
+}
+
+/// A person at the database's prompt can read times and payloads.
+pub async fn a_person_can_read_the_rows(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let lease = acquire(&ledger, work("k", Policy::default()).payload(r#"{"amount": 5}"#)).await;
+    let see = async |column: &str| {
+        let sql = format!("SELECT CAST({column} AS TEXT) FROM semel_operations_readable WHERE key = 'k'");
+        lab.texts(&sql).await.remove(0)
+    };
+    assert_eq!(see("payload").await, r#"{"amount": 5}"#);
+    // The test's clock began at 2020-09-13 12:26:40 UTC.
+    assert!(see("created_at").await.starts_with("2020-09-13"), "{}", see("created_at").await);
+    assert!(see("created_at").await.contains("12:26:40"));
+    assert!(see("lease_ends_at").await.contains("12:27:10"));
+    lab.pass(Duration::from_micros(1_500_000));
+    assert_eq!(lease.checkpoint("row 7").await.unwrap(), semel::Held::Yes);
+    assert_eq!(see("checkpoint").await, "row 7");
+    assert_eq!(lease.complete(done("thanks")).await.unwrap(), SETTLED);
+    assert_eq!(see("outcome").await, "thanks");
+    assert!(see("settled_at").await.contains("12:26:41.5"), "{}", see("settled_at").await);
+    assert_eq!(acquire(&ledger, work("f", Policy::default())).await.fail(failure("no luck")).await.unwrap(), SETTLED);
+    assert_eq!(lab.texts("SELECT error FROM semel_operations_readable WHERE state = 'failed'").await, ["no luck"]);
+    assert_eq!(lab.number("SELECT count(*) FROM semel_operations_readable").await, 2);
+}
+
+/// Many nodes that open a fresh database together migrate it once, and all of them can work.
+pub async fn nodes_that_start_together_migrate_once(lab: Lab) {
+    let mut nodes = tokio::task::JoinSet::new();
+    for n in 0..8 {
+        let (url, settings) = (lab.url.clone(), lab.settings());
+        nodes.spawn(async move {
+            let store = Database::open(&url, settings).await.unwrap();
+            let ledger = semel::Ledger::new(store, semel::Options::default()).unwrap();
+            ask(&ledger, work(&format!("k{}", n % 2), Policy::default())).await
+        });
+    }
+    let words = soon(nodes.join_all()).await;
+    assert_eq!(words.iter().filter(|word| **word == "acquired").count(), 2);
+    let migrations = lab.number("SELECT count(*) FROM semel_migrations").await;
+    assert_eq!(migrations, lab.number("SELECT count(DISTINCT version) FROM semel_migrations WHERE success").await);
+    drop(lab.open().await);
+    assert_eq!(lab.number("SELECT count(*) FROM semel_migrations").await, migrations, "opening again migrates nothing");
+}
+
+/// What is stored is there for the next process: a database can be closed and opened again.
+pub async fn a_database_can_be_opened_again(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let mut last = semel::Fence(0);
+    for n in 0..3 {
+        let ledger = lab.ledger().await;
+        let lease = acquire(&ledger, work(&format!("k{n}"), Policy::default()).payload("data")).await;
+        assert!(lease.fence() > last, "fences go on where they were");
+        last = lease.fence();
+        assert_eq!(lease.complete(done("outcome")).await.unwrap(), SETTLED);
+        ledger.stop(Duration::ZERO).await;
+    }
+    for n in 0..3 {
+        let op = row(&ledger, &format!("k{n}")).await;
+        assert_eq!(
+            (op.state, op.outcome, op.payload.as_deref()),
+            (State::Completed, Some(done("outcome")), Some(&b"data"[..]))
+        );
+    }
+}
+
+/// A URL that cannot work is refused with the reason, at once.
+pub async fn a_wrong_url_is_refused_with_the_reason(lab: Lab) {
+    let refused = async |url: &str| {
+        let opened = soon(Database::open(url, Settings::default())).await;
+        opened.err().unwrap_or_else(|| panic!("{url} was accepted"))
+    };
+    for url in ["", "ledger.db", "mysql://localhost/x", "sqlite", "SQLITE:x.db", "/tmp/x.db"] {
+        let error = refused(url).await;
+        assert!(matches!(&error, Error::Invalid(why) if why.contains("sqlite:PATH")), "{url}: {error}");
+    }
+    match lab.kind() {
+        Kind::Sqlite => {
+            for url in ["sqlite::memory:", "sqlite:", "sqlite://", "sqlite:file.db?mode=memory"] {
+                let error = refused(url).await;
+                assert!(matches!(&error, Error::Invalid(why) if why.contains("would forget")), "{url}: {error}");
+            }
+            let missing = lab.url.replace("ledger.db", "no/such/folder/ledger.db");
+            let error = refused(&missing).await;
+            assert!(error.to_string().contains("no/such/folder/ledger.db"), "{error}");
+            assert!(error.to_string().contains("unable to open"), "{error}");
+        }
+        Kind::Postgres => {
+            let error = refused("postgres://localhost:notaport/x").await;
+            assert!(matches!(error, Error::Invalid(_)), "{error}");
+            // Nobody listens on port 1.
+            let error = refused("postgres://semel@127.0.0.1:1/semel").await;
+            assert!(matches!(error, Error::Unavailable(_)), "{error}");
+            let error = refused(&lab.url.replace("/semel?", "/no_such_database?")).await;
+            assert!(error.to_string().contains("no_such_database"), "{error}");
+        }
+    }
+}
+
+/// A clock that is set back does not bring back a lease that has lapsed, nor what has expired.
+/// (PostgreSQL's clock is the server's own; SQLite's is the host's, held by a stored mark.)
+pub async fn a_clock_that_is_set_back_revives_nothing(lab: Lab) {
+    if lab.kind() == Kind::Postgres {
+        return;
+    }
+    let ledger = lab.ledger().await;
+    let zombie = acquire(&ledger, work("k", Policy::default())).await;
+    lab.pass(Policy::default().lease);
+    assert_eq!(ask(&ledger, work("other", Policy::default())).await, "acquired", "a write that sees the time");
+    lab.clock.set(Lab::START);
+    assert_eq!(ledger.store().now().await.unwrap(), Lab::START + Policy::default().lease);
+    let mut zombie = zombie;
+    assert_eq!(zombie.renew().await.unwrap(), semel::Held::LeaseLost);
+    // Another process, whose clock was never right, sees it too.
+    let settings = Settings { clock: Clock::manual(semel::Timestamp::from_micros(0)), ..Settings::default() };
+    let behind = Database::open(&lab.url, settings).await.unwrap();
+    assert_eq!(behind.now().await.unwrap(), Lab::START + Policy::default().lease);
+    let behind = semel::Ledger::new(behind, semel::Options::default()).unwrap();
+    let owner = acquire(&behind, work("k", Policy::default())).await;
+    assert_eq!(owner.operation().attempt(), 2);
+    assert!(owner.operation().created_at <= owner.operation().claimed_at);
+}

@@ -1,0 +1,225 @@
+//! The sweep: orphans, expiry, the archive.
+
+use std::time::Duration;
+
+use semel::{
+    Claim, OnLost, Outcome, Policy, Settled, State, Store as _,
+    journal::Event,
+    look::{Filter, Page},
+    store::Swept,
+};
+
+use super::tools::*;
+use crate::{Lab, scope, work};
+
+/// A lapsed lease is ended as the claim that got it would have wanted, whoever sweeps; one that is
+/// alive, renewed or just begun is never touched.
+pub async fn orphans_end_by_their_own_terms(lab: Lab) {
+    let (a, b) = (lab.ledger().await, lab.ledger().await);
+    let cases = [("rerun", OnLost::Rerun), ("hold", OnLost::Hold), ("probe", OnLost::Probe)];
+    for (text, on_lost) in cases {
+        drop(acquire(&a, work(text, Policy { on_lost, ..Policy::default() })).await);
+    }
+    let mut renewed = acquire(&a, work("renewed", Policy::default())).await;
+    lab.pass(Policy::default().lease - TICK);
+    assert_eq!(renewed.renew().await.unwrap(), semel::Held::Yes);
+    let live = acquire(&a, work("just begun", Policy::default())).await;
+    assert_eq!(b.sweep().await.unwrap().lapsed, 0, "nothing has lapsed yet");
+    lab.pass(TICK);
+    assert_eq!(b.sweep().await.unwrap().lapsed, 3);
+    for (text, on_lost) in cases {
+        let op = row(&a, text).await;
+        assert_eq!(op.state, if on_lost.doubts() { State::InDoubt } else { State::TimedOut }, "{text}");
+        assert_eq!((op.crashes, op.lease, op.settled_at), (1, None, Some(Lab::START + Policy::default().lease)));
+    }
+    assert_eq!(b.sweep().await.unwrap().lapsed, 0, "once is enough");
+    assert_eq!(live.complete(done("")).await.unwrap(), SETTLED);
+    assert_eq!(renewed.complete(done("")).await.unwrap(), SETTLED);
+}
+
+/// What has expired goes with everything that belongs to it; what is in doubt, pending or running
+/// never does.
+pub async fn expiry_removes_everything_of_an_operation(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let policy = Policy { retention: Some(secs(60)), tombstone: Some(secs(50)), ..Policy::default() };
+    for text in ["failed", "completed", "pending", "doubted"] {
+        let lease = acquire(&ledger, work(text, policy.clone()).payload(text)).await;
+        assert_eq!(ask(&ledger, work(text, policy.clone())).await, "in_flight");
+        match text {
+            "failed" => assert_eq!(lease.fail(failure("no")).await.unwrap(), SETTLED),
+            "completed" => assert_eq!(lease.complete(done("")).await.unwrap(), SETTLED),
+            "pending" => assert_eq!(lease.release(Duration::ZERO).await.unwrap(), SETTLED),
+            _ => assert_eq!(lease.doubt("?").await.unwrap(), SETTLED),
+        }
+    }
+    ledger.flush().await;
+    let tables = ["operations", "backlog", "journal", "repeats", "archive", "leases", "successors"];
+    let count = async || {
+        let mut counts = Vec::new();
+        for table in tables {
+            counts.push(lab.number(&format!("SELECT count(*) FROM semel_{table}")).await);
+        }
+        counts
+    };
+    lab.pass(secs(50));
+    assert_eq!(ledger.sweep().await.unwrap().archived, 1);
+    assert_eq!(count().await, [4, 3, 4, 4, 1, 0, 0], "before");
+    lab.pass(secs(10) - TICK);
+    assert_eq!(ledger.sweep().await.unwrap().expired, 0);
+    lab.pass(TICK);
+    assert_eq!(ledger.sweep().await.unwrap().expired, 2);
+    assert_eq!(count().await, [2, 2, 2, 2, 0, 0, 0], "the failed and the completed one are gone, the others whole");
+    lab.pass(secs(10 * 365 * 24 * 3600));
+    ledger.sweep().await.unwrap();
+    assert_eq!(
+        (row(&ledger, "pending").await.state, row(&ledger, "doubted").await.state),
+        (State::Pending, State::InDoubt)
+    );
+    assert_eq!(counted(&ledger, State::Completed).await + counted(&ledger, State::Failed).await, 0);
+}
+
+/// Archiving moves the data away and keeps the key taken: a replay says that the outcome is not
+/// kept, and whoever looks the operation up finds its data.
+pub async fn an_archived_operation_keeps_its_key_taken(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let policy = Policy { retention: None, tombstone: Some(secs(90)), ..Policy::default() };
+    let lease = acquire(&ledger, work("k", policy.clone()).payload("data")).await;
+    let id = lease.operation().id;
+    assert_eq!(lease.complete(done("outcome")).await.unwrap(), SETTLED);
+    lab.pass(secs(90) - TICK);
+    assert_eq!(ledger.sweep().await.unwrap().archived, 0);
+    lab.pass(TICK);
+    assert_eq!(ledger.sweep().await.unwrap().archived, 1);
+    assert_eq!(ledger.sweep().await.unwrap().archived, 0, "once");
+    for _ in 0..2 {
+        let Claim::Replay(replay) = ledger.claim(work("k", policy.clone())).await.unwrap() else { panic!() };
+        assert_eq!((replay.outcome, replay.operation.id), (Outcome::not_kept(""), id));
+        lab.pass(secs(100 * 365 * 24 * 3600));
+        ledger.sweep().await.unwrap();
+    }
+    let by_id = ledger.store().by_id("acme", id).await.unwrap().unwrap();
+    assert_eq!(by_id, row(&ledger, "k").await);
+    assert_eq!(
+        (by_id.archived, by_id.outcome, by_id.payload.as_deref()),
+        (true, Some(done("outcome")), Some(&b"data"[..]))
+    );
+    assert_eq!(story(&ledger, id).await, [Event::Archived]);
+    assert_eq!(counted(&ledger, State::Completed).await, 1, "it has still completed");
+    // Purging, asked for by name, frees it.
+    decide(&ledger, id, semel::store::Decision::Purge).await;
+    assert_eq!(lab.number("SELECT count(*) FROM semel_archive").await, 0);
+    assert_eq!(ask(&ledger, work("k", policy)).await, "acquired");
+}
+
+/// A round does no more than it is asked to, and says whether there is more.
+pub async fn a_round_is_bounded(lab: Lab) {
+    let ledger = lab.ledger().await;
+    for n in 0..25 {
+        drop(acquire(&ledger, work(&format!("k{n:02}"), Policy::default())).await);
+    }
+    lab.pass(Policy::default().lease);
+    let mut total = Swept::default();
+    let mut rounds = 0;
+    loop {
+        let swept = ledger.store().sweep(10).await.unwrap();
+        assert!(swept.lapsed <= 10 && swept.folded <= 10 && swept.expired <= 10, "{swept:?}");
+        total += swept;
+        rounds += 1;
+        if !swept.more {
+            break;
+        }
+    }
+    assert_eq!((total.lapsed, rounds), (25, 3));
+    assert_eq!(total.folded, 28, "25 claims, and the lapses of three rounds");
+    assert_eq!(ledger.store().sweep(10).await.unwrap(), Swept::default());
+}
+
+/// Eight nodes that sweep at once do each thing once, and do not disturb one another.
+pub async fn many_sweepers_do_each_thing_once(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let store = ledger.store();
+    let expiring = Policy { retention: Some(secs(60)), ..Policy::default() };
+    let archived = Policy { tombstone: Some(secs(60)), retention: None, ..Policy::default() };
+    let mut writes = Vec::new();
+    for (sort, policy) in [("expiring", expiring), ("archived", archived), ("orphan", Policy::default())] {
+        let asked = (0..100).map(|n| crate::request(&format!("{sort} {n}"), b"", policy.clone()).into()).collect();
+        for applied in store.claim(asked).await.unwrap() {
+            let op = applied.operation.unwrap();
+            if sort != "orphan" {
+                let write = semel::machine::Write::Complete(done(""));
+                writes.push(semel::store::LeaseWrite { id: op.id, fence: op.fence, write });
+            }
+        }
+    }
+    store.write(writes).await.unwrap();
+    lab.pass(secs(60));
+    let mut sweepers = tokio::task::JoinSet::new();
+    for _ in 0..8 {
+        let store = lab.open().await;
+        sweepers.spawn(async move {
+            let mut total = Swept::default();
+            for _ in 0..8 {
+                total += store.sweep(40).await.unwrap();
+            }
+            total
+        });
+    }
+    let mut total = Swept::default();
+    for swept in soon(sweepers.join_all()).await {
+        total += swept;
+    }
+    // Rows that were locked by one may have been left by all: the next round has them.
+    total += ledger.sweep().await.unwrap();
+    assert_eq!((total.lapsed, total.expired, total.archived), (100, 100, 100));
+    assert_eq!(lab.number("SELECT count(*) FROM semel_deltas").await, 0);
+    assert_eq!(lab.number("SELECT count(*) FROM semel_journal WHERE event = 'timed_out'").await, 100);
+    assert_eq!(lab.number("SELECT count(*) FROM semel_archive").await, 100);
+    assert_eq!((counted(&ledger, State::TimedOut).await, counted(&ledger, State::Completed).await), (100, 100));
+    assert_eq!(counted(&ledger, State::Processing).await, 0);
+}
+
+/// A completion that races the sweep of its lapsed lease: one of them wins, and both know which.
+pub async fn a_completion_and_the_sweep_agree_who_came_first(lab: Lab) {
+    let (a, b) = (lab.ledger().await, lab.ledger().await);
+    let mut leases = Vec::new();
+    for n in 0..60 {
+        leases.push(acquire(&a, work(&format!("k{n:02}"), Policy::default())).await);
+    }
+    lab.pass(Policy::default().lease);
+    let mut late = tokio::task::JoinSet::new();
+    for lease in leases {
+        late.spawn(async move {
+            let text = lease.operation().key.as_str().to_owned();
+            (text, lease.complete(done("late")).await.unwrap())
+        });
+    }
+    let mut lapsed = 0;
+    // Small rounds, so that both get their turns.
+    for _ in 0..30 {
+        lapsed += b.store().sweep(3).await.unwrap().lapsed;
+    }
+    let mut completed = 0;
+    for (text, settled) in soon(late.join_all()).await {
+        let state = row(&a, &text).await.state;
+        match settled {
+            Settled::Yes { .. } => assert_eq!(state, State::Completed),
+            Settled::LeaseLost => assert_eq!(state, State::TimedOut),
+        }
+        completed += u64::from(state == State::Completed);
+    }
+    assert_eq!(completed + lapsed, 60);
+    assert_eq!(counted(&a, State::Completed).await, i64::try_from(completed).unwrap());
+    assert_eq!(lab.number("SELECT count(*) FROM semel_leases").await, 0);
+}
+
+/// A ledger that is told to sweep every so often does so by itself, until it stops.
+pub async fn a_ledger_sweeps_by_itself(lab: Lab) {
+    let ledger = lab.ledger().await;
+    drop(acquire(&ledger, work("k", Policy::default())).await);
+    ledger.sweep_every(Duration::from_millis(10));
+    lab.pass(Policy::default().lease);
+    eventually(async || row(&ledger, "k").await.state == State::TimedOut).await;
+    ledger.stop(Duration::ZERO).await;
+    let listed = ledger.store().list(&Filter::scope(&scope()), Page::default()).await.unwrap();
+    assert_eq!(listed.items.len(), 1);
+}

@@ -1,0 +1,171 @@
+//! Waiting for somebody else's run.
+
+use std::time::{Duration, Instant};
+
+use semel::{Backoff, Claim, Ledger, Options, Policy, Settled, State, Store as _};
+use semel_store::{Database, Settings};
+
+use super::tools::*;
+use crate::{Lab, work, work_with};
+
+/// How long after a settle on `owner` a waiter on `waiter` has the outcome: the best of five
+/// rounds, because the machine may be busy with other things.
+async fn delay(owner: &Node, waiter: &Node, name: &str) -> Duration {
+    let mut best = Duration::MAX;
+    for round in 0..5 {
+        let text = format!("{name} {round}");
+        let lease = acquire(owner, work(&text, Policy::default())).await;
+        let waiting = tokio::spawn({
+            let (waiter, text) = (waiter.clone(), text.clone());
+            async move {
+                let claim = waiter.claim_or_wait(work(&text, Policy::default()), secs(15)).await.unwrap();
+                (claim, Instant::now())
+            }
+        });
+        // Long enough for it to ask and to sit down; it may not be done by then.
+        tokio::time::sleep(Duration::from_millis(120)).await;
+        assert!(!waiting.is_finished());
+        assert_eq!(lease.complete(done(&text)).await.unwrap(), SETTLED);
+        let settled = Instant::now();
+        let (claim, woken) = soon(waiting).await.unwrap();
+        assert!(matches!(claim, Claim::Replay(replay) if replay.outcome == done(&text)));
+        best = best.min(woken.saturating_duration_since(settled));
+    }
+    best
+}
+
+/// In the same process a waiter has the outcome at once.
+pub async fn a_waiter_in_the_same_process_is_told_at_once(lab: Lab) {
+    let node = lab.ledger().await;
+    let took = delay(&node, &node, "same").await;
+    println!("same process: {took:?}");
+    assert!(took < Duration::from_millis(20), "{took:?}");
+}
+
+/// From another node a waiter has the outcome within about 100 ms.
+pub async fn a_waiter_on_another_node_is_told_soon(lab: Lab) {
+    let (a, b) = (lab.ledger().await, lab.ledger().await);
+    let took = delay(&a, &b, "other").await;
+    println!("another node: {took:?}");
+    assert!(took < Duration::from_millis(150), "{took:?}");
+}
+
+/// Waiting costs no connection: with a single one for callers, 64 wait and others go on.
+pub async fn waiters_hold_no_connection(lab: Lab) {
+    let settings = Settings { caller_connections: 1, ..lab.settings() };
+    let store = Database::open(&lab.url, settings).await.unwrap();
+    let node = Ledger::new(store, Options::default()).unwrap();
+    let owner = lab.ledger().await;
+    let lease = acquire(&owner, work("k", Policy::default())).await;
+    let mut waiters = tokio::task::JoinSet::new();
+    for _ in 0..64 {
+        let node = node.clone();
+        waiters.spawn(async move { node.claim_or_wait(work("k", Policy::default()), secs(15)).await.unwrap().word() });
+    }
+    for n in 0..20 {
+        let text = format!("other {n}");
+        let other = soon(node.claim(work(&text, Policy::default()))).await.unwrap();
+        assert_eq!(other.word(), "acquired");
+        let looking = soon(node.store().by_id("acme", lease.operation().id)).await.unwrap();
+        assert_eq!(looking.unwrap().state, State::Processing);
+        let tx = soon(node.store().begin(secs(5))).await.unwrap();
+        node.store().roll_back(&tx).await;
+    }
+    assert!(waiters.try_join_next().is_none(), "they wait");
+    assert_eq!(lease.complete(done("")).await.unwrap(), SETTLED);
+    let words = soon(waiters.join_all()).await;
+    assert_eq!(words, ["replay"; 64]);
+}
+
+/// A waiter that runs out of time is told in flight, and has not touched the row.
+pub async fn a_waiter_that_gives_up_touches_nothing(lab: Lab) {
+    let (a, b) = (lab.ledger().await, lab.ledger().await);
+    let lease = acquire(&a, work("k", Policy::default())).await;
+    let before = row(&a, "k").await;
+    for node in [&a, &b] {
+        let claim = soon(node.claim_or_wait(work("k", Policy::default()), Duration::from_millis(80))).await.unwrap();
+        assert_eq!(claim.word(), "in_flight");
+        // One that goes away while it waits does not touch it either.
+        let waiting = node.claim_or_wait(work("k", Policy::default()), secs(15));
+        assert!(tokio::time::timeout(Duration::from_millis(80), waiting).await.is_err());
+    }
+    assert_eq!(row(&a, "k").await, before);
+    assert_eq!(story(&a, before.id).await, []);
+    assert_eq!(lease.complete(done("")).await.unwrap(), SETTLED);
+}
+
+/// Lets a crowd on two nodes wait for one owner, then has `end` end its run. One of the crowd must
+/// get the lease, and when it completes, all others must get its outcome.
+async fn one_is_promoted(lab: &Lab, text: &str, policy: Policy, end: impl AsyncFnOnce(semel::Lease<Database>)) {
+    let nodes = [lab.ledger().await, lab.ledger().await];
+    let lease = acquire(&nodes[0], work(text, policy.clone())).await;
+    let mut waiters = tokio::task::JoinSet::new();
+    for n in 0..16 {
+        let (node, text, policy) = (nodes[n % 2].clone(), text.to_owned(), policy.clone());
+        waiters.spawn(async move {
+            match node.claim_or_wait(work(&text, policy), secs(15)).await.unwrap() {
+                Claim::Acquired(lease) => {
+                    assert_ne!(lease.complete(done(&format!("by {n}"))).await.unwrap(), Settled::LeaseLost);
+                    "promoted".to_owned()
+                }
+                Claim::Replay(replay) => String::from_utf8(replay.outcome.body.to_vec()).unwrap(),
+                other => panic!("{text}: {}", other.word()),
+            }
+        });
+    }
+    tokio::time::sleep(Duration::from_millis(120)).await;
+    assert!(waiters.try_join_next().is_none(), "they wait");
+    end(lease).await;
+    let answers = soon(waiters.join_all()).await;
+    let outcome = String::from_utf8(row(&nodes[0], text).await.outcome.unwrap().body.to_vec()).unwrap();
+    assert_eq!(answers.iter().filter(|answer| *answer == "promoted").count(), 1, "{text}");
+    assert_eq!(answers.iter().filter(|answer| **answer == outcome).count(), 15, "{text}");
+}
+
+/// When the owner fails or gives the lease back, exactly one waiter is promoted.
+pub async fn when_the_owner_gives_up_one_waiter_is_promoted(lab: Lab) {
+    let policy = Policy { backoff: Backoff::NONE, ..Policy::default() };
+    one_is_promoted(&lab, "fails", policy.clone(), async |lease| {
+        assert_eq!(lease.fail(failure("no")).await.unwrap(), SETTLED);
+    })
+    .await;
+    one_is_promoted(&lab, "releases", policy, async |lease| {
+        assert_eq!(lease.release(Duration::ZERO).await.unwrap(), SETTLED);
+    })
+    .await;
+}
+
+/// When the owner's lease lapses, a waiter takes over.
+pub async fn when_the_lease_lapses_a_waiter_takes_over(lab: Lab) {
+    one_is_promoted(&lab, "lapses", Policy::default(), async |lease| {
+        drop(lease);
+        lab.pass(Policy::default().lease);
+    })
+    .await;
+}
+
+/// Only what is in flight is waited for: every other answer comes at once.
+pub async fn only_what_is_in_flight_is_waited_for(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let _running = acquire(&ledger, work("running", Policy::default())).await;
+    assert_eq!(acquire(&ledger, work("failed", Policy::default())).await.fail(failure("no")).await.unwrap(), SETTLED);
+    assert_eq!(acquire(&ledger, work("doubted", Policy::default())).await.doubt("?").await.unwrap(), SETTLED);
+    let cases = [
+        (work_with("running", "other", Policy::default()), "mismatch"),
+        (work("failed", Policy::default()), "not_yet"),
+        (work("doubted", Policy::default()), "in_doubt"),
+        (work("new", Policy::default()), "acquired"),
+    ];
+    for (work, word) in cases {
+        assert_eq!(soon(ledger.claim_or_wait(work, secs(600))).await.unwrap().word(), word);
+    }
+    // A waiter is told when what it waits for becomes one of those.
+    let lease = acquire(&ledger, work("turns", Policy::default())).await;
+    let waiting = tokio::spawn({
+        let ledger = ledger.clone();
+        async move { ledger.claim_or_wait(work("turns", Policy::default()), secs(600)).await.unwrap().word() }
+    });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(lease.doubt("cut off").await.unwrap(), SETTLED);
+    assert_eq!(soon(waiting).await.unwrap(), "in_doubt");
+}

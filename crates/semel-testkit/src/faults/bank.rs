@@ -1,0 +1,121 @@
+//! Effects, counted where the ledger cannot touch them up.
+#![expect(clippy::missing_panics_doc, clippy::unwrap_used, reason = "a test that cannot count fails")]
+
+use std::{
+    collections::BTreeMap,
+    fs::{File, OpenOptions},
+    io::Write as _,
+    path::{Path, PathBuf},
+};
+
+use semel::{Fence, Store as _};
+use semel_store::{Conn, Database, Tx, on};
+
+/// One effect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Effect {
+    /// The operation's key.
+    pub key: String,
+    /// The fence it was made under.
+    pub fence: i64,
+    /// By which process.
+    pub pid: u32,
+    /// The key that another service would have been given.
+    pub derived: String,
+}
+
+/// Plays the bank, the mail server, the receiver: a file to which every process appends a line
+/// per effect, and which takes whatever comes.
+pub struct Bank {
+    path: PathBuf,
+    file: File,
+}
+
+impl Bank {
+    /// Opens it, from any number of processes.
+    #[must_use]
+    pub fn open(path: &Path) -> Self {
+        let file = OpenOptions::new().create(true).append(true).open(path).unwrap();
+        Self { path: path.to_owned(), file }
+    }
+
+    /// An effect takes place.
+    pub fn take(&self, key: &str, fence: Fence, derived: &str) {
+        // One short write with O_APPEND: lines of several processes do not mix, and a process that
+        // is killed leaves a whole line or none.
+        let line = format!("{key} {fence} {} {derived}\n", std::process::id());
+        (&self.file).write_all(line.as_bytes()).unwrap();
+    }
+
+    /// Everything that took place.
+    #[must_use]
+    pub fn effects(&self) -> Vec<Effect> {
+        let text = std::fs::read_to_string(&self.path).unwrap();
+        let effect = |line: &str| {
+            let [key, fence, pid, derived] = line.split(' ').collect::<Vec<_>>()[..] else { panic!("{line:?}") };
+            Effect {
+                key: key.to_owned(),
+                fence: fence.parse().unwrap(),
+                pid: pid.parse().unwrap(),
+                derived: derived.to_owned(),
+            }
+        };
+        text.lines().map(effect).collect()
+    }
+
+    /// How often each key took effect.
+    #[must_use]
+    pub fn by_key(&self) -> BTreeMap<String, usize> {
+        let mut counts = BTreeMap::new();
+        for effect in self.effects() {
+            *counts.entry(effect.key).or_default() += 1;
+        }
+        counts
+    }
+}
+
+/// Makes the table in which atomic runs leave their effects. It refuses no duplicate: that is for
+/// the ledger to do.
+pub async fn make_effect_table(db: &Database) {
+    let tx = db.begin(std::time::Duration::from_secs(5)).await.unwrap();
+    {
+        let mut held = tx.connection().await.unwrap();
+        on!(held.get().unwrap(), c =>
+            drop(sqlx::raw_sql("CREATE TABLE IF NOT EXISTS effects (key TEXT NOT NULL, fence BIGINT NOT NULL)").execute(&mut *c).await.unwrap()));
+    }
+    assert!(matches!(db.commit(&tx).await, semel::store::Commit::Done));
+}
+
+/// An effect takes place inside a transaction.
+///
+/// # Errors
+/// When the database refuses, or the transaction is over.
+pub async fn take_in(tx: &Tx, key: &str, fence: Fence) -> Result<(), String> {
+    let mut held = tx.connection().await.map_err(|e| e.to_string())?;
+    let conn = held.get().map_err(|e| e.to_string())?;
+    let text = "INSERT INTO effects (key, fence) VALUES ($1, $2)";
+    let done = on!(conn, c => sqlx::query(text).bind(key).bind(fence.0).execute(&mut *c).await.map(drop));
+    done.map_err(|e| e.to_string())
+}
+
+/// How often each key took effect inside the database.
+pub async fn effect_rows(db: &Database) -> BTreeMap<String, i64> {
+    counted(db, "SELECT key, count(*) FROM effects GROUP BY key").await
+}
+
+/// How many operations are in each state, by counting rows.
+pub async fn states(db: &Database) -> BTreeMap<String, i64> {
+    counted(db, "SELECT state, count(*) FROM semel_operations GROUP BY state").await
+}
+
+async fn counted(db: &Database, sql: &'static str) -> BTreeMap<String, i64> {
+    let tx = db.begin(std::time::Duration::from_secs(5)).await.unwrap();
+    let mut held = tx.connection().await.unwrap();
+    let rows: Vec<(String, i64)> = match held.get().unwrap() {
+        Conn::Postgres(c) => sqlx::query_as(sql).fetch_all(&mut *c).await.unwrap(),
+        Conn::Sqlite(c) => sqlx::query_as(sql).fetch_all(&mut *c).await.unwrap(),
+    };
+    drop(held);
+    db.roll_back(&tx).await;
+    rows.into_iter().collect()
+}

@@ -1,0 +1,206 @@
+//! A PostgreSQL of the test's own, to be killed and started again.
+//!
+//! It lives under `target/servers` by the rules of `scripts/postgres.sh`: a directory
+//! `postgres.XXXXXX` that is locked for as long as its owner lives. What a killed test leaves
+//! behind is found and removed by that script's next run.
+#![expect(clippy::missing_panics_doc, clippy::unwrap_used, reason = "a test that cannot set up its server fails")]
+
+use std::{
+    fs::{self, File},
+    io::Write as _,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal};
+
+/// Durability is what is tested, so these are the defaults, and said all the same. Loopback only,
+/// since everyone who can connect is trusted.
+const CONFIG: &str = "
+listen_addresses = '127.0.0.1'
+unix_socket_directories = ''
+fsync = on
+synchronous_commit = on
+max_connections = 100
+";
+
+/// A private PostgreSQL, gone when this is dropped.
+pub struct Server {
+    dir: tempfile::TempDir,
+    /// The data directory, where the server's user can reach it.
+    data: PathBuf,
+    bin: PathBuf,
+    port: u16,
+    /// Tells `postgres.sh` that somebody still needs the directory.
+    _lock: File,
+}
+
+impl Server {
+    /// Starts one, with these lines at the end of its configuration.
+    #[must_use]
+    pub fn start(config: &str) -> Self {
+        let servers = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/servers");
+        fs::create_dir_all(&servers).unwrap();
+        // Directories are made and removed under this lock only; see the script.
+        let all = File::open(&servers).unwrap();
+        all.lock().unwrap();
+        let dir = tempfile::Builder::new().prefix("postgres.").rand_bytes(6).tempdir_in(&servers).unwrap();
+        let lock = File::open(dir.path()).unwrap();
+        lock.lock().unwrap();
+        drop(all);
+        let data = make_data_dir(dir.path());
+        let mut server = Self { dir, data, bin: find_bin(), port: 0, _lock: lock };
+        server.run("initdb", &["--username=semel", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync"]);
+        let mut file = fs::OpenOptions::new().append(true).open(server.data.join("postgresql.conf")).unwrap();
+        file.write_all(CONFIG.as_bytes()).unwrap();
+        file.write_all(config.as_bytes()).unwrap();
+        // A free port is one that the server could bind; asking beforehand would be a race.
+        for attempt in 0..20 {
+            server.port = 20_000 + u16::try_from((std::process::id() * 7 + attempt * 613) % 12_000).unwrap();
+            if server.try_start() {
+                return server;
+            }
+        }
+        panic!("PostgreSQL did not start: {}", server.log());
+    }
+
+    /// How to reach it.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("postgres://semel@127.0.0.1:{}/postgres?sslmode=disable", self.port)
+    }
+
+    /// Stops it as a power failure would, but for its children being told: no checkpoint, no
+    /// good-bye to anybody.
+    pub fn crash(&self) {
+        self.run("pg_ctl", &["stop", "--mode=immediate", "-w"]);
+    }
+
+    /// Kills its first process with SIGKILL; the others notice.
+    pub fn kill(&self) {
+        rustix::process::kill_process(self.pid().unwrap(), Signal::KILL).unwrap();
+    }
+
+    /// Starts it again on what is on its disk.
+    pub fn restart(&self) {
+        let begun = Instant::now();
+        // After a kill, the children may hold the shared memory for a moment.
+        while !self.try_start() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "PostgreSQL did not start again: {}", self.log());
+            sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Changes a setting while it runs.
+    pub fn set(&self, line: &str) {
+        let mut file = fs::OpenOptions::new().append(true).open(self.data.join("postgresql.conf")).unwrap();
+        writeln!(file, "{line}").unwrap();
+        self.run("pg_ctl", &["reload"]);
+    }
+
+    fn try_start(&self) -> bool {
+        let (port, log) = (format!("-p {}", self.port), self.data.join("server.log"));
+        self.call("pg_ctl", &["start", "-w", "-t", "60", "-o", &port, "-l", log.to_str().unwrap()]).status.success()
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.data.join("server.log")).unwrap_or_default()
+    }
+
+    fn run(&self, program: &str, arguments: &[&str]) {
+        let said = self.call(program, arguments);
+        assert!(said.status.success(), "{program}: {} {}", String::from_utf8_lossy(&said.stderr), self.log());
+    }
+
+    fn call(&self, program: &str, arguments: &[&str]) -> Output {
+        let mut command = as_owner(&self.bin.join(program));
+        command.arg("-D").arg(&self.data).args(arguments).output().unwrap()
+    }
+
+    /// Its pid, if it runs and is really ours: a postmaster works in its data directory, and the
+    /// number in a stale file may by now belong to anybody.
+    fn pid(&self) -> Option<Pid> {
+        let text = fs::read_to_string(self.data.join("postmaster.pid")).ok()?;
+        let pid = Pid::from_raw(text.lines().next()?.trim().parse().ok()?)?;
+        let cwd = fs::read_link(format!("/proc/{}/cwd", pid.as_raw_nonzero())).ok()?;
+        (cwd == self.data).then_some(pid)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let begun = Instant::now();
+        while let Some(pid) = self.pid() {
+            // "Immediate shutdown": no checkpoint for data that is about to be removed.
+            let _ = rustix::process::kill_process(pid, Signal::QUIT);
+            if begun.elapsed() > Duration::from_secs(20) {
+                let _ = rustix::process::kill_process(pid, Signal::KILL);
+            }
+            sleep(Duration::from_millis(20));
+        }
+        if !self.data.starts_with(self.dir.path()) {
+            let _ = fs::remove_dir_all(&self.data);
+        }
+    }
+}
+
+/// A data directory that the server's user owns and can reach.
+fn make_data_dir(dir: &Path) -> PathBuf {
+    let data = dir.join("data");
+    fs::create_dir(&data).unwrap();
+    if is_root() {
+        fs::set_permissions(dir, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        give_away(&data);
+        let reachable = as_owner(Path::new("test")).arg("-w").arg(&data).status().unwrap();
+        if !reachable.success() {
+            // A checkout in a home directory that is closed to others. Not in /tmp, which may be
+            // in memory, where fsync costs nothing and proves nothing.
+            let elsewhere = tempfile::Builder::new().prefix("semel-postgres.").tempdir_in("/var/tmp").unwrap().keep();
+            give_away(&elsewhere);
+            fs::remove_dir(&data).unwrap();
+            std::os::unix::fs::symlink(&elsewhere, &data).unwrap();
+        }
+    }
+    fs::canonicalize(data).unwrap()
+}
+
+fn give_away(dir: &Path) {
+    assert!(Command::new("chown").arg("postgres:").arg(dir).status().unwrap().success());
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// PostgreSQL's programs refuse root, for whom the packages made a user.
+fn as_owner(program: &Path) -> Command {
+    let mut command = match is_root() {
+        true => {
+            let mut command = Command::new("runuser");
+            command.args(["-u", "postgres", "--"]).arg(program);
+            command
+        }
+        false => Command::new(program),
+    };
+    command.current_dir("/");
+    for (name, _) in std::env::vars_os() {
+        // The caller's PG* variables mean another server.
+        if name.to_string_lossy().starts_with("PG") {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+/// The directory of PostgreSQL's programs: given by `postgres.sh run`, else the newest there is.
+fn find_bin() -> PathBuf {
+    if let Some(bin) = std::env::var_os("SEMEL_TEST_POSTGRES_BIN") {
+        return bin.into();
+    }
+    let versions = fs::read_dir("/usr/lib/postgresql").expect("SEMEL_TEST_POSTGRES_BIN is not set: run with `make test`");
+    let version = |path: &PathBuf| path.file_name().and_then(|name| name.to_str()?.parse().ok()).unwrap_or(0u32);
+    let newest = versions.filter_map(|entry| Some(entry.ok()?.path())).max_by_key(version).unwrap();
+    newest.join("bin")
+}

@@ -1,0 +1,300 @@
+//! The connection to PostgreSQL is cut, swallows or trickles at the worst moment, and whatever is
+//! answered is the truth.
+
+use std::time::{Duration, Instant};
+
+use semel::{
+    Claim, Failure, Held, Lease, Ledger, Options, Outcome, Policy, Ran, Retry, Settled, State, Store as _, Unfinished,
+    store::Commit,
+};
+use semel_store::{Database, Settings, Tx};
+use semel_testkit::{
+    Kind,
+    faults::{Fault, On, Proxy, effect_rows, take_in, worker::policy},
+    key, scope, work,
+};
+
+use crate::support::Site;
+
+/// The end of a caller's transaction.
+const COMMIT_OF_CALLER: On = On::Query("SELECT 1; COMMIT");
+/// The end of a transaction of the ledger's own.
+const COMMIT_OF_LEDGER: On = On::Query("COMMIT");
+/// The statement that makes first claims.
+const CLAIM: On = On::Execute("asked AS MATERIALIZED");
+/// The statement that makes plain completions.
+const COMPLETE: On = On::Execute("DELETE FROM semel_leases AS l USING asked");
+
+/// A node behind a proxy, and the database without one.
+struct Wire {
+    site: Site,
+    proxy: Proxy,
+    db: Database,
+    ledger: Ledger<Database>,
+}
+
+impl Wire {
+    async fn new() -> Self {
+        let site = Site::new(Kind::Postgres).await;
+        let proxy = Proxy::start(&site.url).await;
+        let settings = Settings { answer_limit: Duration::from_secs(1), ..Settings::default() };
+        let db = Database::open(&proxy.url(&site.url), settings).await.unwrap();
+        let ledger = Ledger::new(db.clone(), Options::default()).unwrap();
+        Self { site, proxy, db, ledger }
+    }
+
+    /// An atomic run whose effect is a row.
+    async fn run(&self, text: &str, policy: Policy) -> semel::Result<Claim<Ran>> {
+        let name = text.to_owned();
+        let handler = move |ctx: semel::Context<Database>, tx: Tx| {
+            let name = name.clone();
+            async move {
+                take_in(&tx, &name, ctx.fence()).await.map_err(Unfinished::failed)?;
+                Ok(Outcome::kept(name))
+            }
+        };
+        self.ledger.run_atomic(work(text, policy), handler).await
+    }
+
+    /// Asks again as a client would, until it has its outcome: there is one effect, then.
+    async fn until_completed(&self, text: &str) {
+        let begun = Instant::now();
+        while !matches!(self.run(text, usual()).await, Ok(Claim::Replay(_) | Claim::Acquired(Ran::Completed(_)))) {
+            assert!(begun.elapsed() < Duration::from_secs(20), "{text} is never completed");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        assert_eq!(self.rows(text).await, 1, "{text}");
+    }
+
+    async fn rows(&self, text: &str) -> i64 {
+        effect_rows(&self.site.db).await.get(text).copied().unwrap_or(0)
+    }
+
+    async fn claim(&self, text: &str) -> Lease<Database> {
+        match self.ledger.claim(work(text, usual())).await.unwrap() {
+            Claim::Acquired(lease) => lease,
+            other => panic!("{text} is not its own: {}", other.word()),
+        }
+    }
+
+    fn plan(&self, on: On, fault: Fault) {
+        self.proxy.plan(on, fault);
+    }
+
+    fn assert_met(&self, what: &str) {
+        assert!(self.proxy.met().is_some(), "{what}: the request was never sent");
+    }
+
+    /// The faults to try on an exchange: the request is lost, or its answer after each byte.
+    async fn every_cut(&self, on: On, exchange: impl AsyncFn(&str)) -> Vec<Fault> {
+        self.plan(on, Fault::Measure);
+        exchange(&format!("{on:?}")).await;
+        let length = self.proxy.met().unwrap();
+        assert!(length > 12, "an answer of {length} bytes");
+        std::iter::once(Fault::CutRequest).chain((0..=length).map(Fault::CutAnswer)).collect()
+    }
+}
+
+fn usual() -> Policy {
+    policy(Duration::from_secs(30))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_connection_cut_after_every_byte_of_the_commit_reply() {
+    let wire = Wire::new().await;
+    let cuts = wire.every_cut(COMMIT_OF_CALLER, async |name| drop(wire.run(name, usual()).await.unwrap())).await;
+    for fault in &cuts {
+        let name = format!("{fault:?}");
+        wire.plan(COMMIT_OF_CALLER, *fault);
+        let answer = wire.run(&name, usual()).await.unwrap();
+        wire.assert_met(&name);
+        let (rows, stored) = (wire.rows(&name).await, wire.site.operation(&name).await);
+        match (fault, answer) {
+            // The server had committed before its first byte: anything but this would be a lie.
+            (Fault::CutAnswer(_), Claim::Acquired(Ran::Completed(outcome))) => {
+                assert_eq!((rows, stored.state, stored.outcome), (1, State::Completed, Some(outcome)), "{name}");
+            }
+            (Fault::CutRequest, Claim::Acquired(Ran::Failed(_))) => {
+                assert_eq!((rows, stored.state), (0, State::Failed), "{name}");
+                let again = wire.run(&name, usual()).await.unwrap();
+                assert!(matches!(again, Claim::Acquired(Ran::Completed(_))), "{name}: {again:?}");
+            }
+            (_, answer) => panic!("{name} was answered {answer:?} with {rows} rows and {}", stored.state),
+        }
+        let Claim::Replay(_) = wire.run(&name, usual()).await.unwrap() else { panic!("{name} is not replayed") };
+        assert_eq!(wire.rows(&name).await, 1, "{name}");
+    }
+    println!("{} cuts of a commit", cuts.len());
+    wire.site.check_counters().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_connection_cut_after_every_byte_of_an_inline_commit() {
+    let wire = Wire::new().await;
+    // One attempt of a caller: claims in its own transaction, makes its effect, commits.
+    let attempt = async |name: &str| {
+        let tx = wire.db.begin(Duration::from_secs(5)).await.unwrap();
+        match wire.ledger.claim_inline(&tx, work(name, usual())).await.unwrap() {
+            Claim::Acquired(()) => {
+                take_in(&tx, name, semel::Fence(0)).await.unwrap();
+                Some(wire.db.commit(&tx).await)
+            }
+            Claim::Replay(_) => None,
+            other => panic!("{}", other.word()),
+        }
+    };
+    let cuts = wire.every_cut(COMMIT_OF_CALLER, async |name| drop(attempt(name).await)).await;
+    for fault in cuts {
+        let name = format!("{fault:?}");
+        wire.plan(COMMIT_OF_CALLER, fault);
+        let first = attempt(&name).await.unwrap();
+        wire.assert_met(&name);
+        let whole = matches!(fault, Fault::CutAnswer(n) if n >= wire.proxy.met().unwrap());
+        assert!(matches!((&first, whole), (Commit::Done, true) | (Commit::Unknown(_), false)), "{name}: {first:?}");
+        // Whoever does not know asks again, and the ledger knows.
+        match attempt(&name).await {
+            None => {}
+            Some(Commit::Done) => assert!(matches!(fault, Fault::CutRequest), "{name} was made a second time"),
+            Some(other) => panic!("{name}: {other:?}"),
+        }
+        assert_eq!(wire.rows(&name).await, 1, "{name}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_connection_cut_after_every_byte_of_a_claim_and_a_completion() {
+    let wire = Wire::new().await;
+    let claims = wire.every_cut(CLAIM, async |name| drop(wire.claim(name).await)).await;
+    for fault in &claims {
+        let name = format!("claim {fault:?}");
+        wire.plan(CLAIM, *fault);
+        let lease = wire.claim(&name).await;
+        wire.assert_met(&name);
+        let stored = wire.site.operation(&name).await;
+        assert_eq!((lease.operation().id, lease.fence()), (stored.id, stored.fence), "{name}");
+        assert_eq!(lease.complete(Outcome::kept("")).await.unwrap(), Settled::Yes { successor: false }, "{name}");
+    }
+    let complete = async |name: &str| {
+        let settled = wire.claim(name).await.complete(Outcome::kept("done")).await.unwrap();
+        assert_eq!(settled, Settled::Yes { successor: false }, "{name}");
+        assert_eq!(wire.site.operation(name).await.outcome, Some(Outcome::kept("done")), "{name}");
+    };
+    let completions = wire.every_cut(COMPLETE, complete).await;
+    for fault in &completions {
+        let name = format!("complete {fault:?}");
+        wire.plan(COMPLETE, *fault);
+        complete(&name).await;
+        wire.assert_met(&name);
+    }
+    println!("{} cuts of a claim, {} of a completion", claims.len(), completions.len());
+    wire.site.check_counters().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_connection_cut_after_every_byte_of_every_other_write() {
+    let wire = Wire::new().await;
+    let failure = || Failure { error: "no luck".into(), retry: Retry::Backoff };
+    let fail = async |name: &str| {
+        assert_eq!(wire.claim(name).await.fail(failure()).await.unwrap(), Settled::Yes { successor: false }, "{name}");
+    };
+    let cuts = wire.every_cut(COMMIT_OF_LEDGER, fail).await;
+    for fault in &cuts {
+        let name = |what: &str| format!("{what} {fault:?}");
+
+        let failed = name("fail");
+        wire.plan(COMMIT_OF_LEDGER, *fault);
+        fail(&failed).await;
+        wire.assert_met(&failed);
+        let stored = wire.site.operation(&failed).await;
+        assert_eq!((stored.state, stored.failures), (State::Failed, 1), "{failed}");
+
+        // The same key once more: a takeover, whose answer is lost.
+        wire.plan(COMMIT_OF_LEDGER, *fault);
+        let lease = wire.claim(&failed).await;
+        wire.assert_met("takeover");
+        let stored = wire.site.operation(&failed).await;
+        assert_eq!((lease.fence(), stored.state), (stored.fence, State::Processing), "{failed}");
+
+        wire.plan(COMMIT_OF_LEDGER, *fault);
+        assert_eq!(lease.checkpoint("here").await.unwrap(), Held::Yes, "{failed}");
+        wire.assert_met("checkpoint");
+        assert_eq!(wire.site.operation(&failed).await.checkpoint.unwrap(), "here");
+
+        wire.plan(COMMIT_OF_LEDGER, *fault);
+        assert_eq!(lease.doubt("who knows").await.unwrap(), Settled::Yes { successor: false }, "{failed}");
+        wire.assert_met("doubt");
+        let stored = wire.site.operation(&failed).await;
+        assert_eq!((stored.state, stored.crashes), (State::InDoubt, 1), "{failed}");
+
+        let released = name("release");
+        let lease = wire.claim(&released).await;
+        wire.plan(COMMIT_OF_LEDGER, *fault);
+        assert_eq!(lease.release(Duration::ZERO).await.unwrap(), Settled::Yes { successor: false }, "{released}");
+        wire.assert_met(&released);
+        assert_eq!(wire.site.db.by_key(&scope(), &key(&released)).await.unwrap(), None, "{released}");
+    }
+    println!("{} cuts of each of five writes", cuts.len());
+    wire.site.check_counters().await;
+}
+
+/// Nobody hangs, and nobody guesses.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_swallows_everything_is_given_up() {
+    let wire = Wire::new().await;
+    let begun = Instant::now();
+    for fault in [Fault::SwallowRequest, Fault::SwallowAnswer] {
+        let name = format!("leased {fault:?}");
+        wire.plan(CLAIM, fault);
+        let lease = wire.claim(&name).await;
+        wire.assert_met(&name);
+        wire.plan(COMPLETE, fault);
+        assert_eq!(lease.complete(Outcome::kept("")).await.unwrap(), Settled::Yes { successor: false }, "{name}");
+        wire.assert_met(&name);
+
+        // A short lease: for as long, the server keeps a transaction of which it hears nothing.
+        let name = format!("atomic {fault:?}");
+        wire.plan(COMMIT_OF_CALLER, fault);
+        let answer = wire.run(&name, policy(Duration::from_secs(2))).await.unwrap();
+        wire.assert_met(&name);
+        match (fault, answer) {
+            (Fault::SwallowAnswer, Claim::Acquired(Ran::Completed(_))) => {}
+            (Fault::SwallowRequest, Claim::Acquired(Ran::Failed(_))) => assert_eq!(wire.rows(&name).await, 0, "{name}"),
+            (_, answer) => panic!("{name}: {answer:?}"),
+        }
+        wire.until_completed(&name).await;
+
+        for on in [On::Query("BEGIN"), COMPLETE] {
+            let name = format!("atomic {on:?} {fault:?}");
+            wire.plan(on, fault);
+            let answer = wire.run(&name, policy(Duration::from_secs(2))).await;
+            wire.assert_met(&name);
+            // That it is not known in time is an answer as well, but none that anybody may count on.
+            let completed = matches!(answer, Ok(Claim::Acquired(Ran::Completed(_))));
+            assert!(answer.as_ref().err().is_none_or(semel::Error::is_transient), "{name}: {answer:?}");
+            assert_eq!(wire.rows(&name).await, i64::from(completed), "{name}: {answer:?}");
+            wire.until_completed(&name).await;
+        }
+        wire.plan(On::Execute("JOIN semel_operations AS o"), fault);
+        let error = wire.db.by_key(&scope(), &key("somebody")).await.unwrap_err();
+        assert!(error.is_transient(), "{error}");
+        assert_eq!(wire.db.by_key(&scope(), &key("somebody")).await.unwrap(), None, "the next one is answered");
+    }
+    assert!(begun.elapsed() < Duration::from_secs(60), "it took {:?}", begun.elapsed());
+    wire.site.check_counters().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_that_trickles_in_is_an_answer() {
+    let wire = Wire::new().await;
+    let slow = Fault::Trickle(Duration::from_millis(3));
+    wire.plan(COMMIT_OF_CALLER, slow);
+    let answer = wire.run("atomic", usual()).await.unwrap();
+    wire.assert_met("atomic");
+    assert!(matches!(answer, Claim::Acquired(Ran::Completed(_))), "{answer:?}");
+    wire.plan(CLAIM, slow);
+    let lease = wire.claim("leased").await;
+    wire.plan(COMPLETE, slow);
+    assert_eq!(lease.complete(Outcome::kept("")).await.unwrap(), Settled::Yes { successor: false });
+    wire.assert_met("leased");
+    assert_eq!(wire.rows("atomic").await, 1);
+}

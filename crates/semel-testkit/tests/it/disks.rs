@@ -1,0 +1,73 @@
+//! A store that cannot write is unavailable for a while, and never wrong.
+
+use std::time::Duration;
+
+use semel::{State, Store as _};
+use semel_testkit::{
+    Kind,
+    faults::{Mode, Order, Process, Server, Told, effect_rows, worker::policy},
+    key, scope,
+};
+
+use crate::support::{Site, how};
+
+/// What an order ends with while nothing can be written: an error that calls itself passing, or a
+/// run that knows that nothing happened.
+async fn is_unavailable(worker: &mut Process, key: &str) {
+    let told = worker.ask(&Order::run(key, &policy(Duration::from_secs(2)), Mode::Atomic)).await;
+    assert!(matches!(told[..], [Told::Broke { transient: true, .. }]), "{told:?}");
+}
+
+async fn completes(worker: &mut Process, key: &str) {
+    let told = worker.ask(&Order::run(key, &policy(Duration::from_secs(2)), Mode::Atomic)).await;
+    assert_eq!(how(&told), "completed", "{told:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_disk_or_read_only_store_is_unavailable_not_wrong_on_sqlite() {
+    let site = Site::new(Kind::Sqlite).await;
+    let mut worker = site.worker().await;
+    completes(&mut worker, "before").await;
+    // No byte more: to the process, the disk is full.
+    worker.limit_files(Some(0));
+    is_unavailable(&mut worker, "claim").await;
+    assert!(site.db.by_key(&scope(), &key("claim")).await.unwrap().is_none(), "nothing was claimed");
+    worker.limit_files(None);
+    completes(&mut worker, "claim").await;
+
+    // Full in the middle of a run: it must not be taken for completed.
+    let terms = policy(Duration::from_secs(2)).to_terms();
+    worker.order(&Order::Run { key: "run".into(), terms, mode: Mode::Atomic, work: 300 }).await;
+    assert!(matches!(worker.next().await, Some(Told::Begun { .. })));
+    worker.limit_files(Some(0));
+    let told = worker.until_done().await;
+    assert!(matches!(told[..], [Told::Broke { transient: true, .. }]), "{told:?}");
+    assert_ne!(site.operation("run").await.state, State::Completed);
+    worker.limit_files(None);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    completes(&mut worker, "run").await;
+    worker.stop().await;
+    let rows = effect_rows(&site.db).await;
+    assert_eq!(rows.into_iter().collect::<Vec<_>>(), [("before".into(), 1), ("claim".into(), 1), ("run".into(), 1)]);
+    site.check_counters().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_disk_or_read_only_store_is_unavailable_not_wrong_on_postgres() {
+    let server = Server::start("");
+    let site = Site::at(&server.url()).await;
+    let mut worker = site.worker().await;
+    completes(&mut worker, "before").await;
+    // As a server does that has been demoted to a standby.
+    server.set("default_transaction_read_only = on");
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    is_unavailable(&mut worker, "claim").await;
+    assert!(site.db.by_key(&scope(), &key("claim")).await.unwrap().is_none(), "nothing was claimed");
+    server.set("default_transaction_read_only = off");
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    completes(&mut worker, "claim").await;
+    worker.stop().await;
+    let rows = effect_rows(&site.db).await;
+    assert_eq!(rows.into_iter().collect::<Vec<_>>(), [("before".into(), 1), ("claim".into(), 1)]);
+    site.check_counters().await;
+}

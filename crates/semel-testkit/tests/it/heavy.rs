@@ -1,0 +1,100 @@
+//! Many tasks in several processes, and every effect once.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use semel::{OnLost, Policy, State, Store as _, look::Counted};
+use semel_testkit::{
+    Kind,
+    faults::{Mode, Order, Told, effect_rows, torture, worker::policy},
+    scope,
+};
+
+use crate::support::{Site, acknowledged, errors, on_both_databases};
+
+on_both_databases!(heavy_512_tasks_on_100_keys_over_two_processes_make_100_effects);
+
+fn race(keys: &[String], from: usize, tasks: usize, policy: &Policy, mode: Mode) -> Order {
+    Order::Race { keys: keys.to_vec(), from, tasks, terms: policy.to_terms(), mode }
+}
+
+fn count(told: &[Told], word: &str) -> usize {
+    told.iter().filter(|told| matches!(told, Told::Ended { how, .. } if how == word)).count()
+}
+
+async fn heavy_512_tasks_on_100_keys_over_two_processes_make_100_effects(kind: Kind) {
+    let keys: Vec<String> = (0..100).map(|n| format!("key-{n}")).collect();
+    for mode in [Mode::Leased, Mode::Atomic] {
+        let site = Site::new(kind).await;
+        let (mut a, mut b) = (site.worker().await, site.worker().await);
+        let policy = policy(Duration::from_secs(30));
+        a.order(&race(&keys, 0, 256, &policy, mode)).await;
+        b.order(&race(&keys, 50, 256, &policy, mode)).await;
+        let told: Vec<Told> = [a.until_done().await, b.until_done().await].concat();
+        a.stop().await;
+        b.stop().await;
+
+        assert_eq!(errors(&told), Vec::<&Told>::new(), "{mode:?}");
+        assert_eq!((count(&told, "completed"), count(&told, "replay")), (100, 412), "{mode:?}: {told:?}");
+        let once: BTreeMap<String, i64> = keys.iter().map(|key| (key.clone(), 1)).collect();
+        let effects = match mode {
+            Mode::Leased => site.bank.by_key().into_iter().map(|(key, n)| (key, i64::try_from(n).unwrap())).collect(),
+            Mode::Atomic => effect_rows(&site.db).await,
+        };
+        assert_eq!(effects, once, "{mode:?}");
+        // Everybody was given the outcome of the one who made it.
+        assert_eq!(acknowledged(&told).len(), 100);
+        site.check_counters().await;
+        let counts = site.db.counts(scope().tenant(), 0).await.unwrap();
+        let replays = counts.iter().filter(|count| count.what == Counted::Answer("replay".into()));
+        assert_eq!(replays.map(|count| count.n).sum::<i64>(), 412, "each replay is counted once");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sqlite_file_shared_by_four_processes() {
+    let site = Site::new(Kind::Sqlite).await;
+    let tasks = if torture() { 2000 } else { 200 };
+    let keys = |mode: Mode| (0..tasks).map(|n| format!("{mode:?}-{n}")).collect::<Vec<String>>();
+    // Short leases: what the killed process held is free soon.
+    let rerun = policy(Duration::from_secs(2));
+    let hold = Policy { on_lost: OnLost::Hold, ..rerun.clone() };
+    let mut workers = Vec::new();
+    for _ in 0..4 {
+        workers.push(site.worker().await);
+    }
+    for (n, worker) in workers.iter_mut().enumerate() {
+        worker.order(&race(&keys(Mode::Atomic), n * tasks / 4, tasks, &rerun, Mode::Atomic)).await;
+        worker.order(&race(&keys(Mode::Leased), n * tasks / 4, tasks, &hold, Mode::Leased)).await;
+    }
+    // In the middle of it: the last one has told of some, and not of all.
+    let mut killed = workers.pop().unwrap();
+    let mut told = Vec::new();
+    while told.len() < tasks / 4 {
+        told.extend(killed.next().await);
+    }
+    killed.kill().await;
+    told.extend(killed.told_so_far());
+    assert!(told.len() < 2 * tasks, "it was killed too late");
+    for worker in &mut workers {
+        told.extend(worker.until_done().await);
+        told.extend(worker.until_done().await);
+    }
+    for worker in workers {
+        worker.stop().await;
+    }
+
+    assert_eq!(errors(&told), Vec::<&Told>::new(), "a busy file is waited for");
+    let once = keys(Mode::Atomic).into_iter().map(|key| (key, 1)).collect();
+    assert_eq!(effect_rows(&site.db).await, once);
+    let (outcomes, effects) = (acknowledged(&told), site.bank.by_key());
+    for key in keys(Mode::Leased) {
+        let (op, effects) = (site.operation(&key).await, effects.get(&key).copied().unwrap_or(0));
+        match op.state {
+            State::Completed => assert_eq!(effects, 1, "{key}"),
+            // Only what the killed process had begun.
+            State::InDoubt => assert!(effects <= 1 && !outcomes.contains_key(&key), "{key}: {effects} effects"),
+            other => panic!("{key} is {other}"),
+        }
+    }
+    site.check_counters().await;
+}

@@ -1,0 +1,89 @@
+//! PostgreSQL is killed and started again under load, and nothing that was acknowledged is missing.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use semel::{OnLost, Policy, State};
+use semel_testkit::faults::{Mode, Order, Process, Server, Told, effect_rows, torture, worker::policy};
+
+use crate::support::{Site, acknowledged, errors};
+
+/// Soon free again, and long enough for the server to come back.
+const LEASE: Duration = Duration::from_secs(3);
+
+const MODES: [Mode; 2] = [Mode::Atomic, Mode::Leased];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kill_postgres_under_load_loses_nothing_acknowledged() {
+    let server = Server::start("");
+    let site = Site::at(&server.url()).await;
+    let mut workers = vec![site.worker().await, site.worker().await];
+    for (n, worker) in workers.iter_mut().enumerate() {
+        for mode in MODES {
+            let on_lost = if mode == Mode::Atomic { OnLost::Rerun } else { OnLost::Hold };
+            let terms = Policy { on_lost, ..policy(LEASE) }.to_terms();
+            worker.order(&Order::Pump { prefix: format!("{mode:?}-{n}"), tasks: 8, terms, mode }).await;
+        }
+    }
+    let mut told = Vec::new();
+    for round in 0..if torture() { 30 } else { 3 } {
+        until_they_work(&mut workers, &mut told).await;
+        match round % 3 {
+            1 => server.kill(),
+            _ => server.crash(),
+        }
+        server.restart();
+    }
+    // Nobody has told them to: they go on by themselves.
+    until_they_work(&mut workers, &mut told).await;
+    for worker in workers {
+        told.extend(worker.stop().await);
+    }
+    check(&site, &told).await;
+}
+
+/// Waits until each worker has completed some operations in each mode since now, for a while.
+async fn until_they_work(workers: &mut [Process], told: &mut Vec<Told>) {
+    for worker in &mut *workers {
+        told.extend(worker.told_so_far());
+    }
+    for worker in workers {
+        let mut left: BTreeMap<&str, usize> = BTreeMap::from([("Atomic", 300), ("Leased", 300)]);
+        while left.values().any(|left| *left > 0) {
+            let one = worker.next().await.expect("a worker has ended");
+            if let Told::Ended { key, how, .. } = &one
+                && how == "completed"
+                && let Some(left) = left.get_mut(key.split('-').next().unwrap())
+            {
+                *left = left.saturating_sub(1);
+            }
+            told.push(one);
+        }
+    }
+}
+
+async fn check(site: &Site, told: &[Told]) {
+    for error in errors(told) {
+        assert!(matches!(error, Told::Broke { transient: true, .. }), "{error:?}");
+    }
+    let (outcomes, operations) = (acknowledged(told), site.operations().await);
+    for (key, outcome) in &outcomes {
+        let stored = operations.get(key).unwrap_or_else(|| panic!("{key} was acknowledged and is missing"));
+        assert_eq!(stored.state, State::Completed, "{key} was acknowledged");
+        assert_eq!(stored.outcome.as_ref().unwrap().body, outcome.as_bytes(), "{key} was acknowledged");
+    }
+    let completed = |prefix: &'static str| {
+        let all = operations.iter().filter(move |(key, op)| key.starts_with(prefix) && op.state == State::Completed);
+        all.map(|(key, _)| key.clone()).collect::<BTreeSet<String>>()
+    };
+    let rows = effect_rows(&site.db).await;
+    assert!(rows.values().all(|rows| *rows == 1), "an operation took effect twice in the database");
+    assert_eq!(rows.keys().cloned().collect::<BTreeSet<_>>(), completed("Atomic"), "rows without a completion, or the reverse");
+    let effects = site.bank.by_key();
+    assert!(effects.values().all(|effects| *effects == 1), "an operation took effect twice outside");
+    assert!(completed("Leased").iter().all(|key| effects.contains_key(key)));
+    site.check_counters().await;
+    println!("{} acknowledged operations, {} passing errors", outcomes.len(), errors(told).len());
+}

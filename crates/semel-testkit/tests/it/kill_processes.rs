@@ -1,0 +1,130 @@
+//! kill -9 at every crash point, and what is promised holds after the restart.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    os::unix::process::ExitStatusExt as _,
+    sync::Arc,
+};
+
+use semel::{State, crash::POINTS};
+use semel_testkit::{
+    Kind,
+    faults::{Order, Told, effect_rows, scenario::Keys, torture},
+};
+use tokio::{sync::Semaphore, task::JoinSet};
+
+use crate::support::{Site, acknowledged, errors, on_both_databases};
+
+on_both_databases!(kill_minus_nine_at_every_crash_point);
+
+const ROUNDS: usize = 3;
+
+/// Processes wait most of the time; this many runs at once keep two cores busy.
+const AT_ONCE: usize = 6;
+
+async fn kill_minus_nine_at_every_crash_point(kind: Kind) {
+    let hits = hits_of_an_undisturbed_run(kind).await;
+    let never: Vec<_> = POINTS.iter().filter(|point| !hits.contains_key(**point)).collect();
+    assert!(never.is_empty(), "these crash points were never hit: {never:?}");
+    let most = if torture() { 30 } else { ROUNDS };
+    let gate = Arc::new(Semaphore::new(AT_ONCE));
+    let mut runs = JoinSet::new();
+    for point in POINTS {
+        // How often a point is hit varies with the timing; the first rounds are sure.
+        let sure = hits[*point].min(most).min(if torture() { most } else { ROUNDS });
+        for nth in 1..=sure {
+            let gate = gate.clone();
+            runs.spawn(async move {
+                let _turn = gate.acquire().await.unwrap();
+                kill_at(kind, point, nth).await
+            });
+        }
+    }
+    let killed = runs.join_all().await;
+    let reached: BTreeSet<&str> = killed.iter().filter(|(_, killed)| *killed).map(|(point, _)| *point).collect();
+    assert_eq!(reached, POINTS.iter().copied().collect(), "a process was killed at every crash point");
+    println!("{} runs, {} processes killed", killed.len(), killed.iter().filter(|(_, killed)| *killed).count());
+}
+
+async fn hits_of_an_undisturbed_run(kind: Kind) -> BTreeMap<String, usize> {
+    let site = Site::new(kind).await;
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let mut worker = site.worker_with(&[("SEMEL_CRASH_LOG", log.path().to_str().unwrap())]).await;
+    let told = worker.ask(&Order::Scenario { rounds: ROUNDS }).await;
+    worker.stop().await;
+    check(&site, &[], &told, "undisturbed").await;
+    let mut hits = BTreeMap::new();
+    for point in std::fs::read_to_string(log.path()).unwrap().lines() {
+        *hits.entry(point.to_owned()).or_default() += 1;
+    }
+    hits
+}
+
+/// Kills a worker at the n-th hit of a point, lets another one find what is left, and checks.
+async fn kill_at(kind: Kind, point: &'static str, nth: usize) -> (&'static str, bool) {
+    let site = Site::new(kind).await;
+    let mut doomed = site.worker_with(&[("SEMEL_CRASH", &format!("{point}:{nth}"))]).await;
+    doomed.order(&Order::Scenario { rounds: ROUNDS }).await;
+    let mut before = Vec::new();
+    let killed = loop {
+        match doomed.next().await {
+            Some(Told::Done) => break false,
+            Some(told) => before.push(told),
+            None => break true,
+        }
+    };
+    if killed {
+        assert_eq!(doomed.ended().await.signal(), Some(9), "{point}");
+    } else {
+        doomed.stop().await;
+    }
+    // What was counted before the kill is counted.
+    site.check_counters().await;
+    let mut heir = site.worker().await;
+    let after = heir.ask(&Order::Scenario { rounds: ROUNDS }).await;
+    heir.stop().await;
+    check(&site, &before, &after, &format!("{point}:{nth}")).await;
+    (point, killed)
+}
+
+async fn check(site: &Site, before: &[Told], after: &[Told], what: &str) {
+    assert_eq!(errors(before), Vec::<&Told>::new(), "{what}: before");
+    assert_eq!(errors(after), Vec::<&Told>::new(), "{what}: after");
+    // An outcome that was acknowledged before the kill is the one that is replayed after it.
+    let outcomes = acknowledged(before.iter().chain(after));
+    let keys = Keys::of(ROUNDS);
+    let (operations, rows) = (site.operations().await, effect_rows(&site.db).await);
+    let state = |key: &str| operations.get(key).unwrap_or_else(|| panic!("{what}: {key} is gone")).state;
+
+    let once: BTreeMap<String, i64> = keys.atomic.iter().map(|key| (key.clone(), 1)).collect();
+    assert_eq!(rows, once, "{what}: atomic mode");
+    for key in &keys.atomic {
+        assert_eq!(state(key), State::Completed, "{what}: {key}");
+    }
+
+    let (mut effects, mut derived) = (BTreeMap::<&str, usize>::new(), BTreeMap::<&str, BTreeSet<&str>>::new());
+    let taken = site.bank.effects();
+    for effect in &taken {
+        *effects.entry(&effect.key).or_default() += 1;
+        derived.entry(&effect.key).or_default().insert(&effect.derived);
+    }
+    for key in &keys.hold {
+        let effects = effects.get(key.as_str()).copied().unwrap_or(0);
+        match state(key) {
+            State::Completed => assert_eq!(effects, 1, "{what}: {key}"),
+            State::InDoubt => {
+                assert!(effects <= 1, "{what}: {key}: {effects} effects");
+                assert!(!outcomes.contains_key(key), "{what}: {key} was completed before it was in doubt");
+            }
+            other => panic!("{what}: {key} is {other}"),
+        }
+    }
+    for key in &keys.rerun {
+        assert_eq!(state(key), State::Completed, "{what}: {key}");
+        assert!(effects.get(key.as_str()).copied().unwrap_or(0) >= 1, "{what}: {key} took no effect");
+    }
+    let distinct: BTreeSet<_> = derived.values().flatten().collect();
+    assert!(derived.values().all(|keys| keys.len() == 1), "{what}: a derived key has changed: {derived:?}");
+    assert_eq!(distinct.len(), derived.len(), "{what}: two operations have the same derived key");
+    site.check_counters().await;
+}

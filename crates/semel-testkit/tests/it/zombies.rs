@@ -1,0 +1,170 @@
+//! A process that slept through its lease, and wakes up.
+
+use std::time::{Duration, Instant};
+
+use semel::{OnLost, Policy, State, Store as _, journal::Event};
+use semel_testkit::{
+    Kind,
+    faults::{Mode, Order, Told, WriteKind, effect_rows, worker::policy},
+};
+
+use crate::support::{Site, how, on_both_databases};
+
+on_both_databases!(
+    a_zombie_is_refused_on_every_write,
+    a_zombie_reports_a_lost_lease_wherever_it_slept,
+    a_zombie_knows_before_its_next_step,
+);
+
+const SHORT: Duration = Duration::from_secs(1);
+
+/// For whoever takes over: it should not lose its own lease on a busy machine.
+fn long() -> Policy {
+    policy(Duration::from_secs(30))
+}
+
+async fn sleep_through_the_lease() {
+    tokio::time::sleep(SHORT + SHORT / 5).await;
+}
+
+async fn a_zombie_is_refused_on_every_write(kind: Kind) {
+    let site = Site::new(kind).await;
+    let name = |write: WriteKind| format!("{write:?}");
+    let mut zombie = site.worker().await;
+    for write in WriteKind::ALL {
+        assert_eq!(how(&zombie.ask(&Order::claim(&name(write), &policy(SHORT))).await), "acquired");
+    }
+    zombie.freeze().await;
+    sleep_through_the_lease().await;
+    let mut heir = site.worker().await;
+    let mut taken_over = Vec::new();
+    for write in WriteKind::ALL {
+        assert_eq!(how(&heir.ask(&Order::run(&name(write), &long(), Mode::Leased)).await), "completed");
+        taken_over.push(site.operation(&name(write)).await);
+    }
+    zombie.wake();
+    for (write, before) in WriteKind::ALL.into_iter().zip(taken_over) {
+        let key = name(write);
+        let told = zombie.ask(&Order::Write { key: key.clone(), write }).await;
+        assert_eq!(told, [Told::Wrote { key: key.clone(), write, held: false }]);
+        assert_eq!(site.operation(&key).await, before, "{write:?} of a zombie has changed the row");
+        let (notes, _) = site.db.journal(before.id).await.unwrap();
+        assert!(notes.iter().any(|note| note.event == Event::Refused && note.fence < before.fence), "{write:?}: {notes:?}");
+    }
+    assert!(site.bank.by_key().into_values().all(|effects| effects == 1));
+    site.check_counters().await;
+}
+
+/// Where a run fell asleep, and how many effects there may be outside when all is over.
+struct Case {
+    mode: Mode,
+    point: &'static str,
+    on_lost: OnLost,
+    effects: usize,
+}
+
+fn cases(kind: Kind) -> Vec<Case> {
+    let leased = |point, on_lost, effects| Case { mode: Mode::Leased, point, on_lost, effects };
+    let atomic = |point| Case { mode: Mode::Atomic, point, on_lost: OnLost::Rerun, effects: 0 };
+    let mut cases = vec![
+        // It had not begun, and does not begin when it wakes: the effect is that of the heir.
+        leased("claim.after", OnLost::Rerun, 1),
+        leased("work.before", OnLost::Rerun, 1),
+        // It had made its effect. Under rerun that is made again, by the same derived key;
+        leased("work.after", OnLost::Rerun, 2),
+        leased("settle.before", OnLost::Rerun, 2),
+        // under hold it is not.
+        leased("settle.before", OnLost::Hold, 1),
+        atomic("claim.after"),
+    ];
+    if kind == Kind::Postgres {
+        // On SQLite a process that is stopped here holds the file's only write lock.
+        cases.extend(["atomic.begun", "atomic.before_complete", "atomic.before_commit"].map(atomic));
+    }
+    cases
+}
+
+async fn a_zombie_reports_a_lost_lease_wherever_it_slept(kind: Kind) {
+    let site = Site::new(kind).await;
+    let site = &site;
+    let cases = cases(kind);
+    let all = cases.iter().enumerate().map(|(n, case)| async move {
+        let what = format!("{:?} at {} under {:?}", case.mode, case.point, case.on_lost);
+        let key = format!("key-{n}");
+        let mut zombie = site.worker_with(&[("SEMEL_CRASH", &format!("{}:1:stop", case.point))]).await;
+        let policy = Policy { on_lost: case.on_lost, ..policy(SHORT) };
+        zombie.order(&Order::run(&key, &policy, case.mode)).await;
+        zombie.until_frozen().await;
+        sleep_through_the_lease().await;
+        let mut heir = site.worker().await;
+        let expected = if case.on_lost == OnLost::Hold { "in_doubt" } else { "completed" };
+        let told = heir.ask(&Order::run(&key, &long(), case.mode)).await;
+        assert_eq!(how(&told), expected, "{what}: {told:?}");
+        let before = site.operation(&key).await;
+        zombie.wake();
+        let told = zombie.until_done().await;
+        assert_eq!(how(&told), "lease_lost", "{what}: {told:?}");
+        assert_eq!(site.operation(&key).await, before, "{what}");
+        let effects = site.bank.effects().into_iter().filter(|effect| effect.key == key);
+        assert_eq!(effects.count(), case.effects, "{what}");
+        let rows = effect_rows(&site.db).await.get(&key).copied().unwrap_or(0);
+        assert_eq!(rows, i64::from(case.mode == Mode::Atomic), "{what}: business rows");
+    });
+    futures(all).await;
+    site.check_counters().await;
+}
+
+/// Waits for all of them.
+async fn futures(all: impl Iterator<Item = impl Future<Output = ()>>) {
+    let mut all: Vec<_> = all.map(Box::pin).collect();
+    std::future::poll_fn(|context| {
+        all.retain_mut(|one| one.as_mut().poll(context).is_pending());
+        if all.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+    })
+    .await;
+}
+
+/// A node that is frozen with a commit on its way holds that row's lock, and whoever brings the key
+/// again is told that it is in flight. The others of the same batch have nothing to do with it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_zombie_does_not_hold_up_the_other_keys_of_a_batch() {
+    let site = Site::new(Kind::Postgres).await;
+    let mut zombie = site.worker_with(&[("SEMEL_CRASH", "atomic.before_commit:1:stop")]).await;
+    zombie.order(&Order::run("frozen", &long(), Mode::Atomic)).await;
+    zombie.until_frozen().await;
+    let mut node = site.worker().await;
+    let begun = Instant::now();
+    node.order(&Order::run("frozen", &long(), Mode::Atomic)).await;
+    for n in 0..20 {
+        node.order(&Order::run(&format!("other-{n}"), &long(), Mode::Atomic)).await;
+    }
+    let mut told = Vec::new();
+    for _ in 0..21 {
+        told.extend(node.until_done().await);
+    }
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(5), "they waited {took:?}");
+    let ended = |word: &str| told.iter().filter(|told| matches!(told, Told::Ended { how, .. } if how == word)).count();
+    assert_eq!((ended("completed"), ended("in_flight")), (20, 1), "{told:?}");
+    zombie.wake();
+    assert_eq!(how(&zombie.until_done().await), "completed", "it was not late");
+}
+
+/// Work that cannot be cancelled asks before each step, and the first answer after the pause is
+/// already the right one.
+async fn a_zombie_knows_before_its_next_step(kind: Kind) {
+    let site = Site::new(kind).await;
+    let mut zombie = site.worker().await;
+    zombie.order(&Order::Watch { key: "k".into(), terms: policy(SHORT).to_terms() }).await;
+    assert!(matches!(zombie.next().await, Some(Told::Begun { .. })));
+    zombie.freeze().await;
+    sleep_through_the_lease().await;
+    zombie.wake();
+    // The run may be told before its handler, which nobody can cancel, has had its next turn.
+    let mut told = zombie.until_done().await;
+    while !told.iter().any(|told| matches!(told, Told::Woke { .. })) {
+        told.push(zombie.next().await.unwrap());
+    }
+    assert!(told.contains(&Told::Woke { key: "k".into(), lost: true }), "{told:?}");
+    assert_ne!(site.operation("k").await.state, State::Completed);
+}

@@ -1,0 +1,249 @@
+//! The laws of a lane, under a scheduler that tries many orders of what its callers do.
+//!
+//! The scheduler may switch wherever somebody waits, which is where a lane's order of events is
+//! decided; what tokio's channels do inside of themselves is left to tokio's own tests.
+
+mod slow_store;
+
+use std::sync::Arc;
+
+use semel::{Error, Result, lane::Limits};
+use shuttle::future::{block_on, spawn, yield_now};
+use slow_store::{Call, LIMITS, SlowStore, always, answer, call_all, spawn_all, wait_for};
+use tokio::sync::Semaphore;
+
+/// Tries many orders: at random, and with few but well-placed switches. More with `make torture`.
+fn in_many_orders(law: impl AsyncFn() + Send + Sync + 'static) {
+    let rounds = if std::env::var_os("SEMEL_TORTURE").is_some() { 50_000 } else { 2000 };
+    let law = Arc::new(law);
+    let again = law.clone();
+    shuttle::check_random(move || block_on(law()), rounds);
+    shuttle::check_pct(move || block_on(again()), rounds, 3);
+}
+
+#[test]
+fn every_call_gets_its_own_answer_once_its_own_batch_is_durable() {
+    in_many_orders(async || {
+        let store = SlowStore::new(always);
+        let (lane, _task) = store.open(LIMITS);
+        for (who, got) in call_all(&lane, &store, &[(1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 1)]).await {
+            assert_eq!(got.expect("nothing was refused"), answer(who));
+        }
+        assert_eq!(store.seen().durable.len(), 6);
+    });
+}
+
+#[test]
+fn calls_that_queue_up_while_a_batch_is_in_flight_go_together() {
+    in_many_orders(async || {
+        let (began, may_end) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+        let store = SlowStore::with_gates(began.clone(), may_end.clone());
+        let (lane, _task) = store.open(LIMITS);
+        let first = spawn_all(&lane, &store, &[(1, 1)]);
+        began.acquire().await.expect("never closed").forget();
+        let mut answers = Vec::new();
+        for who in 2..=4 {
+            answers.push(lane.send((who, 1), 1).await.expect("the lane is open"));
+        }
+        may_end.add_permits(2);
+        for receiver in answers {
+            receiver.await.expect("answered").expect("made");
+        }
+        wait_for(first).await;
+        let sizes: Vec<usize> = store.seen().batches.iter().map(Vec::len).collect();
+        assert_eq!(sizes, [1, 3]);
+    });
+}
+
+#[test]
+fn a_batch_stays_within_its_calls_and_bytes_and_what_is_too_large_goes_alone() {
+    in_many_orders(async || {
+        let store = SlowStore::new(always);
+        let (lane, _task) = store.open(LIMITS);
+        let got = call_all(&lane, &store, &[(1, 6), (2, 4), (3, 1), (4, 99), (5, 5), (6, 10)]).await;
+        assert!(got.iter().all(|(who, got)| matches!(got, Ok(said) if *said == answer(*who))));
+    });
+}
+
+#[test]
+fn a_full_queue_lets_everybody_in_sooner_or_later() {
+    in_many_orders(async || {
+        let store = SlowStore::new(always);
+        let (lane, _task) = store.open(Limits { queue: 1, ..LIMITS });
+        let got = call_all(&lane, &store, &[(1, 1), (2, 9), (3, 1), (4, 9), (5, 1)]).await;
+        assert!(got.iter().all(|(_, got)| got.is_ok()));
+    });
+}
+
+#[test]
+fn what_one_caller_sends_in_order_is_made_in_order() {
+    in_many_orders(async || {
+        let store = SlowStore::new(always);
+        let (lane, _task) = store.open(LIMITS);
+        let others = spawn_all(&lane, &store, &[(7, 9), (8, 1)]);
+        let mut answers = Vec::new();
+        for who in 1..=5 {
+            answers.push(lane.send((who, 3), 3).await.expect("the lane is open"));
+        }
+        for receiver in answers {
+            receiver.await.expect("answered").expect("made");
+        }
+        wait_for(others).await;
+        let made: Vec<u32> =
+            store.seen().batches.iter().flatten().map(|(who, _)| *who).filter(|who| *who < 6).collect();
+        assert_eq!(made, [1, 2, 3, 4, 5]);
+    });
+}
+
+/// Refuses every batch that has one of two culprits in it.
+fn refuses_culprits(nth: usize, batch: &[Call]) -> Result<Vec<u32>> {
+    match batch.iter().find(|(who, _)| [2, 5].contains(who)) {
+        Some((who, _)) => Err(Error::Refused(who.to_string())),
+        None => always(nth, batch),
+    }
+}
+
+#[test]
+fn a_refused_call_fails_alone() {
+    in_many_orders(async || {
+        let store = SlowStore::new(refuses_culprits);
+        let (lane, _task) = store.open(LIMITS);
+        for (who, got) in call_all(&lane, &store, &[(1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 1)]).await {
+            match got {
+                Ok(said) => assert_eq!(said, answer(who)),
+                Err(Error::Refused(why)) => assert!([2, 5].contains(&who) && why == who.to_string(), "{who}: {why}"),
+                Err(error) => panic!("{who}: {error}"),
+            }
+        }
+        let mut durable: Vec<_> = store.seen().durable.clone().into_iter().collect();
+        durable.sort_unstable();
+        assert_eq!(durable, [(1, 1), (3, 1), (4, 1), (6, 1)], "everybody else is made, and made once");
+    });
+}
+
+/// The second batch meets a store that is away.
+fn away_once(nth: usize, batch: &[Call]) -> Result<Vec<u32>> {
+    match nth {
+        1 => Err(Error::Unavailable("away".into())),
+        _ => always(nth, batch),
+    }
+}
+
+#[test]
+fn an_error_about_a_whole_batch_reaches_all_of_that_batch_and_nobody_else() {
+    in_many_orders(async || {
+        let store = SlowStore::new(away_once);
+        let (lane, _task) = store.open(LIMITS);
+        let got = call_all(&lane, &store, &[(1, 1), (2, 1), (3, 1), (4, 1), (5, 1)]).await;
+        for (who, got) in got {
+            let unlucky = store.seen().batch_of[&who] == 1;
+            assert_eq!(matches!(got, Err(Error::Unavailable(_))), unlucky, "{who}: {got:?}");
+            assert_eq!(got.is_ok(), !unlucky, "{who}: {got:?}");
+        }
+        assert!(store.seen().batches.len() >= 2, "an error is not asked again by the lane");
+    });
+}
+
+/// The first batch is answered with one answer too few.
+fn forgets_one(nth: usize, batch: &[Call]) -> Result<Vec<u32>> {
+    always(nth, if nth == 0 { &batch[1..] } else { batch })
+}
+
+#[test]
+fn a_batch_that_is_answered_in_part_is_an_error_and_nobody_gets_anothers_answer() {
+    in_many_orders(async || {
+        let store = SlowStore::new(forgets_one);
+        let (lane, _task) = store.open(LIMITS);
+        for (who, got) in call_all(&lane, &store, &[(1, 1), (2, 1), (3, 1), (4, 1)]).await {
+            match got {
+                Ok(said) => assert_eq!(said, answer(who)),
+                Err(error) => {
+                    assert!(matches!(error, Error::Corrupt(_)), "{error}");
+                    assert_eq!(store.seen().batch_of[&who], 0);
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_caller_that_stops_waiting_disturbs_nobody_and_its_call_is_made() {
+    in_many_orders(async || {
+        let store = SlowStore::new(refuses_culprits);
+        let (lane, _task) = store.open(LIMITS);
+        let gone = lane.clone();
+        let leaver = spawn(async move {
+            for who in [10, 11] {
+                drop(gone.send((who, 4), 4).await.expect("the lane is open"));
+            }
+        });
+        let got = call_all(&lane, &store, &[(1, 1), (2, 1), (3, 1), (4, 1)]).await;
+        leaver.await.expect("it only sends");
+        for (who, got) in got {
+            assert_eq!(got.is_err(), who == 2, "{who}: {got:?}");
+        }
+        lane.call((20, 1), 1).await.expect("made after all that was queued before it");
+        let seen = store.seen();
+        assert_eq!((seen.durable.get(&10), seen.durable.get(&11)), (Some(&1), Some(&1)));
+    });
+}
+
+#[test]
+fn a_caller_that_is_cancelled_at_any_moment_disturbs_nobody() {
+    in_many_orders(async || {
+        let store = SlowStore::new(always);
+        let (lane, _task) = store.open(Limits { queue: 1, ..LIMITS });
+        let (cancelled, watch) = (lane.clone(), store.clone());
+        let caller = spawn(async move { cancelled.call((10, 4), 4).await });
+        let others = spawn_all(&lane, &store, &[(1, 4), (2, 4), (3, 4)]);
+        yield_now().await;
+        caller.abort();
+        assert!(wait_for(others).await.iter().all(|(_, got)| got.is_ok()));
+        lane.call((20, 1), 1).await.expect("the lane goes on");
+        assert!(watch.seen().durable.get(&10).is_none_or(|times| *times == 1), "made or not, but not twice");
+    });
+}
+
+#[test]
+fn the_lane_ends_when_its_handles_are_gone_and_answers_what_was_queued_first() {
+    in_many_orders(async || {
+        let store = SlowStore::new(refuses_culprits);
+        let (lane, task) = store.open(LIMITS);
+        let senders = [1, 3].map(|first| {
+            let lane = lane.clone();
+            spawn(async move {
+                let mut answers = Vec::new();
+                for who in [first, first + 1] {
+                    answers.push((who, lane.send((who, 6), 6).await.expect("the lane is open")));
+                }
+                answers
+            })
+        });
+        drop(lane);
+        task.await.expect("it ends by itself");
+        for sender in senders {
+            for (who, mut receiver) in sender.await.expect("it only sends") {
+                let got = receiver.try_recv().expect("answered before the lane ended");
+                assert_eq!(got.is_err(), who == 2, "{who}: {got:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn callers_of_a_lane_that_was_torn_down_are_told_so() {
+    in_many_orders(async || {
+        let store = SlowStore::new(always);
+        let (lane, task) = store.open(Limits { queue: 1, ..LIMITS });
+        let callers = spawn_all(&lane, &store, &[(1, 1), (2, 1), (3, 1)]);
+        yield_now().await;
+        task.abort();
+        for (who, got) in wait_for(callers).await {
+            match got {
+                Ok(said) => assert_eq!(said, answer(who)),
+                Err(error) => assert!(matches!(error, Error::Stopping), "{who}: {error}"),
+            }
+        }
+        assert!(lane.call((9, 1), 1).await.is_err_and(|error| error.is_transient()));
+    });
+}

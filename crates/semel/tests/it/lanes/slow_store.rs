@@ -1,0 +1,137 @@
+//! A store that takes its time, and what its callers see of it.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard},
+};
+
+use semel::{
+    Result,
+    lane::{Lane, Limits, lane},
+};
+use shuttle::future::{JoinHandle, spawn, yield_now};
+use tokio::sync::Semaphore;
+
+pub(super) const LIMITS: Limits = Limits { calls: 3, bytes: 10, queue: 4 };
+
+/// A call: who makes it, and how many bytes it counts for.
+pub(super) type Call = (u32, usize);
+
+/// What a store answers to a batch.
+pub(super) type Judge = fn(nth: usize, batch: &[Call]) -> Result<Vec<u32>>;
+
+/// What a store has seen.
+#[derive(Default)]
+pub(super) struct Seen {
+    pub(super) in_flight: bool,
+    /// The batches, those that were refused included.
+    pub(super) batches: Vec<Vec<Call>>,
+    /// How often each call has become durable.
+    pub(super) durable: HashMap<u32, u32>,
+    /// In which batch each call was last.
+    pub(super) batch_of: HashMap<u32, usize>,
+}
+
+/// A store that takes its time.
+#[derive(Clone)]
+pub(super) struct SlowStore {
+    seen: Arc<Mutex<Seen>>,
+    judge: Judge,
+    /// Says that a batch has begun, and holds it until it may end.
+    gates: Option<(Arc<Semaphore>, Arc<Semaphore>)>,
+}
+
+impl SlowStore {
+    pub(super) fn new(judge: Judge) -> Self {
+        Self { seen: Arc::default(), judge, gates: None }
+    }
+
+    pub(super) fn with_gates(began: Arc<Semaphore>, may_end: Arc<Semaphore>) -> Self {
+        Self { gates: Some((began, may_end)), ..Self::new(always) }
+    }
+
+    pub(super) fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().expect("nobody panicked")
+    }
+
+    async fn flush(self, batch: Vec<Call>) -> Result<Vec<u32>> {
+        let nth = self.begin(&batch);
+        if let Some((began, may_end)) = &self.gates {
+            began.add_permits(1);
+            may_end.acquire().await.expect("never closed").forget();
+        }
+        for _ in 0..2 {
+            yield_now().await;
+        }
+        let answers = (self.judge)(nth, &batch);
+        let mut seen = self.seen();
+        seen.in_flight = false;
+        if answers.is_ok() {
+            for (who, _) in batch {
+                *seen.durable.entry(who).or_default() += 1;
+            }
+        }
+        answers
+    }
+
+    fn begin(&self, batch: &[Call]) -> usize {
+        let mut seen = self.seen();
+        assert!(!seen.in_flight, "one batch at a time");
+        seen.in_flight = true;
+        let bytes: usize = batch.iter().map(|(_, bytes)| bytes).sum();
+        assert!((1..=LIMITS.calls).contains(&batch.len()), "too many calls: {batch:?}");
+        assert!(bytes <= LIMITS.bytes || batch.len() == 1, "too many bytes: {batch:?}");
+        let nth = seen.batches.len();
+        seen.batches.push(batch.to_vec());
+        seen.batch_of.extend(batch.iter().map(|(who, _)| (*who, nth)));
+        nth
+    }
+
+    pub(super) fn open(&self, limits: Limits) -> (Lane<Call, u32>, JoinHandle<()>) {
+        let store = self.clone();
+        let (lane, task) = lane(limits, move |batch| store.clone().flush(batch));
+        (lane, spawn(task))
+    }
+}
+
+/// Everybody's answer is made from who asks.
+pub(super) fn answer(who: u32) -> u32 {
+    who * 100 + 7
+}
+
+pub(super) fn always(_: usize, batch: &[Call]) -> Result<Vec<u32>> {
+    Ok(batch.iter().map(|(who, _)| answer(*who)).collect())
+}
+
+/// Calls made side by side.
+pub(super) fn spawn_all(
+    lane: &Lane<Call, u32>,
+    store: &SlowStore,
+    calls: &[Call],
+) -> Vec<(u32, JoinHandle<Result<u32>>)> {
+    let call = |&(who, bytes): &Call| {
+        let (lane, store) = (lane.clone(), store.clone());
+        let caller = spawn(async move {
+            let got = lane.call((who, bytes), bytes).await;
+            if got.is_ok() {
+                assert_eq!(store.seen().durable.get(&who), Some(&1), "{who} was answered before it was durable");
+            }
+            got
+        });
+        (who, caller)
+    };
+    calls.iter().map(call).collect()
+}
+
+/// What each of the callers got.
+pub(super) async fn wait_for(callers: Vec<(u32, JoinHandle<Result<u32>>)>) -> Vec<(u32, Result<u32>)> {
+    let mut got = Vec::new();
+    for (who, caller) in callers {
+        got.push((who, caller.await.expect("a caller ends")));
+    }
+    got
+}
+
+pub(super) async fn call_all(lane: &Lane<Call, u32>, store: &SlowStore, calls: &[Call]) -> Vec<(u32, Result<u32>)> {
+    wait_for(spawn_all(lane, store, calls)).await
+}
