@@ -22,20 +22,25 @@ pub async fn main() -> Result<()> {
     let url = format!("sqlite:{}", folder.path().join("bank.db").display());
     let ledger = Ledger::new(Database::open(&url, Settings::default()).await?, Options::default())?;
     let bank = sqlx::SqlitePool::connect(&url).await?;
-    sqlx::raw_sql("CREATE TABLE accounts (name TEXT, balance INTEGER); INSERT INTO accounts VALUES ('ann', 100), ('bob', 0)")
-        .execute(&bank)
-        .await?;
+    sqlx::raw_sql(
+        "CREATE TABLE accounts (name TEXT, balance INTEGER); INSERT INTO accounts VALUES ('ann', 100), ('bob', 0)",
+    )
+    .execute(&bank)
+    .await?;
 
     for _ in 0..3 {
         let order = b"10 from ann to bob";
-        let work = Work::new(Scope::new("acme", "bank", "transfer")?, Key::new("order-4711")?, Fingerprint::of_bytes(order));
+        let work =
+            Work::new(Scope::new("acme", "bank", "transfer")?, Key::new("order-4711")?, Fingerprint::of_bytes(order));
         let answer = ledger
             .run_atomic(work, |_ctx, tx| async move {
                 move_the_money(&tx).await.map_err(|error| Unfinished::failed(error.to_string()))
             })
             .await?;
         match answer {
-            Claim::Acquired(Ran::Completed(outcome)) => println!("took effect: {}", String::from_utf8_lossy(&outcome.body)),
+            Claim::Acquired(Ran::Completed(outcome)) => {
+                println!("took effect: {}", String::from_utf8_lossy(&outcome.body))
+            }
             Claim::Replay(replay) => println!("came again: {}", String::from_utf8_lossy(&replay.outcome.body)),
             other => anyhow::bail!("unexpected: {}", other.word()),
         }

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use semel::{
-    Error, Operation, Result, Timestamp,
+    Operation, Result, Timestamp,
     journal::Note,
     look::{Group, bucket},
     machine::{Answer, Event, Next, Step, step},
@@ -18,7 +18,6 @@ use serde_json::{Value, json};
 use crate::{
     Conn,
     connection::broken,
-    on,
     rows::{self, OperationRow},
     sql::Sql,
 };
@@ -95,7 +94,8 @@ impl Changes {
     fn put(&mut self, old: Option<&Operation>, new: Option<Operation>, archive: Option<Value>, now: Timestamp) {
         self.tally.add(old, new.as_ref(), now);
         let Some(id) = new.as_ref().or(old).map(|op| op.id) else { return };
-        let touched = self.touched.entry(id).or_insert_with(|| Touched { loaded: old.cloned(), now: None, archive: None });
+        let touched =
+            self.touched.entry(id).or_insert_with(|| Touched { loaded: old.cloned(), now: None, archive: None });
         touched.now = new;
         touched.archive = archive.or(touched.archive.take());
     }
@@ -188,9 +188,18 @@ fn in_backlog(op: &Operation) -> bool {
 
 /// Operations by id.
 pub(crate) async fn load_by_id(conn: &mut Conn<'_>, sql: &Sql, ids: &[i64]) -> Result<HashMap<i64, Operation>> {
-    let rows: Vec<_> = ids.iter().map(|id| json!({ "id": id })).collect();
-    let loaded = load(conn, sql.load_by_id, &rows).await?;
-    Ok(loaded.into_iter().map(|op| (op.id, op)).collect())
+    if ids.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let loaded: Vec<OperationRow> = match conn {
+        Conn::Postgres(c) => sqlx::query_as(sql.load_by_id).bind(ids).fetch_all(&mut **c).await,
+        Conn::Sqlite(c) => {
+            let json: Vec<_> = ids.iter().map(|id| json!({ "id": id })).collect();
+            sqlx::query_as(sql.load_by_id).bind(Value::Array(json).to_string()).fetch_all(&mut **c).await
+        }
+    }
+    .map_err(broken)?;
+    loaded.into_iter().map(|row| row.read().map(|op| (op.id, op))).collect()
 }
 
 /// Operations by scope and key.
@@ -199,20 +208,29 @@ pub(crate) async fn load_by_key<'a>(
     sql: &Sql,
     keys: impl Iterator<Item = (&'a semel::Scope, &'a semel::Key)>,
 ) -> Result<HashMap<(semel::Scope, semel::Key), Operation>> {
-    let row = |(scope, key): (&semel::Scope, &semel::Key)| {
-        json!({ "tenant": scope.tenant(), "service": scope.service(), "kind": scope.kind(), "key": key.as_str() })
-    };
-    let rows: Vec<_> = keys.map(row).collect();
-    let loaded = load(conn, sql.load_by_key, &rows).await?;
-    Ok(loaded.into_iter().map(|op| ((op.scope.clone(), op.key.clone()), op)).collect())
-}
-
-async fn load(conn: &mut Conn<'_>, sql: &'static str, rows: &[Value]) -> Result<Vec<Operation>> {
-    if rows.is_empty() {
-        return Ok(Vec::new());
+    let keys: Vec<_> = keys.collect();
+    if keys.is_empty() {
+        return Ok(HashMap::new());
     }
-    let json = serde_json::to_string(rows).map_err(|e| Error::Invalid(e.to_string()))?;
-    let loaded: Vec<OperationRow> =
-        on!(conn, c => sqlx::query_as(sql).bind(json).fetch_all(&mut **c).await.map_err(broken)?);
-    loaded.into_iter().map(OperationRow::read).collect()
+    let loaded: Vec<OperationRow> = match conn {
+        Conn::Postgres(c) => {
+            let part = |get: &dyn Fn(&semel::Scope) -> &str| keys.iter().map(|(scope, _)| get(scope).to_owned()).collect::<Vec<_>>();
+            sqlx::query_as(sql.load_by_key)
+                .bind(part(&|scope| scope.tenant()))
+                .bind(part(&|scope| scope.service()))
+                .bind(part(&|scope| scope.kind()))
+                .bind(keys.iter().map(|(_, key)| key.as_str().to_owned()).collect::<Vec<_>>())
+                .fetch_all(&mut **c)
+                .await
+        }
+        Conn::Sqlite(c) => {
+            let row = |(scope, key): &(&semel::Scope, &semel::Key)| {
+                json!({ "tenant": scope.tenant(), "service": scope.service(), "kind": scope.kind(), "key": key.as_str() })
+            };
+            let json = Value::Array(keys.iter().map(row).collect()).to_string();
+            sqlx::query_as(sql.load_by_key).bind(json).fetch_all(&mut **c).await
+        }
+    }
+    .map_err(broken)?;
+    loaded.into_iter().map(|row| row.read().map(|op| ((op.scope.clone(), op.key.clone()), op))).collect()
 }

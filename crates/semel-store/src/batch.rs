@@ -1,6 +1,6 @@
 //! How a batch of events is brought to its rows, whichever database they are in.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use semel::{
     Error, Fence, Key, Operation, Result, Scope, Timestamp,
@@ -62,9 +62,32 @@ pub(crate) fn claim_all<'a>(
     answers
 }
 
-/// Whether a claim would change its row: then the row must be locked first.
-pub(crate) fn would_change(stored: Option<&Operation>, request: &Request, fence: Fence, now: Timestamp) -> bool {
-    !matches!(step(stored, &Event::Claim { request, fence }, now).next, Next::Same)
+/// Reads the answers of claims off rows that are not locked. Those of a key that any claim would
+/// change are contested: that row must be locked and decided about again.
+pub(crate) fn read_all<R: AsRef<Request>>(
+    requests: &[R],
+    rows: &ByKey,
+    claims: Vec<usize>,
+    now: Timestamp,
+) -> (Vec<usize>, Vec<(usize, Answer)>) {
+    // No answer that changes nothing tells of the claim's own fence.
+    const UNDRAWN: Fence = Fence(i64::MAX);
+    let place = |i: usize| (requests[i].as_ref().scope.clone(), requests[i].as_ref().key.clone());
+    let mut changing = HashSet::new();
+    let mut calm = Vec::new();
+    for i in &claims {
+        let event = Event::Claim { request: requests[*i].as_ref(), fence: UNDRAWN };
+        let read = step(rows.get(&place(*i)), &event, now);
+        match read.next {
+            Next::Same => calm.push((*i, read.answer)),
+            _ => drop(changing.insert(place(*i))),
+        }
+    }
+    if changing.is_empty() {
+        return (Vec::new(), calm);
+    }
+    calm.retain(|(i, _)| !changing.contains(&place(*i)));
+    (claims.into_iter().filter(|i| changing.contains(&place(*i))).collect(), calm)
 }
 
 /// Takes the steps of writes under leases one after the other.

@@ -12,8 +12,8 @@ use semel::{
 use serde_json::json;
 
 use crate::{
-    Clock, Conn, Tx, apply, connection::broken, counters::CountRow, on, postgres, postgres::Postgres, rows, rows::OperationRow,
-    sql::Sql, sqlite, sqlite::Sqlite, tx::begin_on,
+    Clock, Conn, Tx, apply, connection::broken, counters::CountRow, on, postgres, postgres::Postgres, rows,
+    rows::OperationRow, sql::Sql, sqlite, sqlite::Sqlite, tx::begin_on,
 };
 
 /// How a database is opened.
@@ -406,9 +406,9 @@ async fn add_repeats(
 ) -> Result<()> {
     // In order of id: two nodes that add to the same rows wait in one direction.
     repeats.sort_by_key(|seen| (seen.id, seen.repeat));
-    for part in repeats.chunks(500) {
+    lock_repeats(&mut conn, &repeats.iter().map(|seen| seen.id).collect::<Vec<_>>()).await?;
+    for part in repeats.chunks(1000) {
         let ids: Vec<i64> = part.iter().map(|seen| seen.id).collect();
-        lock_repeats(&mut conn, &ids).await?;
         let mut stored = load_repeats(&mut conn, sql, &ids).await?;
         let mut rows = Vec::new();
         for seen in part {

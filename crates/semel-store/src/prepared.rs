@@ -50,9 +50,11 @@ async fn on_sqlite(statements: &[(&'static str, &'static str)]) -> Counted {
 /// statement must have the same number of them.
 #[tokio::test]
 async fn every_shared_statement_prepares_on_both_databases() {
-    let postgres = on_postgres(&Sql::new(Dialect::Postgres).all()).await;
-    let sqlite = on_sqlite(&Sql::new(Dialect::Sqlite).all()).await;
+    let mut postgres = on_postgres(&Sql::new(Dialect::Postgres).all()).await;
+    let mut sqlite = on_sqlite(&Sql::new(Dialect::Sqlite).all()).await;
     assert!(postgres.len() > 30);
+    // The one exception: keys come to PostgreSQL as four arrays.
+    assert_eq!((postgres.remove(0), sqlite.remove(0)), (("load_by_key", 4), ("load_by_key", 1)));
     assert_eq!(postgres, sqlite);
 }
 

@@ -2,7 +2,8 @@
 //!
 //! A batch comes as one JSON parameter. The only thing that differs is how that becomes rows, so
 //! a statement writes `{rows $1: id int, body bytes}` and each database gets its own reading of it:
-//! `json_to_recordset` on PostgreSQL, `json_each` on SQLite. Bytes travel as hex. Statements that
+//! `json_to_recordset` on PostgreSQL, `jsonb_each` on SQLite. Bytes travel as hex. What every replay
+//! reads, `{keys}` and `{ids}`, comes to PostgreSQL as arrays, which are cheaper to read. Statements that
 //! differ in more than this are in `postgres.rs` and `sqlite.rs`, each with the reason.
 
 /// Which database a text is for.
@@ -86,13 +87,13 @@ macro_rules! labelled {
 statements! {
     /// Operations by key.
     load_by_key = operation!(
-        "FROM {rows $1: tenant text, service text, kind text, key text} AS r
+        "FROM {keys} AS r
          JOIN semel_operations AS o ON o.tenant = r.tenant AND o.service = r.service AND o.kind = r.kind AND o.key = r.key
          LEFT JOIN semel_leases AS l ON l.operation = o.id
          LEFT JOIN semel_successors AS s ON s.operation = o.id");
     /// Operations by id.
     load_by_id = operation!(
-        "FROM {rows $1: id int} AS r
+        "FROM {ids} AS r
          JOIN semel_operations AS o ON o.id = r.id
          LEFT JOIN semel_leases AS l ON l.operation = o.id
          LEFT JOIN semel_successors AS s ON s.operation = o.id");
@@ -280,8 +281,16 @@ statements! {
 
 /// Turns `{rows $1: id int, body bytes}` into the database's own reading of a JSON array.
 fn render(text: &str, dialect: Dialect) -> String {
+    let (keys, ids) = match dialect {
+        Dialect::Postgres => (
+            "(SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]) AS k(tenant, service, kind, key))",
+            "(SELECT id FROM unnest($1::bigint[]) AS i(id))",
+        ),
+        Dialect::Sqlite => ("{rows $1: tenant text, service text, kind text, key text}", "{rows $1: id int}"),
+    };
+    let text = text.replace("{keys}", keys).replace("{ids}", ids);
     let mut out = String::new();
-    let mut rest = text;
+    let mut rest = text.as_str();
     while let Some((before, after)) = rest.split_once("{rows ") {
         let (inside, after) = after.split_once('}').unwrap_or((after, ""));
         let (parameter, columns) = inside.split_once(':').unwrap_or((inside, ""));
@@ -315,7 +324,7 @@ fn rows(parameter: &str, columns: &[(&str, &str)], dialect: Dialect) -> String {
                 "bytes" => format!("unhex(value ->> '{name}') AS {name}"),
                 _ => format!("value ->> '{name}' AS {name}"),
             });
-            format!("(SELECT {selected} FROM json_each({parameter}))")
+            format!("(SELECT {selected} FROM jsonb_each({parameter}))")
         }
     }
 }
@@ -335,7 +344,7 @@ mod tests {
         assert_eq!(
             render(text, Dialect::Sqlite),
             "DELETE FROM t WHERE id IN (SELECT r.id FROM (SELECT value ->> 'id' AS id, unhex(value ->> 'body') AS body \
-             FROM json_each($1)) AS r)"
+             FROM jsonb_each($1)) AS r)"
         );
     }
 

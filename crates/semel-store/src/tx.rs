@@ -8,12 +8,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{
-    Conn,
-    connection::broken,
-    postgres::Seat,
-    sqlite::WriteTx,
-};
+use crate::{Conn, connection::broken, postgres::Seat, sqlite::WriteTx};
 
 /// A transaction: a handle that can be shared with the code that works in it.
 ///

@@ -5,10 +5,9 @@ use std::{sync::Arc, time::Duration};
 use tokio::sync::watch;
 
 use crate::{
-    Claim, Error, Lease, Ledger, Outcome, Result, State, Uptime, Work,
-    crash_point,
-    ledger::IN_TRANSACTION,
+    Claim, Error, Lease, Ledger, Outcome, Result, State, Uptime, Work, crash_point,
     lease::Settled,
+    ledger::IN_TRANSACTION,
     machine::{Answer, Failure, Write},
     renewer::Renewal,
     run::{Context, Ran, RanOne, Unfinished, in_own_task, run_successors},

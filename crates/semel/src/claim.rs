@@ -192,7 +192,8 @@ impl Claim<Box<Operation>> {
     /// From what the store answered.
     pub(crate) fn from_applied(applied: Applied) -> Result<Self> {
         let now = applied.now;
-        let operation = Box::new(applied.operation.ok_or(Error::Corrupt("a claim was answered without its operation"))?);
+        let operation =
+            Box::new(applied.operation.ok_or(Error::Corrupt("a claim was answered without its operation"))?);
         Ok(match applied.answer {
             Answer::Acquired => Self::Acquired(operation),
             Answer::Replay { mismatch } => {

@@ -32,9 +32,7 @@ pub struct Fingerprint([u8; LENGTH]);
 impl Fingerprint {
     /// The fingerprint of a payload whose every byte counts.
     pub fn of_bytes(payload: &[u8]) -> Self {
-        Parts::new("semel fingerprint 1: bytes")
-            .part(payload)
-            .fingerprint()
+        Parts::new("semel fingerprint 1: bytes").part(payload).fingerprint()
     }
 
     /// The fingerprint of a JSON payload whose member order, white space and string escapes do not
@@ -50,9 +48,7 @@ impl Fingerprint {
         let canonical = canonicalize_without(payload, pointers)?;
         let mut parts = Parts::new("semel fingerprint 1: json").part(&canonical.bytes);
         for literal in &canonical.literals {
-            parts = parts
-                .part(&(literal.at as u64).to_be_bytes())
-                .part(literal.text.as_bytes());
+            parts = parts.part(&(literal.at as u64).to_be_bytes()).part(literal.text.as_bytes());
         }
         Ok(parts.fingerprint())
     }
@@ -70,10 +66,7 @@ impl Fingerprint {
     /// Reads the stored form. A version that this release does not know is kept as it is, because
     /// nodes of two releases share rows and equality needs no knowledge of the algorithm.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, FingerprintError> {
-        bytes
-            .try_into()
-            .map(Self)
-            .map_err(|_| FingerprintError::Length(bytes.len()))
+        bytes.try_into().map(Self).map_err(|_| FingerprintError::Length(bytes.len()))
     }
 
     /// The version of the algorithm that made this fingerprint.
@@ -120,10 +113,7 @@ impl FromStr for Fingerprint {
     fn from_str(text: &str) -> Result<Self, FingerprintError> {
         let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
         let (pairs, odd) = text.as_bytes().as_chunks::<2>();
-        let bytes: Option<Vec<u8>> = pairs
-            .iter()
-            .map(|&[high, low]| Some(digit(high)? << 4 | digit(low)?))
-            .collect();
+        let bytes: Option<Vec<u8>> = pairs.iter().map(|&[high, low]| Some(digit(high)? << 4 | digit(low)?)).collect();
         match bytes {
             Some(bytes) if odd.is_empty() => Self::from_bytes(&bytes),
             _ => Err(FingerprintError::NotHex),
@@ -139,9 +129,7 @@ impl Serialize for Fingerprint {
 
 impl<'de> Deserialize<'de> for Fingerprint {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?
-            .parse()
-            .map_err(serde::de::Error::custom)
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
     }
 }
 
@@ -180,10 +168,7 @@ impl Fields {
 
     /// Begins a field that arrives in pieces, such as a request's body.
     pub fn begin_field(self, name: &str) -> OpenField {
-        OpenField {
-            fields: Self(self.0.part(name.as_bytes())),
-            content: Sha256::new(),
-        }
+        OpenField { fields: Self(self.0.part(name.as_bytes())), content: Sha256::new() }
     }
 
     /// The fingerprint of all fields.
@@ -309,27 +294,12 @@ mod tests {
     /// them changes, the change needs a new version, not a new expectation.
     #[test]
     fn version_1_never_changes() {
-        let request = Fingerprint::fields()
-            .field("method", b"POST")
-            .fingerprint("body", json("{}"))
-            .finish();
+        let request = Fingerprint::fields().field("method", b"POST").fingerprint("body", json("{}")).finish();
         for (fingerprint, expected) in [
-            (
-                Fingerprint::of_bytes(b""),
-                "01b61e5a46152744257b88d00b00f3a8fe76113c55378d5a616fa5d642c112d15c",
-            ),
-            (
-                Fingerprint::of_bytes(b"semel"),
-                "013fa070c03bb4fc6fbfb582c79432326877525dc507529adfcfc5d3cd4533afc2",
-            ),
-            (
-                json(r#"{"b": 1.0, "a": [2]}"#),
-                "015219d0cfa2de8805c83e9293a1fb6edf984730fe670a1a8d9d19889056b8d0b8",
-            ),
-            (
-                request,
-                "018f0e6c943373c04ffd00399ffc7e72f904ce2655b7383cf2a190af0041d33eac",
-            ),
+            (Fingerprint::of_bytes(b""), "01b61e5a46152744257b88d00b00f3a8fe76113c55378d5a616fa5d642c112d15c"),
+            (Fingerprint::of_bytes(b"semel"), "013fa070c03bb4fc6fbfb582c79432326877525dc507529adfcfc5d3cd4533afc2"),
+            (json(r#"{"b": 1.0, "a": [2]}"#), "015219d0cfa2de8805c83e9293a1fb6edf984730fe670a1a8d9d19889056b8d0b8"),
+            (request, "018f0e6c943373c04ffd00399ffc7e72f904ce2655b7383cf2a190af0041d33eac"),
         ] {
             assert_eq!(fingerprint.to_hex(), expected);
         }
@@ -338,14 +308,8 @@ mod tests {
     #[test]
     fn derived_names_never_change() {
         let scope = ["default", "proposals", "create"];
-        assert_eq!(
-            derive_key(&scope, "k-1", "charge"),
-            "semel_g4mueqm3vpcne2cxe7wvlzcqkx"
-        );
-        assert_eq!(
-            short_hash("default", "proposals", "create", "k-1"),
-            "d08ac67842ff"
-        );
+        assert_eq!(derive_key(&scope, "k-1", "charge"), "semel_g4mueqm3vpcne2cxe7wvlzcqkx");
+        assert_eq!(short_hash("default", "proposals", "create", "k-1"), "d08ac67842ff");
     }
 
     #[test]
@@ -353,34 +317,16 @@ mod tests {
         let payload = b"{}";
         let of_bytes = Fingerprint::of_bytes(payload);
         let of_field = Fingerprint::fields().field("", payload).finish();
-        let all = [
-            of_bytes,
-            json("{}"),
-            of_field,
-            Fingerprint::fields().finish(),
-        ];
-        assert_eq!(
-            all.into_iter()
-                .collect::<std::collections::HashSet<_>>()
-                .len(),
-            all.len()
-        );
+        let all = [of_bytes, json("{}"), of_field, Fingerprint::fields().finish()];
+        assert_eq!(all.into_iter().collect::<std::collections::HashSet<_>>().len(), all.len());
         // A nested fingerprint is not the field that holds its bytes.
         let nested = Fingerprint::fields().fingerprint("f", of_bytes).finish();
-        assert_ne!(
-            nested,
-            Fingerprint::fields()
-                .field("f", of_bytes.as_bytes())
-                .finish()
-        );
+        assert_ne!(nested, Fingerprint::fields().field("f", of_bytes.as_bytes()).finish());
     }
 
     #[test]
     fn json_spelled_differently_is_one_payload_but_no_number_is_merged() {
-        assert_eq!(
-            json(r#"{"a":1,"b":"é"}"#),
-            json(r#" {"b":"\u00e9", "a":1} "#)
-        );
+        assert_eq!(json(r#"{"a":1,"b":"é"}"#), json(r#" {"b":"\u00e9", "a":1} "#));
         assert_ne!(json(r#"{"a":1}"#), json(r#"{"a":1.0}"#));
         assert_ne!(json("[1,1.0]"), json("[1.0,1]"));
         assert_ne!(json("[0]"), json("[-0]"));
@@ -390,9 +336,7 @@ mod tests {
 
     #[test]
     fn excluded_members_count_as_never_sent() {
-        let without = |text: &str| {
-            Fingerprint::of_json_without(text.as_bytes(), &["/pending_webhooks"]).unwrap()
-        };
+        let without = |text: &str| Fingerprint::of_json_without(text.as_bytes(), &["/pending_webhooks"]).unwrap();
         let event = without(r#"{"id":"evt_1","pending_webhooks":2}"#);
         assert_eq!(event, without(r#"{"pending_webhooks":1.5,"id":"evt_1"}"#));
         assert_eq!(event, json(r#"{"id":"evt_1"}"#));
@@ -403,20 +347,11 @@ mod tests {
     fn field_names_borders_order_and_absence_count() {
         let fields = |fields: &[(&str, &str)]| {
             let all = fields.iter();
-            all.fold(Fingerprint::fields(), |all, (n, v)| {
-                all.field(n, v.as_bytes())
-            })
-            .finish()
+            all.fold(Fingerprint::fields(), |all, (n, v)| all.field(n, v.as_bytes())).finish()
         };
         assert_ne!(fields(&[("ab", "c")]), fields(&[("a", "bc")]));
-        assert_ne!(
-            fields(&[("a", "x"), ("b", "y")]),
-            fields(&[("b", "y"), ("a", "x")])
-        );
-        assert_ne!(
-            fields(&[("a", "x"), ("b", "y")]),
-            fields(&[("a", "y"), ("b", "x")])
-        );
+        assert_ne!(fields(&[("a", "x"), ("b", "y")]), fields(&[("b", "y"), ("a", "x")]));
+        assert_ne!(fields(&[("a", "x"), ("b", "y")]), fields(&[("a", "y"), ("b", "x")]));
         assert_ne!(fields(&[("a", "")]), fields(&[]));
         assert_ne!(fields(&[("a", ""), ("a", "")]), fields(&[("a", "")]));
     }
@@ -432,32 +367,20 @@ mod tests {
         assert_eq!(newer, Fingerprint::from_bytes(&bytes).unwrap());
         assert_ne!(newer, ours);
         assert!(ours.same_algorithm(&Fingerprint::of_bytes(b"y")) && !ours.same_algorithm(&newer));
-        assert_eq!(
-            Fingerprint::from_bytes(&[1; 32]),
-            Err(FingerprintError::Length(32))
-        );
+        assert_eq!(Fingerprint::from_bytes(&[1; 32]), Err(FingerprintError::Length(32)));
     }
 
     #[test]
     fn text_forms_are_short_for_people_and_whole_for_machines() {
         let fingerprint = Fingerprint::of_bytes(b"semel");
         assert_eq!(fingerprint.to_string(), "v1:3fa070c03bb4fc6f");
-        assert_eq!(
-            format!("{fingerprint:?}"),
-            "Fingerprint(v1:3fa070c03bb4fc6f)"
-        );
+        assert_eq!(format!("{fingerprint:?}"), "Fingerprint(v1:3fa070c03bb4fc6f)");
         let hex = fingerprint.to_hex();
         assert_eq!(hex.to_uppercase().parse(), Ok(fingerprint));
-        assert_eq!(
-            serde_json::to_string(&fingerprint).unwrap(),
-            format!("\"{hex}\"")
-        );
+        assert_eq!(serde_json::to_string(&fingerprint).unwrap(), format!("\"{hex}\""));
         let read: Fingerprint = serde_json::from_str(&format!("\"{hex}\"")).unwrap();
         assert_eq!(read, fingerprint);
-        assert_eq!(
-            hex[2..].parse::<Fingerprint>(),
-            Err(FingerprintError::Length(32))
-        );
+        assert_eq!(hex[2..].parse::<Fingerprint>(), Err(FingerprintError::Length(32)));
         for wrong in [&hex[1..], &hex.replacen("01", "+1", 1), "é"] {
             assert_eq!(wrong.parse::<Fingerprint>(), Err(FingerprintError::NotHex));
         }
@@ -469,10 +392,7 @@ mod tests {
         let key = derive_key(&["t", "s", "k"], "key", "step");
         assert_eq!(key, derive_key(&["t", "s", "k"], "key", "step"));
         assert_eq!(key.len(), 32);
-        assert!(
-            key.bytes()
-                .all(|byte| matches!(byte, b'a'..=b'z' | b'2'..=b'7' | b'_'))
-        );
+        assert!(key.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'2'..=b'7' | b'_')));
         for (scope, name, step) in [
             (["t", "s", "k"], "key", "step2"),
             (["t", "s", "k"], "ke", "ystep"),
@@ -481,22 +401,13 @@ mod tests {
         ] {
             assert_ne!(derive_key(&scope, name, step), key);
         }
-        assert_ne!(
-            derive_key(&["t", "s"], "k", "key"),
-            derive_key(&["t"], "s", "k")
-        );
+        assert_ne!(derive_key(&["t", "s"], "k", "key"), derive_key(&["t"], "s", "k"));
     }
 
     #[test]
     fn short_hashes_differ_by_scope_and_do_not_confuse_borders() {
-        assert_ne!(
-            short_hash("t", "s", "k", "key"),
-            short_hash("u", "s", "k", "key")
-        );
-        assert_ne!(
-            short_hash("t:1", "s", "k", "x"),
-            short_hash("t", "1:s", "k", "x")
-        );
+        assert_ne!(short_hash("t", "s", "k", "key"), short_hash("u", "s", "k", "key"));
+        assert_ne!(short_hash("t:1", "s", "k", "x"), short_hash("t", "1:s", "k", "x"));
         assert_eq!(short_hash("", "", "", "").len(), 12);
     }
 

@@ -128,7 +128,8 @@ pub struct Sighting {
     pub at: Timestamp,
     /// What it was answered.
     pub answer: String,
-    /// The fingerprint it came with, in hex.
+    /// The fingerprint it came with, in hex; nothing if it was the operation's own.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub fingerprint: String,
 }
 

@@ -1,10 +1,6 @@
 //! Ledger: the door to everything.
 
-use std::{
-    future::Future,
-    sync::Arc,
-    time::Duration,
-};
+use std::{future::Future, sync::Arc, time::Duration};
 
 use tokio::sync::{oneshot, watch};
 
@@ -122,7 +118,8 @@ impl<S: Store> Ledger<S> {
             let store = asked.clone();
             guarded(async move { patiently(|| store.write(batch.clone())).await })
         });
-        let (renewer, waiters, gatherer) = (Arc::<Renewer>::default(), Arc::<Waiters>::default(), Arc::<Gatherer>::default());
+        let (renewer, waiters, gatherer) =
+            (Arc::<Renewer>::default(), Arc::<Waiters>::default(), Arc::<Gatherer>::default());
         engine.spawn(serve_claims);
         engine.spawn(serve_writes);
         engine.spawn(renewer.clone().work(store.clone()));

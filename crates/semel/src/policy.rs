@@ -208,12 +208,7 @@ mod tests {
 
     #[test]
     fn every_wrong_field_is_named_at_once() {
-        let policy = Policy {
-            lease: Duration::ZERO,
-            max_attempts: Some(0),
-            max_crashes: 0,
-            ..Policy::default()
-        };
+        let policy = Policy { lease: Duration::ZERO, max_attempts: Some(0), max_crashes: 0, ..Policy::default() };
         let said = policy.check().unwrap_err().to_string();
         for field in ["lease", "max_attempts", "max_crashes"] {
             assert!(said.contains(field), "{said}");

@@ -41,8 +41,14 @@ pub(crate) struct Gatherer {
 impl Gatherer {
     /// Notes that a claim of `operation` was answered `word` instead of getting the lease.
     pub(crate) fn note(&self, operation: &Operation, request: &Request, word: &'static str, at: Timestamp) {
-        let repeat = if operation.fingerprint.matches(&request.fingerprint) { Repeat::Duplicate } else { Repeat::Conflict };
-        let sighting = Sighting { at, answer: word.to_owned(), fingerprint: request.fingerprint.to_hex() };
+        let repeat =
+            if operation.fingerprint.matches(&request.fingerprint) { Repeat::Duplicate } else { Repeat::Conflict };
+        // A duplicate has the operation's own fingerprint; only a conflict's is worth keeping.
+        let fingerprint = match repeat {
+            Repeat::Duplicate => String::new(),
+            Repeat::Conflict => request.fingerprint.to_hex(),
+        };
+        let sighting = Sighting { at, answer: word.to_owned(), fingerprint };
         let mut gathered = self.lock();
         // With the store away for long, further operations are only counted by their answer.
         if gathered.repeats.len() < 2 * MOST {
@@ -74,7 +80,11 @@ impl Gatherer {
             return;
         }
         crash_point!("repeats.before");
-        let seen = repeats.iter().map(|((id, repeat), repeats)| SeenAgain { id: *id, repeat: *repeat, repeats: repeats.clone() });
+        let seen = repeats.iter().map(|((id, repeat), repeats)| SeenAgain {
+            id: *id,
+            repeat: *repeat,
+            repeats: repeats.clone(),
+        });
         let counts = answers.iter().map(|((group, answer), n)| AnswerCount { group: group.clone(), answer, n: *n });
         if let Err(error) = store.note_repeats(seen.collect(), counts.collect()).await {
             tracing::warn!(%error, "repeats could not be written; trying again");

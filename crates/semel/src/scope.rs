@@ -37,9 +37,7 @@ impl Scope {
         match text.splitn(3, '/').collect::<Vec<_>>()[..] {
             [tenant, service, kind] => Self::new(tenant, service, kind),
             [service, kind] => Self::new(Self::DEFAULT_TENANT, service, kind),
-            _ => Err(Error::Invalid(format!(
-                "a scope is written service/kind or tenant/service/kind, not {text:?}"
-            ))),
+            _ => Err(Error::Invalid(format!("a scope is written service/kind or tenant/service/kind, not {text:?}"))),
         }
     }
 
@@ -143,9 +141,6 @@ mod tests {
     #[test]
     fn shifting_text_between_parts_makes_another_scope() {
         assert!(Scope::new("a/b", "c", "d").is_err());
-        assert_ne!(
-            Scope::new("a", "b", "c/d").unwrap().to_string(),
-            Scope::new("a", "b", "c").unwrap().to_string()
-        );
+        assert_ne!(Scope::new("a", "b", "c/d").unwrap().to_string(), Scope::new("a", "b", "c").unwrap().to_string());
     }
 }

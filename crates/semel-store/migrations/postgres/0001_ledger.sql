@@ -161,8 +161,14 @@ CREATE TABLE semel_counters (
 -- For people: times and payloads as one reads them.
 CREATE FUNCTION semel_time(micros BIGINT) RETURNS TIMESTAMPTZ LANGUAGE sql IMMUTABLE AS
     $$ SELECT 'epoch'::timestamptz + micros * interval '1 microsecond' $$;
-CREATE FUNCTION semel_text(bytes BYTEA) RETURNS TEXT LANGUAGE sql IMMUTABLE AS
-    $$ SELECT CASE WHEN get_byte(bytes, 1) = 0 THEN encode(substr(bytes, 3), 'escape') ELSE '(encrypted)' END $$;
+-- What is no text is shown by its bytes, escaped: one such row must not break a whole listing.
+CREATE FUNCTION semel_text(bytes BYTEA) RETURNS TEXT LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    IF get_byte(bytes, 1) <> 0 THEN RETURN '(encrypted)'; END IF;
+    RETURN convert_from(substr(bytes, 3), 'UTF8');
+EXCEPTION WHEN character_not_in_repertoire OR untranslatable_character THEN
+    RETURN encode(substr(bytes, 3), 'escape');
+END $$;
 CREATE VIEW semel_operations_readable AS
 SELECT o.id, o.tenant, o.service, o.kind, o.key, o.state, o.fence, o.failures, o.crashes, o.parked, o.owner,
        encode(o.fingerprint, 'hex') AS fingerprint, o.payload_order, o.label1, o.label2, o.label3, o.label4,

@@ -1,5 +1,6 @@
 //! The ledger on PostgreSQL.
 
+mod hints;
 mod hot;
 mod seats;
 
@@ -10,14 +11,14 @@ use std::{
 };
 
 use semel::{
-    Error, Fence, Operation, Result, Timestamp,
-    crash_point,
+    Error, Fence, Operation, Result, Timestamp, crash_point,
     machine::{Answer, Event, Request, Write},
     micros,
     store::{Applied, Decision, LeaseWrite, Swept},
 };
 use sqlx::{PgConnection, postgres::PgConnectOptions};
 
+use self::hints::Hints;
 #[cfg(test)]
 pub(crate) use self::hot::ALL as HOT;
 pub(crate) use self::seats::{Seat, Seats};
@@ -42,7 +43,8 @@ const LANE: &str = "SET enable_seqscan = off; SET enable_hashjoin = off; SET ena
 
 /// The hot claim joins only what it has just made, by hash. It waits for others' transactions that
 /// are at one of its keys: for a commit, which is short, but not for a node that is frozen.
-const CLAIMS: &str = "SET enable_seqscan = off; SET enable_mergejoin = off; SET jit = off; SET plan_cache_mode = force_generic_plan;
+const CLAIMS: &str =
+    "SET enable_seqscan = off; SET enable_mergejoin = off; SET jit = off; SET plan_cache_mode = force_generic_plan;
      SET lock_timeout = '250ms'";
 
 pub(crate) struct Postgres {
@@ -53,6 +55,7 @@ pub(crate) struct Postgres {
     /// For callers' transactions, and for looking.
     pub(crate) callers: Arc<Seats>,
     pub(crate) sql: Sql,
+    hints: Hints,
     clock: Clock,
 }
 
@@ -75,13 +78,17 @@ impl Postgres {
         migrator.dangerous_set_table_name("semel_migrations");
         // A server with a hundred nodes waiting for the first to migrate is slow, not broken.
         sqlx::raw_sql("SET statement_timeout = 0; SET lock_timeout = 0").execute(&mut *seat).await.map_err(broken)?;
-        migrator.run_direct(None, &mut *seat, false).await.map_err(|e| Error::Unavailable(format!("migrations: {e}")))?;
+        migrator
+            .run_direct(None, &mut *seat, false)
+            .await
+            .map_err(|e| Error::Unavailable(format!("migrations: {e}")))?;
         drop(seat);
         Ok(Self {
             claims: Seats::new(options.clone(), sizes.lane, CLAIMS, sizes.answer_limit),
             lane: Seats::new(options, sizes.lane, LANE, sizes.answer_limit),
             callers,
             sql: Sql::new(Dialect::Postgres),
+            hints: Hints::default(),
             clock,
         })
     }
@@ -101,12 +108,15 @@ impl Postgres {
     async fn claim_batch(&self, requests: &[Arc<Request>]) -> Result<Vec<Applied>> {
         let order = batch::by_key(requests);
         let (first, mut rest) = batch::fold(requests, &order);
-        let mut answers: HashMap<usize, Applied> = self.claim_first(requests, &first).await?;
-        rest.extend(first.iter().filter(|i| !answers.contains_key(i)));
+        let (seen, new): (Vec<usize>, Vec<usize>) = first.into_iter().partition(|i| self.hints.knows(&requests[*i]));
+        let mut answers: HashMap<usize, Applied> = self.claim_first(requests, &new).await?;
+        rest.extend(seen);
+        rest.extend(new.iter().filter(|i| !answers.contains_key(i)));
         if !rest.is_empty() {
             rest.sort_unstable();
             answers.extend(self.claim_known(requests, rest).await?);
         }
+        requests.iter().for_each(|request| self.hints.remember(request));
         in_order(answers, requests.len())
     }
 
@@ -130,14 +140,20 @@ impl Postgres {
     }
 
     /// Inserts claims; nothing if it would have to wait.
-    async fn claim_absent(&self, requests: &[Arc<Request>], first: &[usize]) -> Result<Option<HashMap<usize, Applied>>> {
+    async fn claim_absent(
+        &self,
+        requests: &[Arc<Request>],
+        first: &[usize],
+    ) -> Result<Option<HashMap<usize, Applied>>> {
         if first.is_empty() {
             return Ok(Some(HashMap::new()));
         }
         let list = || first.iter().map(|i| &requests[*i]);
         let text = |get: &dyn Fn(&Request) -> &str| list().map(|r| get(r).to_owned()).collect::<Vec<String>>();
         let label = |slot: usize| list().map(|r| r.labels.0[slot].clone()).collect::<Vec<Option<String>>>();
-        let span = |get: &dyn Fn(&Request) -> Option<Duration>| list().map(|r| get(r).map(micros)).collect::<Vec<Option<i64>>>();
+        let span = |get: &dyn Fn(&Request) -> Option<Duration>| {
+            list().map(|r| get(r).map(micros)).collect::<Vec<Option<i64>>>()
+        };
         let mut seat = self.claims.take().await?;
         let made = sqlx::query_as(hot::CLAIM)
             .bind(text(&|r| r.scope.tenant()))
@@ -173,7 +189,8 @@ impl Postgres {
         crash_point!("store.claim.inserted");
         seat.leave();
         let applied = |(i, fence, now): (i64, i64, i64)| {
-            let i = usize::try_from(i).ok().filter(|i| *i < requests.len()).ok_or(Error::Corrupt("a claim's number"))?;
+            let i =
+                usize::try_from(i).ok().filter(|i| *i < requests.len()).ok_or(Error::Corrupt("a claim's number"))?;
             Ok((i, batch::first_claim(&requests[i], Fence(fence), Timestamp::from_micros(now))))
         };
         made.into_iter().map(applied).collect::<Result<_>>().map(Some)
@@ -185,20 +202,15 @@ impl Postgres {
         let mut answers = HashMap::new();
         let mut seat = self.lane.take().await?;
         for round in 0..ROUNDS {
-            let (now, fences) = self.draw(&mut seat, todo.len()).await?;
-            let claims: Vec<_> = todo.iter().copied().zip(fences).collect();
+            let now: i64 =
+                sqlx::query_scalar(hot::NOW).bind(self.clock.fixed()).fetch_one(&mut *seat).await.map_err(broken)?;
+            let now = Timestamp::from_micros(now);
             let keys = todo.iter().map(|i| (&requests[*i].scope, &requests[*i].key));
             let rows = load_by_key(&mut Conn::Postgres(&mut seat), &self.sql, keys).await?;
             let place = |i: usize| (requests[i].scope.clone(), requests[i].key.clone());
-            let contested: HashSet<_> = claims
-                .iter()
-                .filter(|(i, fence)| batch::would_change(rows.get(&place(*i)), &requests[*i], *fence, now))
-                .map(|(i, _)| place(*i))
-                .collect();
-            let (contested, calm): (Vec<_>, Vec<_>) = claims.into_iter().partition(|(i, _)| contested.contains(&place(*i)));
-            let mut still = rows.clone();
-            let calm = calm.into_iter().map(|(i, fence)| (i, &*requests[i], fence));
-            answers.extend(batch::claim_all(&mut Changes::default(), &mut still, calm, now));
+            let (contested, calm) = batch::read_all(requests, &rows, todo, now);
+            let answer = |(i, answer)| (i, Applied { answer, operation: rows.get(&place(i)).cloned(), now });
+            answers.extend(calm.into_iter().map(answer));
             if contested.is_empty() {
                 seat.leave();
                 return Ok(answers);
@@ -223,17 +235,17 @@ impl Postgres {
         seat: &mut PgConnection,
         requests: &[Arc<Request>],
         seen: &ByKey,
-        claims: Vec<(usize, Fence)>,
+        claims: Vec<usize>,
     ) -> Result<(Vec<(usize, Applied)>, Vec<usize>)> {
         let place = |i: usize| (requests[i].scope.clone(), requests[i].key.clone());
-        let ids: Vec<i64> = claims.iter().filter_map(|(i, _)| seen.get(&place(*i)).map(|op| op.id)).collect();
+        let ids: Vec<i64> = claims.iter().filter_map(|i| seen.get(&place(*i)).map(|op| op.id)).collect();
         begin(seat).await?;
         let locked = try_lock(seat, &ids).await?;
         let rows = load_by_id(&mut Conn::Postgres(seat), &self.sql, &locked).await?;
         let mut rows: ByKey = rows.into_values().map(|op| ((op.scope.clone(), op.key.clone()), op)).collect();
-        // New ones, under the lock: those drawn before it may be lower than what the row has by now.
+        // Drawn under the lock: fences from before it may be lower than what the row has by now.
         let (now, fences) = self.draw(seat, claims.len()).await?;
-        let claims: Vec<_> = claims.into_iter().zip(fences).map(|((i, _), fence)| (i, fence)).collect();
+        let claims: Vec<_> = claims.into_iter().zip(fences).collect();
         let is_free = |i: usize| !seen.contains_key(&place(i)) || rows.contains_key(&place(i));
         let (free, busy): (Vec<_>, Vec<_>) = claims.into_iter().partition(|(i, _)| is_free(*i));
         let mut left: Vec<usize> = busy.into_iter().map(|(i, _)| i).collect();
@@ -331,7 +343,9 @@ impl Postgres {
             commit(&mut seat).await?;
             seat.leave();
         }
-        let answer = |lease: &(i64, Fence)| deadlines.get(lease).map_or(Answer::Lost, |deadline| Answer::Renewed { deadline: *deadline });
+        let answer = |lease: &(i64, Fence)| {
+            deadlines.get(lease).map_or(Answer::Lost, |deadline| Answer::Renewed { deadline: *deadline })
+        };
         Ok(leases.iter().map(answer).collect())
     }
 
@@ -505,7 +519,10 @@ async fn complete(
         operation: None,
         now: Timestamp::from_micros(*now),
     };
-    Ok(plain.iter().filter_map(|(i, write, _)| done.get(&(write.id, write.fence)).map(|now| (*i, applied(now)))).collect())
+    Ok(plain
+        .iter()
+        .filter_map(|(i, write, _)| done.get(&(write.id, write.fence)).map(|now| (*i, applied(now))))
+        .collect())
 }
 
 fn is_lock_timeout(error: &sqlx::Error) -> bool {
@@ -551,11 +568,12 @@ async fn try_lock(conn: &mut PgConnection, ids: &[i64]) -> Result<Vec<i64>> {
 
 /// A server that may forget what it has acknowledged is refused.
 async fn check_settings(conn: &mut PgConnection) -> Result<()> {
-    let settings: Vec<(String, String)> =
-        sqlx::query_as("SELECT name, setting FROM pg_settings WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit')")
-            .fetch_all(&mut *conn)
-            .await
-            .map_err(broken)?;
+    let settings: Vec<(String, String)> = sqlx::query_as(
+        "SELECT name, setting FROM pg_settings WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit')",
+    )
+    .fetch_all(&mut *conn)
+    .await
+    .map_err(broken)?;
     let is_off = |name: &str| settings.iter().any(|(n, value)| n == name && value == "off");
     if is_off("fsync") {
         return Err(Error::Invalid("the server runs with fsync = off and may forget what it has acknowledged".into()));

@@ -44,7 +44,12 @@ pub(crate) struct Seat {
 }
 
 impl Seats {
-    pub(crate) fn new(options: PgConnectOptions, most: usize, setup: &'static str, answer_limit: Duration) -> Arc<Self> {
+    pub(crate) fn new(
+        options: PgConnectOptions,
+        most: usize,
+        setup: &'static str,
+        answer_limit: Duration,
+    ) -> Arc<Self> {
         Arc::new(Self { options, setup, idle: Mutex::default(), free: Arc::new(Semaphore::new(most)), answer_limit })
     }
 
@@ -97,10 +102,8 @@ impl Seats {
     async fn open(&self) -> Result<PgConnection> {
         let mut connection = self.options.connect().await.map_err(unavailable)?;
         // A standby refuses writes one by one; better to know at once.
-        let standby: bool = sqlx::query_scalar("SELECT pg_is_in_recovery()")
-            .fetch_one(&mut connection)
-            .await
-            .map_err(broken)?;
+        let standby: bool =
+            sqlx::query_scalar("SELECT pg_is_in_recovery()").fetch_one(&mut connection).await.map_err(broken)?;
         if standby {
             return Err(Error::Unavailable("this server is a standby and cannot write".into()));
         }
@@ -108,7 +111,10 @@ impl Seats {
         sqlx::raw_sql(self.setup).execute(&mut connection).await.map_err(broken)?;
         // A server that does not tell its timeline has no promoted standbys that we could confuse.
         if sqlx::raw_sql(EPOCH).execute(&mut connection).await.is_err() {
-            sqlx::raw_sql("SELECT set_config('semel.epoch', '0', false)").execute(&mut connection).await.map_err(broken)?;
+            sqlx::raw_sql("SELECT set_config('semel.epoch', '0', false)")
+                .execute(&mut connection)
+                .await
+                .map_err(broken)?;
         }
         Ok(connection)
     }

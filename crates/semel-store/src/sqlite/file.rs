@@ -13,7 +13,9 @@ pub(crate) fn path(url: &str) -> Result<PathBuf> {
     let path = url.strip_prefix("sqlite:").unwrap_or(url);
     let path = path.strip_prefix("//").unwrap_or(path);
     if path.is_empty() || path.contains(":memory:") || path.contains('?') {
-        return Err(Error::Invalid("database url: write sqlite:PATH with the path of a file (a ledger in memory would forget)".into()));
+        return Err(Error::Invalid(
+            "database url: write sqlite:PATH with the path of a file (a ledger in memory would forget)".into(),
+        ));
     }
     Ok(PathBuf::from(path))
 }

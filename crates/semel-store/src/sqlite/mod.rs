@@ -67,7 +67,8 @@ impl Sqlite {
         let mut answers = claim_first(tx.connection(), &self.sql, requests, &first, &fences, now).await?;
         crash_point!("store.claim.inserted");
         let mut changed = !answers.is_empty();
-        let losers: Vec<_> = first.iter().zip(fences).filter(|(i, _)| !answers.contains_key(i)).map(|(i, f)| (*i, f)).collect();
+        let losers: Vec<_> =
+            first.iter().zip(fences).filter(|(i, _)| !answers.contains_key(i)).map(|(i, f)| (*i, f)).collect();
         let mut claims: Vec<_> = losers.into_iter().chain(rest.drain(..).zip(later)).collect();
         if !claims.is_empty() {
             claims.sort_unstable();
@@ -146,7 +147,9 @@ impl Sqlite {
         saved(changes.save(&mut conn, &self.sql).await?)?;
         note_late(&mut conn, &self.sql, late).await?;
         tx.commit().await.map_err(broken)?;
-        let answer = |lease: &(i64, Fence)| deadlines.get(lease).map_or(Answer::Lost, |deadline| Answer::Renewed { deadline: *deadline });
+        let answer = |lease: &(i64, Fence)| {
+            deadlines.get(lease).map_or(Answer::Lost, |deadline| Answer::Renewed { deadline: *deadline })
+        };
         Ok(leases.iter().map(answer).collect())
     }
 
@@ -224,11 +227,8 @@ impl Sqlite {
             return Ok(());
         }
         let mut tx = Writer::begin(&self.writer).await?;
-        let taken: Vec<counters::CountRow> = sqlx::query_as(hot::TAKE_DELTAS)
-            .bind(i64::from(limit))
-            .fetch_all(tx.connection())
-            .await
-            .map_err(broken)?;
+        let taken: Vec<counters::CountRow> =
+            sqlx::query_as(hot::TAKE_DELTAS).bind(i64::from(limit)).fetch_all(tx.connection()).await.map_err(broken)?;
         swept.folded += taken.len() as u64;
         swept.more |= taken.len() >= limit as usize;
         Conn::Sqlite(tx.connection()).batch(self.sql.fold_counters, &counters::fold(taken)).await?;
@@ -270,11 +270,23 @@ async fn claim_first(
 ) -> Result<HashMap<usize, Applied>> {
     let row = |(i, fence): (&usize, &Fence)| {
         let r = &requests[*i];
-        let first_look = r.policy.retention.into_iter().chain(r.policy.tombstone).min().map(|kept| (now + kept).as_micros());
+        let first_look =
+            r.policy.retention.into_iter().chain(r.policy.tombstone).min().map(|kept| (now + kept).as_micros());
         json!([
-            fence.0, r.scope.tenant(), r.scope.service(), r.scope.kind(), r.key.as_str(), hex(r.fingerprint.as_bytes()), r.order,
-            r.payload.as_ref().map(|payload| hex(&encode(payload))), r.labels.0[0], r.labels.0[1], r.labels.0[2], r.labels.0[3],
-            r.owner, first_look
+            fence.0,
+            r.scope.tenant(),
+            r.scope.service(),
+            r.scope.kind(),
+            r.key.as_str(),
+            hex(r.fingerprint.as_bytes()),
+            r.order,
+            r.payload.as_ref().map(|payload| hex(&encode(payload))),
+            r.labels.0[0],
+            r.labels.0[1],
+            r.labels.0[2],
+            r.labels.0[3],
+            r.owner,
+            first_look
         ])
     };
     let asked: Vec<Value> = first.iter().zip(fences).map(row).collect();
@@ -292,8 +304,13 @@ async fn claim_first(
     for (i, fence) in first.iter().zip(fences).filter(|(_, fence)| made.contains(&fence.0)) {
         let (r, policy) = (&requests[*i], &requests[*i].policy);
         leases.push(json!([
-            fence.0, hex(&r.token.0), micros(policy.lease), micros(policy.max_run), policy.retention.map(micros),
-            policy.tombstone.map(micros), policy.to_terms()
+            fence.0,
+            hex(&r.token.0),
+            micros(policy.lease),
+            micros(policy.max_run),
+            policy.retention.map(micros),
+            policy.tombstone.map(micros),
+            policy.to_terms()
         ]));
         let applied = batch::first_claim(r, *fence, now);
         tally.add(None, applied.operation.as_ref(), now);
@@ -323,8 +340,10 @@ async fn complete(
         .await
         .map_err(broken)?;
     // By fence too: a zombie's completion may be in the same batch.
-    let mut ended: HashMap<(i64, Fence), (Option<i64>, Option<i64>)> =
-        ended.into_iter().map(|(id, fence, retention, tombstone)| ((id, Fence(fence)), (retention, tombstone))).collect();
+    let mut ended: HashMap<(i64, Fence), (Option<i64>, Option<i64>)> = ended
+        .into_iter()
+        .map(|(id, fence, retention, tombstone)| ((id, Fence(fence)), (retention, tombstone)))
+        .collect();
     let (mut done, mut answers) = (Vec::new(), HashMap::new());
     for (i, write) in writes.iter().enumerate() {
         // The lease of a batch's second completion of the same operation has just gone.

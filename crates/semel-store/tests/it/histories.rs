@@ -50,7 +50,12 @@ fn policy(choice: usize) -> Policy {
         1 => Policy { on_lost: OnLost::Hold, retention: None, ..base },
         2 => Policy { on_mismatch: OnMismatch::Replay, ..base },
         3 => Policy { on_mismatch: OnMismatch::SupersedeIfNewer, ..base },
-        4 => Policy { on_mismatch: OnMismatch::SupersedeIfNewer, on_lost: OnLost::Probe, tombstone: Some(Duration::from_secs(20)), ..base },
+        4 => Policy {
+            on_mismatch: OnMismatch::SupersedeIfNewer,
+            on_lost: OnLost::Probe,
+            tombstone: Some(Duration::from_secs(20)),
+            ..base
+        },
         _ => Policy { tombstone: Some(Duration::from_secs(10)), retention: None, backoff: Backoff::NONE, ..base },
     }
 }
@@ -138,7 +143,9 @@ impl Run {
                 let (actor, reason) = ("ann".to_owned(), "because".to_owned());
                 let fence = applied.operation.map_or(op.fence, |op| op.fence);
                 let event = match decision {
-                    Decision::Resolve { verdict, expected } => Event::Resolve { fence, expected, verdict, actor, reason },
+                    Decision::Resolve { verdict, expected } => {
+                        Event::Resolve { fence, expected, verdict, actor, reason }
+                    }
                     Decision::Purge => Event::Purge { actor, reason },
                 };
                 self.check(*key, &event, &applied.answer).await;
@@ -199,7 +206,12 @@ impl Run {
             op.outcome = Some(Outcome::not_kept(""));
             op.payload = None;
         }
-        assert_eq!(stored.as_ref(), self.model.get(&place), "the row and the machine disagree about {:?}", NAMES[place]);
+        assert_eq!(
+            stored.as_ref(),
+            self.model.get(&place),
+            "the row and the machine disagree about {:?}",
+            NAMES[place]
+        );
     }
 }
 

@@ -217,6 +217,7 @@ pub async fn an_expired_operation_counts_as_absent(lab: Lab) {
     assert_ne!(lease.operation().id, first);
     assert_eq!(lease.operation().attempt(), 1);
     assert_eq!(ledger.store().by_id("acme", first).await.unwrap(), None);
+    assert_eq!((counted(&ledger, State::Completed).await, counted(&ledger, State::Processing).await), (0, 1));
 }
 
 /// What fits no rule is refused before anything is claimed.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use semel::{Backoff, Claim, Ledger, Options, Policy, State, Store as _, Work, store::Commit};
-use semel_store::{Database, Settings, Tx};
+use semel_store::{Database, Settings, Tx, on};
 
 use super::tools::*;
 use crate::{Lab, work, work_with};
@@ -137,6 +137,43 @@ pub async fn a_forgotten_transaction_ends_by_itself(lab: Lab) {
     assert_eq!(once(&ledger, &tx, work("k", Policy::default()), "k").await, "acquired");
     commit(&ledger, &tx).await;
     assert_eq!(effects(&lab).await, ["k"]);
+}
+
+/// A statement that fails, and a caller that looks away and commits: the answer is what happened.
+pub async fn a_commit_says_whether_anything_was_committed(lab: Lab) {
+    make_effects(&lab).await;
+    let ledger = lab.ledger().await;
+    let tx = begin(&ledger).await;
+    assert_eq!(once(&ledger, &tx, work("k", Policy::default()), "k").await, "acquired");
+    let mut held = tx.connection().await.unwrap();
+    assert!(on!(held.get().unwrap(), c => sqlx::query("INSERT INTO nowhere VALUES (1)").execute(c).await.is_err()));
+    drop(held);
+    match ledger.store().commit(&tx).await {
+        // SQLite undoes the failed statement only.
+        Commit::Done => assert_eq!((row(&ledger, "k").await.state, effects(&lab).await.len()), (State::Completed, 1)),
+        // PostgreSQL undoes the transaction.
+        Commit::Refused(_) => assert_eq!((find(&ledger, "k").await, effects(&lab).await.len()), (None, 0)),
+        Commit::Unknown(why) => panic!("{why}"),
+    }
+}
+
+/// A transaction that is dropped is rolled back, also where there is no runtime to do it in.
+pub async fn a_dropped_transaction_is_rolled_back(lab: Lab) {
+    make_effects(&lab).await;
+    let ledger = lab.ledger().await;
+    for elsewhere in [false, true] {
+        let tx = begin(&ledger).await;
+        assert_eq!(once(&ledger, &tx, work("k", Policy::default()), "never").await, "acquired");
+        match elsewhere {
+            false => drop(tx),
+            true => std::thread::spawn(move || drop(tx)).join().unwrap(),
+        }
+        let tx = begin(&ledger).await;
+        effect(&tx, "acknowledged").await.unwrap();
+        commit(&ledger, &tx).await;
+    }
+    assert_eq!(effects(&lab).await, ["acknowledged"; 2]);
+    assert_eq!(find(&ledger, "k").await, None);
 }
 
 /// Futures dropped at whatever moment of a transaction leave nothing open: what is acknowledged

@@ -32,6 +32,35 @@ pub async fn an_operation_is_found_by_its_tenant_only(lab: Lab) {
     assert_eq!(list(&ledger, &Filter::tenant("other")).await, [""; 0]);
 }
 
+/// However it is asked for, a listing never shows another tenant's operations.
+pub async fn a_listing_never_crosses_tenants(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let label = (1, "red".to_owned());
+    for tenant in ["acme", "other"] {
+        for text in ["running", "failed", "completed"] {
+            let scope = Scope::new(tenant, "bank", "transfer").unwrap();
+            let labels = Labels::default().with(label.0, &label.1).unwrap();
+            let lease = acquire(&ledger, Work::new(scope, key(text), Fingerprint::of_bytes(b"")).labels(labels)).await;
+            match text {
+                "failed" => assert_eq!(lease.fail(failure("no")).await.unwrap(), SETTLED),
+                "completed" => assert_eq!(lease.complete(done("")).await.unwrap(), SETTLED),
+                _ => drop(lease),
+            }
+        }
+    }
+    for state in [None, Some(State::Processing), Some(State::Failed), Some(State::Completed)] {
+        for label in [None, Some(label.clone())] {
+            for all in [Filter::scope(&scope()), Filter::tenant("acme")] {
+                let filter = Filter { state, label: label.clone(), ..all };
+                let listing = ledger.store().list(&filter, Page::default()).await.unwrap();
+                assert_eq!(listing.items.len(), if state.is_some() { 1 } else { 3 }, "{filter:?}");
+                assert!(listing.items.iter().all(|op| op.scope.tenant() == "acme"), "{filter:?}");
+            }
+        }
+    }
+    assert_eq!(counted(&ledger, State::Completed).await, 1);
+}
+
 /// Each of the four labels finds what has it, and nothing else; text is compared as it is.
 pub async fn each_label_finds_what_has_it(lab: Lab) {
     let ledger = lab.ledger().await;

@@ -113,6 +113,8 @@ macro_rules! conformance_suite {
                     an_inline_crowd_makes_one_effect,
                     an_inline_claim_goes_by_what_is_there,
                     a_forgotten_transaction_ends_by_itself,
+                    a_commit_says_whether_anything_was_committed,
+                    a_dropped_transaction_is_rolled_back,
                     what_is_acknowledged_after_dropped_transactions_is_there;
                 waiting:
                     a_waiter_in_the_same_process_is_told_at_once,
@@ -132,6 +134,7 @@ macro_rules! conformance_suite {
                     a_ledger_sweeps_by_itself;
                 looking:
                     an_operation_is_found_by_its_tenant_only,
+                    a_listing_never_crosses_tenants,
                     each_label_finds_what_has_it,
                     a_listing_is_what_its_filter_says,
                     pages_are_complete_while_rows_are_added,

@@ -31,8 +31,7 @@ pub enum WriteKind {
 
 impl WriteKind {
     /// Every one of them.
-    pub const ALL: [Self; 6] =
-        [Self::Renew, Self::Checkpoint, Self::Complete, Self::Fail, Self::Release, Self::Doubt];
+    pub const ALL: [Self; 6] = [Self::Renew, Self::Checkpoint, Self::Complete, Self::Fail, Self::Release, Self::Doubt];
 }
 
 /// What a worker should do. Orders are carried out side by side; each ends with [`Told::Done`],

@@ -111,7 +111,8 @@ impl Part {
             Self::Old => {
                 let policy = Policy { retention: soon, ..rerun };
                 // Nobody counts its effects: it may come again as something new.
-                let _ = worker.ledger.run(work(&format!("old-{round}"), policy), |_| async { Ok(outcome("old", 0)) }).await;
+                let _ =
+                    worker.ledger.run(work(&format!("old-{round}"), policy), |_| async { Ok(outcome("old", 0)) }).await;
             }
         }
     }

@@ -199,7 +199,8 @@ fn find_bin() -> PathBuf {
     if let Some(bin) = std::env::var_os("SEMEL_TEST_POSTGRES_BIN") {
         return bin.into();
     }
-    let versions = fs::read_dir("/usr/lib/postgresql").expect("SEMEL_TEST_POSTGRES_BIN is not set: run with `make test`");
+    let versions =
+        fs::read_dir("/usr/lib/postgresql").expect("SEMEL_TEST_POSTGRES_BIN is not set: run with `make test`");
     let version = |path: &PathBuf| path.file_name().and_then(|name| name.to_str()?.parse().ok()).unwrap_or(0u32);
     let newest = versions.filter_map(|entry| Some(entry.ok()?.path())).max_by_key(version).unwrap();
     newest.join("bin")

@@ -13,16 +13,13 @@ use std::{
 };
 
 use semel::{
-    Backoff, Claim, Error, Failure, Held, Lease, Ledger, Options, Outcome, Policy, Ran, Retry, Settled, Unfinished, Uptime,
+    Backoff, Claim, Error, Failure, Held, Lease, Ledger, Options, Outcome, Policy, Ran, Retry, Settled, Unfinished,
+    Uptime,
 };
 use semel_store::{Database, Settings};
 use tokio::{sync::mpsc, task::JoinSet};
 
-use super::{
-    Bank, Mode, Order, Told, WriteKind,
-    bank::take_in,
-    scenario,
-};
+use super::{Bank, Mode, Order, Told, WriteKind, bank::take_in, scenario};
 use crate::work;
 
 /// A node that takes orders.
@@ -119,7 +116,8 @@ impl Worker {
                 let policy = Policy::from_terms(&terms).unwrap();
                 let mut racing = JoinSet::new();
                 for task in 0..tasks {
-                    let (worker, key, policy) = (self.clone(), keys[(from + task) % keys.len()].clone(), policy.clone());
+                    let (worker, key, policy) =
+                        (self.clone(), keys[(from + task) % keys.len()].clone(), policy.clone());
                     racing.spawn(async move { worker.race(&key, policy, mode).await });
                 }
                 racing.join_all().await;
@@ -170,7 +168,13 @@ impl Worker {
     }
 
     /// One run. The handler says that it has begun, works, and makes its effect.
-    pub(crate) async fn run_once(&self, key: &str, policy: Policy, mode: Mode, long: Duration) -> semel::Result<Claim<Ran>> {
+    pub(crate) async fn run_once(
+        &self,
+        key: &str,
+        policy: Policy,
+        mode: Mode,
+        long: Duration,
+    ) -> semel::Result<Claim<Ran>> {
         let (bank, key, asked) = (self.bank.clone(), key.to_owned(), work(key, policy));
         match mode {
             Mode::Leased => {

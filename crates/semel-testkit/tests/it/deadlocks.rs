@@ -30,7 +30,8 @@ async fn two_nodes_with_opposite_batches_do_not_deadlock() {
         theirs.reverse();
         let (first, second) = tokio::join!(spawn(&a, ours), spawn(&b, theirs));
         let (first, second) = (first.unwrap(), second.unwrap());
-        let acquired = |answers: &[Applied]| answers.iter().filter(|applied| applied.answer == Answer::Acquired).count();
+        let acquired =
+            |answers: &[Applied]| answers.iter().filter(|applied| applied.answer == Answer::Acquired).count();
         assert_eq!(acquired(&first) + acquired(&second), BATCH, "each key has one owner");
 
         // Both send all completions, in opposite orders, as after a lost answer.

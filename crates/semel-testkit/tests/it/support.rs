@@ -2,13 +2,14 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use semel::{Operation, State, Store as _, look};
+use semel::{Claim, Ledger, Operation, Options, Policy, State, Store as _, look};
 use semel_store::{Database, Settings};
 use semel_testkit::{
     Kind, Lab,
     faults::{Bank, Process, Told, make_effect_table, states},
-    key, scope,
+    key, scope, work,
 };
+use tokio::task::JoinSet;
 
 /// The path of the worker's program.
 const WORKER: &str = env!("CARGO_BIN_EXE_semel-worker");
@@ -75,6 +76,15 @@ impl Site {
         self.db.by_key(&scope(), &key(text)).await.unwrap().unwrap_or_else(|| panic!("{text} is not in the ledger"))
     }
 
+    /// Some operations.
+    pub(crate) async fn all(&self, keys: impl Iterator<Item = String>) -> Vec<Operation> {
+        let mut all = Vec::new();
+        for key in keys {
+            all.push(self.operation(&key).await);
+        }
+        all
+    }
+
     /// All operations, by key.
     pub(crate) async fn operations(&self) -> BTreeMap<String, Operation> {
         let (mut all, mut after) = (BTreeMap::new(), None);
@@ -87,6 +97,25 @@ impl Site {
                 return all;
             }
         }
+    }
+
+    /// What those are answered who bring these keys again: an outcome, if all is well.
+    pub(crate) async fn replay(&self, keys: impl Iterator<Item = &String>) -> BTreeMap<String, String> {
+        // A node of its own: connections end with the ledger that opened them.
+        let db = Database::open(&self.url, Settings::default()).await.unwrap();
+        let ledger = Ledger::new(db, Options::default()).unwrap();
+        let mut asked = JoinSet::new();
+        for text in keys.cloned() {
+            let ledger = ledger.clone();
+            asked.spawn(async move {
+                let answer = match ledger.claim(work(&text, Policy::default())).await.unwrap() {
+                    Claim::Replay(replay) => String::from_utf8(replay.outcome.body.to_vec()).unwrap(),
+                    other => format!("({})", other.word()),
+                };
+                (text, answer)
+            });
+        }
+        asked.join_all().await.into_iter().collect()
     }
 
     /// The counters must say what counting the rows says.
@@ -102,7 +131,11 @@ impl Site {
         };
         for state in State::ALL {
             let counted = look::in_state(&counts, state);
-            assert_eq!(counted, rows.get(state.as_str()).copied().unwrap_or(0), "counted as {state}; the rows: {rows:?}");
+            assert_eq!(
+                counted,
+                rows.get(state.as_str()).copied().unwrap_or(0),
+                "counted as {state}; the rows: {rows:?}"
+            );
         }
     }
 

@@ -29,27 +29,36 @@ async fn sleep_through_the_lease() {
 
 async fn a_zombie_is_refused_on_every_write(kind: Kind) {
     let site = Site::new(kind).await;
-    let name = |write: WriteKind| format!("{write:?}");
+    // Of each write two: when it comes, the heir is still at it, or has completed.
+    let all = || WriteKind::ALL.into_iter().flat_map(|write| [(write, true), (write, false)]);
+    let name = |write: WriteKind, at_it: bool| format!("{write:?}-{}", if at_it { "running" } else { "completed" });
     let mut zombie = site.worker().await;
-    for write in WriteKind::ALL {
-        assert_eq!(how(&zombie.ask(&Order::claim(&name(write), &policy(SHORT))).await), "acquired");
+    for (write, at_it) in all() {
+        assert_eq!(how(&zombie.ask(&Order::claim(&name(write, at_it), &policy(SHORT))).await), "acquired");
     }
     zombie.freeze().await;
     sleep_through_the_lease().await;
     let mut heir = site.worker().await;
-    let mut taken_over = Vec::new();
-    for write in WriteKind::ALL {
-        assert_eq!(how(&heir.ask(&Order::run(&name(write), &long(), Mode::Leased)).await), "completed");
-        taken_over.push(site.operation(&name(write)).await);
+    for (write, at_it) in all() {
+        let key = name(write, at_it);
+        match at_it {
+            true => assert_eq!(how(&heir.ask(&Order::claim(&key, &long())).await), "acquired"),
+            false => assert_eq!(how(&heir.ask(&Order::run(&key, &long(), Mode::Leased)).await), "completed"),
+        }
     }
+    let before = site.all(all().map(|(write, at_it)| name(write, at_it))).await;
     zombie.wake();
-    for (write, before) in WriteKind::ALL.into_iter().zip(taken_over) {
-        let key = name(write);
+    for ((write, at_it), before) in all().zip(before) {
+        let key = name(write, at_it);
         let told = zombie.ask(&Order::Write { key: key.clone(), write }).await;
         assert_eq!(told, [Told::Wrote { key: key.clone(), write, held: false }]);
-        assert_eq!(site.operation(&key).await, before, "{write:?} of a zombie has changed the row");
+        assert_eq!(site.operation(&key).await, before, "{key}: a zombie has changed the row");
         let (notes, _) = site.db.journal(before.id).await.unwrap();
-        assert!(notes.iter().any(|note| note.event == Event::Refused && note.fence < before.fence), "{write:?}: {notes:?}");
+        assert!(notes.iter().any(|note| note.event == Event::Refused && note.fence < before.fence), "{key}: {notes:?}");
+        if at_it {
+            let told = heir.ask(&Order::Write { key: key.clone(), write: WriteKind::Complete }).await;
+            assert_eq!(told, [Told::Wrote { key, write: WriteKind::Complete, held: true }]);
+        }
     }
     assert!(site.bank.by_key().into_values().all(|effects| effects == 1));
     site.check_counters().await;

@@ -9,14 +9,9 @@ pub(super) type Path = Vec<String>;
 /// Parses all pointers, so that a bad one is reported whatever the payload looks like.
 pub(super) fn parse(pointers: &[&str]) -> Result<Vec<Path>, JsonError> {
     let parse_one = |pointer: &&str| {
-        let invalid = || JsonError::InvalidPointer {
-            pointer: (*pointer).to_owned(),
-        };
+        let invalid = || JsonError::InvalidPointer { pointer: (*pointer).to_owned() };
         let tokens = pointer.strip_prefix('/').ok_or_else(invalid)?;
-        tokens
-            .split('/')
-            .map(|token| unescape(token).ok_or_else(invalid))
-            .collect()
+        tokens.split('/').map(|token| unescape(token).ok_or_else(invalid)).collect()
     };
     pointers.iter().map(parse_one).collect()
 }
@@ -28,10 +23,9 @@ pub(super) fn apply(value: &mut Value<'_>, path: &[String]) {
         return;
     };
     let child = match value {
-        Value::Object(members) => members
-            .iter_mut()
-            .find(|member| member.name == *token)
-            .map(|member| &mut member.value),
+        Value::Object(members) => {
+            members.iter_mut().find(|member| member.name == *token).map(|member| &mut member.value)
+        }
         Value::Array(items) => index(token).and_then(|index| items.get_mut(index)),
         Value::Word(_) | Value::Number { .. } | Value::String(_) | Value::Excluded => None,
     };

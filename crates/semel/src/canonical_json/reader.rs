@@ -35,14 +35,8 @@ pub(super) fn read(bytes: &[u8]) -> Result<Value<'_>, JsonError> {
     if bytes.starts_with(b"\xEF\xBB\xBF") {
         return Err(JsonError::ByteOrderMark);
     }
-    let text = std::str::from_utf8(bytes).map_err(|error| JsonError::InvalidUtf8 {
-        at: error.valid_up_to(),
-    })?;
-    let mut reader = Reader {
-        text,
-        at: 0,
-        depth: 0,
-    };
+    let text = std::str::from_utf8(bytes).map_err(|error| JsonError::InvalidUtf8 { at: error.valid_up_to() })?;
+    let mut reader = Reader { text, at: 0, depth: 0 };
     reader.skip_space();
     let value = reader.value()?;
     reader.skip_space();
@@ -76,10 +70,7 @@ impl<'a> Reader<'a> {
 
     /// Reads an array or object, unless that would be one level too many: a text of 10,000 brackets
     /// must end in an error, not in a stack overflow.
-    fn nested(
-        &mut self,
-        read: fn(&mut Self) -> Result<Value<'a>, JsonError>,
-    ) -> Result<Value<'a>, JsonError> {
+    fn nested(&mut self, read: fn(&mut Self) -> Result<Value<'a>, JsonError>) -> Result<Value<'a>, JsonError> {
         if self.depth == MAX_DEPTH {
             return Err(JsonError::TooDeep { at: self.at });
         }
@@ -228,10 +219,7 @@ impl<'a> Reader<'a> {
             let _sign = self.take(b'+') || self.take(b'-');
             self.digits()?;
         }
-        Ok(Value::Number {
-            text: &self.text[at..self.at],
-            at,
-        })
+        Ok(Value::Number { text: &self.text[at..self.at], at })
     }
 
     fn digits(&mut self) -> Result<(), JsonError> {
@@ -255,10 +243,7 @@ impl<'a> Reader<'a> {
 
     fn take_while(&mut self, wanted: impl Fn(u8) -> bool) -> &'a str {
         let rest = &self.text[self.at..];
-        let end = rest
-            .bytes()
-            .position(|byte| !wanted(byte))
-            .unwrap_or(rest.len());
+        let end = rest.bytes().position(|byte| !wanted(byte)).unwrap_or(rest.len());
         self.at += end;
         &rest[..end]
     }
@@ -270,11 +255,7 @@ impl<'a> Reader<'a> {
     }
 
     fn require(&mut self, byte: u8, expected: &'static str) -> Result<(), JsonError> {
-        if self.take(byte) {
-            Ok(())
-        } else {
-            Err(self.expected(expected))
-        }
+        if self.take(byte) { Ok(()) } else { Err(self.expected(expected)) }
     }
 
     fn peek(&self) -> Option<u8> {
@@ -282,10 +263,7 @@ impl<'a> Reader<'a> {
     }
 
     fn expected(&self, expected: &'static str) -> JsonError {
-        JsonError::Syntax {
-            at: self.at,
-            expected,
-        }
+        JsonError::Syntax { at: self.at, expected }
     }
 }
 
@@ -294,9 +272,7 @@ impl<'a> Reader<'a> {
 fn sorted(mut members: Vec<Member<'_>>) -> Result<Vec<Member<'_>>, JsonError> {
     members.sort_by(|a, b| a.name.encode_utf16().cmp(b.name.encode_utf16()));
     // The sort is stable, so of two equal names the later one comes second.
-    let repeated = members
-        .windows(2)
-        .filter(|pair| pair[0].name == pair[1].name);
+    let repeated = members.windows(2).filter(|pair| pair[0].name == pair[1].name);
     match repeated.map(|pair| pair[1].at).min() {
         Some(at) => Err(JsonError::DuplicateMember { at }),
         None => Ok(members),

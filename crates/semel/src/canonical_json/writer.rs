@@ -5,12 +5,7 @@ use super::{Canonical, JsonError, Literal};
 
 /// The canonical form of `document`.
 pub(super) fn write(document: &Value<'_>) -> Result<Canonical, JsonError> {
-    let mut writer = Writer {
-        out: Canonical {
-            bytes: Vec::new(),
-            literals: Vec::new(),
-        },
-    };
+    let mut writer = Writer { out: Canonical { bytes: Vec::new(), literals: Vec::new() } };
     writer.value(document)?;
     Ok(writer.out)
 }
@@ -48,9 +43,7 @@ impl Writer {
 
     fn object(&mut self, members: &[Member<'_>]) -> Result<(), JsonError> {
         self.push("{");
-        let kept = members
-            .iter()
-            .filter(|member| !matches!(member.value, Value::Excluded));
+        let kept = members.iter().filter(|member| !matches!(member.value, Value::Excluded));
         for (index, member) in kept.enumerate() {
             if index > 0 {
                 self.push(",");
@@ -67,10 +60,7 @@ impl Writer {
     fn string(&mut self, text: &str) {
         self.push("\"");
         let mut rest = text;
-        while let Some(end) = rest
-            .bytes()
-            .position(|byte| byte < b' ' || byte == b'"' || byte == b'\\')
-        {
+        while let Some(end) = rest.bytes().position(|byte| byte < b' ' || byte == b'"' || byte == b'\\') {
             self.push(&rest[..end]);
             match rest.as_bytes()[end] {
                 b'"' => self.push("\\\""),
@@ -92,9 +82,7 @@ impl Writer {
     /// its text.
     fn number(&mut self, literal: &str, at: usize) -> Result<(), JsonError> {
         let expected = "a number";
-        let double: f64 = literal
-            .parse()
-            .map_err(|_| JsonError::Syntax { at, expected })?;
+        let double: f64 = literal.parse().map_err(|_| JsonError::Syntax { at, expected })?;
         if !double.is_finite() {
             return Err(JsonError::NumberOverflow { at });
         }
@@ -107,10 +95,7 @@ impl Writer {
             if is_integer(literal) && !holds_exactly(double, literal) {
                 return Err(JsonError::InexactInteger { at });
             }
-            self.out.literals.push(Literal {
-                at: self.out.bytes.len(),
-                text: literal.to_owned(),
-            });
+            self.out.literals.push(Literal { at: self.out.bytes.len(), text: literal.to_owned() });
         }
         self.push(canonical);
         Ok(())

@@ -1,5 +1,7 @@
 //! Claims: who executes.
 
+use std::borrow::Cow;
+
 use super::{Answer, Next, Request, Step, lapsed, note, promote, tend, unsettle};
 use crate::{
     Fence, LeaseRow, OnMismatch, Operation, Outcome, Policy, State, Successor, Timestamp,
@@ -23,11 +25,11 @@ fn claim_once(stored: Option<&Operation>, request: &Request, fence: Fence, now: 
         };
     };
     if !lapsed(stored, now) {
-        return claim_existing(stored.clone(), request, fence, now, Vec::new());
+        return claim_existing(Cow::Borrowed(stored), request, fence, now, Vec::new());
     }
     // The sweep has not been here yet; what it would do comes first.
     let (lapsed, notes) = tend::lapse(stored, fence, now);
-    let mut step = claim_existing(lapsed.clone(), request, fence, now, notes);
+    let mut step = claim_existing(Cow::Borrowed(&lapsed), request, fence, now, notes);
     if step.next == Next::Same {
         step.next = Next::Put(Box::new(lapsed));
     }
@@ -118,13 +120,14 @@ fn is_own(op: &Operation, request: &Request) -> bool {
 }
 
 /// A claim on a row that counts. `notes` is what a lapse has told so far.
-fn claim_existing(mut op: Operation, request: &Request, fence: Fence, now: Timestamp, notes: Vec<Note>) -> Step {
+fn claim_existing(op: Cow<'_, Operation>, request: &Request, fence: Fence, now: Timestamp, notes: Vec<Note>) -> Step {
     match request.policy.on_mismatch {
         _ if op.fingerprint.matches(&request.fingerprint) => by_state(op, request, fence, now, notes, false),
         OnMismatch::Reject => Step { next: Next::Same, answer: Answer::Mismatch, notes },
         OnMismatch::Replay => by_state(op, request, fence, now, notes, true),
         OnMismatch::SupersedeIfNewer if !is_newer(&op, request) => stale(&op, request, notes),
         OnMismatch::SupersedeIfNewer => {
+            let mut op = op.into_owned();
             op.successor = Some(Successor {
                 fingerprint: request.fingerprint,
                 order: request.order.unwrap_or(i64::MIN),
@@ -170,7 +173,7 @@ fn supersede(mut op: Operation, request: &Request, fence: Fence, now: Timestamp,
 }
 
 fn by_state(
-    mut op: Operation,
+    op: Cow<'_, Operation>,
     request: &Request,
     fence: Fence,
     now: Timestamp,
@@ -189,6 +192,7 @@ fn by_state(
         State::Pending | State::Failed | State::TimedOut => match op.not_before.filter(|until| *until > now) {
             Some(until) => Answer::NotYet { until },
             None => {
+                let mut op = op.into_owned();
                 let earlier = op.state;
                 if mismatch {
                     // Nothing has taken effect under this key, so there is no original to replay.

@@ -19,11 +19,7 @@ fn value() -> impl Strategy<Value = Value> {
         "[\\x00-\\x1f\"\\\\/aé€😀\u{fb33}]{0,4}".prop_map(Value::from),
     ];
     leaf.prop_recursive(5, 60, 6, |inner| {
-        let name = prop_oneof![
-            "[ab1]{0,2}",
-            "[\u{80}é€😀\u{fb33}\u{ffff}]{1,2}",
-            any::<String>()
-        ];
+        let name = prop_oneof!["[ab1]{0,2}", "[\u{80}é€😀\u{fb33}\u{ffff}]{1,2}", any::<String>()];
         prop_oneof![
             vec(inner.clone(), 0..6).prop_map(Value::from),
             btree_map(name, inner, 0..6).prop_map(|map| Value::Object(Map::from_iter(map))),
@@ -56,8 +52,7 @@ fn print(value: &Value, dice: &mut impl Iterator<Item = u8>, out: &mut String) {
         }
         Value::String(text) if dice.next().unwrap() > 127 => {
             out.push('"');
-            text.encode_utf16()
-                .for_each(|unit| out.push_str(&format!("\\u{unit:04X}")));
+            text.encode_utf16().for_each(|unit| out.push_str(&format!("\\u{unit:04X}")));
             out.push('"');
         }
         scalar => out.push_str(&scalar.to_string()),
@@ -154,10 +149,7 @@ fn as_doubles(value: Value) -> Value {
     match value {
         Value::Number(number) => json!(number.as_f64()),
         Value::Array(items) => items.into_iter().map(as_doubles).collect(),
-        Value::Object(members) => members
-            .into_iter()
-            .map(|(name, value)| (name, as_doubles(value)))
-            .collect(),
+        Value::Object(members) => members.into_iter().map(|(name, value)| (name, as_doubles(value))).collect(),
         other => other,
     }
 }

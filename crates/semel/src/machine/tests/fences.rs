@@ -110,8 +110,9 @@ fn a_lapsed_lease_cannot_be_renewed_but_can_be_completed_until_taken_over() {
     for on_lost in [OnLost::Rerun, OnLost::Hold] {
         let mut life = Life::new();
         let fence = life.acquire(&ask_under("a", on_lost));
+        life.pass(LEASE);
+        assert_eq!(life.write(fence, Write::Renew), Answer::Lost, "others were told that it ends by now");
         life.pass(LEASE * 5);
-        assert_eq!(life.write(fence, Write::Renew), Answer::Lost);
         let mut late = life.clone();
         assert_eq!(late.write(fence, complete("late")), Answer::Settled { successor: false });
         assert_eq!(late.row().outcome, Some(Outcome::kept("late")), "what happened is the truth");

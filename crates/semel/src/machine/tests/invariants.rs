@@ -105,6 +105,10 @@ fn changes(
     if old.lease.is_some() && new.lease.is_none() && !matches!(what, Happening::Write(..)) {
         law(new.fence == fence, "what ends over its owner's head has a new fence")?;
     }
+    let doubted = old.lease.as_ref().is_some_and(|lease| lease.terms.on_lost.doubts() && lapsed(old, now));
+    if doubted && !matches!(what, Happening::Write(..) | Happening::Resolve(..) | Happening::Tend) {
+        law(new.state == State::InDoubt, "a lease lost under hold or probe is a doubt")?;
+    }
     if old.state == State::Completed && new.state != State::Completed {
         law(claims && superseded && new.order > old.order, "only newer data runs after a completion")?;
     }

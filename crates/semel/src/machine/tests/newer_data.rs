@@ -112,6 +112,23 @@ fn newer_data_waits_for_the_end_of_a_doubt() {
 }
 
 #[test]
+fn a_crash_under_hold_is_a_doubt_also_when_newer_data_waits() {
+    for swept in [false, true] {
+        let mut life = Life::new();
+        let mut first = bring("first", 1);
+        first.policy.on_lost = OnLost::Hold;
+        life.acquire(&first);
+        assert!(matches!(life.claim(&bring("second", 2)), Answer::InFlight { kept: true, .. }));
+        match swept {
+            true => life.crash(),
+            false => life.pass(LEASE),
+        }
+        assert_eq!(life.claim(&bring("second", 2)), Answer::InDoubt { kept: true });
+        assert!(has(&life, "first", 1), "it is the older that nobody knows about");
+    }
+}
+
+#[test]
 fn a_verdict_about_a_lapsed_run_is_not_one_about_the_newer_data() {
     for on_lost in [OnLost::Rerun, OnLost::Hold, OnLost::Probe] {
         for verdict in [Verdict::Completed(Outcome::kept("yes")), Verdict::Failed, Verdict::Retry] {

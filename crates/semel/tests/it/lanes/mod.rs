@@ -76,9 +76,9 @@ fn a_full_queue_lets_everybody_in_sooner_or_later() {
 }
 
 #[test]
-fn what_one_caller_sends_in_order_is_made_in_order() {
+fn what_one_caller_sends_in_order_is_made_in_order_also_around_a_culprit() {
     in_many_orders(async || {
-        let store = SlowStore::new(always);
+        let store = SlowStore::new(refuses_culprits);
         let (lane, _task) = store.open(LIMITS);
         let others = spawn_all(&lane, &store, &[(7, 9), (8, 1)]);
         let mut answers = Vec::new();
@@ -86,19 +86,20 @@ fn what_one_caller_sends_in_order_is_made_in_order() {
             answers.push(lane.send((who, 3), 3).await.expect("the lane is open"));
         }
         for receiver in answers {
-            receiver.await.expect("answered").expect("made");
+            let _ = receiver.await.expect("answered");
         }
         wait_for(others).await;
-        let made: Vec<u32> =
-            store.seen().batches.iter().flatten().map(|(who, _)| *who).filter(|who| *who < 6).collect();
-        assert_eq!(made, [1, 2, 3, 4, 5]);
+        let made: Vec<u32> = store.seen().made.iter().copied().filter(|who| *who < 6).collect();
+        assert_eq!(made, [1, 3, 4]);
     });
 }
 
-/// Refuses every batch that has one of two culprits in it.
+/// Refuses every batch that has one of two culprits in it: one that cannot be written, and one
+/// whose row cannot be read.
 fn refuses_culprits(nth: usize, batch: &[Call]) -> Result<Vec<u32>> {
-    match batch.iter().find(|(who, _)| [2, 5].contains(who)) {
-        Some((who, _)) => Err(Error::Refused(who.to_string())),
+    match batch.iter().map(|(who, _)| who).find(|who| [2, 5].contains(who)) {
+        Some(2) => Err(Error::Refused("no".into())),
+        Some(_) => Err(Error::Corrupt("no")),
         None => always(nth, batch),
     }
 }
@@ -109,10 +110,10 @@ fn a_refused_call_fails_alone() {
         let store = SlowStore::new(refuses_culprits);
         let (lane, _task) = store.open(LIMITS);
         for (who, got) in call_all(&lane, &store, &[(1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 1)]).await {
-            match got {
-                Ok(said) => assert_eq!(said, answer(who)),
-                Err(Error::Refused(why)) => assert!([2, 5].contains(&who) && why == who.to_string(), "{who}: {why}"),
-                Err(error) => panic!("{who}: {error}"),
+            match (who, got) {
+                (_, Ok(said)) => assert_eq!(said, answer(who)),
+                (2, Err(Error::Refused(_))) | (5, Err(Error::Corrupt(_))) => {}
+                (_, Err(error)) => panic!("{who}: {error}"),
             }
         }
         let mut durable: Vec<_> = store.seen().durable.clone().into_iter().collect();
@@ -140,7 +141,6 @@ fn an_error_about_a_whole_batch_reaches_all_of_that_batch_and_nobody_else() {
             assert_eq!(matches!(got, Err(Error::Unavailable(_))), unlucky, "{who}: {got:?}");
             assert_eq!(got.is_ok(), !unlucky, "{who}: {got:?}");
         }
-        assert!(store.seen().batches.len() >= 2, "an error is not asked again by the lane");
     });
 }
 

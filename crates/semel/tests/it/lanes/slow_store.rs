@@ -28,7 +28,9 @@ pub(super) struct Seen {
     pub(super) batches: Vec<Vec<Call>>,
     /// How often each call has become durable.
     pub(super) durable: HashMap<u32, u32>,
-    /// In which batch each call was last.
+    /// In which order.
+    pub(super) made: Vec<u32>,
+    /// In which batch each call was first.
     pub(super) batch_of: HashMap<u32, usize>,
 }
 
@@ -69,6 +71,7 @@ impl SlowStore {
         if answers.is_ok() {
             for (who, _) in batch {
                 *seen.durable.entry(who).or_default() += 1;
+                seen.made.push(who);
             }
         }
         answers
@@ -83,7 +86,9 @@ impl SlowStore {
         assert!(bytes <= LIMITS.bytes || batch.len() == 1, "too many bytes: {batch:?}");
         let nth = seen.batches.len();
         seen.batches.push(batch.to_vec());
-        seen.batch_of.extend(batch.iter().map(|(who, _)| (*who, nth)));
+        for (who, _) in batch {
+            seen.batch_of.entry(*who).or_insert(nth);
+        }
         nth
     }
 

@@ -1,0 +1,128 @@
+#!/usr/bin/env bash
+# Breaks Semel on purpose, one rule at a time, and checks that a named test notices. A test that cannot fail proves
+# nothing. By hand, or as part of `make torture`: each mutant is a build of its own.
+#
+#   mutants.sh           all of them
+#   mutants.sh NAME…     some of them
+#
+# The mutations are made in a copy of the working tree, target/mutants/tree, with a build directory of its own.
+# Exits non-zero if a mutant survives, or can no longer be made because the code has changed.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+# The tests need a server.
+[[ -n ${SEMEL_TEST_POSTGRES_URL:-} ]] || exec scripts/postgres.sh run scripts/mutants.sh "$@"
+
+root=$PWD
+tree=$root/target/mutants/tree
+export CARGO_TARGET_DIR=$root/target/mutants/build
+unset RUST_BACKTRACE SEMEL_TORTURE
+
+# NAME | FILE | what perl does to the text of the whole file | package | tests (nextest's filter), any of which may notice
+mutants() {
+    cat <<'LIST'
+fence-postgres|semel-store/src/postgres/hot.rs|s/ AND l\.fence = a\.fence AND NOT l\.successor/ AND NOT l.successor/; s/WHERE o\.id = g\.operation AND o\.fence = g\.fence/WHERE o.id = g.operation/|semel-testkit|test(=zombies::postgres::a_zombie_is_refused_on_every_write)
+fence-sqlite|semel-store/src/sqlite/hot.rs|s/(END_LEASES.*?)WHERE \(operation, fence\) IN \(SELECT value ->> 0, value ->> 1 FROM/$1WHERE operation IN (SELECT value ->> 0 FROM/s; s/(const COMPLETE.*?) AND semel_operations\.fence = r\.value ->> 1/$1/s|semel-testkit|test(=zombies::sqlite::a_zombie_is_refused_on_every_write)
+fence-renew-postgres|semel-store/src/postgres/hot.rs|s/ON l\.operation = a\.id AND l\.fence = a\.fence\n/ON l.operation = a.id\n/|semel-testkit|test(=zombies::postgres::a_zombie_is_refused_on_every_write)
+fence-renew-sqlite|semel-store/src/sqlite/hot.rs|s/(const HELD.*?)WHERE \(operation, fence\) IN \(SELECT value ->> 0, value ->> 1 FROM/$1WHERE operation IN (SELECT value ->> 0 FROM/s|semel-testkit|test(=zombies::sqlite::a_zombie_is_refused_on_every_write)
+fence-machine|semel/src/machine/settle.rs|s/Some\(op\) if op\.fence == fence => match/Some(op) if op.fence >= fence => match/|semel-testkit|test(=zombies::sqlite::a_zombie_is_refused_on_every_write)
+fence-commit|semel/src/atomic.rs|s/(Ok\(Applied \{ answer: Answer::Settled \{ successor \}, \.\. \}\) => successor,)/$1\n            Ok(_) if id != 0 => false,/|semel-testkit|test(=zombies::postgres::a_zombie_reports_a_lost_lease_wherever_it_slept)
+sort|semel-store/src/batch.rs|s/let mut order: Vec<usize> = \(0\.\.requests\.len\(\)\)\.collect\(\);\n    order\.sort_by\(.*?\n    \}\);\n/let order: Vec<usize> = (0..requests.len()).collect();\n/s|semel-testkit|test(=deadlocks::two_nodes_with_opposite_batches_do_not_deadlock)
+read-back|semel/src/atomic.rs|s/Commit::Unknown\(why\) => self\.read_back\([^)]*\)\.await/Commit::Unknown(why) => Ok(Effect::RolledBack(rolled_back(&why)))/|semel-testkit|test(=cuts::the_connection_cut_after_every_byte_of_the_commit_reply)
+own-claim|semel/src/machine/claim.rs|s/(fn is_own\(.*?\{\n).*?\n\}/$1    op.lease.is_none() && request.owner.is_empty()\n}/s|semel-testkit|test(=cuts::the_connection_cut_after_every_byte_of_a_claim_and_a_completion)
+made-before|semel/src/machine/settle.rs|s/None => made_before\(op, write\)/None => refused(op, fence, write, now)/|semel-testkit|test(=cuts::the_connection_cut_after_every_byte_of_a_claim_and_a_completion)
+dedup-postgres|semel-store/src/postgres/hot.rs|s/    ON CONFLICT \(tenant, service, kind, key\) DO NOTHING\n//|semel-testkit|test(=heavy::postgres::heavy_512_tasks_on_100_keys_over_two_processes_make_100_effects)
+dedup-sqlite|semel-store/src/sqlite/hot.rs|s/     ON CONFLICT \(tenant, service, kind, key\) DO NOTHING\n//|semel-testkit|test(=heavy::sqlite::heavy_512_tasks_on_100_keys_over_two_processes_make_100_effects)
+swapped-terms|semel-store/src/postgres/mod.rs|s/(\.bind\(span\(&\|r\| r\.policy\.retention\)\))(\s+)(\.bind\(span\(&\|r\| r\.policy\.tombstone\)\))/$3$2$1/|semel-store|test(/prop_postgres_does_what_the_machine_says/)
+swapped-fence|semel-store/src/postgres/mod.rs|s/(hot::COMPLETE\).*?)\.bind\(([^;]*?write\.id[^;]*?)\)\n(\s+)\.bind\(([^;]*?write\.fence\.0[^;]*?)\)\n/$1.bind($4)\n$3.bind($2)\n/s|semel-store|test(/prop_postgres_does_what_the_machine_says/)
+open-transaction|semel-store/src/tx.rs|s/BEGIN; SET LOCAL idle_in_transaction_session_timeout = \{idle\}/BEGIN; SET LOCAL idle_in_transaction_session_timeout = 30000{idle}/|semel-testkit|test(=zombies::postgres::a_zombie_reports_a_lost_lease_wherever_it_slept)
+no-limit|semel-store/src/tx.rs|s/let limit = seat\.answer_limit\(\);/let limit = 100 * seat.answer_limit();/|semel-testkit|test(=cuts::a_connection_that_swallows_everything_is_given_up)
+sleepwalker|semel/src/run.rs|s/if self\.remaining\(\)\.is_zero\(\) \{/if self.remaining().is_zero() \&\& self.operation().id == 0 {/|semel-testkit|test(=zombies::sqlite::a_zombie_reports_a_lost_lease_wherever_it_slept)
+LIST
+}
+
+# The working tree as it is, committed or not. Only what differs is copied, so that cargo builds only that.
+copy_tree() {
+    mkdir -p "$tree"
+    # What a mutant changed in an earlier run has a newer time than its original, and goes back to it.
+    (cd "$root" && git ls-files -co --exclude-standard -z) | while IFS= read -r -d '' file; do
+        [[ -f $root/$file ]] || continue
+        if ! cmp -s "$root/$file" "$tree/$file"; then
+            mkdir -p "$(dirname "$tree/$file")"
+            cp "$root/$file" "$tree/$file"
+        fi
+    done
+    # Files that are gone.
+    (cd "$tree" && find . -path ./target -prune -o -type f -printf '%P\0') | while IFS= read -r -d '' file; do
+        [[ -f $root/$file ]] || rm "$tree/$file"
+    done
+}
+
+run_tests() { # PACKAGE FILTER
+    (cd "$tree" && cargo nextest run --package "$1" --filterset "$2" --no-fail-fast) 2>&1
+}
+
+# Who noticed: the names of the tests that failed.
+failed() { sed -nE 's/^ +(FAIL|TIMEOUT|SIG[A-Z]+) \[[^]]*\] \([^)]*\) [^ ]+ (.*)$/\2/p' <<<"$1" | sort -u | paste -sd ' '; }
+
+wanted=("$@")
+is_wanted() {
+    [[ ${#wanted[@]} -eq 0 ]] && return 0
+    local name
+    for name in "${wanted[@]}"; do [[ $name == "$1" ]] && return 0; done
+    return 1
+}
+
+mkdir -p "$root/target/mutants"
+exec 7<"$root/target/mutants"
+flock --nonblock 7 || { echo "mutants.sh: another run is at it" >&2; exit 1; }
+copy_tree
+
+# Without a mutation every one of these tests must pass, or their failing tells nothing.
+echo "== without a mutation"
+mutants | while IFS='|' read -r name _ _ package tests; do
+    if is_wanted "$name"; then echo "$package|$tests"; fi
+done | sort -u >"$root/target/mutants/tests"
+for package in semel-store semel-testkit; do
+    grep -q "^$package|" "$root/target/mutants/tests" || continue
+    filter=$(sed -n "s/^$package|//p" "$root/target/mutants/tests" | paste -sd '|' | sed 's/|/ | /g')
+    if ! said=$(run_tests "$package" "$filter"); then
+        echo "$said" | tail -n 60
+        echo "mutants.sh: a test fails without a mutation" >&2
+        exit 1
+    fi
+    echo "$said" | grep -E '^ +PASS'
+done
+
+survived=0
+table=
+while IFS='|' read -r name file change package tests; do
+    is_wanted "$name" || continue
+    echo "== $name"
+    perl -0pi -e "$change" "$tree/crates/$file"
+    if cmp -s "$root/crates/$file" "$tree/crates/$file"; then
+        verdict="CANNOT BE MADE: the code has changed, and this script must follow"
+        survived=1
+    else
+        diff "$root/crates/$file" "$tree/crates/$file" | grep '^[<>]' || true
+        if said=$(run_tests "$package" "$tests"); then
+            verdict=SURVIVED
+            survived=1
+        elif ! grep -q 'Nextest run ID' <<<"$said"; then
+            echo "$said" | tail -n 40
+            verdict="DOES NOT COMPILE"
+            survived=1
+        else
+            verdict="caught by $(failed "$said")"
+            # The first line of what it said.
+            grep -A 3 'panicked at' <<<"$said" | grep -vE 'panicked at|RUST_BACKTRACE' | head -n 3 | cut -c 1-200 || true
+        fi
+    fi
+    echo "   $verdict"
+    table+=$(printf '%-22s %s' "$name" "$verdict")$'\n'
+    cp "$root/crates/$file" "$tree/crates/$file"
+done < <(mutants)
+
+echo
+echo "$table"
+exit "$survived"
