@@ -17,7 +17,7 @@ async fn move_the_money(tx: &Tx) -> Result<Outcome> {
 
 /// The same order arrives three times.
 #[tokio::main]
-pub async fn main() -> Result<()> {
+pub(crate) async fn main() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let url = format!("sqlite:{}", folder.path().join("bank.db").display());
     let ledger = Ledger::new(Database::open(&url, Settings::default()).await?, Options::default())?;

@@ -1,5 +1,6 @@
 //! Random histories: both stores must do what the pure function says, step by step, column by
 //! column.
+#![expect(clippy::unwrap_used, reason = "these are tests")]
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 

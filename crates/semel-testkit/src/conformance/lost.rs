@@ -135,20 +135,27 @@ pub async fn of_two_probes_one_has_its_way(lab: Lab) {
 /// What a probe found out about one run is not held against another that began meanwhile.
 pub async fn a_finding_about_an_older_run_is_dropped(lab: Lab) {
     let ledger = lab.ledger().await;
-    let id = lose(&lab, &ledger, "k", OnLost::Probe).await;
-    let other = ledger.clone();
-    let probe = move |_| {
-        let ledger = other.clone();
-        async move {
-            // While the probe looks, a person has it run again, and it is.
-            assert_eq!(decide(&ledger, id, resolve(Verdict::Retry)).await.answer, Answer::Resolved);
-            drop(acquire(&ledger, work("k", policy(OnLost::Probe))).await);
-            Finding::TookEffect(done("of the older run"))
-        }
-    };
-    let claim = ledger.run_with_probe(work("k", policy(OnLost::Probe)), |_| async { panic!("it ran") }, probe);
-    assert_eq!(soon(claim).await.unwrap().word(), "in_flight");
-    assert_eq!(row(&ledger, "k").await.state, State::Processing);
+    for state in [State::Processing, State::InDoubt] {
+        let text = state.as_str();
+        let id = lose(&lab, &ledger, text, OnLost::Probe).await;
+        let other = ledger.clone();
+        let probe = move |_| {
+            let ledger = other.clone();
+            async move {
+                // While the probe looks, a person has it run again, and it is; or that run, too, is lost.
+                assert_eq!(decide(&ledger, id, resolve(Verdict::Retry)).await.answer, Answer::Resolved);
+                let lease = acquire(&ledger, work(text, policy(OnLost::Probe))).await;
+                if state == State::InDoubt {
+                    assert_eq!(lease.doubt("once more").await.unwrap(), SETTLED);
+                }
+                Finding::TookEffect(done("of the older run"))
+            }
+        };
+        let claim = ledger.run_with_probe(work(text, policy(OnLost::Probe)), |_| async { panic!("it ran") }, probe);
+        let word = if state == State::InDoubt { "in_doubt" } else { "in_flight" };
+        assert_eq!(soon(claim).await.unwrap().word(), word);
+        assert_eq!(row(&ledger, text).await.state, state);
+    }
 }
 
 /// A payload that kills its process again and again is slowed down, then parked, until a person

@@ -1,6 +1,6 @@
 //! Batches touch their rows in one order, whatever the order they were asked in.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use semel::{
     Outcome, Policy, Store as _,
@@ -14,57 +14,79 @@ use semel_testkit::{
 };
 use sqlx::{Connection as _, PgConnection};
 
+const BATCH: usize = 200;
+
+/// Two nodes that do the same at the same time, in opposite orders.
+struct Nodes {
+    a: Database,
+    b: Database,
+    watch: PgConnection,
+    // Goes last.
+    _server: Server,
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_nodes_with_opposite_batches_do_not_deadlock() {
-    const BATCH: usize = 200;
     // Every wait of more than a moment is looked at, long before anybody gives up waiting.
     let server = Server::start("deadlock_timeout = '5ms'");
-    let (a, b) = (open(&server.url()).await, open(&server.url()).await);
-    let mut watch = PgConnection::connect(&server.url()).await.unwrap();
-    for round in 0..if torture() { 400 } else { 20 } {
-        let asked = || {
-            let one = |n| Arc::new(request(&format!("{round}-{n:03}"), b"", Policy::default()));
-            (0..BATCH).map(one).collect::<Vec<_>>()
-        };
-        let (ours, mut theirs) = (asked(), asked());
-        theirs.reverse();
-        let (first, second) = tokio::join!(spawn(&a, ours), spawn(&b, theirs));
-        let (first, second) = (first.unwrap(), second.unwrap());
-        let acquired =
-            |answers: &[Applied]| answers.iter().filter(|applied| applied.answer == Answer::Acquired).count();
-        assert_eq!(acquired(&first) + acquired(&second), BATCH, "each key has one owner");
-
-        // Both send all completions, in opposite orders, as after a lost answer.
-        let held = first.iter().chain(&second).filter(|applied| applied.answer == Answer::Acquired);
-        let write = |applied: &Applied| {
-            let op = applied.operation.as_ref().unwrap();
-            LeaseWrite { id: op.id, fence: op.fence, write: Write::Complete(Outcome::kept("")) }
-        };
-        let ours: Vec<LeaseWrite> = held.map(write).collect();
-        let mut theirs = ours.clone();
-        theirs.reverse();
-        let (first, second) = tokio::join!(a.write(ours), b.write(theirs));
-        let settled = |applied: &Applied| applied.answer == Answer::Settled { successor: false };
-        assert!(first.unwrap().iter().chain(&second.unwrap()).all(settled), "each is told that it is settled");
-        // Whoever is told of a deadlock asks again and gets its answer; only the count tells.
-        assert_eq!(deadlocks(&mut watch).await, 0, "round {round}");
+    let open = async || Database::open(&server.url(), Settings::default()).await.unwrap();
+    let watch = PgConnection::connect(&server.url()).await.unwrap();
+    let mut nodes = Nodes { a: open().await, b: open().await, watch, _server: server };
+    for round in 0..if torture() { 300 } else { 12 } {
+        let held = nodes.claim(round).await;
+        nodes.write(&held, &Write::Release { delay: Duration::ZERO }).await;
+        // Once more: to both nodes the keys are known by now, and the rows are gone.
+        let held = nodes.claim(round).await;
+        nodes.write(&held, &Write::Checkpoint("here".into())).await;
+        nodes.write(&held, &Write::Complete(Outcome::kept(""))).await;
     }
     // Sessions report their counts when they have been idle for a moment.
-    tokio::time::sleep(std::time::Duration::from_millis(500)).await;
-    assert_eq!(deadlocks(&mut watch).await, 0);
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    nodes.check("all rounds").await;
 }
 
-async fn open(url: &str) -> Database {
-    Database::open(url, Settings::default()).await.unwrap()
-}
+impl Nodes {
+    /// Both claim the same keys. What either of them got.
+    async fn claim(&mut self, round: usize) -> Vec<Applied> {
+        let batch = || {
+            let one = |n| Arc::new(request(&format!("{round}-{n:03}"), b"", Policy::default()));
+            (0..BATCH).map(one).collect::<Vec<Arc<Request>>>()
+        };
+        let (ours, mut theirs) = (batch(), batch());
+        theirs.reverse();
+        let (a, b) = (self.a.clone(), self.b.clone());
+        let first = tokio::spawn(async move { a.claim(ours).await });
+        let second = tokio::spawn(async move { b.claim(theirs).await });
+        let mut answers = first.await.unwrap().unwrap();
+        answers.extend(second.await.unwrap().unwrap());
+        answers.retain(|applied| applied.answer == Answer::Acquired);
+        assert_eq!(answers.len(), BATCH, "each key has one owner");
+        self.check("claims").await;
+        answers
+    }
 
-/// In a task of its own, so that both are on their way at once.
-async fn spawn(db: &Database, batch: Vec<Arc<Request>>) -> semel::Result<Vec<Applied>> {
-    let db = db.clone();
-    tokio::spawn(async move { db.claim(batch).await }).await.unwrap()
-}
+    /// Both send the same writes, as after a lost answer.
+    async fn write(&mut self, held: &[Applied], write: &Write) {
+        let one = |applied: &Applied| {
+            let op = applied.operation.as_ref().unwrap();
+            LeaseWrite { id: op.id, fence: op.fence, write: write.clone() }
+        };
+        let ours: Vec<LeaseWrite> = held.iter().map(one).collect();
+        let mut theirs = ours.clone();
+        theirs.reverse();
+        let (a, b) = (self.a.clone(), self.b.clone());
+        let first = tokio::spawn(async move { a.write(ours).await });
+        let second = tokio::spawn(async move { b.write(theirs).await });
+        let answers = [first.await.unwrap().unwrap(), second.await.unwrap().unwrap()].concat();
+        let made = |applied: &Applied| matches!(applied.answer, Answer::Settled { .. } | Answer::Written);
+        assert!(answers.iter().all(made), "each is told that it is made");
+        self.check(&format!("{write:?}")).await;
+    }
 
-async fn deadlocks(conn: &mut PgConnection) -> i64 {
-    let sql = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";
-    sqlx::query_scalar(sql).fetch_one(conn).await.unwrap()
+    /// Whoever is told of a deadlock asks again and gets its answer; only the count tells.
+    async fn check(&mut self, what: &str) {
+        let sql = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";
+        let deadlocks: i64 = sqlx::query_scalar(sql).fetch_one(&mut self.watch).await.unwrap();
+        assert_eq!(deadlocks, 0, "{what}");
+    }
 }

@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     os::unix::process::ExitStatusExt as _,
     sync::Arc,
+    time::Duration,
 };
 
 use semel::{State, crash::POINTS};
@@ -15,7 +16,7 @@ use tokio::{sync::Semaphore, task::JoinSet};
 
 use crate::support::{Site, acknowledged, errors, on_both_databases};
 
-on_both_databases!(kill_minus_nine_at_every_crash_point);
+on_both_databases!(kill_minus_nine_at_every_crash_point, kill_minus_nine_at_any_moment);
 
 const ROUNDS: usize = 3;
 
@@ -26,24 +27,54 @@ async fn kill_minus_nine_at_every_crash_point(kind: Kind) {
     let hits = hits_of_an_undisturbed_run(kind).await;
     let never: Vec<_> = POINTS.iter().filter(|point| !hits.contains_key(**point)).collect();
     assert!(never.is_empty(), "these crash points were never hit: {never:?}");
-    let most = if torture() { 30 } else { ROUNDS };
-    let gate = Arc::new(Semaphore::new(AT_ONCE));
-    let mut runs = JoinSet::new();
+    let most = if torture() { 40 } else { ROUNDS };
+    let mut runs = Vec::new();
     for point in POINTS {
-        // How often a point is hit varies with the timing; the first rounds are sure.
-        let sure = hits[*point].min(most).min(if torture() { most } else { ROUNDS });
-        for nth in 1..=sure {
-            let gate = gate.clone();
-            runs.spawn(async move {
-                let _turn = gate.acquire().await.unwrap();
-                kill_at(kind, point, nth).await
-            });
-        }
+        runs.extend((1..=hits[*point].min(most)).map(|nth| When::Hit(point, nth)));
     }
-    let killed = runs.join_all().await;
-    let reached: BTreeSet<&str> = killed.iter().filter(|(_, killed)| *killed).map(|(point, _)| *point).collect();
+    let all = runs.len();
+    // How often a point is hit varies with the timing, but every round hits each of them.
+    let killed = kill_all(kind, runs).await;
+    let reached: BTreeSet<&str> = killed
+        .iter()
+        .filter_map(|when| match when {
+            When::Hit(point, _) => Some(*point),
+            When::After(_) => None,
+        })
+        .collect();
     assert_eq!(reached, POINTS.iter().copied().collect(), "a process was killed at every crash point");
-    println!("{} runs, {} processes killed", killed.len(), killed.iter().filter(|(_, killed)| *killed).count());
+    println!("{all} runs, {} processes killed", killed.len());
+}
+
+async fn kill_minus_nine_at_any_moment(kind: Kind) {
+    let all: u32 = if torture() { 400 } else { 20 };
+    // Spread over the time that the scenario takes.
+    let runs = (1..=all).map(|n| When::After(Duration::from_millis(700) * n / all)).collect();
+    let killed = kill_all(kind, runs).await;
+    println!("{all} runs, {} processes killed", killed.len());
+}
+
+/// When a worker is killed.
+#[derive(Clone, Copy, Debug)]
+enum When {
+    /// At the n-th hit of a crash point.
+    Hit(&'static str, usize),
+    /// After this long.
+    After(Duration),
+}
+
+/// Which of them were killed before they were done.
+async fn kill_all(kind: Kind, runs: Vec<When>) -> Vec<When> {
+    let gate = Arc::new(Semaphore::new(AT_ONCE));
+    let mut running = JoinSet::new();
+    for when in runs {
+        let gate = gate.clone();
+        running.spawn(async move {
+            let _turn = gate.acquire().await.unwrap();
+            kill(kind, when).await.then_some(when)
+        });
+    }
+    running.join_all().await.into_iter().flatten().collect()
 }
 
 async fn hits_of_an_undisturbed_run(kind: Kind) -> BTreeMap<String, usize> {
@@ -60,11 +91,19 @@ async fn hits_of_an_undisturbed_run(kind: Kind) -> BTreeMap<String, usize> {
     hits
 }
 
-/// Kills a worker at the n-th hit of a point, lets another one find what is left, and checks.
-async fn kill_at(kind: Kind, point: &'static str, nth: usize) -> (&'static str, bool) {
+/// Kills a worker, lets another one find what is left, and checks. False if there was nothing to
+/// kill any more.
+async fn kill(kind: Kind, when: When) -> bool {
     let site = Site::new(kind).await;
-    let mut doomed = site.worker_with(&[("SEMEL_CRASH", &format!("{point}:{nth}"))]).await;
+    let mut doomed = match when {
+        When::Hit(point, nth) => site.worker_with(&[("SEMEL_CRASH", &format!("{point}:{nth}"))]).await,
+        When::After(_) => site.worker().await,
+    };
     doomed.order(&Order::Scenario { rounds: ROUNDS }).await;
+    if let When::After(time) = when {
+        tokio::time::sleep(time).await;
+        doomed.kill().await;
+    }
     let mut before = Vec::new();
     let killed = loop {
         match doomed.next().await {
@@ -74,17 +113,17 @@ async fn kill_at(kind: Kind, point: &'static str, nth: usize) -> (&'static str, 
         }
     };
     if killed {
-        assert_eq!(doomed.ended().await.signal(), Some(9), "{point}");
+        assert_eq!(doomed.ended().await.signal(), Some(9), "{when:?}");
     } else {
-        doomed.stop().await;
+        doomed.kill().await;
     }
     // What was counted before the kill is counted.
     site.check_counters().await;
     let mut heir = site.worker().await;
     let after = heir.ask(&Order::Scenario { rounds: ROUNDS }).await;
     heir.stop().await;
-    check(&site, &before, &after, &format!("{point}:{nth}")).await;
-    (point, killed)
+    check(&site, &before, &after, &format!("{when:?}")).await;
+    killed
 }
 
 async fn check(site: &Site, before: &[Told], after: &[Told], what: &str) {

@@ -1,5 +1,6 @@
 //! What breaks here breaks for real: processes are killed and frozen, servers are crashed,
 //! connections are cut, disks are full. Effects are counted by somebody else than the ledger.
+#![expect(clippy::unwrap_used, reason = "these are tests")]
 
 mod cuts;
 mod deadlocks;

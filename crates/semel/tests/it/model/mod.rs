@@ -13,6 +13,7 @@ type Law = Property<World>;
 const FENCED: &str = "an old fence changes nothing, and an outcome stays as it was given";
 const COMPLETED_ONCE: &str = "a payload completes at most once";
 const NEVER_OLDER: &str = "what is older never completes after what is newer";
+const ONE_AFTER_THE_OTHER: &str = "newer data takes effect when it is known what became of the older";
 const ATOMIC: &str = "in atomic mode the effects are exactly the accepted completions";
 const NEVER_TWICE: &str = "a payload never takes effect twice";
 const NOBODY_WAITS_FOR_EVER: &str = "when nothing can happen any more, it is settled for good";
@@ -41,6 +42,7 @@ impl Model for World {
             Law::always(FENCED, |_, moment| moment.broken.is_none()),
             Law::always(COMPLETED_ONCE, |_, moment| no_payload_twice(&moment.completions)),
             Law::always(NEVER_OLDER, |_, moment| never_older(&moment.completions)),
+            Law::always(ONE_AFTER_THE_OTHER, |_, moment| one_after_the_other(moment)),
             Law::always(ATOMIC, |world, moment| !world.atomic || moment.effects == moment.completions),
             Law::always(NEVER_TWICE, |_, moment| no_payload_twice(&moment.effects)),
             // Every action uses something up, so every history ends; this looks at all the ends.
@@ -67,6 +69,15 @@ fn no_payload_twice(effects: &[Effect]) -> bool {
 
 fn never_older(effects: &[Effect]) -> bool {
     effects.windows(2).all(|pair| pair[0].life != pair[1].life || pair[0].payload < pair[1].payload)
+}
+
+fn one_after_the_other(moment: &Moment) -> bool {
+    let known = |older: &Effect| {
+        let mut completed = moment.completions.iter().map(|effect| (effect.life, effect.payload));
+        completed.any(|it| it == (older.life, older.payload))
+    };
+    never_older(&moment.effects)
+        && moment.effects.windows(2).all(|pair| pair[0].life != pair[1].life || known(&pair[0]))
 }
 
 /// The newest payload has taken effect, or it is known not to have; or there is a doubt that
