@@ -18,26 +18,27 @@ tree=$root/target/mutants/tree
 export CARGO_TARGET_DIR=$root/target/mutants/build
 unset RUST_BACKTRACE SEMEL_TORTURE
 
-# NAME | FILE | what perl does to the text of the whole file | package | tests (nextest's filter), any of which may notice
+# NAME @ FILE @ what perl does to the text of the whole file @ package @ tests (nextest's filter), any of which may notice
 mutants() {
     cat <<'LIST'
-fence-postgres|semel-store/src/postgres/hot.rs|s/ AND l\.fence = a\.fence AND NOT l\.successor/ AND NOT l.successor/; s/WHERE o\.id = g\.operation AND o\.fence = g\.fence/WHERE o.id = g.operation/|semel-testkit|test(=zombies::postgres::a_zombie_is_refused_on_every_write)
-fence-sqlite|semel-store/src/sqlite/hot.rs|s/(END_LEASES.*?)WHERE \(operation, fence\) IN \(SELECT value ->> 0, value ->> 1 FROM/$1WHERE operation IN (SELECT value ->> 0 FROM/s; s/(const COMPLETE.*?) AND semel_operations\.fence = r\.value ->> 1/$1/s|semel-testkit|test(=zombies::sqlite::a_zombie_is_refused_on_every_write)
-fence-renew-postgres|semel-store/src/postgres/hot.rs|s/ON l\.operation = a\.id AND l\.fence = a\.fence\n/ON l.operation = a.id\n/|semel-testkit|test(=zombies::postgres::a_zombie_is_refused_on_every_write)
-fence-renew-sqlite|semel-store/src/sqlite/hot.rs|s/(const HELD.*?)WHERE \(operation, fence\) IN \(SELECT value ->> 0, value ->> 1 FROM/$1WHERE operation IN (SELECT value ->> 0 FROM/s|semel-testkit|test(=zombies::sqlite::a_zombie_is_refused_on_every_write)
-fence-machine|semel/src/machine/settle.rs|s/Some\(op\) if op\.fence == fence => match/Some(op) if op.fence >= fence => match/|semel-testkit|test(=zombies::sqlite::a_zombie_is_refused_on_every_write)
-fence-commit|semel/src/atomic.rs|s/(Ok\(Applied \{ answer: Answer::Settled \{ successor \}, \.\. \}\) => successor,)/$1\n            Ok(_) if id != 0 => false,/|semel-store|test(/an_effect_under_a_lost_lease_never_happens/)
-sort|semel-store/src/batch.rs|s/let mut order: Vec<usize> = \(0\.\.requests\.len\(\)\)\.collect\(\);\n    order\.sort_by\(.*?\n    \}\);\n/let order: Vec<usize> = (0..requests.len()).collect();\n/s|semel-testkit|test(=deadlocks::two_nodes_with_opposite_batches_do_not_deadlock)
-read-back|semel/src/atomic.rs|s/Commit::Unknown\(why\) => self\.read_back\([^)]*\)\.await/Commit::Unknown(why) => Ok(Effect::RolledBack(rolled_back(&why)))/|semel-testkit|test(=cuts::the_connection_cut_after_every_byte_of_the_commit_reply)
-own-claim|semel/src/machine/claim.rs|s/(fn is_own\(.*?\{\n).*?\n\}/$1    op.lease.is_none() && request.owner.is_empty()\n}/s|semel-testkit|test(=cuts::the_connection_cut_after_every_byte_of_a_claim_and_a_completion)
-made-before|semel/src/machine/settle.rs|s/None => made_before\(op, write\)/None => refused(op, fence, write, now)/|semel-testkit|test(=cuts::the_connection_cut_after_every_byte_of_a_claim_and_a_completion)
-dedup-postgres|semel-store/src/postgres/hot.rs|s/    ON CONFLICT \(tenant, service, kind, key\) DO NOTHING\n//|semel-testkit|test(=heavy::postgres::heavy_512_tasks_on_100_keys_over_two_processes_make_100_effects)
-dedup-sqlite|semel-store/src/sqlite/hot.rs|s/     ON CONFLICT \(tenant, service, kind, key\) DO NOTHING\n//|semel-testkit|test(=heavy::sqlite::heavy_512_tasks_on_100_keys_over_two_processes_make_100_effects)
-swapped-terms|semel-store/src/postgres/mod.rs|s/(\.bind\(span\(&\|r\| r\.policy\.retention\)\))(\s+)(\.bind\(span\(&\|r\| r\.policy\.tombstone\)\))/$3$2$1/|semel-store|test(/prop_postgres_does_what_the_machine_says/)
-swapped-fence|semel-store/src/postgres/mod.rs|s/(hot::COMPLETE\).*?)\.bind\(([^;]*?write\.id[^;]*?)\)\n(\s+)\.bind\(([^;]*?write\.fence\.0[^;]*?)\)\n/$1.bind($4)\n$3.bind($2)\n/s|semel-store|test(/prop_postgres_does_what_the_machine_says/)
-open-transaction|semel-store/src/tx.rs|s/BEGIN; SET LOCAL idle_in_transaction_session_timeout = \{idle\}/BEGIN; SET LOCAL idle_in_transaction_session_timeout = 30000{idle}/|semel-testkit|test(=zombies::postgres::a_zombie_reports_a_lost_lease_wherever_it_slept)
-no-limit|semel-store/src/tx.rs|s/let limit = seat\.answer_limit\(\);/let limit = 100 * seat.answer_limit();/|semel-testkit|test(=cuts::a_connection_that_swallows_everything_is_given_up)
-sleepwalker|semel/src/run.rs|s/if self\.remaining\(\)\.is_zero\(\) \{/if self.remaining().is_zero() \&\& self.operation().id == 0 {/|semel-testkit|test(=zombies::sqlite::a_zombie_reports_a_lost_lease_wherever_it_slept)
+fence-postgres@semel-store/src/postgres/hot.rs@s/ AND l\.fence = a\.fence AND NOT l\.successor/ AND NOT l.successor/; s/WHERE o\.id = g\.operation AND o\.fence = g\.fence/WHERE o.id = g.operation/@semel-testkit@test(=zombies::postgres::a_zombie_is_refused_on_every_write)
+fence-sqlite@semel-store/src/sqlite/hot.rs@s/(END_LEASES.*?)WHERE \(operation, fence\) IN \(SELECT value ->> 0, value ->> 1 FROM/$1WHERE operation IN (SELECT value ->> 0 FROM/s; s/(const COMPLETE.*?) AND semel_operations\.fence = r\.value ->> 1/$1/s@semel-testkit@test(=zombies::sqlite::a_zombie_is_refused_on_every_write)
+fence-renew-postgres@semel-store/src/postgres/hot.rs@s/ON l\.operation = a\.id AND l\.fence = a\.fence\n/ON l.operation = a.id\n/@semel-testkit@test(=zombies::postgres::a_zombie_is_refused_on_every_write)
+fence-renew-sqlite@semel-store/src/sqlite/hot.rs@s/(const HELD.*?)WHERE \(operation, fence\) IN \(SELECT value ->> 0, value ->> 1 FROM/$1WHERE operation IN (SELECT value ->> 0 FROM/s@semel-testkit@test(=zombies::sqlite::a_zombie_is_refused_on_every_write)
+fence-machine@semel/src/machine/settle.rs@s/Some\(op\) if op\.fence == fence => match/Some(op) if op.fence >= fence => match/@semel-testkit@test(=zombies::sqlite::a_zombie_is_refused_on_every_write)
+fence-commit@semel/src/atomic.rs@s/(Ok\(Applied \{ answer: Answer::Settled \{ successor \}, \.\. \}\) => successor,)/$1\n            Ok(_) if id != 0 => false,/@semel-store@test(/an_effect_under_a_lost_lease_never_happens/)
+sort@semel-store/src/batch.rs@s/let mut order: Vec<usize> = \(0\.\.requests\.len\(\)\)\.collect\(\);\n    order\.sort_by\(.*?\n    \}\);\n/let order: Vec<usize> = (0..requests.len()).collect();\n/s@semel-testkit@test(=deadlocks::two_nodes_with_opposite_batches_do_not_deadlock)
+sort-known@semel-store/src/postgres/mod.rs@s/        claims\.sort_by_cached_key\(.*?\);\n//@semel-testkit@test(=deadlocks::two_nodes_with_opposite_batches_do_not_deadlock)
+read-back@semel/src/atomic.rs@s/Commit::Unknown\(why\) => self\.read_back\([^)]*\)\.await/Commit::Unknown(why) => Ok(Effect::RolledBack(rolled_back(&why)))/@semel-testkit@test(=cuts::the_connection_cut_after_every_byte_of_the_commit_reply)
+own-claim@semel/src/machine/claim.rs@s/(fn is_own\(.*?\{\n).*?\n\}/$1    op.lease.is_none() && request.owner.is_empty()\n}/s@semel-testkit@test(=cuts::the_connection_cut_after_every_byte_of_a_claim_and_a_completion)
+made-before@semel/src/machine/settle.rs@s/None => made_before\(op, write\)/None => refused(op, fence, write, now)/@semel-testkit@test(=cuts::the_connection_cut_after_every_byte_of_a_claim_and_a_completion)
+dedup-postgres@semel-store/src/postgres/hot.rs@s/    ON CONFLICT \(tenant, service, kind, key\) DO NOTHING\n//@semel-testkit@test(=heavy::postgres::heavy_512_tasks_on_100_keys_over_two_processes_make_100_effects)
+dedup-sqlite@semel-store/src/sqlite/hot.rs@s/     ON CONFLICT \(tenant, service, kind, key\) DO NOTHING\n//@semel-testkit@test(=heavy::sqlite::heavy_512_tasks_on_100_keys_over_two_processes_make_100_effects)
+swapped-terms@semel-store/src/postgres/mod.rs@s/(\.bind\(span\(&\|r\| r\.policy\.retention\)\))(\s+)(\.bind\(span\(&\|r\| r\.policy\.tombstone\)\))/$3$2$1/@semel-store@test(/prop_postgres_does_what_the_machine_says/)
+swapped-fence@semel-store/src/postgres/mod.rs@s/(hot::COMPLETE\).*?)\.bind\(([^;]*?write\.id[^;]*?)\)\n(\s+)\.bind\(([^;]*?write\.fence\.0[^;]*?)\)\n/$1.bind($4)\n$3.bind($2)\n/s@semel-store@test(/prop_postgres_does_what_the_machine_says/)
+open-transaction@semel-store/src/tx.rs@s/BEGIN; SET LOCAL idle_in_transaction_session_timeout = \{idle\}/BEGIN; SET LOCAL idle_in_transaction_session_timeout = 30000{idle}/@semel-testkit@test(=zombies::postgres::a_zombie_reports_a_lost_lease_wherever_it_slept)
+no-limit@semel-store/src/tx.rs@s/let limit = seat\.answer_limit\(\);/let limit = 100 * seat.answer_limit();/@semel-testkit@test(=cuts::a_connection_that_swallows_everything_is_given_up)
+sleepwalker@semel/src/run.rs@s/if self\.remaining\(\)\.is_zero\(\) \{/if self.remaining().is_zero() \&\& self.operation().id == 0 {/@semel-testkit@test(=zombies::sqlite::a_zombie_reports_a_lost_lease_wherever_it_slept)
 LIST
 }
 
@@ -80,12 +81,12 @@ copy_tree
 
 # Without a mutation every one of these tests must pass, or their failing tells nothing.
 echo "== without a mutation"
-mutants | while IFS='|' read -r name _ _ package tests; do
-    if is_wanted "$name"; then echo "$package|$tests"; fi
+mutants | while IFS='@' read -r name _ _ package tests; do
+    if is_wanted "$name"; then echo "$package@$tests"; fi
 done | sort -u >"$root/target/mutants/tests"
 for package in semel-store semel-testkit; do
-    grep -q "^$package|" "$root/target/mutants/tests" || continue
-    filter=$(sed -n "s/^$package|//p" "$root/target/mutants/tests" | paste -sd '|' | sed 's/|/ | /g')
+    grep -q "^$package@" "$root/target/mutants/tests" || continue
+    filter=$(sed -n "s/^$package@//p" "$root/target/mutants/tests" | paste -sd '|' | sed 's/|/ | /g')
     if ! said=$(run_tests "$package" "$filter"); then
         echo "$said" | tail -n 60
         echo "mutants.sh: a test fails without a mutation" >&2
@@ -97,7 +98,7 @@ done
 survived=0
 table=
 original=$root/target/mutants/original
-while IFS='|' read -r name file change package tests; do
+while IFS='@' read -r name file change package tests; do
     is_wanted "$name" || continue
     echo "== $name"
     cp "$tree/crates/$file" "$original"

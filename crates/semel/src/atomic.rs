@@ -169,7 +169,7 @@ impl<S: Store> Lease<S> {
         let store = self.ledger().store();
         let (id, fence) = (self.operation().id, self.fence());
         crash_point!("atomic.before_complete");
-        let successor = match store.complete_in(tx, id, fence, outcome.clone()).await {
+        let successor = match store.complete_in(tx, id, fence, outcome.to_store()).await {
             Ok(Applied { answer: Answer::Settled { successor }, .. }) => successor,
             Ok(_) => {
                 store.roll_back(tx).await;

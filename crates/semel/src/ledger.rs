@@ -344,6 +344,10 @@ impl<S: Store> Ledger<S> {
 
     /// Ends a lease. A store that is away is asked again until `deadline`.
     pub(crate) async fn settle(&self, operation: &Operation, write: Write, deadline: Uptime) -> Result<Settled> {
+        let write = match write {
+            Write::Complete(outcome) => Write::Complete(outcome.to_store()),
+            other => other,
+        };
         let write = LeaseWrite { id: operation.id, fence: operation.fence, write };
         crash_point!("settle.before");
         let applied = loop {

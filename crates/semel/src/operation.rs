@@ -107,6 +107,19 @@ impl Outcome {
         Self { kept: true, body: body.into() }
     }
 
+    /// The largest outcome that is kept.
+    pub const MAX_BYTES: usize = 8 << 20;
+
+    /// The outcome as it is stored: one that is too large is not kept, which is no reason to fail
+    /// what took effect.
+    #[must_use]
+    pub(crate) fn to_store(&self) -> Self {
+        match self.body.len() {
+            0..=Self::MAX_BYTES => self.clone(),
+            _ => Self::not_kept("the outcome was too large to be kept"),
+        }
+    }
+
     /// The fact that it took effect, without the outcome, and a note.
     #[must_use]
     pub fn not_kept(note: impl Into<Bytes>) -> Self {

@@ -33,6 +33,9 @@ use crate::{
     sql::{Dialect, Sql},
 };
 
+/// When to ask again about a row that somebody has locked.
+const BUSY: Duration = Duration::from_secs(1);
+
 /// How often the general path tries again when rows were not as it had read them.
 const ROUNDS: usize = 10;
 
@@ -222,12 +225,21 @@ impl Postgres {
                 seat.leave();
                 return Ok(answers);
             }
-            if round > 1 {
+            if round + 1 == ROUNDS {
+                // Somebody holds these rows for long. One such row must not hold up everybody else
+                // in the lane: whoever has it is at it, and that is an answer.
+                let busy = Answer::InFlight { until: now + BUSY, kept: false };
+                let answer = |i| {
+                    rows.get(&place(i))
+                        .map(|op| (i, Applied { answer: busy.clone(), operation: Some(op.clone()), now }))
+                };
+                answers.extend(todo.drain(..).filter_map(answer));
+            } else if round > 1 {
                 tokio::time::sleep(Duration::from_millis(2 << round.min(5))).await;
             }
         }
         seat.leave();
-        Err(Error::Unavailable("the row is busy; ask again".into()))
+        Ok(answers)
     }
 
     async fn claim_contested(
@@ -235,9 +247,12 @@ impl Postgres {
         seat: &mut PgConnection,
         requests: &[Arc<Request>],
         seen: &ByKey,
-        claims: Vec<usize>,
+        mut claims: Vec<usize>,
     ) -> Result<(Vec<(usize, Applied)>, Vec<usize>)> {
         let place = |i: usize| (requests[i].scope.clone(), requests[i].key.clone());
+        // In key order, like the hot path: rows that are not there are inserted in the order of
+        // their fences, and an insert waits for whoever else inserts the same key.
+        claims.sort_by_cached_key(|i| place(*i));
         let ids: Vec<i64> = claims.iter().filter_map(|i| seen.get(&place(*i)).map(|op| op.id)).collect();
         begin(seat).await?;
         let locked = try_lock(seat, &ids).await?;

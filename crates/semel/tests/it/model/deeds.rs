@@ -10,8 +10,9 @@ use semel::{
 
 use super::world::{Effect, Flaw, Mind, Moment, Worker, World};
 
-/// How long a lease lasts, in ticks: long enough to be renewed once.
+/// How long a lease lasts, in ticks, and the longest run: the last renewal is cut short.
 const LEASE: u8 = 2;
+const MAX_RUN: u8 = 3;
 
 impl World {
     pub(super) fn claim(&self, moment: &mut Moment, n: usize, heard: bool) {
@@ -31,7 +32,8 @@ impl World {
             _ if !heard && before == moment.row => return,
             _ if !heard => Mind::Asked { token, sent },
             (Answer::Acquired, Some(op)) => {
-                Mind::Holds { effect: effect_of(op, moment.life), until: sent + LEASE, done: false }
+                let effect = effect_of(op, moment.life);
+                Mind::Holds { effect, until: sent + LEASE, end: sent + MAX_RUN, done: false }
             }
             (Answer::Replay { .. } | Answer::Mismatch | Answer::Exhausted, _) => Mind::Content,
             (Answer::InDoubt { .. }, _) if !self.prober => Mind::Content,
@@ -53,13 +55,13 @@ impl World {
     }
 
     pub(super) fn work(&self, moment: &mut Moment, n: usize) {
-        if let Mind::Holds { effect, until, done: false } = moment.workers[n].mind {
+        if let Mind::Holds { effect, until, end, done: false } = moment.workers[n].mind {
             let minds_its_clock = self.prober && self.flaw != Some(Flaw::LateWork);
             moment.workers[n].mind = if minds_its_clock && until <= moment.now {
                 Mind::Idle
             } else {
                 moment.effects.push(effect);
-                Mind::Holds { effect, until, done: true }
+                Mind::Holds { effect, until, end, done: true }
             };
         }
     }
@@ -85,9 +87,13 @@ impl World {
     }
 
     pub(super) fn renew(&self, moment: &mut Moment, n: usize) {
-        let Mind::Holds { effect, done, .. } = moment.workers[n].mind else { return };
+        let Mind::Holds { effect, end, done, .. } = moment.workers[n].mind else { return };
         if let Answer::Renewed { .. } = self.write(moment, effect, Write::Renew) {
-            moment.workers[n].mind = Mind::Holds { effect, until: moment.now + LEASE, done };
+            let until = match self.flaw {
+                Some(Flaw::EndlessRenewals) => moment.now + LEASE,
+                _ => end.min(moment.now + LEASE),
+            };
+            moment.workers[n].mind = Mind::Holds { effect, until, end, done };
         }
     }
 
@@ -96,7 +102,7 @@ impl World {
         let Mind::Unsure { effect } = moment.workers[n].mind else { return };
         let running = |op: &&Operation| op.fence == effect.fence && op.state == State::Processing;
         moment.workers[n].mind = match moment.row.as_ref().filter(running) {
-            Some(_) => Mind::Holds { effect, until: moment.now, done: false },
+            Some(_) => Mind::Holds { effect, until: moment.now, end: moment.now, done: false },
             None => Mind::Idle,
         };
     }
@@ -189,7 +195,7 @@ impl World {
             labels: Labels::default(),
             policy: Policy {
                 lease: tick * u32::from(LEASE),
-                max_run: tick * u32::from(LEASE) * 2,
+                max_run: tick * u32::from(MAX_RUN),
                 retention: None,
                 tombstone: None,
                 max_attempts: Some(2),

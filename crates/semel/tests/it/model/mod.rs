@@ -211,3 +211,9 @@ fn the_checker_finds_out_a_worker_that_begins_after_its_lease() {
     let broken = broken_laws(World { prober: true, flaw: Some(Flaw::LateWork), ..leased(OnLost::Probe) });
     assert!(broken.contains(&NEVER_TWICE), "{broken:?}");
 }
+
+#[test]
+fn the_checker_finds_out_a_clock_that_forgets_the_longest_run() {
+    let broken = broken_laws(World { prober: true, flaw: Some(Flaw::EndlessRenewals), ..leased(OnLost::Probe) });
+    assert!(broken.contains(&NEVER_TWICE), "{broken:?}");
+}

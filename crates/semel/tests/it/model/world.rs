@@ -42,6 +42,8 @@ pub(crate) enum Flaw {
     NoReadBack,
     /// Work begins without a look at the worker's own clock.
     LateWork,
+    /// That clock forgets that renewals end with the longest run.
+    EndlessRenewals,
 }
 
 /// A payload that takes effect: in which life of its key, in which row, under which fence.
@@ -59,8 +61,9 @@ pub(crate) enum Mind {
     Idle,
     /// Sent a claim at that tick, and the answer was lost.
     Asked { token: u8, sent: u8 },
-    /// Has the lease, or believes so, and will not begin after `until`.
-    Holds { effect: Effect, until: u8, done: bool },
+    /// Has the lease, or believes so: until then by its own clock, and never past the end of the
+    /// longest run. It counts both from before it asked.
+    Holds { effect: Effect, until: u8, end: u8, done: bool },
     /// Sent a commit, and the answer was lost.
     Unsure { effect: Effect },
     /// Has an answer that it can go home with.
