@@ -8,6 +8,7 @@ use crate::{
     Error, Fence, Ledger, Operation, Outcome, Result, Uptime,
     fingerprint::derive_key,
     machine::{Answer, Failure, Write},
+    renewer::OwnDeadline,
     store::{LeaseWrite, Store},
 };
 
@@ -18,7 +19,7 @@ use crate::{
 pub struct Lease<S: Store> {
     ledger: Ledger<S>,
     operation: Box<Operation>,
-    deadline: Uptime,
+    deadline: OwnDeadline,
 }
 
 /// Whether the lease is still held.
@@ -48,7 +49,7 @@ impl<S: Store> Lease<S> {
     /// The largest checkpoint: it is small data, not a second payload.
     pub const MAX_CHECKPOINT: usize = 64 << 10;
 
-    pub(crate) fn new(ledger: Ledger<S>, operation: Box<Operation>, deadline: Uptime) -> Self {
+    pub(crate) fn new(ledger: Ledger<S>, operation: Box<Operation>, deadline: OwnDeadline) -> Self {
         Self { ledger, operation, deadline }
     }
 
@@ -67,7 +68,7 @@ impl<S: Store> Lease<S> {
     /// How long the work may go on before it must have been renewed, by our own cautious clock.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        self.deadline.remaining()
+        self.deadline.at().remaining()
     }
 
     /// The key for a step's call to another service: the same on every attempt, so that whatever
@@ -85,7 +86,7 @@ impl<S: Store> Lease<S> {
         let sent = Uptime::now();
         match self.ledger.renew(self.operation.id, self.fence()).await? {
             Answer::Renewed { .. } => {
-                self.deadline = sent + crate::renewer::stop_early(self.term());
+                self.deadline = self.deadline.renewed(sent);
                 Ok(Held::Yes)
             }
             _ => Ok(Held::LeaseLost),
@@ -135,7 +136,7 @@ impl<S: Store> Lease<S> {
     /// Ends the lease. A store that is away is asked again until the lease has ended: work that
     /// has been done is worth waiting for.
     pub(crate) async fn settle(self, write: Write) -> Result<Settled> {
-        self.ledger.settle(&self.operation, write, self.deadline).await
+        self.ledger.settle(&self.operation, write, self.deadline.at()).await
     }
 
     pub(crate) fn ledger(&self) -> &Ledger<S> {
@@ -146,7 +147,7 @@ impl<S: Store> Lease<S> {
         self.operation.lease.as_ref().map_or(Duration::ZERO, |lease| lease.terms.lease)
     }
 
-    pub(crate) fn deadline(&self) -> Uptime {
+    pub(crate) fn deadline(&self) -> OwnDeadline {
         self.deadline
     }
 }

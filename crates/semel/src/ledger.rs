@@ -11,7 +11,7 @@ use crate::{
     lane::{Lane, Limits, lane},
     lease::Settled,
     machine::{Answer, Request, Write},
-    renewer::{Renewer, stop_early},
+    renewer::{OwnDeadline, Renewer},
     repeats::Gatherer,
     store::{Applied, Decision, LeaseWrite, Store, Swept},
     waiters::Waiters,
@@ -105,8 +105,13 @@ impl<S: Store> Ledger<S> {
     /// Opens a ledger on a store.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] when the engine's threads cannot be started.
+    /// [`Error::Invalid`] when the owner is no name; [`Error::Unavailable`] when the engine's
+    /// threads cannot be started.
     pub fn new(store: S, options: Options) -> Result<Self> {
+        // A row without an owner is one that nobody has claimed yet.
+        if options.owner.is_empty() || options.owner.len() > 255 || options.owner.chars().any(char::is_control) {
+            return Err(Error::Invalid("owner: must be 1 to 255 bytes without control characters".into()));
+        }
         let engine = Engine::start()?;
         let asked = store.clone();
         let (claims, serve_claims) = lane(Limits::default(), move |batch: Vec<Arc<Request>>| {
@@ -313,7 +318,7 @@ impl<S: Store> Ledger<S> {
     /// Sends a claim through its lane.
     async fn ask(&self, request: &Arc<Request>) -> Result<Claim<Lease<S>>> {
         // The holder's clock starts before the claim is sent, so it ends before the database's.
-        let deadline = Uptime::now() + stop_early(request.policy.lease);
+        let deadline = OwnDeadline::of_claim(Uptime::now(), &request.policy);
         crash_point!("claim.before");
         let applied = if self.inner.options.group_commit {
             let answer = self.inner.claims.send(request.clone(), weight(request)).await?;

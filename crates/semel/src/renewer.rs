@@ -13,7 +13,7 @@ use std::{
 
 use tokio::sync::{Notify, watch};
 
-use crate::{Fence, Uptime, crash_point, machine::Answer, store::Store};
+use crate::{Fence, Policy, Uptime, crash_point, machine::Answer, store::Store};
 
 /// A lease is renewed when a third of it is over: two more rounds can fail before it is lost.
 const ROUNDS_PER_LEASE: u32 = 3;
@@ -28,7 +28,7 @@ struct Held {
     term: Duration,
     due: Uptime,
     /// When the holder must have stopped, by our own clock.
-    deadline: Uptime,
+    deadline: OwnDeadline,
     /// The same for the holder to look at; nothing once the lease is lost.
     told: watch::Sender<Option<Uptime>>,
 }
@@ -43,8 +43,8 @@ pub(crate) struct Renewal {
 
 impl Renewer {
     /// Begins to renew. `deadline` is counted from before the claim was sent.
-    pub(crate) fn keep(self: &Arc<Self>, id: i64, fence: Fence, term: Duration, deadline: Uptime) -> Renewal {
-        let (told, until) = watch::channel(Some(deadline));
+    pub(crate) fn keep(self: &Arc<Self>, id: i64, fence: Fence, term: Duration, deadline: OwnDeadline) -> Renewal {
+        let (told, until) = watch::channel(Some(deadline.at()));
         let due = Uptime::now() + term / ROUNDS_PER_LEASE;
         self.lock().insert((id, fence), Held { term, due, deadline, told });
         self.changed.notify_one();
@@ -79,7 +79,7 @@ impl Renewer {
     }
 
     fn until_next(&self) -> Duration {
-        let next = self.lock().values().map(|held| held.due.min(held.deadline)).min();
+        let next = self.lock().values().map(|held| held.due.min(held.deadline.at())).min();
         next.map_or(Duration::from_secs(3600), Uptime::remaining)
     }
 
@@ -87,10 +87,10 @@ impl Renewer {
     fn due(&self) -> Vec<(i64, Fence)> {
         let now = Uptime::now();
         let mut held = self.lock();
-        for lease in held.values_mut().filter(|lease| lease.deadline <= now) {
+        for lease in held.values_mut().filter(|lease| lease.deadline.at() <= now) {
             lease.told.send_replace(None);
         }
-        held.retain(|_, lease| lease.deadline > now);
+        held.retain(|_, lease| lease.deadline.at() > now);
         held.iter().filter(|(_, lease)| lease.due <= now + lease.term / 10).map(|(id, _)| *id).collect()
     }
 
@@ -105,8 +105,8 @@ impl Renewer {
             let Some(lease) = held.get_mut(id) else { continue };
             if let Answer::Renewed { .. } = answer {
                 lease.due = sent + lease.term / ROUNDS_PER_LEASE;
-                lease.deadline = sent + stop_early(lease.term);
-                lease.told.send_replace(Some(lease.deadline));
+                lease.deadline = lease.deadline.renewed(sent);
+                lease.told.send_replace(Some(lease.deadline.at()));
             } else {
                 lease.told.send_replace(None);
                 held.remove(id);
@@ -129,10 +129,38 @@ impl Renewer {
     }
 }
 
-/// How much of a term its holder may use: a tenth is left for the clocks' drift and for the last
-/// write to arrive.
-pub(crate) fn stop_early(term: Duration) -> Duration {
-    term - term / 10
+/// When a holder must have stopped, by its own clock: before the database says so.
+#[derive(Clone, Copy)]
+pub(crate) struct OwnDeadline {
+    term: Duration,
+    at: Uptime,
+    /// The end of the longest run, beyond which no renewal extends the lease.
+    end: Uptime,
+}
+
+impl OwnDeadline {
+    /// Of a lease whose claim was sent at that moment.
+    pub(crate) fn of_claim(sent: Uptime, policy: &Policy) -> Self {
+        let term = policy.lease;
+        let end = sent + policy.max_run.saturating_sub(margin(term));
+        Self { term, at: end, end }.renewed(sent)
+    }
+
+    /// The same lease, renewed by what was sent at that moment.
+    pub(crate) fn renewed(self, sent: Uptime) -> Self {
+        let at = (sent + self.term.saturating_sub(margin(self.term))).min(self.end);
+        Self { at, ..self }
+    }
+
+    /// The moment itself.
+    pub(crate) fn at(self) -> Uptime {
+        self.at
+    }
+}
+
+/// What is left of a term for the clocks' drift, and for the last write to arrive.
+fn margin(term: Duration) -> Duration {
+    term / 10
 }
 
 impl Renewal {
@@ -154,5 +182,27 @@ impl Renewal {
 impl Drop for Renewal {
     fn drop(&mut self) {
         self.renewer.lock().remove(&(self.id, self.fence));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_holder_stops_before_the_database_says_so_and_at_the_longest_run_too() {
+        let policy = Policy {
+            lease: Duration::from_secs(30),
+            max_run: Duration::from_secs(40),
+            ..Policy::default()
+        };
+        let claimed = Uptime::now();
+        let own = OwnDeadline::of_claim(claimed, &policy);
+        assert!(own.at() == claimed + Duration::from_secs(27));
+        let renewed = own.renewed(claimed + Duration::from_secs(5));
+        assert!(renewed.at() == claimed + Duration::from_secs(32));
+        // The database cuts this renewal short at 40 s; the holder must know.
+        let cut = renewed.renewed(claimed + Duration::from_secs(20));
+        assert!(cut.at() == claimed + Duration::from_secs(37));
     }
 }

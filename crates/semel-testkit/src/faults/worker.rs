@@ -22,6 +22,9 @@ use tokio::{sync::mpsc, task::JoinSet};
 use super::{Bank, Mode, Order, Told, WriteKind, bank::take_in, scenario};
 use crate::work;
 
+/// How long a racing task waits for somebody else's outcome before it asks again.
+const WAIT: Duration = Duration::from_secs(30);
+
 /// A node that takes orders.
 pub struct Worker {
     /// Its ledger.
@@ -234,40 +237,50 @@ impl Worker {
         }
     }
 
-    /// Claims or waits, until it has an outcome.
+    /// Claims or waits, until there is an outcome, or a doubt. That a lease was lost on the way, on a
+    /// machine with too much to do, is told and no reason to give up.
     async fn race(&self, key: &str, policy: Policy, mode: Mode) {
-        const UP_TO: Duration = Duration::from_secs(30);
-        let claim = match mode {
-            Mode::Atomic => {
-                let name = key.to_owned();
-                let handler = move |ctx: semel::Context<Database>, tx| {
-                    let key = name.clone();
-                    async move {
-                        take_in(&tx, &key, ctx.fence()).await.map_err(Unfinished::failed)?;
-                        Ok(outcome(&key, ctx.fence().0))
-                    }
-                };
-                self.ledger.run_atomic_or_wait(work(key, policy), UP_TO, handler).await
-            }
-            Mode::Leased => match self.ledger.claim_or_wait(work(key, policy), UP_TO).await.map(Claim::acquired) {
-                Ok(Ok(lease)) => {
-                    let fence = lease.fence();
-                    self.bank.take(key, fence, &lease.derived_key("effect"));
-                    let made = outcome(key, fence.0);
-                    match lease.complete(made.clone()).await {
-                        Ok(Settled::Yes { .. }) => Ok(Claim::Acquired(Ran::Completed(made))),
-                        Ok(Settled::LeaseLost) => Ok(Claim::Acquired(Ran::LeaseLost)),
-                        Err(error) => Err(error),
+        loop {
+            let claim = match mode {
+                Mode::Atomic => self.race_atomic(key, policy.clone()).await,
+                Mode::Leased => self.race_leased(key, policy.clone()).await,
+            };
+            match claim {
+                Ok(claim) => {
+                    tell_claim(key, &claim);
+                    match claim {
+                        Claim::Acquired(Ran::Completed(_)) | Claim::Replay(_) | Claim::InDoubt(_) => return,
+                        _ => {}
                     }
                 }
-                Ok(Err(other)) => Ok(other),
-                Err(error) => Err(error),
-            },
-        };
-        match claim {
-            Ok(claim) => tell_claim(key, &claim),
-            Err(error) => tell_error(key, &error),
+                Err(error) => return tell_error(key, &error),
+            }
         }
+    }
+
+    async fn race_atomic(&self, key: &str, policy: Policy) -> semel::Result<Claim<Ran>> {
+        let name = key.to_owned();
+        let handler = move |ctx: semel::Context<Database>, tx| {
+            let key = name.clone();
+            async move {
+                take_in(&tx, &key, ctx.fence()).await.map_err(Unfinished::failed)?;
+                Ok(outcome(&key, ctx.fence().0))
+            }
+        };
+        self.ledger.run_atomic_or_wait(work(key, policy), WAIT, handler).await
+    }
+
+    async fn race_leased(&self, key: &str, policy: Policy) -> semel::Result<Claim<Ran>> {
+        let lease = match self.ledger.claim_or_wait(work(key, policy), WAIT).await?.acquired() {
+            Ok(lease) => lease,
+            Err(other) => return Ok(other),
+        };
+        self.bank.take(key, lease.fence(), &lease.derived_key("effect"));
+        let made = outcome(key, lease.fence().0);
+        Ok(Claim::Acquired(match lease.complete(made.clone()).await? {
+            Settled::Yes { .. } => Ran::Completed(made),
+            Settled::LeaseLost => Ran::LeaseLost,
+        }))
     }
 
     /// One key after the other, each until it has an outcome, whatever breaks.
