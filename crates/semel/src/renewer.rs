@@ -191,11 +191,7 @@ mod tests {
 
     #[test]
     fn a_holder_stops_before_the_database_says_so_and_at_the_longest_run_too() {
-        let policy = Policy {
-            lease: Duration::from_secs(30),
-            max_run: Duration::from_secs(40),
-            ..Policy::default()
-        };
+        let policy = Policy { lease: Duration::from_secs(30), max_run: Duration::from_secs(40), ..Policy::default() };
         let claimed = Uptime::now();
         let own = OwnDeadline::of_claim(claimed, &policy);
         assert!(own.at() == claimed + Duration::from_secs(27));
