@@ -33,6 +33,9 @@ pub(crate) fn options(path: &Path) -> SqliteConnectOptions {
         .pragma("cache_size", "-65536")
         // A checkpoint every 32 MB of log instead of every 4: fewer, larger writes to the file.
         .pragma("wal_autocheckpoint", "8000")
+        // The rows of a whole batch: the thread that runs SQLite does not stop half-way for us to
+        // take some off its hands.
+        .row_buffer_size(1024)
         .disable_statement_logging()
 }
 

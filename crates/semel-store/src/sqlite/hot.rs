@@ -10,7 +10,7 @@ pub(crate) const DRAW: &str =
 /// The time, as seen so far.
 pub(crate) const NOW: &str = "SELECT clock FROM semel_meta WHERE only = 1";
 
-/// First claims. A key that exists already is left alone, and not returned.
+/// First claims. A key that exists already is left alone, and not counted.
 pub(crate) const CLAIM: &str = "INSERT INTO semel_operations
         (id, tenant, service, kind, key, fingerprint, payload_order, payload, label1, label2, label3, label4,
          state, fence, owner, created_at, claimed_at, look_at)
@@ -18,8 +18,10 @@ pub(crate) const CLAIM: &str = "INSERT INTO semel_operations
             value ->> 8, value ->> 9, value ->> 10, value ->> 11, 'processing', value ->> 0, value ->> 12, $2, $2, value ->> 13
      FROM jsonb_each($1)
      WHERE true
-     ON CONFLICT (tenant, service, kind, key) DO NOTHING
-     RETURNING id";
+     ON CONFLICT (tenant, service, kind, key) DO NOTHING";
+
+/// Which of the first claims were made, where not all were: a fence is nobody else's id.
+pub(crate) const MADE: &str = "SELECT id FROM semel_operations WHERE id IN (SELECT value ->> 0 FROM jsonb_each($1))";
 
 /// The leases of first claims.
 pub(crate) const LEASE: &str = "INSERT INTO semel_leases
@@ -61,6 +63,7 @@ pub(crate) const ALL: &[(&str, &str)] = &[
     ("DRAW", DRAW),
     ("NOW", NOW),
     ("CLAIM", CLAIM),
+    ("MADE", MADE),
     ("LEASE", LEASE),
     ("END_LEASES", END_LEASES),
     ("COMPLETE", COMPLETE),
