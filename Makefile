@@ -31,6 +31,10 @@ bench: ## measure, next to what pgbench gets out of the same machine
 torture: ## the tests in their long versions: more rounds, more crashes, more load
 	scripts/torture.sh $(ARGS)
 
+.PHONY: mutants
+mutants: ## breaks the code on purpose, one guarantee at a time, and names the test that notices
+	scripts/mutants.sh $(ARGS)
+
 .PHONY: fuzz
 fuzz: ## fuzz and property tests with many more cases (SEMEL_FUZZ_SECONDS, PROPTEST_CASES)
 	scripts/fuzz.sh $(ARGS)
