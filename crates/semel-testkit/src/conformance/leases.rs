@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use semel::{Backoff, Error, Failure, Held, Lease, Policy, Retry, Scope, State, Store as _, Work};
+use semel::{
+    Backoff, Claim, Error, Failure, Held, Lease, Outcome, Policy, Retry, Scope, Settled, State, Store as _, Work,
+};
 use semel_store::Database;
 
 use super::tools::*;
@@ -171,4 +173,18 @@ pub async fn a_failure_says_when_it_may_be_tried_again(lab: Lab) {
     lab.pass(secs(1));
     assert_eq!(asked("own").await, "acquired");
     assert_eq!(ledger.store().now().await.unwrap(), Lab::START + secs(100));
+}
+
+/// An outcome that is too large to be kept is no reason to fail what took effect.
+pub async fn an_outcome_too_large_to_keep_still_completes(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let Claim::Acquired(lease) = ledger.claim(work("large", Policy::default())).await.unwrap() else {
+        panic!("the first claim acquires")
+    };
+    let large = Outcome::kept(vec![7; Outcome::MAX_BYTES + 1]);
+    assert_eq!(lease.complete(large).await.unwrap(), Settled::Yes { successor: false });
+    let Claim::Replay(replay) = ledger.claim(work("large", Policy::default())).await.unwrap() else {
+        panic!("it took effect")
+    };
+    assert!(!replay.outcome.kept);
 }
