@@ -42,6 +42,12 @@ impl Tally {
         *self.0.entry((Group::of(op), now.hour(), from, to, took)).or_default() += 1;
     }
 
+    /// Counts a plain completion, of which only this much is known.
+    pub(crate) fn completed(&mut self, group: Group, claimed_at: Timestamp, now: Timestamp) {
+        let took = bucket(now.since(claimed_at));
+        *self.0.entry((group, now.hour(), "processing", "completed", took)).or_default() += 1;
+    }
+
     pub(crate) fn rows(&self) -> Vec<Value> {
         let row = |((group, hour, from, to, bucket), n): (&(Group, i64, &str, &str, i32), &i64)| {
             rows::delta(group, *hour, from, to, "", *bucket, *n)

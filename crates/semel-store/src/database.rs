@@ -119,14 +119,25 @@ impl Store for Database {
     async fn claim(&self, batch: Vec<Arc<Request>>) -> Result<Vec<Applied>> {
         match &*self.0 {
             Inner::Postgres(db) => db.claim(&batch).await,
-            Inner::Sqlite(db) => db.claim(&batch).await,
+            Inner::Sqlite(db) => Ok(db.flush(&batch, &[]).await?.0),
         }
     }
 
     async fn write(&self, batch: Vec<LeaseWrite>) -> Result<Vec<Applied>> {
         match &*self.0 {
             Inner::Postgres(db) => db.write(&batch).await,
-            Inner::Sqlite(db) => db.write(&batch).await,
+            Inner::Sqlite(db) => Ok(db.flush(&[], &batch).await?.1),
+        }
+    }
+
+    fn one_writer(&self) -> bool {
+        matches!(&*self.0, Inner::Sqlite(_))
+    }
+
+    async fn flush(&self, claims: Vec<Arc<Request>>, writes: Vec<LeaseWrite>) -> Result<(Vec<Applied>, Vec<Applied>)> {
+        match &*self.0 {
+            Inner::Postgres(db) => Ok((db.claim(&claims).await?, db.write(&writes).await?)),
+            Inner::Sqlite(db) => db.flush(&claims, &writes).await,
         }
     }
 

@@ -5,6 +5,8 @@
 //! as one, and answers each caller after that flush is durable. A batch that is refused is halved
 //! until only the culprit fails.
 
+use std::time::{Duration, Instant};
+
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{Error, Result};
@@ -19,11 +21,15 @@ pub struct Limits {
     pub bytes: usize,
     /// Calls that may wait in the queue; beyond it, callers wait to enter it.
     pub queue: usize,
+    /// Whether callers that were just answered are given a moment to come back before the next
+    /// batch leaves. Otherwise they miss it by microseconds and travel in two groups for ever, each
+    /// waiting for the other's flush. Not where two lanes overlap: their flushes leave time enough.
+    pub regroup: bool,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { calls: 512, bytes: 4 << 20, queue: 4096 }
+        Self { calls: 512, bytes: 4 << 20, queue: 4096, regroup: false }
     }
 }
 
@@ -85,6 +91,7 @@ where
 {
     // The call that did not fit into the last batch, if any.
     let mut left_over = None;
+    let mut last = Last::default();
     loop {
         let first = match left_over.take() {
             Some(call) => call,
@@ -95,6 +102,7 @@ where
         };
         let mut bytes = first.bytes;
         let mut batch = vec![first];
+        let deadline = limits.regroup.then(|| Instant::now() + last.patience());
         while batch.len() < limits.calls {
             match queue.try_recv() {
                 Ok(call) if bytes + call.bytes > limits.bytes => {
@@ -105,10 +113,32 @@ where
                     bytes += call.bytes;
                     batch.push(call);
                 }
+                // Far less than what a timer can measure: the threads of the callers run now.
+                Err(_) if batch.len() < last.callers && deadline.is_some_and(|end| Instant::now() < end) => {
+                    tokio::task::yield_now().await;
+                    std::thread::yield_now();
+                }
                 Err(_) => break,
             }
         }
+        let (begun, size) = (Instant::now(), batch.len());
         flush_halving(batch, &flush).await;
+        last = Last { took: begun.elapsed(), callers: size + queue.len() };
+    }
+}
+
+/// What is known of the batch before.
+#[derive(Default)]
+struct Last {
+    took: Duration,
+    /// Its callers, and those who waited meanwhile.
+    callers: usize,
+}
+
+impl Last {
+    /// How long its callers may take to come back: little next to what a flush of their own costs.
+    fn patience(&self) -> Duration {
+        (self.took / 8).min(Duration::from_millis(1))
     }
 }
 

@@ -8,7 +8,7 @@ use crate::{
     Error, Fence, Lease, Operation, Result, Uptime,
     claim::{Claim, Work, weight},
     crash_point,
-    lane::{Lane, Limits, lane},
+    lanes::{Call, Lanes, flush},
     lease::Settled,
     machine::{Answer, Request, Write},
     renewer::{OwnDeadline, Renewer},
@@ -55,8 +55,7 @@ impl<S: Store> Clone for Ledger<S> {
 struct Inner<S: Store> {
     store: S,
     options: Options,
-    claims: Lane<Arc<Request>, Applied>,
-    writes: Lane<LeaseWrite, Applied>,
+    lanes: Lanes,
     renewer: Arc<Renewer>,
     waiters: Arc<Waiters>,
     gatherer: Arc<Gatherer>,
@@ -114,27 +113,20 @@ impl<S: Store> Ledger<S> {
         }
         let engine = Engine::start()?;
         let asked = store.clone();
-        let (claims, serve_claims) = lane(Limits::default(), move |batch: Vec<Arc<Request>>| {
+        let flush = move |batch: Vec<Call>| {
             let store = asked.clone();
-            guarded(async move { patiently(|| store.claim(batch.clone())).await })
-        });
-        let asked = store.clone();
-        let (writes, serve_writes) = lane(Limits::default(), move |batch: Vec<LeaseWrite>| {
-            let store = asked.clone();
-            guarded(async move { patiently(|| store.write(batch.clone())).await })
-        });
+            guarded(async move { patiently(|| flush(&store, &batch)).await })
+        };
+        let lanes = Lanes::open(store.one_writer(), flush, |task| engine.spawn(task));
         let (renewer, waiters, gatherer) =
             (Arc::<Renewer>::default(), Arc::<Waiters>::default(), Arc::<Gatherer>::default());
-        engine.spawn(serve_claims);
-        engine.spawn(serve_writes);
         engine.spawn(renewer.clone().work(store.clone()));
         engine.spawn(waiters.clone().watch(store.clone()));
         engine.spawn(gatherer.clone().work(store.clone()));
         let inner = Inner {
             store,
             options,
-            claims,
-            writes,
+            lanes,
             renewer,
             waiters,
             gatherer,
@@ -321,7 +313,7 @@ impl<S: Store> Ledger<S> {
         let deadline = OwnDeadline::of_claim(Uptime::now(), &request.policy);
         crash_point!("claim.before");
         let applied = if self.inner.options.group_commit {
-            let answer = self.inner.claims.send(request.clone(), weight(request)).await?;
+            let answer = self.inner.lanes.claims.send(Call::Claim(request.clone()), weight(request)).await?;
             Asked { ledger: self, answer: Some(answer) }.answer().await?
         } else {
             let (store, request) = (self.inner.store.clone(), request.clone());
@@ -340,7 +332,7 @@ impl<S: Store> Ledger<S> {
                 Write::Checkpoint(data) => data.len(),
                 _ => 0,
             };
-            self.inner.writes.call(write, 256 + bytes).await
+            self.inner.lanes.writes.call(Call::Write(write), 256 + bytes).await
         } else {
             let store = self.inner.store.clone();
             Ok(self.on_engine(async move { patiently(|| store.write(vec![write.clone()])).await }).await?.remove(0))

@@ -24,6 +24,7 @@ mod error;
 mod fingerprint;
 pub mod journal;
 pub mod lane;
+mod lanes;
 mod lease;
 mod ledger;
 pub mod look;

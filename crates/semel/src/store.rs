@@ -137,6 +137,21 @@ pub trait Store: Clone + Send + Sync + 'static {
     /// by its fence.
     fn write(&self, batch: Vec<LeaseWrite>) -> impl Future<Output = Result<Vec<Applied>>> + Send;
 
+    /// Whether there is one writer: then claims and writes gain by sharing commits, and come together
+    /// in [`flush`](Self::flush).
+    fn one_writer(&self) -> bool {
+        false
+    }
+
+    /// Claims and writes together. A store with [one writer](Self::one_writer) needs one commit for both.
+    fn flush(
+        &self,
+        claims: Vec<Arc<Request>>,
+        writes: Vec<LeaseWrite>,
+    ) -> impl Future<Output = Result<(Vec<Applied>, Vec<Applied>)>> + Send {
+        async { Ok((self.claim(claims).await?, self.write(writes).await?)) }
+    }
+
     /// Renews leases: one statement for all of a node.
     fn renew(&self, batch: Vec<(i64, Fence)>) -> impl Future<Output = Result<Vec<Answer>>> + Send;
 

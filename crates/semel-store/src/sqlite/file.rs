@@ -31,8 +31,12 @@ pub(crate) fn options(path: &Path) -> SqliteConnectOptions {
         .busy_timeout(std::time::Duration::from_secs(5))
         // 64 MB: the upper levels of the indexes stay in memory.
         .pragma("cache_size", "-65536")
-        // A checkpoint every 32 MB of log instead of every 4: fewer, larger writes to the file.
+        // A checkpoint inside of a commit at 32 MB of log; most of it has been done beside the writer
+        // by then, see `checkpoint`.
         .pragma("wal_autocheckpoint", "8000")
+        // A statement of many rows keeps the pages it changes, in case it fails half-way: in memory (a
+        // batch is bounded), not in a file made for each statement.
+        .pragma("temp_store", "memory")
         // The rows of a whole batch: the thread that runs SQLite does not stop half-way for us to
         // take some off its hands.
         .row_buffer_size(1024)

@@ -7,41 +7,51 @@
 pub(crate) const DRAW: &str =
     "UPDATE semel_meta SET fence = fence + $1, clock = max(clock, $2) WHERE only = 1 RETURNING fence, clock";
 
+/// The beginning of a transaction, and its [`DRAW`]: one hop for both.
+pub(crate) const BEGIN_AND_DRAW: &str = "BEGIN IMMEDIATE;
+     UPDATE semel_meta SET fence = fence + $1, clock = max(clock, $2) WHERE only = 1 RETURNING fence, clock";
+
 /// The time, as seen so far.
 pub(crate) const NOW: &str = "SELECT clock FROM semel_meta WHERE only = 1";
 
-/// First claims. A key that exists already is left alone, and not counted.
+/// First claims, and their leases. A key that exists already is left alone: it gets no lease, and
+/// the fence drawn for it is nobody's id.
 pub(crate) const CLAIM: &str = "INSERT INTO semel_operations
         (id, tenant, service, kind, key, fingerprint, payload_order, payload, label1, label2, label3, label4,
          state, fence, owner, created_at, claimed_at, look_at)
      SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, unhex(value ->> 5), value ->> 6, unhex(value ->> 7),
-            value ->> 8, value ->> 9, value ->> 10, value ->> 11, 'processing', value ->> 0, value ->> 12, $2, $2, value ->> 13
+            value ->> 8, value ->> 9, value ->> 10, value ->> 11, 'processing', value ->> 0, value ->> 12, $3, $3, value ->> 13
      FROM jsonb_each($1)
      WHERE true
-     ON CONFLICT (tenant, service, kind, key) DO NOTHING";
+     ON CONFLICT (tenant, service, kind, key) DO NOTHING;
+     INSERT INTO semel_leases
+        (operation, fence, token, deadline, run_until, term, retention, tombstone, terms)
+     SELECT value ->> 0, value ->> 0, unhex(value ->> 1), $3 + (value ->> 2), $3 + (value ->> 3), value ->> 2, value ->> 4, value ->> 5,
+            value ->> 6
+     FROM jsonb_each($2)
+     WHERE value ->> 0 IN (SELECT id FROM semel_operations)";
 
 /// Which of the first claims were made, where not all were: a fence is nobody else's id.
 pub(crate) const MADE: &str = "SELECT id FROM semel_operations WHERE id IN (SELECT value ->> 0 FROM jsonb_each($1))";
 
-/// The leases of first claims.
-pub(crate) const LEASE: &str = "INSERT INTO semel_leases
-        (operation, fence, token, deadline, run_until, term, retention, tombstone, terms)
-     SELECT value ->> 0, value ->> 0, unhex(value ->> 1), $2 + (value ->> 2), $2 + (value ->> 3), value ->> 2, value ->> 4, value ->> 5,
-            value ->> 6
-     FROM jsonb_each($1)";
-
-/// Plain completions, first half: the lease goes, and with it the right to say so.
-pub(crate) const END_LEASES: &str = "DELETE FROM semel_leases
-     WHERE (operation, fence) IN (SELECT value ->> 0, value ->> 1 FROM jsonb_each($1)) AND NOT successor
-     RETURNING operation, fence, retention, tombstone";
-
-/// Plain completions, second half: the row says so.
+/// Plain completions: the row says so if its lease is there, and the lease goes.
 pub(crate) const COMPLETE: &str = "UPDATE semel_operations
-     SET state = 'completed', settled_at = $2, expires_at = $2 + (r.value ->> 2), archive_at = $2 + (r.value ->> 3),
-         outcome = unhex(r.value ->> 4), outcome_kept = r.value ->> 5, error = NULL, checkpoint = NULL
-     FROM jsonb_each($1) AS r
-     WHERE semel_operations.id = r.value ->> 0 AND semel_operations.fence = r.value ->> 1
-     RETURNING id, tenant, service, kind, coalesce(label1, '') AS label1, coalesce(label2, '') AS label2, claimed_at";
+     SET state = 'completed', settled_at = $2, expires_at = $2 + l.retention, archive_at = $2 + l.tombstone,
+         outcome = unhex(r.value ->> 2), outcome_kept = r.value ->> 3, error = NULL, checkpoint = NULL
+     FROM jsonb_each($1) AS r CROSS JOIN semel_leases AS l
+     WHERE l.operation = r.value ->> 0 AND l.fence = r.value ->> 1 AND NOT l.successor
+       AND semel_operations.id = l.operation AND semel_operations.fence = l.fence
+     RETURNING id, fence, tenant, service, kind, coalesce(label1, '') AS label1, coalesce(label2, '') AS label2, claimed_at;
+     DELETE FROM semel_leases
+     WHERE (operation, fence) IN (SELECT value ->> 0, value ->> 1 FROM jsonb_each($1)) AND NOT successor";
+
+/// The counts of a transaction, as [`Sql::insert_deltas`](crate::sql::Sql), and its end.
+pub(crate) const COUNT_AND_COMMIT: &str = "INSERT INTO semel_deltas
+        (tenant, service, kind, label1, label2, hour, from_state, to_state, answer, bucket, n)
+     SELECT value ->> 'tenant', value ->> 'service', value ->> 'kind', value ->> 'label1', value ->> 'label2', value ->> 'hour',
+            value ->> 'from_state', value ->> 'to_state', value ->> 'answer', value ->> 'bucket', value ->> 'n'
+     FROM jsonb_each($1);
+     COMMIT";
 
 /// Renewals, first half: the leases as they are.
 pub(crate) const HELD: &str = "SELECT operation, fence, deadline, run_until, term FROM semel_leases
@@ -61,12 +71,12 @@ pub(crate) const TAKE_DELTAS: &str =
 #[cfg(test)]
 pub(crate) const ALL: &[(&str, &str)] = &[
     ("DRAW", DRAW),
+    ("BEGIN_AND_DRAW", BEGIN_AND_DRAW),
     ("NOW", NOW),
     ("CLAIM", CLAIM),
     ("MADE", MADE),
-    ("LEASE", LEASE),
-    ("END_LEASES", END_LEASES),
     ("COMPLETE", COMPLETE),
+    ("COUNT_AND_COMMIT", COUNT_AND_COMMIT),
     ("HELD", HELD),
     ("RENEW", RENEW),
     ("TAKE_DELTAS", TAKE_DELTAS),

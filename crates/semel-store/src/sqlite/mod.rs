@@ -1,6 +1,8 @@
 //! The ledger in a SQLite file.
 
+mod checkpoint;
 mod file;
+mod flush;
 mod hot;
 mod writer;
 
@@ -8,9 +10,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use semel::{
     Error, Fence, Operation, Result, Timestamp, crash_point,
-    look::{Group, bucket},
     machine::{Answer, Event, Request, Write},
-    micros,
     store::{Applied, Decision, LeaseWrite, Swept},
 };
 use serde_json::{Value, json};
@@ -20,14 +20,14 @@ use tokio::sync::Mutex;
 #[cfg(test)]
 pub(crate) use self::hot::ALL as HOT;
 pub(crate) use self::writer::{WriteTx, Writer};
+use self::{checkpoint::Checkpoints, flush::write_in};
 use crate::{
     Conn,
-    apply::{Changes, load_by_id, load_by_key},
-    batch::{self, decided, in_order, late_renewal, note_late, saved, swept_rows},
+    apply::{Changes, Tally, load_by_id, load_by_key},
+    batch::{self, decided, late_renewal, note_late, saved, swept_rows},
     clock::Clock,
-    codec::{encode, hex},
     connection::broken,
-    counters, rows,
+    counters,
     sql::{Dialect, Sql},
 };
 
@@ -37,6 +37,7 @@ pub(crate) struct Sqlite {
     pub(crate) readers: SqlitePool,
     pub(crate) sql: Sql,
     clock: Clock,
+    checkpoints: Checkpoints,
 }
 
 impl Sqlite {
@@ -49,71 +50,14 @@ impl Sqlite {
             .await
             .map_err(|e| Error::Unavailable(format!("{} cannot be opened: {e}", path.display())))?;
         migrate(&mut connection).await?;
+        let checkpoints = Checkpoints::new(options.clone());
         let readers = SqlitePoolOptions::new().max_connections(4).connect_lazy_with(options.read_only(true));
-        Ok(Self { writer: Writer::new(connection), readers, sql: Sql::new(Dialect::Sqlite), clock })
+        Ok(Self { writer: Writer::new(connection), readers, sql: Sql::new(Dialect::Sqlite), clock, checkpoints })
     }
 
     pub(crate) async fn now(&self) -> Result<Timestamp> {
         let seen: i64 = sqlx::query_scalar(hot::NOW).fetch_one(&self.readers).await.map_err(broken)?;
         Ok(Timestamp::from_micros(seen.max(self.clock.host())))
-    }
-
-    pub(crate) async fn claim(&self, requests: &[Arc<Request>]) -> Result<Vec<Applied>> {
-        let order = batch::by_key(requests);
-        let (first, mut rest) = batch::fold(requests, &order);
-        let mut tx = Writer::begin(&self.writer).await?;
-        let (now, mut fences) = self.draw(tx.connection(), requests.len()).await?;
-        let later = fences.split_off(first.len());
-        let mut answers = claim_first(tx.connection(), &self.sql, requests, &first, &fences, now).await?;
-        crash_point!("store.claim.inserted");
-        let mut changed = !answers.is_empty();
-        let losers: Vec<_> =
-            first.iter().zip(fences).filter(|(i, _)| !answers.contains_key(i)).map(|(i, f)| (*i, f)).collect();
-        let mut claims: Vec<_> = losers.into_iter().chain(rest.drain(..).zip(later)).collect();
-        if !claims.is_empty() {
-            claims.sort_unstable();
-            let mut conn = Conn::Sqlite(tx.connection());
-            let keys = claims.iter().map(|(i, _)| (&requests[*i].scope, &requests[*i].key));
-            let mut rows = load_by_key(&mut conn, &self.sql, keys).await?;
-            let mut changes = Changes::default();
-            let claims = claims.iter().map(|(i, fence)| (*i, &*requests[*i], *fence));
-            answers.extend(batch::claim_all(&mut changes, &mut rows, claims, now));
-            saved(changes.save(&mut conn, &self.sql).await?)?;
-            changed |= !changes.is_empty();
-            crash_point!("store.claim.taken_over");
-        }
-        // Where nothing was claimed there is nothing to make durable: replays cost no fsync.
-        if changed {
-            tx.commit().await.map_err(broken)?;
-        } else {
-            tx.roll_back().await;
-        }
-        in_order(answers, requests.len())
-    }
-
-    pub(crate) async fn write(&self, writes: &[LeaseWrite]) -> Result<Vec<Applied>> {
-        let mut tx = Writer::begin(&self.writer).await?;
-        let answers = self.write_in(tx.connection(), writes).await?;
-        crash_point!("store.write.saved");
-        tx.commit().await.map_err(broken)?;
-        Ok(answers)
-    }
-
-    async fn write_in(&self, conn: &mut SqliteConnection, writes: &[LeaseWrite]) -> Result<Vec<Applied>> {
-        let (now, _) = self.draw(conn, 0).await?;
-        let mut answers = complete(conn, &self.sql, writes, now).await?;
-        crash_point!("store.write.completed");
-        let rest: Vec<usize> = (0..writes.len()).filter(|i| !answers.contains_key(i)).collect();
-        if !rest.is_empty() {
-            let ids: Vec<i64> = rest.iter().map(|i| writes[*i].id).collect();
-            let mut conn = Conn::Sqlite(conn);
-            let mut rows = load_by_id(&mut conn, &self.sql, &ids).await?;
-            let mut changes = Changes::default();
-            let list = rest.iter().map(|i| (*i, writes[*i].clone()));
-            answers.extend(batch::write_all(&mut changes, &mut rows, list, now));
-            saved(changes.save(&mut conn, &self.sql).await?)?;
-        }
-        in_order(answers, writes.len())
     }
 
     pub(crate) async fn renew(&self, leases: &[(i64, Fence)]) -> Result<Vec<Answer>> {
@@ -167,7 +111,11 @@ impl Sqlite {
 
     /// The fenced completion in a caller's transaction.
     pub(crate) async fn complete_in(&self, conn: &mut SqliteConnection, write: LeaseWrite) -> Result<Applied> {
-        Ok(self.write_in(conn, &[write]).await?.remove(0))
+        let (now, _) = self.draw(conn, 0).await?;
+        let mut tally = Tally::default();
+        let mut applied = write_in(conn, &self.sql, &[write], now, &mut tally).await?;
+        Conn::Sqlite(conn).batch(self.sql.insert_deltas, &tally.rows()).await?;
+        Ok(applied.remove(0))
     }
 
     /// A claim in the transaction of its effect.
@@ -257,119 +205,4 @@ async fn migrate(connection: &mut SqliteConnection) -> Result<()> {
 async fn find_ids(readers: &SqlitePool, find: &'static str, now: Timestamp, limit: u32) -> Result<Vec<i64>> {
     let query = sqlx::query_scalar(find).bind(now.as_micros()).bind(i64::from(limit));
     query.fetch_all(readers).await.map_err(broken)
-}
-
-/// The hot path: those of `first` whose key was not there.
-async fn claim_first(
-    conn: &mut SqliteConnection,
-    sql: &Sql,
-    requests: &[Arc<Request>],
-    first: &[usize],
-    fences: &[Fence],
-    now: Timestamp,
-) -> Result<HashMap<usize, Applied>> {
-    let row = |(i, fence): (&usize, &Fence)| {
-        let r = &requests[*i];
-        let first_look =
-            r.policy.retention.into_iter().chain(r.policy.tombstone).min().map(|kept| (now + kept).as_micros());
-        json!([
-            fence.0,
-            r.scope.tenant(),
-            r.scope.service(),
-            r.scope.kind(),
-            r.key.as_str(),
-            hex(r.fingerprint.as_bytes()),
-            r.order,
-            r.payload.as_ref().map(|payload| hex(&encode(payload))),
-            r.labels.0[0],
-            r.labels.0[1],
-            r.labels.0[2],
-            r.labels.0[3],
-            r.owner,
-            first_look
-        ])
-    };
-    let asked: Vec<Value> = first.iter().zip(fences).map(row).collect();
-    let asked = Value::Array(asked).to_string();
-    let made = sqlx::query(hot::CLAIM).bind(&asked).bind(now.as_micros()).execute(&mut *conn).await.map_err(broken)?;
-    let made: std::collections::HashSet<i64> = match usize::try_from(made.rows_affected()) {
-        // The usual case. Rows that come back one by one cost more than the insert.
-        Ok(n) if n == first.len() => fences.iter().map(|fence| fence.0).collect(),
-        Ok(0) => return Ok(HashMap::new()),
-        _ => {
-            let made: Vec<i64> =
-                sqlx::query_scalar(hot::MADE).bind(asked).fetch_all(&mut *conn).await.map_err(broken)?;
-            made.into_iter().collect()
-        }
-    };
-    let (mut leases, mut answers, mut tally) = (Vec::new(), HashMap::new(), crate::apply::Tally::default());
-    for (i, fence) in first.iter().zip(fences).filter(|(_, fence)| made.contains(&fence.0)) {
-        let (r, policy) = (&requests[*i], &requests[*i].policy);
-        leases.push(json!([
-            fence.0,
-            hex(&r.token.0),
-            micros(policy.lease),
-            micros(policy.max_run),
-            policy.retention.map(micros),
-            policy.tombstone.map(micros),
-            policy.to_terms()
-        ]));
-        let applied = batch::first_claim(r, *fence, now);
-        tally.add(None, applied.operation.as_ref(), now);
-        answers.insert(*i, applied);
-    }
-    let leases = Value::Array(leases).to_string();
-    sqlx::query(hot::LEASE).bind(leases).bind(now.as_micros()).execute(&mut *conn).await.map_err(broken)?;
-    Conn::Sqlite(conn).batch(sql.insert_deltas, &tally.rows()).await?;
-    Ok(answers)
-}
-
-/// Completions of a batch that need nothing but the hot statements.
-async fn complete(
-    conn: &mut SqliteConnection,
-    sql: &Sql,
-    writes: &[LeaseWrite],
-    now: Timestamp,
-) -> Result<HashMap<usize, Applied>> {
-    let asked = writes.iter().filter(|write| matches!(write.write, Write::Complete(_)));
-    let asked: Vec<Value> = asked.map(|write| json!([write.id, write.fence.0])).collect();
-    if asked.is_empty() {
-        return Ok(HashMap::new());
-    }
-    let ended: Vec<(i64, i64, Option<i64>, Option<i64>)> = sqlx::query_as(hot::END_LEASES)
-        .bind(Value::Array(asked).to_string())
-        .fetch_all(&mut *conn)
-        .await
-        .map_err(broken)?;
-    // By fence too: a zombie's completion may be in the same batch.
-    let mut ended: HashMap<(i64, Fence), (Option<i64>, Option<i64>)> = ended
-        .into_iter()
-        .map(|(id, fence, retention, tombstone)| ((id, Fence(fence)), (retention, tombstone)))
-        .collect();
-    let (mut done, mut answers) = (Vec::new(), HashMap::new());
-    for (i, write) in writes.iter().enumerate() {
-        // The lease of a batch's second completion of the same operation has just gone.
-        let Write::Complete(outcome) = &write.write else { continue };
-        let Some((retention, tombstone)) = ended.remove(&(write.id, write.fence)) else { continue };
-        done.push(json!([write.id, write.fence.0, retention, tombstone, hex(&encode(&outcome.body)), outcome.kept]));
-        answers.insert(i, Applied { answer: Answer::Settled { successor: false }, operation: None, now });
-    }
-    let rows: Vec<(i64, String, String, String, String, String, i64)> = sqlx::query_as(hot::COMPLETE)
-        .bind(Value::Array(done).to_string())
-        .bind(now.as_micros())
-        .fetch_all(&mut *conn)
-        .await
-        .map_err(broken)?;
-    saved(rows.len() == answers.len())?;
-    let mut counts: std::collections::BTreeMap<(Group, i32), i64> = std::collections::BTreeMap::new();
-    for (_, tenant, service, kind, label1, label2, claimed_at) in rows {
-        let took = bucket(now.since(Timestamp::from_micros(claimed_at)));
-        *counts.entry((Group { tenant, service, kind, label1, label2 }, took)).or_default() += 1;
-    }
-    let delta = |((group, took), n): (&(Group, i32), &i64)| {
-        rows::delta(group, now.hour(), "processing", "completed", "", *took, *n)
-    };
-    let deltas: Vec<_> = counts.iter().map(delta).collect();
-    Conn::Sqlite(conn).batch(sql.insert_deltas, &deltas).await?;
-    Ok(answers)
 }

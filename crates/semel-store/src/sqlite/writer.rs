@@ -7,10 +7,12 @@
 
 use std::sync::Arc;
 
-use semel::Result;
+use semel::{Error, Result};
+use serde_json::Value;
 use sqlx::SqliteConnection;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
+use super::hot;
 use crate::connection::broken;
 
 pub(crate) struct Writer {
@@ -31,19 +33,31 @@ impl Writer {
 
     /// Waits for its turn, and begins.
     pub(crate) async fn begin(writer: &Arc<Mutex<Self>>) -> Result<WriteTx> {
+        let mut tx = Self::open(writer).await;
+        sqlx::raw_sql("BEGIN IMMEDIATE").execute(tx.connection()).await.map_err(broken)?;
+        Ok(tx)
+    }
+
+    /// Begins, and draws fences at once: the last of `n` new ones, and the time.
+    pub(crate) async fn begin_and_draw(
+        writer: &Arc<Mutex<Self>>,
+        n: i64,
+        host_clock: i64,
+    ) -> Result<(WriteTx, i64, i64)> {
+        let mut tx = Self::open(writer).await;
+        let drawn = sqlx::query_as(hot::BEGIN_AND_DRAW).bind(n).bind(host_clock).fetch_all(tx.connection()).await;
+        let mut drawn: Vec<(i64, i64)> = drawn.map_err(broken)?;
+        let (last, now) = drawn.pop().ok_or(Error::Corrupt("semel_meta has no row"))?;
+        Ok((tx, last, now))
+    }
+
+    async fn open(writer: &Arc<Mutex<Self>>) -> WriteTx {
         let mut tx = WriteTx { writer: Some(writer.clone().lock_owned().await) };
         let writer = tx.get();
         if std::mem::replace(&mut writer.open, true) {
             sqlx::raw_sql("ROLLBACK").execute(&mut writer.connection).await.ok();
         }
-        let begun = sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut writer.connection).await;
-        match begun {
-            Ok(_) => Ok(tx),
-            Err(error) => {
-                writer.open = false;
-                Err(broken(error))
-            }
-        }
+        tx
     }
 }
 
@@ -55,6 +69,18 @@ impl WriteTx {
     pub(crate) async fn commit(mut self) -> Result<(), sqlx::Error> {
         let writer = self.get();
         sqlx::raw_sql("COMMIT").execute(&mut writer.connection).await?;
+        writer.open = false;
+        Ok(())
+    }
+
+    /// Commits with the counts of what was done, in one hop.
+    pub(crate) async fn commit_counting(mut self, deltas: &[Value]) -> Result<()> {
+        if deltas.is_empty() {
+            return self.commit().await.map_err(broken);
+        }
+        let writer = self.get();
+        let deltas = serde_json::to_string(deltas).map_err(|e| Error::Invalid(e.to_string()))?;
+        sqlx::query(hot::COUNT_AND_COMMIT).bind(deltas).execute(&mut writer.connection).await.map_err(broken)?;
         writer.open = false;
         Ok(())
     }

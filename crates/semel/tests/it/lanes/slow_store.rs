@@ -12,7 +12,7 @@ use semel::{
 use shuttle::future::{JoinHandle, spawn, yield_now};
 use tokio::sync::Semaphore;
 
-pub(super) const LIMITS: Limits = Limits { calls: 3, bytes: 10, queue: 4 };
+pub(super) const LIMITS: Limits = Limits { calls: 3, bytes: 10, queue: 4, regroup: false };
 
 /// A call: who makes it, and how many bytes it counts for.
 pub(super) type Call = (u32, usize);
