@@ -11,6 +11,8 @@ use semel::{
 };
 use serde_json::json;
 
+use sqlx::migrate::Migrator;
+
 use crate::{
     Clock, Conn, Tx, apply, connection::broken, counters::CountRow, on, postgres, postgres::Postgres, rows,
     rows::OperationRow, sql::Sql, sqlite, sqlite::Sqlite, tx::begin_on,
@@ -82,33 +84,61 @@ impl Database {
         }
     }
 
-    /// A connection for looking.
-    async fn reader(&self) -> Result<Reader> {
-        Ok(match &*self.0 {
-            Inner::Postgres(db) => Reader::Postgres(db.callers.take().await?),
-            Inner::Sqlite(db) => Reader::Sqlite(db.readers.acquire().await.map_err(broken)?),
-        })
+    /// Brings a service's own tables up to date, in a table of migrations of that name, once even when
+    /// many nodes start together.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] when the database cannot be reached or a migration fails.
+    pub async fn migrate(&self, table: &'static str, mut postgres: Migrator, mut sqlite: Migrator) -> Result<()> {
+        match &*self.0 {
+            Inner::Postgres(db) => {
+                postgres.dangerous_set_table_name(table);
+                db.migrate(&postgres).await
+            }
+            Inner::Sqlite(db) => {
+                sqlite.dangerous_set_table_name(table);
+                let mut tx = sqlite::Writer::begin(&db.writer).await?;
+                sqlite::migrate_in(tx.connection(), &sqlite).await?;
+                tx.commit().await.map_err(broken)
+            }
+        }
+    }
+
+    /// A connection that only looks, for a service's own queries: it waits for no writer.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] when there is none to be had.
+    pub async fn reader(&self) -> Result<Reader> {
+        Ok(Reader(match &*self.0 {
+            Inner::Postgres(db) => Reading::Postgres(db.callers.take().await?),
+            Inner::Sqlite(db) => Reading::Sqlite(db.readers.acquire().await.map_err(broken)?),
+        }))
     }
 }
 
-/// A connection that only looks.
-enum Reader {
+/// A connection that only looks. One that is dropped without [`leave`](Self::leave) may be in the
+/// middle of an answer, and is closed.
+pub struct Reader(Reading);
+
+enum Reading {
     Postgres(postgres::Seat),
     Sqlite(sqlx::pool::PoolConnection<sqlx::Sqlite>),
 }
 
 impl Reader {
-    fn conn(&mut self) -> Conn<'_> {
-        match self {
-            Self::Postgres(seat) => Conn::Postgres(seat),
-            Self::Sqlite(conn) => Conn::Sqlite(conn),
+    /// The connection, whichever database it is.
+    pub fn conn(&mut self) -> Conn<'_> {
+        match &mut self.0 {
+            Reading::Postgres(seat) => Conn::Postgres(seat),
+            Reading::Sqlite(conn) => Conn::Sqlite(conn),
         }
     }
 
-    fn leave(self) {
-        match self {
-            Self::Postgres(seat) => seat.leave(),
-            Self::Sqlite(conn) => drop(conn),
+    /// Gives it back for others to use.
+    pub fn leave(self) {
+        match self.0 {
+            Reading::Postgres(seat) => seat.leave(),
+            Reading::Sqlite(conn) => drop(conn),
         }
     }
 }

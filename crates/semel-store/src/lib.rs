@@ -23,5 +23,5 @@ mod tx;
 
 pub use clock::Clock;
 pub use connection::Conn;
-pub use database::{Database, Settings};
+pub use database::{Database, Reader, Settings};
 pub use tx::{Tx, TxConnection};

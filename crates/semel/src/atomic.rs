@@ -1,6 +1,12 @@
 //! Atomic mode: the effect and its completion commit together.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use tokio::sync::watch;
 
@@ -50,7 +56,7 @@ impl<S: Store> Ledger<S> {
             // Counted from before the claim: a ledger that stops must not miss a run about to begin.
             let _counted = ledger.enter();
             match ledger.claim(work).await?.acquired() {
-                Ok(lease) => Ok(Claim::Acquired(lease.run_atomic(Arc::new(handler)).await?)),
+                Ok(lease) => Ok(Claim::Acquired(lease.run_atomic_all(Arc::new(handler)).await?)),
                 Err(other) => Ok(other),
             }
         })
@@ -71,8 +77,50 @@ impl<S: Store> Ledger<S> {
             // Counted from before the claim: a ledger that stops must not miss a run about to begin.
             let _counted = ledger.enter();
             match ledger.claim_or_wait(work, up_to).await?.acquired() {
-                Ok(lease) => Ok(Claim::Acquired(lease.run_atomic(Arc::new(handler)).await?)),
+                Ok(lease) => Ok(Claim::Acquired(lease.run_atomic_all(Arc::new(handler)).await?)),
                 Err(other) => Ok(other),
+            }
+        })
+        .await
+    }
+
+    /// Runs `handler` in a transaction without any key: its `Ok` commits, its `Err` rolls back, and
+    /// either is handed back once that is so. Like a run, it goes on when its caller goes away, has as
+    /// long as a transaction may take, and is waited for when the ledger stops.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] when there is no transaction to be had; [`Error::Refused`] when it was not
+    /// committed; [`Error::OutcomeUnknown`] when the connection was lost during the commit.
+    pub async fn transact<F, Fut, T>(&self, handler: F) -> Result<T>
+    where
+        F: FnOnce(S::Tx) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<T, T>> + Send,
+        T: Send + 'static,
+    {
+        if self.is_stopping() {
+            return Err(Error::Stopping);
+        }
+        let (ledger, counted) = (self.clone(), self.enter());
+        in_own_task(async move {
+            let _counted = counted;
+            let store = ledger.store();
+            let limit = store.longest_transaction();
+            let tx = store.begin(limit).await?;
+            let work = IN_TRANSACTION.scope((), handler(tx.clone()));
+            match tokio::time::timeout(limit, work).await {
+                Ok(Ok(done)) => match store.commit(&tx).await {
+                    Commit::Done => Ok(done),
+                    Commit::Refused(why) => Err(Error::Refused(why)),
+                    Commit::Unknown(why) => Err(Error::OutcomeUnknown(why)),
+                },
+                Ok(Err(undone)) => {
+                    store.roll_back(&tx).await;
+                    Ok(undone)
+                }
+                Err(_) => {
+                    store.roll_back(&tx).await;
+                    Err(Error::Refused(format!("the transaction was open for more than {limit:?}")))
+                }
             }
         })
         .await
@@ -95,7 +143,25 @@ impl<S: Store> Ledger<S> {
 }
 
 impl<S: Store> Lease<S> {
-    async fn run_atomic<F, Fut>(self, handler: Arc<F>) -> Result<Ran>
+    /// Runs `handler` inside one transaction under this lease, as [`Ledger::run_atomic`] does under the
+    /// one that it claims.
+    ///
+    /// # Errors
+    /// As [`Ledger::run_atomic`].
+    pub async fn run_atomic<F, Fut>(self, handler: F) -> Result<Ran>
+    where
+        F: Fn(Context<S>, S::Tx) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Outcome, Unfinished>> + Send + 'static,
+    {
+        let counted = self.ledger().enter();
+        in_own_task(async move {
+            let _counted = counted;
+            self.run_atomic_all(Arc::new(handler)).await
+        })
+        .await
+    }
+
+    async fn run_atomic_all<F, Fut>(self, handler: Arc<F>) -> Result<Ran>
     where
         F: Fn(Context<S>, S::Tx) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<Outcome, Unfinished>> + Send + 'static,
@@ -123,6 +189,7 @@ impl<S: Store> Lease<S> {
             Effect::Lost => Ok((Ran::LeaseLost, false)),
             Effect::RolledBack(write) => {
                 let ran = match &write {
+                    Write::Complete(outcome) => Ran::Completed(outcome.clone()),
                     Write::Fail(failure) => Ran::Failed(failure.clone()),
                     Write::Doubt { reason } => Ran::Doubted(reason.clone()),
                     _ => Ran::Released,
@@ -148,15 +215,19 @@ impl<S: Store> Lease<S> {
         };
         crash_point!("atomic.begun");
         let (context, used) = (self.context(renewal), tx.clone());
+        let declined = Arc::new(AtomicBool::new(false));
+        let declines = declined.clone();
         let work = async move {
             let work = IN_TRANSACTION.scope((), async move { handler(context, used).await });
-            tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
+            let done = tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
                 Err(Unfinished::failed(format!("the transaction was open for more than {limit:?}")))
-            })
+            });
+            declines.store(matches!(done, Err(Unfinished::Declined(_))), Ordering::Relaxed);
+            done
         };
         // What a transaction began and did not commit has not begun: nothing is in doubt.
         match self.attend(renewal, halt, false, work).await {
-            Some(Write::Complete(outcome)) => self.commit(&tx, outcome).await,
+            Some(Write::Complete(outcome)) if !declined.load(Ordering::Relaxed) => self.commit(&tx, outcome).await,
             other => {
                 store.roll_back(&tx).await;
                 Ok(other.map_or(Effect::Lost, |write| Effect::RolledBack(undoubted(write))))

@@ -38,6 +38,9 @@ pub enum Unfinished {
     NotYet(Duration),
     /// Something was begun, and it cannot be known whether it took effect.
     Unknown(String),
+    /// It was declined for good: this outcome is stored, but what was written in its transaction is
+    /// rolled back. Without a transaction it is the same as completing.
+    Declined(Outcome),
 }
 
 impl Unfinished {
@@ -136,7 +139,7 @@ impl<S: Store> Ledger<S> {
             // Counted from before the claim: a ledger that stops must not miss a run about to begin.
             let _counted = ledger.enter();
             match ledger.claim(work).await?.acquired() {
-                Ok(lease) => Ok(Claim::Acquired(lease.run(handler).await?)),
+                Ok(lease) => Ok(Claim::Acquired(lease.run_all(handler).await?)),
                 Err(other) => Ok(other),
             }
         })
@@ -155,7 +158,7 @@ impl<S: Store> Ledger<S> {
         let (ledger, handler) = (self.clone(), Arc::new(handler));
         in_own_task(async move {
             match ledger.claim_or_wait(work, up_to).await?.acquired() {
-                Ok(lease) => Ok(Claim::Acquired(lease.run(handler).await?)),
+                Ok(lease) => Ok(Claim::Acquired(lease.run_all(handler).await?)),
                 Err(other) => Ok(other),
             }
         })
@@ -185,7 +188,7 @@ impl<S: Store> Ledger<S> {
                 claim = ledger.claim(work).await?;
             }
             match claim.acquired() {
-                Ok(lease) => Ok(Claim::Acquired(lease.run(handler).await?)),
+                Ok(lease) => Ok(Claim::Acquired(lease.run_all(handler).await?)),
                 Err(other) => Ok(other),
             }
         })
@@ -267,7 +270,25 @@ where
 }
 
 impl<S: Store> Lease<S> {
-    async fn run<F, Fut>(self, handler: Arc<F>) -> Result<Ran>
+    /// Runs `handler` under this lease, as [`Ledger::run`] does under the one that it claims.
+    ///
+    /// # Errors
+    /// As [`Lease::complete`].
+    pub async fn run<F, Fut>(self, handler: F) -> Result<Ran>
+    where
+        F: Fn(Context<S>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Outcome, Unfinished>> + Send + 'static,
+    {
+        // Counted from here: a ledger that stops must not miss a run about to begin.
+        let counted = self.ledger().enter();
+        in_own_task(async move {
+            let _counted = counted;
+            self.run_all(Arc::new(handler)).await
+        })
+        .await
+    }
+
+    async fn run_all<F, Fut>(self, handler: Arc<F>) -> Result<Ran>
     where
         F: Fn(Context<S>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<Outcome, Unfinished>> + Send + 'static,
@@ -360,6 +381,7 @@ impl<S: Store> Lease<S> {
             Ok(Err(Unfinished::Failed(failure))) => Write::Fail(failure),
             Ok(Err(Unfinished::NotYet(delay))) => Write::Release { delay },
             Ok(Err(Unfinished::Unknown(reason))) => Write::Doubt { reason },
+            Ok(Err(Unfinished::Declined(outcome))) => Write::Complete(outcome),
             Err(error) => {
                 let reason = format!("the handler {}", describe_panic(error));
                 match doubts {

@@ -6,7 +6,7 @@ pub mod principal;
 pub mod problem;
 mod problem_page;
 
-use std::{future::Future, panic::AssertUnwindSafe, pin::Pin, sync::Arc};
+use std::{panic::AssertUnwindSafe, sync::Arc};
 
 use axum::{
     Router,
@@ -25,8 +25,7 @@ use problem::Problem;
 /// few kilobytes; what is larger, such as a mailing's file, is streamed by its own route.
 pub const BODY_LIMIT: usize = 1024 * 1024;
 
-/// A future behind a trait object.
-pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+pub use semel_http::BoxFuture;
 
 /// The parts of the HTTP application that differ from server to server.
 pub struct App {

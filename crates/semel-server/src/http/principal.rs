@@ -1,42 +1,9 @@
 //! Who is asking.
 
-use axum::{extract::FromRequestParts, http::request::Parts};
+use axum::http::request::Parts;
+pub use semel_http::{Authenticate, Principal, Role};
 
-use super::{
-    BoxFuture,
-    problem::{INTERNAL, Problem},
-};
-
-/// Whom a request comes from. A handler asks for it by taking it as an argument.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Principal {
-    /// Whose data it may touch: part of every scope.
-    pub tenant: String,
-    /// Who it is within the tenant: named in the journal and the audit, never part of a scope.
-    pub subject: String,
-    /// What it may do.
-    pub role: Role,
-}
-
-/// What a principal may do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Role {
-    /// Everything.
-    Admin,
-}
-
-/// Finds out who is asking.
-pub trait Authenticate: Send + Sync + 'static {
-    /// The principal of a request, or the problem to answer with.
-    fn authenticate<'a>(&'a self, request: &'a Parts) -> BoxFuture<'a, Result<Principal, Problem>>;
-
-    /// Whether being on this machine is the only proof asked for. If so, requests that a web page elsewhere made a
-    /// local browser send are refused before they reach any route.
-    fn loopback_only(&self) -> bool {
-        false
-    }
-}
+use super::{BoxFuture, problem::Problem};
 
 /// The authentication of a server without tokens: whoever is on this machine may do everything.
 #[derive(Clone, Copy, Debug, Default)]
@@ -51,14 +18,5 @@ impl Authenticate for Local {
 
     fn loopback_only(&self) -> bool {
         true
-    }
-}
-
-impl<S: Sync> FromRequestParts<S> for Principal {
-    type Rejection = Problem;
-
-    async fn from_request_parts(request: &mut Parts, _state: &S) -> Result<Self, Problem> {
-        // Missing only if a handler of an open route asks for it, which no request can put right.
-        request.extensions.get::<Self>().cloned().ok_or_else(|| Problem::new(&INTERNAL))
     }
 }

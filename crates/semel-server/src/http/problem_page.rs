@@ -6,7 +6,7 @@ use axum::{
     response::{Html, IntoResponse},
 };
 
-use super::problem::{ALL, Kind, NOT_FOUND, Problem};
+use super::problem::{Kind, NOT_FOUND, Problem, all};
 
 /// A page without scripts, images or frames needs none of them allowed.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'";
@@ -15,7 +15,7 @@ pub(super) async fn show(name: Result<Path<String>, PathRejection>) -> Result<im
     // A path that is no UTF-8 names no problem either.
     let kind = name
         .ok()
-        .and_then(|Path(name)| ALL.into_iter().find(|kind| kind.name == name))
+        .and_then(|Path(name)| all().find(|kind| kind.name == name))
         .ok_or_else(|| Problem::new(&NOT_FOUND).detail("There is no problem of this name."))?;
     Ok(([(header::CONTENT_SECURITY_POLICY, POLICY)], Html(page(kind))))
 }
@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn no_text_of_the_registry_is_markup() {
-        for kind in ALL {
+        for kind in all() {
             for text in [kind.name, kind.title, kind.meaning, kind.remedy] {
                 assert!(!text.contains(['<', '>', '&']), "{text}");
             }

@@ -60,7 +60,7 @@ fn a_living_server_is_healthy_and_ready() {
 #[test]
 fn every_problem_has_a_page() {
     let server = Server::start();
-    for kind in problem::ALL {
+    for kind in problem::all() {
         let page = server.get(&format!("/problems/{}", kind.name));
         assert_eq!(page.status, 200);
         assert_eq!(page.header("content-type"), Some("text/html; charset=utf-8"));

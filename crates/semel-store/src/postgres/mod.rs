@@ -16,7 +16,7 @@ use semel::{
     micros,
     store::{Applied, Decision, LeaseWrite, Swept},
 };
-use sqlx::{PgConnection, postgres::PgConnectOptions};
+use sqlx::{PgConnection, migrate::Migrator, postgres::PgConnectOptions};
 
 use self::hints::Hints;
 #[cfg(test)]
@@ -79,12 +79,7 @@ impl Postgres {
         let mut migrator = sqlx::migrate!("migrations/postgres");
         // An embedder's own migrations keep their table to themselves.
         migrator.dangerous_set_table_name("semel_migrations");
-        // A server with a hundred nodes waiting for the first to migrate is slow, not broken.
-        sqlx::raw_sql("SET statement_timeout = 0; SET lock_timeout = 0").execute(&mut *seat).await.map_err(broken)?;
-        migrator
-            .run_direct(None, &mut *seat, false)
-            .await
-            .map_err(|e| Error::Unavailable(format!("migrations: {e}")))?;
+        run_migrations(&mut seat, &migrator).await?;
         drop(seat);
         Ok(Self {
             claims: Seats::new(options.clone(), sizes.lane, CLAIMS, sizes.answer_limit),
@@ -94,6 +89,12 @@ impl Postgres {
             hints: Hints::default(),
             clock,
         })
+    }
+
+    /// Runs a service's own migrations.
+    pub(crate) async fn migrate(&self, migrator: &Migrator) -> Result<()> {
+        // Not given back: its settings are for this only.
+        run_migrations(&mut *self.callers.take().await?, migrator).await
     }
 
     pub(crate) async fn now(&self) -> Result<Timestamp> {
@@ -597,4 +598,10 @@ async fn check_settings(conn: &mut PgConnection) -> Result<()> {
         tracing::warn!("the server runs with full_page_writes = off: a power failure may corrupt the ledger");
     }
     Ok(())
+}
+
+async fn run_migrations(conn: &mut PgConnection, migrator: &Migrator) -> Result<()> {
+    // A server with a hundred nodes waiting for the first to migrate is slow, not broken.
+    sqlx::raw_sql("SET statement_timeout = 0; SET lock_timeout = 0").execute(&mut *conn).await.map_err(broken)?;
+    migrator.run_direct(None, conn, false).await.map_err(|e| Error::Unavailable(format!("migrations: {e}")))
 }

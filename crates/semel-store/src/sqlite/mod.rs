@@ -14,7 +14,9 @@ use semel::{
     store::{Applied, Decision, LeaseWrite, Swept},
 };
 use serde_json::{Value, json};
-use sqlx::{ConnectOptions as _, Connection as _, SqliteConnection, SqlitePool, sqlite::SqlitePoolOptions};
+use sqlx::{
+    ConnectOptions as _, Connection as _, SqliteConnection, SqlitePool, migrate::Migrator, sqlite::SqlitePoolOptions,
+};
 use tokio::sync::Mutex;
 
 #[cfg(test)]
@@ -198,8 +200,13 @@ async fn migrate(connection: &mut SqliteConnection) -> Result<()> {
     let mut migrator = sqlx::migrate!("migrations/sqlite");
     migrator.dangerous_set_table_name("semel_migrations");
     let mut tx = connection.begin_with("BEGIN IMMEDIATE").await.map_err(broken)?;
-    migrator.run_direct(None, &mut *tx, false).await.map_err(|e| Error::Unavailable(format!("migrations: {e}")))?;
+    migrate_in(&mut tx, &migrator).await?;
     tx.commit().await.map_err(broken)
+}
+
+/// Runs migrations in a transaction that holds the write lock.
+pub(crate) async fn migrate_in(connection: &mut SqliteConnection, migrator: &Migrator) -> Result<()> {
+    migrator.run_direct(None, connection, false).await.map_err(|e| Error::Unavailable(format!("migrations: {e}")))
 }
 
 async fn find_ids(readers: &SqlitePool, find: &'static str, now: Timestamp, limit: u32) -> Result<Vec<i64>> {

@@ -1,0 +1,152 @@
+//! Bodies: read within a limit, kept where they fit, handed on unharmed where they do not.
+
+use std::{
+    collections::VecDeque,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use futures_util::future::poll_fn;
+use http_body::{Body as HttpBody, Frame, SizeHint};
+
+use crate::problem::{BODY_INCOMPLETE, BODY_TOO_LARGE, Problem};
+
+/// An answer's body: what has been read of it so far, and the rest.
+pub struct Body<B: HttpBody> {
+    read: VecDeque<Frame<Bytes>>,
+    /// Where it broke off, after what was read.
+    error: Option<B::Error>,
+    rest: Option<B>,
+}
+
+impl<B: HttpBody> Body<B> {
+    /// A body that is here as a whole.
+    pub(crate) fn whole(bytes: Bytes) -> Self {
+        let read = if bytes.is_empty() { VecDeque::new() } else { VecDeque::from([Frame::data(bytes)]) };
+        Self { read, error: None, rest: None }
+    }
+
+    /// A body of which nothing has been read.
+    pub(crate) fn untouched(rest: B) -> Self {
+        Self { read: VecDeque::new(), error: None, rest: Some(rest) }
+    }
+}
+
+// Nothing in it is pinned: the rest is polled as `Unpin`.
+impl<B: HttpBody> Unpin for Body<B> {}
+
+impl<B: HttpBody<Data = Bytes> + Unpin> HttpBody for Body<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        if let Some(frame) = self.read.pop_front() {
+            return Poll::Ready(Some(Ok(frame)));
+        }
+        if let Some(error) = self.error.take() {
+            self.rest = None;
+            return Poll::Ready(Some(Err(error)));
+        }
+        let Some(rest) = self.rest.as_mut() else { return Poll::Ready(None) };
+        let frame = ready!(Pin::new(rest).poll_frame(context));
+        if frame.is_none() {
+            self.rest = None;
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.read.is_empty() && self.error.is_none() && self.rest.as_ref().is_none_or(HttpBody::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let read: u64 = self.read.iter().filter_map(Frame::data_ref).map(|data| data.len() as u64).sum();
+        let rest = self.rest.as_ref().map_or_else(|| SizeHint::with_exact(0), HttpBody::size_hint);
+        let mut hint = SizeHint::new();
+        hint.set_lower(read + rest.lower());
+        if let Some(upper) = rest.upper() {
+            hint.set_upper(read + upper);
+        }
+        hint
+    }
+}
+
+/// Reads a request's body. A body that does not arrive whole, or is too long, is nobody's request.
+pub(crate) async fn read_request<B>(body: B, limit: usize) -> Result<Bytes, Problem>
+where
+    B: HttpBody,
+{
+    let too_large = || {
+        Problem::new(&BODY_TOO_LARGE).detail(format!("The body is longer than the {limit} bytes that this path takes."))
+    };
+    // What says beforehand that it is too long need not be sent.
+    if body.size_hint().lower() > limit as u64 {
+        return Err(too_large());
+    }
+    let mut body = Box::pin(body);
+    let mut read = BytesMut::new();
+    while let Some(frame) = poll_fn(|context| body.as_mut().poll_frame(context)).await {
+        let frame = frame.map_err(|_| Problem::new(&BODY_INCOMPLETE))?;
+        let Ok(mut data) = frame.into_data() else { continue };
+        if read.len() + data.remaining() > limit {
+            return Err(too_large());
+        }
+        read.extend_from_slice(&data.copy_to_bytes(data.remaining()));
+    }
+    Ok(read.freeze())
+}
+
+/// What could be read of an answer's body.
+pub(crate) enum Read<B: HttpBody> {
+    /// All of it.
+    Whole(Bytes),
+    /// It is too long, takes too long, has trailers, or broke off: to be handed on as it comes.
+    Passing(Body<B>),
+}
+
+/// Reads an answer's body as far as it can be kept.
+pub(crate) async fn read_answer<B>(body: B, limit: usize, patience: Duration) -> Read<B>
+where
+    B: HttpBody<Data = Bytes> + Unpin,
+{
+    if body.size_hint().lower() > limit as u64 {
+        return Read::Passing(Body::untouched(body));
+    }
+    let mut passing = Body::untouched(body);
+    let whole = tokio::time::timeout(patience, read_whole(&mut passing, limit)).await;
+    match whole {
+        Ok(true) => {
+            let mut frames = passing.read.into_iter().filter_map(|frame| frame.into_data().ok());
+            let first = frames.next().unwrap_or_default();
+            Read::Whole(frames.fold(first, |read, next| [read, next].concat().into()))
+        }
+        Ok(false) | Err(_) => Read::Passing(passing),
+    }
+}
+
+/// Whether all of it is read, and all of it is data.
+async fn read_whole<B>(body: &mut Body<B>, limit: usize) -> bool
+where
+    B: HttpBody<Data = Bytes> + Unpin,
+{
+    let mut size = 0;
+    while let Some(rest) = body.rest.as_mut() {
+        match poll_fn(|context| Pin::new(&mut *rest).poll_frame(context)).await {
+            None => body.rest = None,
+            Some(Ok(frame)) => {
+                size += frame.data_ref().map_or(usize::MAX / 2, Bytes::len);
+                body.read.push_back(frame);
+                if size > limit {
+                    return false;
+                }
+            }
+            Some(Err(error)) => {
+                body.error = Some(error);
+                return false;
+            }
+        }
+    }
+    true
+}

@@ -1,0 +1,149 @@
+//! What a handler gets from the layer, and can tell it.
+
+use axum::extract::FromRequestParts;
+use bytes::Bytes;
+use http::{StatusCode, request::Parts};
+use semel::{Context, Fence, Key, Store};
+
+use crate::problem::{INTERNAL, Problem};
+
+/// What an answer means for its key. A handler that knows better than its status says so by putting
+/// this into the extensions of its response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is done. Repeats get this answer.
+    Final,
+    /// Nothing was done. The key is free again.
+    Release,
+    /// It failed, and may be tried again.
+    Fail,
+    /// It was begun, and nobody knows.
+    Doubt,
+}
+
+impl Verdict {
+    /// By status: success, redirection and a client's own mistakes are final; what asks the client to
+    /// come again (408, 409, 425, 429) is released; 5xx fails.
+    #[must_use]
+    pub fn by_status(status: StatusCode) -> Self {
+        match status.as_u16() {
+            408 | 409 | 425 | 429 => Self::Release,
+            500.. => Self::Fail,
+            _ => Self::Final,
+        }
+    }
+
+    /// Only success is final, so that a refused request does not use up its key.
+    #[must_use]
+    pub fn only_success(status: StatusCode) -> Self {
+        match status.as_u16() {
+            200..=299 => Self::Final,
+            500.. => Self::Fail,
+            _ => Self::Release,
+        }
+    }
+}
+
+/// What is kept instead of the answer in [reference mode](crate::Route::rebuild): the name of what was
+/// made. The handler puts it into the extensions of its response.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reference(pub Bytes);
+
+impl Reference {
+    /// A reference.
+    #[must_use]
+    pub fn new(name: impl Into<Bytes>) -> Self {
+        Self(name.into())
+    }
+}
+
+/// The transaction of a request in [atomic mode](crate::Route::atomic): what is written in it commits
+/// together with the answer, or not at all. A handler takes it as an argument.
+pub struct Transaction<S: Store>(pub S::Tx);
+
+/// How the layer hands the transaction on.
+pub(crate) struct Handed<S: Store>(pub(crate) S::Tx);
+
+impl<S: Store> Clone for Handed<S> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<S: Store, State: Sync> FromRequestParts<State> for Transaction<S> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &State) -> Result<Self, Problem> {
+        match parts.extensions.get::<Handed<S>>() {
+            Some(Handed(tx)) => Ok(Self(tx.clone())),
+            None => {
+                tracing::error!("a handler asks for a transaction, but its route is not atomic");
+                Err(Problem::new(&INTERNAL))
+            }
+        }
+    }
+}
+
+/// This attempt at a keyed request. A handler takes it as an argument, `Option<Attempt>` where the key
+/// may be missing.
+#[derive(Clone, Debug)]
+pub struct Attempt {
+    key: Key,
+    fence: Fence,
+    derive: Derive,
+}
+
+/// Derives keys for the calls to others.
+#[derive(Clone)]
+struct Derive(std::sync::Arc<dyn Fn(&str) -> String + Send + Sync>);
+
+impl std::fmt::Debug for Derive {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Derive")
+    }
+}
+
+impl Attempt {
+    pub(crate) fn new<S: Store>(context: &Context<S>) -> Self {
+        let derive = context.clone();
+        Self {
+            key: context.operation().key.clone(),
+            fence: context.fence(),
+            derive: Derive(std::sync::Arc::new(move |step| derive.derived_key(step))),
+        }
+    }
+
+    /// The request's key.
+    #[must_use]
+    pub fn key(&self) -> &Key {
+        &self.key
+    }
+
+    /// The number to hand to whatever can refuse an older one.
+    #[must_use]
+    pub fn fence(&self) -> Fence {
+        self.fence
+    }
+
+    /// The key for a step's call to another service: the same on every attempt, another for each step.
+    #[must_use]
+    pub fn derived_key(&self, step: &str) -> String {
+        (self.derive.0)(step)
+    }
+}
+
+impl<State: Sync> FromRequestParts<State> for Attempt {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &State) -> Result<Self, Problem> {
+        parts.extensions.get::<Self>().cloned().ok_or_else(|| Problem::new(&crate::problem::KEY_MISSING))
+    }
+}
+
+impl<State: Sync> axum::extract::OptionalFromRequestParts<State> for Attempt {
+    type Rejection = std::convert::Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &State) -> Result<Option<Self>, Self::Rejection> {
+        Ok(parts.extensions.get::<Self>().cloned())
+    }
+}

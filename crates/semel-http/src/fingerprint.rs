@@ -1,0 +1,177 @@
+//! What tells a retry from a reuse: method, path, query, content type and body.
+
+use http::{header, request::Parts};
+use semel::Fingerprint;
+
+/// What counts as the same request.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sameness {
+    /// JSON bodies count by what they say, not by how they are written.
+    pub(crate) canonical_json: bool,
+    /// Query parameters that do not count.
+    pub(crate) ignored_query: Vec<String>,
+    /// Members of a JSON body that do not count, as JSON pointers.
+    pub(crate) ignored_fields: Vec<String>,
+}
+
+impl Sameness {
+    pub(crate) fn fingerprint(&self, head: &Parts, path: &str, body: &[u8]) -> Fingerprint {
+        let content_type = head.headers.get(header::CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
+        let content_type = String::from_utf8_lossy(content_type).trim().to_ascii_lowercase();
+        let fields = Fingerprint::fields()
+            .field("method", head.method.as_str().as_bytes())
+            .field("path", path.as_bytes())
+            .field("query", self.query(head).as_bytes());
+        if let Some(boundary) = boundary(head) {
+            // Each try of an honest client has a boundary of its own.
+            let fields = fields.field("content-type", b"multipart");
+            return fields.field("body", &without(body, boundary.as_bytes())).finish();
+        }
+        let canonical = (self.canonical_json || !self.ignored_fields.is_empty()) && is_json(&content_type);
+        let fields = fields.field("content-type", content_type.as_bytes());
+        let pointers: Vec<&str> = self.ignored_fields.iter().map(String::as_str).collect();
+        match Fingerprint::of_json_without(body, &pointers) {
+            Ok(json) if canonical => fields.fingerprint("body", json).finish(),
+            // What is no JSON, or ambiguous JSON, counts by its bytes.
+            _ => fields.field("body", body).finish(),
+        }
+    }
+
+    fn query(&self, head: &Parts) -> String {
+        let query = head.uri.query().unwrap_or_default();
+        let counts = |pair: &&str| {
+            let name = pair.split_once('=').map_or(*pair, |(name, _)| name);
+            !self.ignored_query.iter().any(|ignored| ignored == name)
+        };
+        query.split('&').filter(counts).collect::<Vec<_>>().join("&")
+    }
+}
+
+fn is_json(content_type: &str) -> bool {
+    let essence = content_type.split(';').next().unwrap_or_default().trim();
+    essence == "application/json" || essence.ends_with("+json")
+}
+
+/// The boundary between the parts of a multipart body.
+fn boundary(head: &Parts) -> Option<&str> {
+    let content_type = head.headers.get(header::CONTENT_TYPE)?.to_str().ok()?;
+    let mut pieces = content_type.split(';').map(str::trim);
+    pieces.next().filter(|essence| essence.to_ascii_lowercase().starts_with("multipart/"))?;
+    let (_, value) = pieces
+        .filter_map(|piece| piece.split_once('='))
+        .find(|(name, _)| name.trim().eq_ignore_ascii_case("boundary"))?;
+    let value = value.trim().trim_matches('"');
+    // RFC 2046: 1 to 70 characters.
+    (1..=70).contains(&value.len()).then_some(value)
+}
+
+/// A multipart body with its boundary lines made equal.
+fn without(body: &[u8], boundary: &[u8]) -> Vec<u8> {
+    let delimiter = [b"--", boundary].concat();
+    let mut out = Vec::with_capacity(body.len());
+    for line in body.split_inclusive(|byte| *byte == b'\n') {
+        match line.strip_prefix(&delimiter[..]) {
+            Some(rest) => out.extend_from_slice(&[b"--", rest].concat()),
+            None => out.extend_from_slice(line),
+        }
+    }
+    out
+}
+
+/// A path in one of the ways in which it can be written: `%7e` is `~`, and `%2f` is `%2F`.
+pub(crate) fn normal_path(path: &str) -> String {
+    let bytes = path.as_bytes();
+    let mut out = String::with_capacity(path.len());
+    let mut at = 0;
+    while let Some(byte) = bytes.get(at) {
+        let hex = |i: usize| bytes.get(i).and_then(|byte| char::from(*byte).to_digit(16));
+        match (byte, hex(at + 1), hex(at + 2)) {
+            (b'%', Some(high), Some(low)) => {
+                let decoded = char::from(u8::try_from(high * 16 + low).unwrap_or(b'%'));
+                match decoded {
+                    'a'..='z' | 'A'..='Z' | '0'..='9' | '-' | '.' | '_' | '~' => out.push(decoded),
+                    _ => out.push_str(&path[at..at + 3].to_ascii_uppercase()),
+                }
+                at += 3;
+            }
+            _ => {
+                out.push(char::from(*byte));
+                at += 1;
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Request;
+
+    use super::*;
+
+    fn of(sameness: &Sameness, uri: &str, content_type: &str, body: &str) -> Fingerprint {
+        let request = Request::post(uri).header("content-type", content_type).body(()).unwrap();
+        let (head, ()) = request.into_parts();
+        sameness.fingerprint(&head, head.uri.path(), body.as_bytes())
+    }
+
+    #[test]
+    fn everything_that_matters_counts() {
+        let plain = Sameness::default();
+        let base = of(&plain, "/a?x=1", "application/json", "{}");
+        assert_eq!(base, of(&plain, "/a?x=1", "Application/JSON", "{}"));
+        for (uri, content_type, body) in [
+            ("/b?x=1", "application/json", "{}"),
+            ("/a?x=2", "application/json", "{}"),
+            ("/a", "application/json", "{}"),
+            ("/a?x=1&x=1", "application/json", "{}"),
+            ("/a?x=1", "text/plain", "{}"),
+            ("/a?x=1", "application/json", "{ }"),
+        ] {
+            assert_ne!(base, of(&plain, uri, content_type, body), "{uri} {content_type} {body}");
+        }
+    }
+
+    #[test]
+    fn what_is_said_not_to_count_does_not() {
+        let sameness = Sameness {
+            canonical_json: true,
+            ignored_query: vec!["trace".into()],
+            ignored_fields: vec!["/sent_at".into()],
+        };
+        let base = of(&sameness, "/a?x=1", "application/json", r#"{"a":1,"b":2}"#);
+        let same = of(&sameness, "/a?trace=7&x=1", "application/json", r#"{ "b":2, "a":1, "sent_at":9 }"#);
+        assert_eq!(base, same);
+        assert_ne!(base, of(&sameness, "/a?x=1", "application/json", r#"{"a":1.0,"b":2}"#), "1 and 1.0");
+        let twice = r#"{"a":1,"a":1}"#;
+        assert_ne!(
+            of(&sameness, "/a", "application/json", twice),
+            of(&sameness, "/a", "application/json", r#"{"a":1}"#),
+            "a member given twice is not merged"
+        );
+        assert_ne!(
+            of(&sameness, "/a", "text/plain", r#"{"a":1}"#),
+            of(&sameness, "/a", "text/plain", r#"{"a": 1}"#),
+            "only JSON is read as JSON"
+        );
+    }
+
+    #[test]
+    fn a_multipart_body_is_the_same_under_another_boundary() {
+        let form = |boundary: &str, text: &str| {
+            let body = format!(
+                "--{boundary}\r\ncontent-disposition: form-data; name=\"a\"\r\n\r\n{text}\r\n--{boundary}--\r\n"
+            );
+            of(&Sameness::default(), "/a", &format!("multipart/form-data; boundary={boundary}"), &body)
+        };
+        assert_eq!(form("x1", "hello"), form("y2", "hello"));
+        assert_ne!(form("x1", "hello"), form("x1", "other"));
+    }
+
+    #[test]
+    fn one_path_is_written_in_one_way() {
+        assert_eq!(normal_path("/a%2fb/%7Ec/%c3%a9"), "/a%2Fb/~c/%C3%A9");
+        assert_ne!(normal_path("/a%2Fb"), normal_path("/a/b"));
+        assert_eq!(normal_path("/100%"), "/100%");
+    }
+}

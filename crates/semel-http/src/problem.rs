@@ -1,0 +1,302 @@
+//! Problems: one shape for every error (RFC 9457), and the kinds that the layer answers with.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use http::{HeaderValue, StatusCode, header};
+use serde_json::{Value, json};
+
+/// A kind of problem. Its name is part of the API: clients decide by it, so it never changes.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Kind {
+    /// The last part of the `type`, `/problems/<name>`.
+    pub name: &'static str,
+    /// The HTTP status.
+    pub status: StatusCode,
+    /// Whether the same request may succeed later.
+    pub retryable: bool,
+    /// What it is, in a few words.
+    pub title: &'static str,
+    /// What is wrong, as a sentence; the `detail` when a problem has none of its own.
+    pub meaning: &'static str,
+    /// What to do about it.
+    pub remedy: &'static str,
+}
+
+/// The route takes no request without a key.
+pub static KEY_MISSING: Kind = Kind {
+    name: "key-missing",
+    status: StatusCode::BAD_REQUEST,
+    retryable: false,
+    title: "Idempotency-Key missing",
+    meaning: "This path takes no request without an Idempotency-Key.",
+    remedy: "Send a header such as Idempotency-Key: 4f7c2a9e, with a new value for each thing to be done and the same \
+             value each time that very thing is sent again. A random UUID is a good one.",
+};
+
+/// The key cannot be read.
+pub static KEY_INVALID: Kind = Kind {
+    name: "key-invalid",
+    status: StatusCode::BAD_REQUEST,
+    retryable: false,
+    title: "Idempotency-Key invalid",
+    meaning: "The Idempotency-Key is not one key of 1 to 255 visible ASCII characters.",
+    remedy: "Send the header once, with one key, with or without quotes. Nothing was done.",
+};
+
+/// Somebody is at it.
+pub static IN_FLIGHT: Kind = Kind {
+    name: "in-flight",
+    status: StatusCode::CONFLICT,
+    retryable: true,
+    title: "In flight",
+    meaning: "A request with this key is being carried out at this moment.",
+    remedy: "Send it again after Retry-After, or with the header Prefer: wait=10, and you get the answer of the first.",
+};
+
+/// It failed, and waits.
+pub static BACKING_OFF: Kind = Kind {
+    name: "backing-off",
+    status: StatusCode::CONFLICT,
+    retryable: true,
+    title: "Backing off",
+    meaning: "The last attempt with this key failed, and the next may not come yet.",
+    remedy: "Send it again after Retry-After.",
+};
+
+/// The key belongs to another request.
+pub static PAYLOAD_MISMATCH: Kind = Kind {
+    name: "payload-mismatch",
+    status: StatusCode::UNPROCESSABLE_ENTITY,
+    retryable: false,
+    title: "The key belongs to another request",
+    meaning: "This key was used before for a request with other contents or for another resource.",
+    remedy: "A key names one thing to be done. For another one, make a new key. Nothing was done.",
+};
+
+/// It took effect, and the answer is not there any more.
+pub static RESPONSE_NOT_KEPT: Kind = Kind {
+    name: "response-not-kept",
+    status: StatusCode::CONFLICT,
+    retryable: false,
+    title: "Done, but the answer was not kept",
+    meaning: "The request with this key took effect. Its answer was too large or streamed, and was not kept.",
+    remedy: "Do not send it under another key: it would take effect again. If the answer has a Location, the result is there.",
+};
+
+/// Nobody knows.
+pub static IN_DOUBT: Kind = Kind {
+    name: "in-doubt",
+    status: StatusCode::CONFLICT,
+    retryable: false,
+    title: "In doubt",
+    meaning: "The request with this key was begun, and it is not known whether it took effect.",
+    remedy: "Find out whether it did before anything else. An operator then settles it with semel operations resolve.",
+};
+
+/// It failed as often as it may.
+pub static ATTEMPTS_EXHAUSTED: Kind = Kind {
+    name: "attempts-exhausted",
+    status: StatusCode::CONFLICT,
+    retryable: false,
+    title: "Attempts exhausted",
+    meaning: "The request with this key has failed as often as it may.",
+    remedy: "An operator can have it tried again with semel operations resolve.",
+};
+
+/// Another took over.
+pub static LEASE_LOST: Kind = Kind {
+    name: "lease-lost",
+    status: StatusCode::CONFLICT,
+    retryable: true,
+    title: "Lease lost",
+    meaning: "Carrying out this request took longer than its lease, and it was taken away.",
+    remedy: "Send it again with the same key: the answer tells what became of it.",
+};
+
+/// The database is away.
+pub static STORE_UNAVAILABLE: Kind = Kind {
+    name: "store-unavailable",
+    status: StatusCode::SERVICE_UNAVAILABLE,
+    retryable: true,
+    title: "Store unavailable",
+    meaning: "The database cannot be reached. Nothing was done.",
+    remedy: "Send it again after Retry-After, with the same key.",
+};
+
+/// The database went away in the middle.
+pub static OUTCOME_UNKNOWN: Kind = Kind {
+    name: "outcome-unknown",
+    status: StatusCode::SERVICE_UNAVAILABLE,
+    retryable: true,
+    title: "Outcome unknown",
+    meaning: "The database was lost while the outcome was being stored: it may or may not have taken effect.",
+    remedy: "Send it again with the same key: it takes effect once, and the answer tells.",
+};
+
+/// What was done was taken back.
+pub static NOT_COMMITTED: Kind = Kind {
+    name: "not-committed",
+    status: StatusCode::INTERNAL_SERVER_ERROR,
+    retryable: true,
+    title: "Not committed",
+    meaning: "The request was carried out in a transaction that the database did not commit. Nothing took effect.",
+    remedy: "Send it again with the same key. The server's log says why the commit failed.",
+};
+
+/// The body is longer than is read.
+pub static BODY_TOO_LARGE: Kind = Kind {
+    name: "body-too-large",
+    status: StatusCode::PAYLOAD_TOO_LARGE,
+    retryable: false,
+    title: "Body too large",
+    meaning: "The request's body is longer than this path takes.",
+    remedy: "Send less in one request: most paths take 1 MiB.",
+};
+
+/// The body did not arrive whole.
+pub static BODY_INCOMPLETE: Kind = Kind {
+    name: "body-incomplete",
+    status: StatusCode::BAD_REQUEST,
+    retryable: true,
+    title: "Body incomplete",
+    meaning: "The request's body did not arrive whole.",
+    remedy: "Nothing was done. Send the request again.",
+};
+
+/// The server broke one of its own rules.
+pub static INTERNAL: Kind = Kind {
+    name: "internal",
+    status: StatusCode::INTERNAL_SERVER_ERROR,
+    retryable: true,
+    title: "Internal error",
+    meaning: "The server made a mistake of its own.",
+    remedy: "The server's log says more. Send the request again with the same key: it still takes effect once.",
+};
+
+/// Every kind that the layer answers with.
+pub static ALL: [&Kind; 15] = [
+    &KEY_MISSING,
+    &KEY_INVALID,
+    &IN_FLIGHT,
+    &BACKING_OFF,
+    &PAYLOAD_MISMATCH,
+    &RESPONSE_NOT_KEPT,
+    &IN_DOUBT,
+    &ATTEMPTS_EXHAUSTED,
+    &LEASE_LOST,
+    &STORE_UNAVAILABLE,
+    &OUTCOME_UNKNOWN,
+    &NOT_COMMITTED,
+    &BODY_TOO_LARGE,
+    &BODY_INCOMPLETE,
+    &INTERNAL,
+];
+
+/// A problem as it is answered to one request.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Problem {
+    kind: &'static Kind,
+    detail: Option<String>,
+    retry_after: Option<Duration>,
+    members: BTreeMap<&'static str, Value>,
+}
+
+impl Problem {
+    /// A problem of this kind.
+    pub fn new(kind: &'static Kind) -> Self {
+        Self { kind, detail: None, retry_after: None, members: BTreeMap::new() }
+    }
+
+    /// Says what is wrong with this very request.
+    pub fn detail(mut self, detail: impl Into<String>) -> Self {
+        self.detail = Some(detail.into());
+        self
+    }
+
+    /// Says when it is worth trying again.
+    pub fn retry_after(mut self, wait: Duration) -> Self {
+        self.retry_after = Some(wait);
+        self
+    }
+
+    /// Adds a member of its own, such as `first_seen` or the list of wrong fields.
+    pub fn with(mut self, name: &'static str, value: impl Into<Value>) -> Self {
+        self.members.insert(name, value.into());
+        self
+    }
+
+    /// Its kind.
+    #[must_use]
+    pub fn kind(&self) -> &'static Kind {
+        self.kind
+    }
+
+    /// The problem as an answer.
+    #[must_use]
+    pub fn into_http(self) -> http::Response<Bytes> {
+        let Kind { name, status, retryable, title, meaning, .. } = self.kind;
+        let mut body = json!({
+            "type": format!("/problems/{name}"),
+            "title": title,
+            "status": status.as_u16(),
+            "detail": self.detail.as_deref().unwrap_or(meaning),
+            "retryable": retryable,
+        });
+        for (name, value) in self.members {
+            body[name] = value;
+        }
+        // Whole seconds, as the header wants them, and rounded up: a client that came early would only be sent away.
+        let retry_after = self.retry_after.map(|wait| wait.as_secs() + u64::from(wait.subsec_nanos() > 0));
+        if let Some(seconds) = retry_after {
+            body["retry_after"] = seconds.into();
+        }
+        let mut response = http::Response::new(Bytes::from(body.to_string()));
+        *response.status_mut() = *status;
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        if let Some(seconds) = retry_after {
+            headers.insert(header::RETRY_AFTER, seconds.into());
+        }
+        response
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        self.into_http().map(axum::body::Body::from)
+    }
+}
+
+impl From<axum::extract::rejection::BytesRejection> for Problem {
+    fn from(rejection: axum::extract::rejection::BytesRejection) -> Self {
+        match rejection.status() {
+            StatusCode::PAYLOAD_TOO_LARGE => Self::new(&BODY_TOO_LARGE),
+            _ => Self::new(&BODY_INCOMPLETE),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_waiting_time_is_rounded_up_to_whole_seconds() {
+        let header = |wait| {
+            let response = Problem::new(&INTERNAL).retry_after(wait).into_http();
+            response.headers()[header::RETRY_AFTER].to_str().unwrap().to_owned()
+        };
+        assert_eq!(header(Duration::from_millis(1)), "1");
+        assert_eq!(header(Duration::from_secs(2)), "2");
+        assert_eq!(header(Duration::from_millis(2001)), "3");
+    }
+
+    #[test]
+    fn no_two_kinds_share_a_name() {
+        let names: std::collections::BTreeSet<_> = ALL.iter().map(|kind| kind.name).collect();
+        assert_eq!(names.len(), ALL.len());
+    }
+}
