@@ -4,17 +4,21 @@
 //! - [`config`]: one typed struct from flags, environment and file;
 //! - [`serve`]: the server's life, from binding the port to draining; [`stop`] is how it is told to end;
 //! - [`http`]: what every route shares: health, principal, problems, the loopback rule;
+//! - [`services`]: the services, each a folder;
+//! - [`gateway`]: a reverse proxy with the layer's semantics;
 //! - [`once`]: a command once per key;
 //! - [`guard`]: the process that keeps a command from outliving `semel once`.
 
 pub mod cli;
 pub mod config;
 mod error;
+pub mod gateway;
 pub mod guard;
 pub mod http;
 mod log;
 pub mod once;
 pub mod serve;
+pub mod services;
 pub mod stop;
 
 pub use error::{Error, Result};

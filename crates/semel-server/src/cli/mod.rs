@@ -5,6 +5,7 @@
 //! `target` finds the operation that is meant, `story` and `words` are for people, `json` is for programs.
 
 mod config;
+mod gateway;
 mod guard;
 mod json;
 mod ledger;
@@ -39,6 +40,7 @@ struct Cli {
 #[derive(clap::Subcommand)]
 enum Command {
     Serve(serve::Serve),
+    Gateway(gateway::Gateway),
     Once(once::OnceCommand),
     Why(why::Why),
     #[command(subcommand)]
@@ -59,6 +61,7 @@ enum Command {
 pub fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Serve(command) => command.run(),
+        Command::Gateway(command) => command.run(),
         Command::Once(command) => command.run(),
         Command::Why(command) => command.run(),
         Command::Operations(command) => command.run(),

@@ -17,6 +17,7 @@ use crate::{
     },
     log,
     serve::{self, DRAIN, Drained},
+    services,
     stop::Stop,
 };
 
@@ -50,7 +51,9 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
         ledger.sweep_every(config.sweep.every);
     }
     let readiness = AsksTheStore { store: ledger.store().clone(), broker: broker(&config.broker_url) };
-    let app = App { readiness: Arc::new(readiness), authenticate: Arc::new(Local), routes: Router::new() };
+    let routes =
+        if config.roles.contains(NodeRole::Api) { services::proposals::open(&ledger).await? } else { Router::new() };
+    let app = App { readiness: Arc::new(readiness), authenticate: Arc::new(Local), routes };
     super::say(&greeting(config, listener.local_addr()?))?;
 
     let asked = async {

@@ -4,11 +4,13 @@
 #![allow(clippy::unwrap_used)]
 
 mod config;
+mod gateway;
 mod guard;
 mod once;
 mod once_kill;
 mod operations;
 mod place;
+mod proposals;
 mod serve;
 mod serve_ledger;
 mod support;

@@ -1,0 +1,1 @@
+//! The gateway: Idempotency-Key for any HTTP service behind it.

@@ -1,0 +1,3 @@
+//! The services, each a folder: its routes, its rules and its tables.
+
+pub mod proposals;
