@@ -148,7 +148,14 @@ impl<S: Store, Inner> IdempotencyService<S, Inner> {
         let key = match key::read(request.headers(), self.route.strict) {
             Ok(Some(key)) => key,
             Ok(None) if self.route.required => return answered(Problem::new(&problem::KEY_MISSING)),
-            Ok(None) if self.route.mode == Mode::Atomic => return self.run_unkeyed(request).await,
+            Ok(None) if self.route.mode == Mode::Atomic => {
+                // Before its transaction begins, which must not wait for a slow client.
+                let (head, body) = request.into_parts();
+                return match read_request(body, self.route.request_limit).await {
+                    Ok(body) => self.run_unkeyed(Request::from_parts(head, body.into())).await,
+                    Err(problem) => answered(problem),
+                };
+            }
             Ok(None) => return Ok(self.inner.call(request).await?.map(Body::untouched)),
             Err(problem) => return answered(problem),
         };

@@ -42,9 +42,10 @@ impl Conn<'_> {
     }
 }
 
-/// What a database's error means to the engine.
+/// What a database's error means to the engine, for those who run statements of their own.
+#[must_use]
 #[expect(clippy::needless_pass_by_value, reason = "it is given to map_err")]
-pub(crate) fn broken(error: sqlx::Error) -> Error {
+pub fn broken(error: sqlx::Error) -> Error {
     use sqlx::Error as E;
     match &error {
         E::Io(_) | E::Tls(_) | E::PoolTimedOut | E::PoolClosed | E::WorkerCrashed | E::Protocol(_) => {

@@ -22,6 +22,6 @@ mod sqlite;
 mod tx;
 
 pub use clock::Clock;
-pub use connection::Conn;
+pub use connection::{Conn, broken};
 pub use database::{Database, Reader, Settings};
 pub use tx::{Tx, TxConnection};

@@ -1,7 +1,9 @@
 //! The registry: every kind of problem the server answers with.
 
+use std::time::Duration;
+
 use axum::http::StatusCode;
-pub use semel_http::problem::{BODY_INCOMPLETE, BODY_TOO_LARGE, INTERNAL, Kind, Problem};
+pub use semel_http::problem::{BODY_INCOMPLETE, BODY_TOO_LARGE, INTERNAL, Kind, Problem, STORE_UNAVAILABLE};
 
 /// Nothing is at this path.
 pub static NOT_FOUND: Kind = Kind {
@@ -45,8 +47,91 @@ pub static CROSS_ORIGIN: Kind = Kind {
              is another origin too.",
 };
 
+/// The body cannot be read as what every body is.
+pub static INVALID_JSON: Kind = Kind {
+    name: "invalid-json",
+    status: StatusCode::BAD_REQUEST,
+    retryable: false,
+    title: "Not a JSON object",
+    meaning: "The request's body is not a JSON object.",
+    remedy: "Send one JSON object in UTF-8. The detail of the answer says where reading it failed. Nothing was done.",
+};
+
+/// Fields of the body break the rules.
+pub static INVALID_FIELDS: Kind = Kind {
+    name: "invalid-fields",
+    status: StatusCode::UNPROCESSABLE_ENTITY,
+    retryable: false,
+    title: "Fields are wrong",
+    meaning: "One or more fields of the request are missing, unknown or break a rule.",
+    remedy: "The member errors lists every wrong field with the reason. Nothing was done, and the key is still free.",
+};
+
+/// The query breaks the rules.
+pub static INVALID_QUERY: Kind = Kind {
+    name: "invalid-query",
+    status: StatusCode::BAD_REQUEST,
+    retryable: false,
+    title: "The query is wrong",
+    meaning: "One or more parameters after the question mark break a rule.",
+    remedy: "The member errors lists every wrong parameter with the reason. A cursor is good only as a page gave it.",
+};
+
+/// Another client has the email.
+pub static EMAIL_EM_USO: Kind = Kind {
+    name: "email-em-uso",
+    status: StatusCode::CONFLICT,
+    retryable: false,
+    title: "The email is in use",
+    meaning: "Another cliente has this email.",
+    remedy: "Use that cliente, or another address. Nothing was done, and the key is still free.",
+};
+
+/// The proposal has changed since it was read.
+pub static VERSAO_DESATUALIZADA: Kind = Kind {
+    name: "versao-desatualizada",
+    status: StatusCode::CONFLICT,
+    retryable: false,
+    title: "The versao is out of date",
+    meaning: "The proposta has another versao than the one that was sent: it has changed since it was read.",
+    remedy: "Read the proposta again, decide anew, and send the versao that it has now; the member versao tells it.",
+};
+
+/// The proposal's state does not allow the change.
+pub static ESTADO_INVALIDO: Kind = Kind {
+    name: "estado-invalido",
+    status: StatusCode::CONFLICT,
+    retryable: false,
+    title: "The estado does not allow it",
+    meaning: "A proposta in this estado cannot be changed in this way.",
+    remedy: "A rascunho can be submitted or cancelled, an enviada accepted, refused or cancelled; the others are final.",
+};
+
 /// The server's own kinds.
-static OWN: [&Kind; 4] = [&NOT_FOUND, &METHOD_NOT_ALLOWED, &HOST_NOT_ALLOWED, &CROSS_ORIGIN];
+static OWN: [&Kind; 10] = [
+    &NOT_FOUND,
+    &METHOD_NOT_ALLOWED,
+    &HOST_NOT_ALLOWED,
+    &CROSS_ORIGIN,
+    &INVALID_JSON,
+    &INVALID_FIELDS,
+    &INVALID_QUERY,
+    &EMAIL_EM_USO,
+    &VERSAO_DESATUALIZADA,
+    &ESTADO_INVALIDO,
+];
+
+/// The problem of a store that did not answer as it should.
+#[expect(clippy::needless_pass_by_value, reason = "it is given to map_err")]
+pub fn of_store(error: semel::Error) -> Problem {
+    tracing::warn!(%error, "a request could not be answered");
+    match error {
+        semel::Error::Unavailable(_) | semel::Error::Stopping => {
+            Problem::new(&STORE_UNAVAILABLE).retry_after(Duration::from_secs(1))
+        }
+        _ => Problem::new(&INTERNAL),
+    }
+}
 
 /// Every kind there is.
 pub fn all() -> impl Iterator<Item = &'static Kind> {

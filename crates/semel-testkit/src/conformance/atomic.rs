@@ -79,6 +79,61 @@ pub async fn an_effect_that_fails_is_rolled_back(lab: Lab) {
     assert_eq!(effects(&lab).await, [""; 0]);
 }
 
+/// A handler may decline for good: its answer is kept and given again, what it wrote is not.
+pub async fn what_is_declined_is_stored_without_its_effect(lab: Lab) {
+    make_effects(&lab).await;
+    let ledger = lab.ledger().await;
+    let handler = |ctx: Ctx, tx: Tx| async move {
+        effect(&tx, ctx.operation().key.as_str()).await?;
+        Err(Unfinished::Declined(done("no, thank you")))
+    };
+    let declined = || Ran::Completed(done("no, thank you"));
+    assert_eq!(ran(soon(ledger.run_atomic(work("k", Policy::default()), handler)).await), declined());
+    assert_eq!(effects(&lab).await, [""; 0]);
+    let again = soon(ledger.run_atomic(work("k", Policy::default()), handler)).await.unwrap();
+    assert!(matches!(again, Claim::Replay(replay) if replay.outcome == done("no, thank you")));
+    let plain = |_: Ctx| async { Err(Unfinished::Declined(done("no, thank you"))) };
+    assert_eq!(ran(soon(ledger.run(work("plain", Policy::default()), plain)).await), declined());
+}
+
+/// Work without a key has its transaction, too.
+pub async fn a_transaction_without_a_key_commits_or_does_not(lab: Lab) {
+    make_effects(&lab).await;
+    let ledger = lab.ledger().await;
+    for name in ["kept", "undone"] {
+        let told = ledger.transact(move |tx: Tx| async move {
+            effect(&tx, name).await.unwrap();
+            if name == "kept" { Ok(name) } else { Err(name) }
+        });
+        assert_eq!(soon(told).await.unwrap(), name);
+    }
+    assert_eq!(effects(&lab).await, ["kept"]);
+    let inside = ledger.clone();
+    let told = ledger.transact(move |_| async move {
+        Ok::<_, Result<(), Error>>(inside.claim(work("k", Policy::default())).await.map(drop))
+    });
+    assert!(matches!(soon(told).await.unwrap(), Err(Error::InsideTransaction)));
+    ledger.stop(secs(1)).await;
+    let late = ledger.transact(|_| async { Ok::<_, ()>(()) });
+    assert!(matches!(soon(late).await, Err(Error::Stopping)));
+}
+
+/// Whoever has claimed can have the rest done as a run does it.
+pub async fn a_lease_that_is_held_can_be_run(lab: Lab) {
+    make_effects(&lab).await;
+    let ledger = lab.ledger().await;
+    let lease = acquire(&ledger, work("leased", Policy::default())).await;
+    assert_eq!(soon(lease.run(|_| async { Ok(done("a")) })).await.unwrap(), Ran::Completed(done("a")));
+    let lease = acquire(&ledger, work("atomic", Policy::default())).await;
+    let handler = |_, tx: Tx| async move {
+        effect(&tx, "atomic").await?;
+        Ok(done("b"))
+    };
+    assert_eq!(soon(lease.run_atomic(handler)).await.unwrap(), Ran::Completed(done("b")));
+    assert_eq!(effects(&lab).await, ["atomic"]);
+    assert_eq!(row(&ledger, "leased").await.outcome, Some(done("a")));
+}
+
 /// A transaction that is open for too long is rolled back, and other work goes on.
 pub async fn an_effect_that_takes_too_long_is_rolled_back(lab: Lab) {
     make_effects(&lab).await;

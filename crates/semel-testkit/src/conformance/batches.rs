@@ -78,6 +78,61 @@ pub async fn a_mixed_batch_is_answered_in_its_order(lab: Lab) {
     }
 }
 
+/// Claims and writes of one flush are each answered in their own place; a zombie among them is refused,
+/// and an operation can be completed and its key asked for in the same flush.
+pub async fn claims_and_writes_share_a_flush(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let store = ledger.store();
+    let made = store.claim((0..20).map(|n| ask_for(&format!("old {n:02}"))).collect()).await.unwrap();
+    let mut ops: Vec<_> = made.into_iter().map(|applied| applied.operation.unwrap()).collect();
+    // One of them is taken over.
+    lab.pass(Policy::default().lease - TICK);
+    store.renew(ops[1..].iter().map(|op| (op.id, op.fence)).collect()).await.unwrap();
+    lab.pass(TICK);
+    let zombie = ops[0].clone();
+    ops[0] = claim_one(store, "old 00").await.operation.unwrap();
+    let asked = (0..40).map(|n| ask_for(&format!("{} {:02}", if n % 2 == 0 { "new" } else { "old" }, n / 2)));
+    let mut writes: Vec<_> = ops.iter().map(|op| complete(op.id, op.fence, op.key.as_str())).collect();
+    writes.insert(7, complete(zombie.id, zombie.fence, "late"));
+    let (claimed, written) = store.flush(asked.collect(), writes).await.unwrap();
+    for (n, applied) in claimed.iter().enumerate() {
+        let op = applied.operation.as_ref().unwrap();
+        assert_eq!(op.key.as_str(), format!("{} {:02}", if n % 2 == 0 { "new" } else { "old" }, n / 2));
+        match n % 2 {
+            0 => assert_eq!(applied.answer, Answer::Acquired),
+            // Whichever of the two goes first.
+            _ => assert!(matches!(applied.answer, Answer::InFlight { .. } | Answer::Replay { mismatch: false })),
+        }
+    }
+    for (n, applied) in written.iter().enumerate() {
+        let expected = if n == 7 { Answer::Lost } else { Answer::Settled { successor: false } };
+        assert_eq!(applied.answer, expected, "write {n}");
+    }
+    for op in &ops {
+        assert_eq!(row(&ledger, op.key.as_str()).await.outcome, Some(done(op.key.as_str())));
+    }
+    assert_eq!(counted(&ledger, State::Completed).await, 20);
+    assert_eq!(counted(&ledger, State::Processing).await, 20);
+}
+
+/// A ledger under load does both at once, and what the database refuses takes nothing down with it.
+pub async fn a_poison_claim_does_not_take_settles_down(lab: Lab) {
+    let store = lab.open().await;
+    let made = store.claim((0..20).map(|n| ask_for(&format!("old {n:02}"))).collect()).await.unwrap();
+    let writes = made.iter().map(|applied| applied.operation.as_ref().unwrap());
+    let writes: Vec<_> = writes.map(|op| complete(op.id, op.fence, "done")).collect();
+    let mut poison = request("poison", b"", Policy::default());
+    poison.policy.max_run = poison.policy.lease - TICK;
+    let asked = vec![ask_for("fine"), Arc::new(poison)];
+    let refused = store.flush(asked, writes.clone()).await;
+    assert!(matches!(refused, Err(Error::Refused(_))), "{refused:?}");
+    // Sent again without it, as a lane that halves its batch does.
+    let (claimed, written) = store.flush(vec![ask_for("fine")], writes).await.unwrap();
+    assert!(matches!(claimed[0].answer, Answer::Acquired | Answer::InFlight { .. }));
+    assert!(written.iter().all(|applied| applied.answer == Answer::Settled { successor: false }));
+    assert_eq!(lab.number("SELECT count(*) FROM semel_operations").await, 21);
+}
+
 /// An item that the database refuses fails alone; those that came with it go through.
 pub async fn a_poison_item_fails_alone(lab: Lab) {
     let store = lab.open().await;

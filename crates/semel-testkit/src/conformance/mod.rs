@@ -42,6 +42,8 @@ macro_rules! conformance_suite {
                 batches:
                     one_key_many_times_in_a_batch_is_acquired_once,
                     a_mixed_batch_is_answered_in_its_order,
+                    claims_and_writes_share_a_flush,
+                    a_poison_claim_does_not_take_settles_down,
                     a_poison_item_fails_alone,
                     a_batch_sent_again_changes_nothing,
                     a_zombie_in_the_owners_batch_is_told_apart,
@@ -100,6 +102,9 @@ macro_rules! conformance_suite {
                 atomic:
                     an_effect_commits_with_its_completion,
                     an_effect_that_fails_is_rolled_back,
+                    what_is_declined_is_stored_without_its_effect,
+                    a_transaction_without_a_key_commits_or_does_not,
+                    a_lease_that_is_held_can_be_run,
                     an_effect_that_takes_too_long_is_rolled_back,
                     an_effect_under_a_lost_lease_never_happens,
                     a_takeover_during_an_effect_leaves_one_effect,
