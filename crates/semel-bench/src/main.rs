@@ -4,13 +4,14 @@
 //!
 //! - `site`: a fresh database for each section
 //! - `load`: tasks that repeat an operation for a while, and what that cost
-//! - `pairs`, `replays`, `growth`: the sections; `limit` is pgbench, `fill` makes the large tables
+//! - `pairs`, `replays`, `http`, `growth`: the sections; `limit` is pgbench, `fill` makes the large tables
 //! - `verdict`: the aims, each with the measured ratio
 //! - `report`: tables for people, JSON for programs
 
 mod cpu;
 mod fill;
 mod growth;
+mod http;
 mod limit;
 mod load;
 mod pairs;
@@ -71,6 +72,8 @@ enum Section {
     Pairs,
     /// Claims of completed keys.
     Replays,
+    /// Keyed requests through the HTTP layer, next to the same server without it.
+    Http,
     /// New claims in a small and in a large table.
     Growth,
 }
@@ -123,6 +126,7 @@ async fn main() -> Result<()> {
             match section {
                 Section::Pairs => pairs::measure(&plan, *database, &mut report).await,
                 Section::Replays => replays::measure(&plan, *database, &mut report).await,
+                Section::Http => http::measure(&plan, *database, &mut report).await,
                 Section::Growth => growth::measure(&plan, *database, &mut report).await,
             }
             .with_context(|| format!("{name} on {database}"))?;

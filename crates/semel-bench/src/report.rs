@@ -88,6 +88,7 @@ impl fmt::Display for Report {
         for (section, title) in [
             ("pairs", "Claim + complete of new keys (1 op = both, each durable)"),
             ("replays", "Claims of completed keys, next to claim + complete of new ones"),
+            ("http", "Requests through the HTTP layer, and the same server without it"),
             ("growth", "Claim + complete by the size of the table"),
         ] {
             let rows = self.figures.iter().filter(|(subject, _)| subject.section == section);

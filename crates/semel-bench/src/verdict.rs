@@ -1,7 +1,7 @@
 //! The aims, each with what was measured.
 
 use crate::{
-    growth,
+    growth, http,
     limit::{CLIENTS, PGBENCH},
     pairs::{BATCHED, UNBATCHED},
     replays::REPLAYS,
@@ -69,6 +69,18 @@ pub(crate) fn verdicts(report: &Report) -> Vec<Verdict> {
             let aim = format!("{backend}, {tasks} tasks: replays, times the rate of new keys");
             let (ours, theirs) = (replays(backend, REPLAYS, tasks), replays(backend, BATCHED, tasks));
             all.push(against(aim, Bound::AtLeast(1.5), ours, theirs));
+        }
+    }
+    for backend in [Postgres, Sqlite] {
+        for (ours, theirs, bound) in [
+            (http::LEASED, http::OWN, 3.0),
+            (http::ATOMIC, http::BARE, 0.7),
+            (http::REPLAYS, http::SELECT, 1.0),
+            (http::REPLAYS, http::NOTHING, 0.6),
+        ] {
+            let aim = format!("{backend}, HTTP: {ours}, times the rate of {theirs}");
+            let of = |how| Subject { section: "http", backend, how, tasks: http::CONNECTIONS };
+            all.push(against(aim, Bound::AtLeast(bound), of(ours), of(theirs)));
         }
     }
     for backend in [Postgres, Sqlite] {

@@ -97,9 +97,7 @@ impl Database {
             }
             Inner::Sqlite(db) => {
                 sqlite.dangerous_set_table_name(table);
-                let mut tx = sqlite::Writer::begin(&db.writer).await?;
-                sqlite::migrate_in(tx.connection(), &sqlite).await?;
-                tx.commit().await.map_err(broken)
+                sqlite::Writer::migrate(&db.writer, &sqlite).await
             }
         }
     }
@@ -207,6 +205,12 @@ impl Store for Database {
     async fn complete_in(&self, tx: &Tx, id: i64, fence: Fence, outcome: Outcome) -> Result<Applied> {
         self.answered(async {
             let mut held = tx.connection().await?;
+            if let (Inner::Sqlite(db), Some(tx)) = (&*self.0, held.sqlite()) {
+                let write = LeaseWrite { id, fence, write: Write::Complete(outcome) };
+                let (applied, counts) = db.complete_in(tx.connection(), write).await?;
+                tx.count(counts);
+                return Ok(applied);
+            }
             self.complete_on(&mut held.get()?, id, fence, outcome).await
         })
         .await
@@ -404,7 +408,11 @@ impl Database {
         let write = LeaseWrite { id, fence, write: Write::Complete(outcome) };
         match (&*self.0, conn) {
             (Inner::Postgres(db), Conn::Postgres(conn)) => db.complete_in(conn, write).await,
-            (Inner::Sqlite(db), Conn::Sqlite(conn)) => db.complete_in(conn, write).await,
+            (Inner::Sqlite(db), Conn::Sqlite(conn)) => {
+                let (applied, counts) = db.complete_in(conn, write).await?;
+                Conn::Sqlite(conn).batch(db.sql.insert_deltas, &counts).await?;
+                Ok(applied)
+            }
             _ => Err(Error::Invalid("the transaction is of another database".into())),
         }
     }

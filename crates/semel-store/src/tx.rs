@@ -1,10 +1,14 @@
 //! Callers' transactions.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use semel::{Error, Result, store::Commit};
 use tokio::{
     sync::{Mutex, MutexGuard},
+    task::AbortHandle,
     time::timeout,
 };
 
@@ -15,8 +19,21 @@ use crate::{Conn, connection::broken, postgres::Seat, sqlite::WriteTx};
 /// It ends by commit, by rollback, or by itself when its time is over; then the handle and its
 /// clones are dead. Dropping the last handle rolls back.
 #[derive(Clone)]
-pub struct Tx {
-    state: Arc<Mutex<State>>,
+pub struct Tx(Arc<Shared>);
+
+struct Shared {
+    state: Mutex<State>,
+    /// Ends it when its time is over.
+    watch: OnceLock<AbortHandle>,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // Most transactions end long before their time: nothing of them should stay behind.
+        if let Some(watch) = self.watch.get() {
+            watch.abort();
+        }
+    }
 }
 
 enum State {
@@ -47,16 +64,17 @@ impl Tx {
     /// Nobody may forget an open transaction: on SQLite it holds the only writer, on PostgreSQL
     /// locks and a snapshot.
     fn limited(state: State, limit: Duration) -> Self {
-        let state = Arc::new(Mutex::new(state));
-        let watched = Arc::downgrade(&state);
-        tokio::spawn(async move {
+        let shared = Arc::new(Shared { state: Mutex::new(state), watch: OnceLock::new() });
+        let watched = Arc::downgrade(&shared);
+        let watch = tokio::spawn(async move {
             tokio::time::sleep(limit).await;
-            if let Some(state) = watched.upgrade() {
+            if let Some(shared) = watched.upgrade() {
                 // Dropping what is in it rolls back.
-                *state.lock().await = State::Over;
+                *shared.state.lock().await = State::Over;
             }
         });
-        Self { state }
+        let _ = shared.watch.set(watch.abort_handle());
+        Self(shared)
     }
 
     /// The connection to work with.
@@ -64,7 +82,7 @@ impl Tx {
     /// # Errors
     /// [`Error::Unavailable`] when the transaction is over.
     pub async fn connection(&self) -> Result<TxConnection<'_>> {
-        let state = self.state.lock().await;
+        let state = self.0.state.lock().await;
         match *state {
             State::Over => Err(over()),
             _ => Ok(TxConnection { state }),
@@ -72,7 +90,7 @@ impl Tx {
     }
 
     pub(crate) async fn commit(&self) -> Commit {
-        let state = std::mem::replace(&mut *self.state.lock().await, State::Over);
+        let state = std::mem::replace(&mut *self.0.state.lock().await, State::Over);
         // In its own task: a caller that goes away half-way must not leave it undecided.
         let done = tokio::spawn(async move {
             match state {
@@ -100,7 +118,7 @@ impl Tx {
     }
 
     pub(crate) async fn roll_back(&self) {
-        match std::mem::replace(&mut *self.state.lock().await, State::Over) {
+        match std::mem::replace(&mut *self.0.state.lock().await, State::Over) {
             State::Over => {}
             State::Sqlite(tx) => tx.roll_back().await,
             State::Postgres(mut seat) => {
@@ -116,6 +134,14 @@ impl Tx {
 }
 
 impl TxConnection<'_> {
+    /// The transaction, if it is SQLite's.
+    pub(crate) fn sqlite(&mut self) -> Option<&mut WriteTx> {
+        match &mut *self.state {
+            State::Sqlite(tx) => Some(tx),
+            _ => None,
+        }
+    }
+
     /// The connection, whichever database it is.
     ///
     /// # Errors

@@ -76,6 +76,30 @@ pub(crate) const COMPLETE: &str = concat!(
 SELECT id, fence, now FROM done"
 );
 
+/// One plain completion, for a caller's transaction: no plan can go wrong with it, whatever the
+/// caller's connection is set to.
+pub(crate) const COMPLETE_ONE: &str = concat!(
+    "WITH ",
+    clock!("$5"),
+    ", gone AS (
+    DELETE FROM semel_leases AS l WHERE l.operation = $1 AND l.fence = $2 AND NOT l.successor
+    RETURNING l.retention, l.tombstone
+), done AS (
+    UPDATE semel_operations AS o
+    SET state = 'completed', settled_at = now, expires_at = now + g.retention, archive_at = now + g.tombstone,
+        outcome = $3, outcome_kept = $4, error = NULL, checkpoint = NULL
+    FROM gone AS g, clock
+    WHERE o.id = $1 AND o.fence = $2
+    RETURNING o.tenant, o.service, o.kind, o.label1, o.label2, o.claimed_at, now
+), counted AS (
+    INSERT INTO semel_deltas (tenant, service, kind, label1, label2, hour, from_state, to_state, answer, bucket, n)
+    SELECT tenant, service, kind, coalesce(label1, ''), coalesce(label2, ''), now / 3600000000, 'processing', 'completed', '',
+           floor(ln(greatest(least(now - claimed_at, 4294967295), 1)::float8) / ln(2::float8) * 4)::bigint, 1
+    FROM done
+)
+SELECT now FROM done"
+);
+
 /// Renewals. Returns the deadline before it too: a gap of more than half a lease is worth a note.
 pub(crate) const RENEW: &str = concat!(
     "WITH ",
@@ -126,6 +150,7 @@ pub(crate) const TAKE_DELTAS: &str = "DELETE FROM semel_deltas WHERE id IN
 pub(crate) const ALL: &[(&str, &str)] = &[
     ("CLAIM", CLAIM),
     ("COMPLETE", COMPLETE),
+    ("COMPLETE_ONE", COMPLETE_ONE),
     ("RENEW", RENEW),
     ("DRAW", DRAW),
     ("NOW", NOW),

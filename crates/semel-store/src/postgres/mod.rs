@@ -383,9 +383,19 @@ impl Postgres {
     /// The fenced completion in a caller's transaction.
     pub(crate) async fn complete_in(&self, conn: &mut PgConnection, write: LeaseWrite) -> Result<Applied> {
         let writes = [write];
-        let fixed = self.clock.fixed();
-        if let Some(applied) = complete(conn, &writes, &[0], fixed).await?.remove(&0) {
-            return Ok(applied);
+        if let LeaseWrite { id, fence, write: Write::Complete(outcome) } = &writes[0] {
+            let done: Option<i64> = sqlx::query_scalar(hot::COMPLETE_ONE)
+                .bind(id)
+                .bind(fence.0)
+                .bind(encode(&outcome.body))
+                .bind(outcome.kept)
+                .bind(self.clock.fixed())
+                .fetch_optional(&mut *conn)
+                .await
+                .map_err(broken)?;
+            if let Some(now) = done.map(Timestamp::from_micros) {
+                return Ok(Applied { answer: Answer::Settled { successor: false }, operation: None, now });
+            }
         }
         lock(conn, &[writes[0].id]).await?;
         let (now, _) = self.draw(conn, 1).await?;

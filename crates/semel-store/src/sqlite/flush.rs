@@ -43,7 +43,8 @@ impl Sqlite {
         let claimed = claim_in(tx.connection(), &self.sql, requests, fences, now, &mut tally, &mut changed).await?;
         // Where nothing was claimed there is nothing to make durable: replays cost no fsync.
         if changed {
-            tx.commit_counting(&tally.rows()).await?;
+            tx.count(tally.rows());
+            tx.commit().await.map_err(broken)?;
             self.checkpoints.count(requests.len() + writes.len());
         } else {
             tx.roll_back().await;
@@ -180,6 +181,30 @@ pub(super) async fn write_in(
     }
     crash_point!("store.write.saved");
     in_order(answers, writes.len())
+}
+
+/// A plain completion in a caller's transaction, if it is one: when it was made, and what to count.
+pub(super) async fn complete_one(
+    conn: &mut SqliteConnection,
+    write: &LeaseWrite,
+    host_clock: i64,
+) -> Result<Option<(Timestamp, Vec<Value>)>> {
+    let LeaseWrite { id, fence, write: Write::Complete(outcome) } = write else { return Ok(None) };
+    let rows: Vec<(String, String, String, String, String, i64, i64)> = sqlx::query_as(hot::COMPLETE_ONE)
+        .bind(id)
+        .bind(fence.0)
+        .bind(encode(&outcome.body))
+        .bind(outcome.kept)
+        .bind(host_clock)
+        .fetch_all(conn)
+        .await
+        .map_err(broken)?;
+    let done = rows.into_iter().next().map(|(tenant, service, kind, label1, label2, claimed_at, now)| {
+        let (now, mut tally) = (Timestamp::from_micros(now), Tally::default());
+        tally.completed(Group { tenant, service, kind, label1, label2 }, Timestamp::from_micros(claimed_at), now);
+        (now, tally.rows())
+    });
+    Ok(done)
 }
 
 /// Id, fence, group, and when it was claimed.

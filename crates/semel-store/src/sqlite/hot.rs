@@ -45,6 +45,17 @@ pub(crate) const COMPLETE: &str = "UPDATE semel_operations
      DELETE FROM semel_leases
      WHERE (operation, fence) IN (SELECT value ->> 0, value ->> 1 FROM jsonb_each($1)) AND NOT successor";
 
+/// One plain completion in a caller's transaction, and the time: one hop for both.
+pub(crate) const COMPLETE_ONE: &str = "UPDATE semel_meta SET clock = max(clock, $5) WHERE only = 1;
+     UPDATE semel_operations
+     SET state = 'completed', settled_at = m.clock, expires_at = m.clock + l.retention, archive_at = m.clock + l.tombstone,
+         outcome = $3, outcome_kept = $4, error = NULL, checkpoint = NULL
+     FROM semel_meta AS m CROSS JOIN semel_leases AS l
+     WHERE m.only = 1 AND l.operation = $1 AND l.fence = $2 AND NOT l.successor
+       AND semel_operations.id = $1 AND semel_operations.fence = $2
+     RETURNING tenant, service, kind, coalesce(label1, '') AS label1, coalesce(label2, '') AS label2, claimed_at, settled_at;
+     DELETE FROM semel_leases WHERE operation = $1 AND fence = $2 AND NOT successor";
+
 /// The counts of a transaction, as [`Sql::insert_deltas`](crate::sql::Sql), and its end.
 pub(crate) const COUNT_AND_COMMIT: &str = "INSERT INTO semel_deltas
         (tenant, service, kind, label1, label2, hour, from_state, to_state, answer, bucket, n)
@@ -76,6 +87,7 @@ pub(crate) const ALL: &[(&str, &str)] = &[
     ("CLAIM", CLAIM),
     ("MADE", MADE),
     ("COMPLETE", COMPLETE),
+    ("COMPLETE_ONE", COMPLETE_ONE),
     ("COUNT_AND_COMMIT", COUNT_AND_COMMIT),
     ("HELD", HELD),
     ("RENEW", RENEW),

@@ -22,7 +22,10 @@ use tokio::sync::Mutex;
 #[cfg(test)]
 pub(crate) use self::hot::ALL as HOT;
 pub(crate) use self::writer::{WriteTx, Writer};
-use self::{checkpoint::Checkpoints, flush::write_in};
+use self::{
+    checkpoint::Checkpoints,
+    flush::{complete_one, write_in},
+};
 use crate::{
     Conn,
     apply::{Changes, Tally, load_by_id, load_by_key},
@@ -51,7 +54,9 @@ impl Sqlite {
             .connect()
             .await
             .map_err(|e| Error::Unavailable(format!("{} cannot be opened: {e}", path.display())))?;
-        migrate(&mut connection).await?;
+        let mut migrator = sqlx::migrate!("migrations/sqlite");
+        migrator.dangerous_set_table_name("semel_migrations");
+        migrate(&mut connection, &migrator).await?;
         let checkpoints = Checkpoints::new(options.clone());
         let readers = SqlitePoolOptions::new().max_connections(4).connect_lazy_with(options.read_only(true));
         Ok(Self { writer: Writer::new(connection), readers, sql: Sql::new(Dialect::Sqlite), clock, checkpoints })
@@ -111,13 +116,20 @@ impl Sqlite {
         Ok(applied)
     }
 
-    /// The fenced completion in a caller's transaction.
-    pub(crate) async fn complete_in(&self, conn: &mut SqliteConnection, write: LeaseWrite) -> Result<Applied> {
+    /// The fenced completion in a caller's transaction, and what is still to be counted in it.
+    pub(crate) async fn complete_in(
+        &self,
+        conn: &mut SqliteConnection,
+        write: LeaseWrite,
+    ) -> Result<(Applied, Vec<Value>)> {
+        if let Some((now, counts)) = complete_one(conn, &write, self.clock.host()).await? {
+            crash_point!("store.write.completed");
+            return Ok((Applied { answer: Answer::Settled { successor: false }, operation: None, now }, counts));
+        }
         let (now, _) = self.draw(conn, 0).await?;
         let mut tally = Tally::default();
         let mut applied = write_in(conn, &self.sql, &[write], now, &mut tally).await?;
-        Conn::Sqlite(conn).batch(self.sql.insert_deltas, &tally.rows()).await?;
-        Ok(applied.remove(0))
+        Ok((applied.remove(0), tally.rows()))
     }
 
     /// A claim in the transaction of its effect.
@@ -194,19 +206,12 @@ impl Sqlite {
     }
 }
 
-/// Runs the migrations once, however many processes open the file together: the write lock is
-/// taken first, and whoever comes second finds them done.
-async fn migrate(connection: &mut SqliteConnection) -> Result<()> {
-    let mut migrator = sqlx::migrate!("migrations/sqlite");
-    migrator.dangerous_set_table_name("semel_migrations");
+/// Runs migrations once, however many processes open the file together: the write lock is taken first, and
+/// whoever comes second finds them done. By sqlx's own transaction, since it begins others within.
+async fn migrate(connection: &mut SqliteConnection, migrator: &Migrator) -> Result<()> {
     let mut tx = connection.begin_with("BEGIN IMMEDIATE").await.map_err(broken)?;
-    migrate_in(&mut tx, &migrator).await?;
+    migrator.run_direct(None, &mut *tx, false).await.map_err(|e| Error::Unavailable(format!("migrations: {e}")))?;
     tx.commit().await.map_err(broken)
-}
-
-/// Runs migrations in a transaction that holds the write lock.
-pub(crate) async fn migrate_in(connection: &mut SqliteConnection, migrator: &Migrator) -> Result<()> {
-    migrator.run_direct(None, connection, false).await.map_err(|e| Error::Unavailable(format!("migrations: {e}")))
 }
 
 async fn find_ids(readers: &SqlitePool, find: &'static str, now: Timestamp, limit: u32) -> Result<Vec<i64>> {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use semel::{Error, Result};
 use serde_json::Value;
-use sqlx::SqliteConnection;
+use sqlx::{SqliteConnection, migrate::Migrator};
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use super::hot;
@@ -24,6 +24,8 @@ pub(crate) struct Writer {
 /// A write transaction. Dropping it rolls back.
 pub(crate) struct WriteTx {
     writer: Option<OwnedMutexGuard<Writer>>,
+    /// What is to be counted at the commit, in the same hop.
+    counts: Vec<Value>,
 }
 
 impl Writer {
@@ -51,8 +53,17 @@ impl Writer {
         Ok((tx, last, now))
     }
 
+    /// Runs a service's own migrations.
+    pub(crate) async fn migrate(writer: &Arc<Mutex<Self>>, migrator: &Migrator) -> Result<()> {
+        let mut tx = Self::open(writer).await;
+        let writer = tx.get();
+        super::migrate(&mut writer.connection, migrator).await?;
+        writer.open = false;
+        Ok(())
+    }
+
     async fn open(writer: &Arc<Mutex<Self>>) -> WriteTx {
-        let mut tx = WriteTx { writer: Some(writer.clone().lock_owned().await) };
+        let mut tx = WriteTx { writer: Some(writer.clone().lock_owned().await), counts: Vec::new() };
         let writer = tx.get();
         if std::mem::replace(&mut writer.open, true) {
             sqlx::raw_sql("ROLLBACK").execute(&mut writer.connection).await.ok();
@@ -66,22 +77,20 @@ impl WriteTx {
         &mut self.get().connection
     }
 
-    pub(crate) async fn commit(mut self) -> Result<(), sqlx::Error> {
-        let writer = self.get();
-        sqlx::raw_sql("COMMIT").execute(&mut writer.connection).await?;
-        writer.open = false;
-        Ok(())
+    /// Has these counted when it commits.
+    pub(crate) fn count(&mut self, deltas: Vec<Value>) {
+        self.counts.extend(deltas);
     }
 
-    /// Commits with the counts of what was done, in one hop.
-    pub(crate) async fn commit_counting(mut self, deltas: &[Value]) -> Result<()> {
-        if deltas.is_empty() {
-            return self.commit().await.map_err(broken);
+    pub(crate) async fn commit(mut self) -> Result<(), sqlx::Error> {
+        let counts = std::mem::take(&mut self.counts);
+        let connection = self.connection();
+        if counts.is_empty() {
+            sqlx::raw_sql("COMMIT").execute(connection).await?;
+        } else {
+            sqlx::query(hot::COUNT_AND_COMMIT).bind(Value::Array(counts).to_string()).execute(connection).await?;
         }
-        let writer = self.get();
-        let deltas = serde_json::to_string(deltas).map_err(|e| Error::Invalid(e.to_string()))?;
-        sqlx::query(hot::COUNT_AND_COMMIT).bind(deltas).execute(&mut writer.connection).await.map_err(broken)?;
-        writer.open = false;
+        self.get().open = false;
         Ok(())
     }
 

@@ -1,0 +1,228 @@
+//! The HTTP layer: keyed requests, next to what the same server does without it.
+
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use anyhow::{Context as _, Result, bail};
+use axum::{Router, extract::State, http::StatusCode, routing::post};
+use semel::{Claim, Key, Ledger, Outcome, Settled};
+use semel_http::{Idempotency, Route, Transaction};
+use semel_store::{Database, Tx, on};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+};
+
+use crate::{
+    Plan,
+    load::drive,
+    report::{Report, Subject},
+    site::{Backend, Site, close},
+    work::{OUTCOME, new_key, work},
+};
+
+/// How many connections ask at the same time.
+pub(crate) const CONNECTIONS: usize = 64;
+
+/// New keys in leased mode, and a handler without work.
+pub(crate) const LEASED: &str = "leased";
+/// The same claim and completion, each in a transaction of its own.
+pub(crate) const OWN: &str = "two transactions";
+/// New keys in atomic mode, and a handler that inserts a row.
+pub(crate) const ATOMIC: &str = "atomic";
+/// The same handler's transaction without a key.
+pub(crate) const BARE: &str = "its transaction";
+/// Keys that have completed.
+pub(crate) const REPLAYS: &str = "replays";
+/// A row by its primary key.
+pub(crate) const SELECT: &str = "point select";
+/// A handler that does nothing.
+pub(crate) const NOTHING: &str = "nothing";
+
+const ALL: [&str; 7] = [LEASED, OWN, ATOMIC, BARE, REPLAYS, SELECT, NOTHING];
+
+/// How many keys are replayed, in turn.
+const KEYS: usize = 8_192;
+
+pub(crate) async fn measure(plan: &Plan, backend: Backend, report: &mut Report) -> Result<()> {
+    let site = Site::fresh(plan, backend).await?;
+    let (ledger, unbatched) = (site.ledger(true).await?, site.ledger(false).await?);
+    make_rows(&ledger).await?;
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let client = Client { address: listener.local_addr()?.to_string(), idle: Arc::default() };
+    let server = tokio::spawn(axum::serve(listener, app(&ledger, unbatched.clone())).into_future());
+    let mut keys = Vec::new();
+    for _ in 0..KEYS {
+        keys.push(new_key()?);
+    }
+    let keys = Arc::new(keys);
+    complete(&client, &keys).await?;
+    for _ in 0..plan.rounds {
+        for how in ALL.into_iter().filter(|how| plan.wants(how, CONNECTIONS)) {
+            let (client, keys, turn) = (client.clone(), keys.clone(), Arc::new(AtomicUsize::new(0)));
+            let figure = drive(plan, site.cpu, CONNECTIONS, move || {
+                let (client, keys) = (client.clone(), keys.clone());
+                let turn = turn.fetch_add(1, Ordering::Relaxed);
+                async move {
+                    match how {
+                        LEASED => client.post("/leased", Some(&new_key()?)).await,
+                        OWN => client.post("/own", Some(&new_key()?)).await,
+                        ATOMIC => client.post("/atomic", Some(&new_key()?)).await,
+                        BARE => client.post("/atomic", None).await,
+                        REPLAYS => client.post("/leased", keys.get(turn % KEYS)).await,
+                        SELECT => client.post("/select", None).await,
+                        _ => client.post("/nothing", None).await,
+                    }
+                }
+            })
+            .await?;
+            report.add(Subject { section: "http", backend, how, tasks: CONNECTIONS }, figure);
+            ledger.flush().await;
+            ledger.sweep().await?;
+        }
+    }
+    server.abort();
+    close(ledger).await;
+    close(unbatched).await;
+    site.remove().await
+}
+
+/// Requests of the keys that are to be replayed.
+async fn complete(client: &Client, keys: &[Key]) -> Result<()> {
+    for some in keys.chunks(CONNECTIONS) {
+        let mut running = tokio::task::JoinSet::new();
+        for key in some {
+            let (client, key) = (client.clone(), key.clone());
+            running.spawn(async move { client.post("/leased", Some(&key)).await });
+        }
+        while let Some(done) = running.join_next().await {
+            done??;
+        }
+    }
+    Ok(())
+}
+
+/// What the handlers answer: about as much as a small JSON document.
+fn answer() -> String {
+    String::from_utf8_lossy(&OUTCOME).into_owned()
+}
+
+fn app(ledger: &Ledger<Database>, unbatched: Ledger<Database>) -> Router {
+    let layers = Idempotency::for_everyone(ledger.clone(), "bench");
+    Router::new()
+        .route("/leased", post(async || answer()).layer(layers.layer(Route::leased())))
+        .route("/own", post(own).with_state(unbatched))
+        .route("/atomic", post(insert).layer(layers.layer(Route::atomic())))
+        .route("/select", post(select).with_state(ledger.store().clone()))
+        .route("/nothing", post(async || answer()))
+}
+
+type Failed = (StatusCode, String);
+
+fn failed(error: impl std::fmt::Display) -> Failed {
+    (StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
+}
+
+async fn own(State(ledger): State<Ledger<Database>>) -> Result<String, Failed> {
+    let work = new_key().and_then(work).map_err(failed)?;
+    let settled = match ledger.claim(work).await.map_err(failed)? {
+        Claim::Acquired(lease) => lease.complete(Outcome::kept(&OUTCOME[..])).await.map_err(failed)?,
+        other => return Err(failed(other.word())),
+    };
+    match settled {
+        Settled::Yes { .. } => Ok(answer()),
+        Settled::LeaseLost => Err(failed("a lease was lost within moments")),
+    }
+}
+
+async fn insert(Transaction(tx): Transaction<Database>) -> Result<String, Failed> {
+    insert_in(&tx, fastrand::i64(1_000_000..)).await.map_err(failed)?;
+    Ok(answer())
+}
+
+async fn insert_in(tx: &Tx, id: i64) -> Result<()> {
+    let mut held = tx.connection().await?;
+    let insert = sqlx::AssertSqlSafe("INSERT INTO bench_rows (id, body) VALUES ($1, $2)");
+    on!(held.get()?, c => sqlx::query(insert).bind(id).bind(answer()).execute(&mut *c).await.map(drop))?;
+    Ok(())
+}
+
+async fn select(State(database): State<Database>) -> Result<String, Failed> {
+    let mut reader = database.reader().await.map_err(failed)?;
+    let id = fastrand::i64(0..KEYS as i64);
+    let found: Result<String, _> = on!(reader.conn(), c => {
+        sqlx::query_scalar("SELECT body FROM bench_rows WHERE id = $1").bind(id).fetch_one(&mut *c).await
+    });
+    reader.leave();
+    found.map_err(failed)
+}
+
+/// The table that handlers write to, with rows to select from.
+async fn make_rows(ledger: &Ledger<Database>) -> Result<()> {
+    let made = ledger.transact(|tx: Tx| async move {
+        let make = async {
+            let mut held = tx.connection().await?;
+            let create = "CREATE TABLE bench_rows (id BIGINT PRIMARY KEY, body TEXT NOT NULL)";
+            on!(held.get()?, c => sqlx::query(create).execute(&mut *c).await.map(drop))?;
+            drop(held);
+            for id in 0..KEYS as i64 {
+                insert_in(&tx, id).await?;
+            }
+            anyhow::Ok(())
+        };
+        match make.await {
+            Ok(()) => Ok(Ok(())),
+            Err(error) => Err(Err(error)),
+        }
+    });
+    made.await?
+}
+
+/// A client with as many connections as are used at the same time, kept alive.
+#[derive(Clone)]
+struct Client {
+    address: String,
+    idle: Arc<Mutex<Vec<TcpStream>>>,
+}
+
+impl Client {
+    async fn post(&self, path: &str, key: Option<&Key>) -> Result<()> {
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let mut connection = match idle {
+            Some(connection) => connection,
+            None => {
+                let connection = TcpStream::connect(&self.address).await?;
+                connection.set_nodelay(true)?;
+                connection
+            }
+        };
+        let key = key.map(|key| format!("idempotency-key: {}\r\n", key.as_str())).unwrap_or_default();
+        let request = format!(
+            "POST {path} HTTP/1.1\r\nhost: {}\r\n{key}content-type: application/json\r\ncontent-length: 2\r\n\r\n{{}}",
+            self.address
+        );
+        connection.write_all(request.as_bytes()).await?;
+        let mut answer = Vec::with_capacity(1024);
+        while !is_whole(&answer)? {
+            if connection.read_buf(&mut answer).await? == 0 {
+                bail!("the server closed the connection");
+            }
+        }
+        if !answer.starts_with(b"HTTP/1.1 200 ") {
+            bail!("{path}: {}", String::from_utf8_lossy(&answer));
+        }
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
+        Ok(())
+    }
+}
+
+/// Whether an answer with a content length is here as a whole.
+fn is_whole(answer: &[u8]) -> Result<bool> {
+    let Some(end) = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n") else { return Ok(false) };
+    let head = std::str::from_utf8(&answer[..end])?.to_ascii_lowercase();
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length:"));
+    let length: usize = length.context("an answer without a content length")?.trim().parse()?;
+    Ok(answer.len() >= end + 4 + length)
+}
