@@ -1,5 +1,7 @@
 //! Runs every example: what the documentation shows must work.
+#![expect(clippy::unwrap_used, reason = "these are tests")]
 
+mod orders;
 #[path = "../transfer.rs"]
 mod transfer;
 

@@ -1,8 +1,11 @@
 //! The HTTP layer: keyed requests, next to what the same server does without it.
 
-use std::sync::{
-    Arc, Mutex, PoisonError,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use anyhow::{Context as _, Result, bail};
@@ -51,7 +54,7 @@ pub(crate) async fn measure(plan: &Plan, backend: Backend, report: &mut Report) 
     let (ledger, unbatched) = (site.ledger(true).await?, site.ledger(false).await?);
     make_rows(&ledger).await?;
     let listener = TcpListener::bind("127.0.0.1:0").await?;
-    let client = Client { address: listener.local_addr()?.to_string(), idle: Arc::default() };
+    let client = Client::of(listener.local_addr()?);
     let server = tokio::spawn(axum::serve(listener, app(&ledger, unbatched.clone())).into_future());
     let mut keys = Vec::new();
     for _ in 0..KEYS {
@@ -105,7 +108,7 @@ async fn complete(client: &Client, keys: &[Key]) -> Result<()> {
 }
 
 /// What the handlers answer: about as much as a small JSON document.
-fn answer() -> String {
+pub(crate) fn answer() -> String {
     String::from_utf8_lossy(&OUTCOME).into_owned()
 }
 
@@ -182,13 +185,17 @@ async fn make_rows(ledger: &Ledger<Database>) -> Result<()> {
 
 /// A client with as many connections as are used at the same time, kept alive.
 #[derive(Clone)]
-struct Client {
+pub(crate) struct Client {
     address: String,
     idle: Arc<Mutex<Vec<TcpStream>>>,
 }
 
 impl Client {
-    async fn post(&self, path: &str, key: Option<&Key>) -> Result<()> {
+    pub(crate) fn of(address: SocketAddr) -> Self {
+        Self { address: address.to_string(), idle: Arc::default() }
+    }
+
+    pub(crate) async fn post(&self, path: &str, key: Option<&Key>) -> Result<()> {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mut connection = match idle {
             Some(connection) => connection,

@@ -4,12 +4,13 @@
 //!
 //! - `site`: a fresh database for each section
 //! - `load`: tasks that repeat an operation for a while, and what that cost
-//! - `pairs`, `replays`, `http`, `growth`: the sections; `limit` is pgbench, `fill` makes the large tables
+//! - `pairs`, `replays`, `http`, `gateway`, `growth`: the sections; `limit` is pgbench, `fill` makes the large tables
 //! - `verdict`: the aims, each with the measured ratio
 //! - `report`: tables for people, JSON for programs
 
 mod cpu;
 mod fill;
+mod gateway;
 mod growth;
 mod http;
 mod limit;
@@ -74,6 +75,8 @@ enum Section {
     Replays,
     /// Keyed requests through the HTTP layer, next to the same server without it.
     Http,
+    /// Keyed requests through the gateway, next to its bare hop.
+    Gateway,
     /// New claims in a small and in a large table.
     Growth,
 }
@@ -127,6 +130,7 @@ async fn main() -> Result<()> {
                 Section::Pairs => pairs::measure(&plan, *database, &mut report).await,
                 Section::Replays => replays::measure(&plan, *database, &mut report).await,
                 Section::Http => http::measure(&plan, *database, &mut report).await,
+                Section::Gateway => gateway::measure(&plan, *database, &mut report).await,
                 Section::Growth => growth::measure(&plan, *database, &mut report).await,
             }
             .with_context(|| format!("{name} on {database}"))?;

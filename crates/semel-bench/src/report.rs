@@ -89,6 +89,7 @@ impl fmt::Display for Report {
             ("pairs", "Claim + complete of new keys (1 op = both, each durable)"),
             ("replays", "Claims of completed keys, next to claim + complete of new ones"),
             ("http", "Requests through the HTTP layer, and the same server without it"),
+            ("gateway", "Requests through the gateway, its bare hop, and the upstream itself"),
             ("growth", "Claim + complete by the size of the table"),
         ] {
             let rows = self.figures.iter().filter(|(subject, _)| subject.section == section);

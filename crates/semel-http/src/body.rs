@@ -18,6 +18,8 @@ pub struct Body<B: HttpBody> {
     read: VecDeque<Frame<Bytes>>,
     /// Where it broke off, after what was read.
     error: Option<B::Error>,
+    /// Whether what was read before the error has had its chance to be sent.
+    flushed: bool,
     rest: Option<B>,
 }
 
@@ -25,12 +27,12 @@ impl<B: HttpBody> Body<B> {
     /// A body that is here as a whole.
     pub(crate) fn whole(bytes: Bytes) -> Self {
         let read = if bytes.is_empty() { VecDeque::new() } else { VecDeque::from([Frame::data(bytes)]) };
-        Self { read, error: None, rest: None }
+        Self { read, error: None, flushed: false, rest: None }
     }
 
     /// A body of which nothing has been read.
     pub(crate) fn untouched(rest: B) -> Self {
-        Self { read: VecDeque::new(), error: None, rest: Some(rest) }
+        Self { read: VecDeque::new(), error: None, flushed: false, rest: Some(rest) }
     }
 }
 
@@ -44,6 +46,11 @@ impl<B: HttpBody<Data = Bytes> + Unpin> HttpBody for Body<B> {
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         if let Some(frame) = self.read.pop_front() {
             return Poll::Ready(Some(Ok(frame)));
+        }
+        if self.error.is_some() && !std::mem::replace(&mut self.flushed, true) {
+            // A server that meets the error at once closes the connection with nothing sent, not even the head.
+            context.waker().wake_by_ref();
+            return Poll::Pending;
         }
         if let Some(error) = self.error.take() {
             self.rest = None;
@@ -118,9 +125,9 @@ where
     let whole = tokio::time::timeout(patience, read_whole(&mut passing, limit)).await;
     match whole {
         Ok(true) => {
-            let mut frames = passing.read.into_iter().filter_map(|frame| frame.into_data().ok());
-            let first = frames.next().unwrap_or_default();
-            Read::Whole(frames.fold(first, |read, next| [read, next].concat().into()))
+            let mut frames: Vec<Bytes> = passing.read.into_iter().filter_map(|frame| frame.into_data().ok()).collect();
+            // Most come in one piece, which is not copied.
+            Read::Whole(if frames.len() == 1 { frames.remove(0) } else { frames.concat().into() })
         }
         Ok(false) | Err(_) => Read::Passing(passing),
     }

@@ -24,17 +24,20 @@ impl Sameness {
             .field("query", self.query(head).as_bytes());
         if let Some(boundary) = boundary(head) {
             // Each try of an honest client has a boundary of its own.
-            let fields = fields.field("content-type", b"multipart");
+            let essence = content_type.split(';').next().unwrap_or_default().trim_end();
+            let fields = fields.field("content-type", essence.as_bytes());
             return fields.field("body", &without(body, boundary.as_bytes())).finish();
         }
         let canonical = (self.canonical_json || !self.ignored_fields.is_empty()) && is_json(&content_type);
         let fields = fields.field("content-type", content_type.as_bytes());
-        let pointers: Vec<&str> = self.ignored_fields.iter().map(String::as_str).collect();
-        match Fingerprint::of_json_without(body, &pointers) {
-            Ok(json) if canonical => fields.fingerprint("body", json).finish(),
+        if canonical {
+            let pointers: Vec<&str> = self.ignored_fields.iter().map(String::as_str).collect();
             // What is no JSON, or ambiguous JSON, counts by its bytes.
-            _ => fields.field("body", body).finish(),
+            if let Ok(json) = Fingerprint::of_json_without(body, &pointers) {
+                return fields.fingerprint("body", json).finish();
+            }
         }
+        fields.field("body", body).finish()
     }
 
     fn query(&self, head: &Parts) -> String {
@@ -65,20 +68,29 @@ fn boundary(head: &Parts) -> Option<&str> {
     (1..=70).contains(&value.len()).then_some(value)
 }
 
-/// A multipart body with its boundary lines made equal.
+/// A multipart body without its boundary: what is between the delimiters, and what is left of each delimiter's own
+/// line, by turns. Each has its length before it, so that no line of a part can pass for a delimiter.
 fn without(body: &[u8], boundary: &[u8]) -> Vec<u8> {
     let delimiter = [b"--", boundary].concat();
     let mut out = Vec::with_capacity(body.len());
+    let mut push = |piece: &[u8]| {
+        out.extend_from_slice(&(piece.len() as u64).to_be_bytes());
+        out.extend_from_slice(piece);
+    };
+    let (mut from, mut at) = (0, 0);
     for line in body.split_inclusive(|byte| *byte == b'\n') {
-        match line.strip_prefix(&delimiter[..]) {
-            Some(rest) => out.extend_from_slice(&[b"--", rest].concat()),
-            None => out.extend_from_slice(line),
+        if let Some(rest) = line.strip_prefix(&delimiter[..]) {
+            push(&body[from..at]);
+            push(rest);
+            from = at + line.len();
         }
+        at += line.len();
     }
+    push(&body[from..]);
     out
 }
 
-/// A path in one of the ways in which it can be written: `%7e` is `~`, and `%2f` is `%2F`.
+/// A path in one of the ways in which it can be written: `%7e` is `~`, `%2f` is `%2F`, and `é` is `%C3%A9`.
 pub(crate) fn normal_path(path: &str) -> String {
     let bytes = path.as_bytes();
     let mut out = String::with_capacity(path.len());
@@ -94,8 +106,12 @@ pub(crate) fn normal_path(path: &str) -> String {
                 }
                 at += 3;
             }
-            _ => {
+            _ if byte.is_ascii_graphic() => {
                 out.push(char::from(*byte));
+                at += 1;
+            }
+            _ => {
+                out.push_str(&format!("%{byte:02X}"));
                 at += 1;
             }
         }
@@ -166,6 +182,11 @@ mod tests {
         };
         assert_eq!(form("x1", "hello"), form("y2", "hello"));
         assert_ne!(form("x1", "hello"), form("x1", "other"));
+        let split = "content-disposition: form-data; name=\"b\"\r\n\r\n";
+        let (two_parts, one_part) = (format!("a\r\n--x1\r\n{split}b"), format!("a\r\n--\r\n{split}b"));
+        assert_ne!(form("x1", &two_parts), form("x1", &one_part), "a line of a part is no delimiter");
+        let of_type = |kind: &str| of(&Sameness::default(), "/a", &format!("multipart/{kind}; boundary=x"), "--x--");
+        assert_ne!(of_type("form-data"), of_type("mixed"));
     }
 
     #[test]
@@ -173,5 +194,6 @@ mod tests {
         assert_eq!(normal_path("/a%2fb/%7Ec/%c3%a9"), "/a%2Fb/~c/%C3%A9");
         assert_ne!(normal_path("/a%2Fb"), normal_path("/a/b"));
         assert_eq!(normal_path("/100%"), "/100%");
+        assert_eq!(normal_path("/\u{e9}\u{c0}\u{7f}"), "/%C3%A9%C3%80%7F", "nothing that a label may not have");
     }
 }

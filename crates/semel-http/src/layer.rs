@@ -177,8 +177,10 @@ impl<S: Store, Inner> IdempotencyService<S, Inner> {
             }
             Ok(Ok(lease)) => {
                 // The key belongs to another resource, where it was refused or failed.
-                if let Err(error) = lease.release(Duration::ZERO).await {
-                    tracing::debug!(%error, "a lease could not be put back");
+                // In a task of its own: with the client it would be left to lapse.
+                let put_back = tokio::spawn(lease.release(Duration::ZERO)).await;
+                if !matches!(put_back, Ok(Ok(_))) {
+                    tracing::debug!(?put_back, "a lease could not be put back");
                 }
                 return answered(mismatch(None));
             }
@@ -206,7 +208,9 @@ impl<S: Store> Shared<S> {
                 return Err(Problem::new(&problem::INTERNAL));
             }
         };
-        let path = normal_path(head.uri.path());
+        // A nested router sees a shorter path, without the parameters of the part that led to it.
+        let uri = head.extensions.get::<axum::extract::OriginalUri>().map_or(&head.uri, |uri| &uri.0);
+        let path = normal_path(uri.path());
         let template = head.extensions.get::<axum::extract::MatchedPath>();
         let template = template.map_or(path.as_str(), axum::extract::MatchedPath::as_str);
         let kind = match &route.kind {
@@ -232,18 +236,15 @@ impl<S: Store> Shared<S> {
 
     /// Claims; where the key is in flight and the route or the client wants to wait, waits.
     async fn claim(&self, route: &Route, headers: &HeaderMap, asked: &Asked) -> semel::Result<Claim<Lease<S>>> {
-        let ledger = &self.ledger;
-        let claim = ledger.claim(asked.work.clone()).await?;
         let wait = preferred_wait(headers).map_or(route.wait, |wait| wait.min(route.longest_wait));
-        let waits = matches!(&claim, Claim::InFlight(now)
-            if !wait.is_zero() && resource_of(&now.operation) == asked.resource.as_deref());
-        if !waits {
-            return Ok(claim);
-        }
-        match self.waiting.enter(&asked.scope, &asked.key) {
-            Some(_place) => ledger.claim_or_wait(asked.work.clone(), wait).await,
-            None => Ok(claim),
-        }
+        let mut place = None;
+        let worth = |there: &Operation| {
+            if resource_of(there) == asked.resource.as_deref() {
+                place = self.waiting.enter(&asked.scope, &asked.key);
+            }
+            place.is_some()
+        };
+        self.ledger.claim_or_wait_if(asked.work.clone(), wait, worth).await
     }
 }
 
@@ -305,7 +306,7 @@ fn mismatch(operation: Option<&Operation>) -> Problem {
 /// The problem of a claim that was not acquired and has nothing to replay.
 fn refusal(claim: &Claim<()>) -> Problem {
     let (kind, retry_after) = match claim {
-        Claim::InFlight(now) => (&problem::IN_FLIGHT, Some(now.retry_after.min(SOON).max(SOON))),
+        Claim::InFlight(_) => (&problem::IN_FLIGHT, Some(SOON)),
         Claim::NotYet(later) => (&problem::BACKING_OFF, Some(later.retry_after)),
         Claim::Mismatch(_) => (&problem::PAYLOAD_MISMATCH, None),
         Claim::Exhausted(_) => (&problem::ATTEMPTS_EXHAUSTED, None),

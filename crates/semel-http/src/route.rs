@@ -152,7 +152,8 @@ impl Route {
         self
     }
 
-    /// The ledger's policy.
+    /// The ledger's policy as a whole, also what a mismatch and a lost lease get: to change one rule of a leased route,
+    /// start from `Policy { on_lost: OnLost::Hold, ..Policy::default() }`.
     #[must_use]
     pub fn policy(self, policy: Policy) -> Self {
         Self { policy, ..self }

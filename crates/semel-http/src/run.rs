@@ -8,7 +8,7 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, StatusCode, header};
 use http_body::Body as HttpBody;
-use semel::{Context, Lease, Outcome, Ran, Store, Unfinished};
+use semel::{Context, Lease, OnLost, Outcome, Ran, Store, Unfinished};
 use tower::Service;
 use tracing::Instrument as _;
 
@@ -50,6 +50,8 @@ impl<S: Store, Inner> IdempotencyService<S, Inner> {
         let said: Slot<ResBody, Inner::Error> = Arc::default();
         let work = Arc::new(Mutex::new(Some((inner, request))));
         let mode = route.mode;
+        let terms = lease.operation().lease.as_ref().map(|lease| lease.terms.on_lost);
+        let doubts = mode == Mode::Leased && terms.is_some_and(OnLost::doubts);
         let handler = {
             let said = said.clone();
             move |context: Context<S>, tx: Option<S::Tx>| {
@@ -62,7 +64,7 @@ impl<S: Store, Inner> IdempotencyService<S, Inner> {
                     if let Some(tx) = tx {
                         request.extensions_mut().insert(Handed::<S>(tx));
                     }
-                    let (now, settle) = carry_out(inner, request, &route).await;
+                    let (now, settle) = carry_out(inner, request, &route, doubts).await;
                     *said.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
                     settle
                 }
@@ -106,15 +108,18 @@ impl<S: Store, Inner> IdempotencyService<S, Inner> {
         ReqBody: Send + 'static,
         ResBody: HttpBody<Data = Bytes, Error: Send> + Send + Unpin + 'static,
     {
-        let Self { mut inner, shared, .. } = self;
+        let Self { mut inner, shared, route } = self;
         let done = shared.ledger.transact(move |tx| {
             request.extensions_mut().insert(Handed::<S>(tx));
             async move {
-                let response = call(&mut inner, request).await;
-                match &response {
-                    Ok(answer) if keeps(answer.status()) => Ok(response),
-                    _ => Err(response),
-                }
+                let (head, body) = match call(&mut inner, request).await {
+                    Ok(response) => response.into_parts(),
+                    Err(error) => return Err(Err(error)),
+                };
+                // As with a key: what is not final has not happened.
+                let kept = keeps(head.status) && verdict_of(&head, &route) == Verdict::Final;
+                let response = Ok(Response::from_parts(head, body));
+                if kept { Ok(response) } else { Err(response) }
             }
             .in_current_span()
         });
@@ -127,6 +132,11 @@ impl<S: Store, Inner> IdempotencyService<S, Inner> {
             Err(error) => answered(store_problem(&error)),
         }
     }
+}
+
+/// What an answer means: what the handler says, else what its status says.
+fn verdict_of(head: &http::response::Parts, route: &Route) -> Verdict {
+    head.extensions.get::<Verdict>().copied().unwrap_or_else(|| (route.verdict)(head.status))
 }
 
 /// Whether what was written in a request's transaction is kept.
@@ -142,26 +152,34 @@ where
     inner.call(request).await
 }
 
-/// Calls the handler: what it says to its caller, and what that means for its key.
+/// Calls the handler: what it says to its caller, and what that means for its key. `doubts` says whether work that
+/// ended without an answer may have had an effect that must not be repeated.
 async fn carry_out<Inner, ReqBody, ResBody>(
     mut inner: Inner,
     request: Request<ReqBody>,
     route: &Route,
+    doubts: bool,
 ) -> (Said<ResBody, Inner::Error>, Result<Outcome, Unfinished>)
 where
     Inner: Service<Request<ReqBody>, Response = Response<ResBody>>,
     ResBody: HttpBody<Data = Bytes> + Unpin,
 {
+    let silent = "the service gave no answer";
     let response = match call(&mut inner, request).await {
         Ok(response) => response,
+        // A time-out inside of us, say: whatever was begun may have been done.
+        Err(error) if doubts => {
+            let said = Said { verdict: Verdict::Doubt, response: Err(error) };
+            return (said, Err(Unfinished::Unknown(silent.into())));
+        }
         Err(error) => {
             let said = Said { verdict: Verdict::Fail, response: Err(error) };
-            return (said, Err(Unfinished::failed("the service gave no answer")));
+            return (said, Err(Unfinished::failed(silent)));
         }
     };
     let (mut head, body) = response.into_parts();
     let status = head.status;
-    let verdict = head.extensions.get::<Verdict>().copied().unwrap_or_else(|| (route.verdict)(status));
+    let verdict = verdict_of(&head, route);
     let reference = head.extensions.remove::<Reference>();
     let (body, outcome) = if verdict != Verdict::Final {
         (Body::untouched(body), None)

@@ -1,15 +1,17 @@
 //! The server's life: bind the port, serve until told to stop, let requests in flight finish.
 
-use std::{io, time::Duration};
+use std::{convert::Infallible, io, time::Duration};
 
-use axum::{Router, serve::Listener};
-use hyper::server::conn::http1;
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    server::graceful::GracefulShutdown,
-    service::TowerToHyperService,
+use axum::{
+    body::Body,
+    extract::ConnectInfo,
+    http::{Request, Response},
+    serve::Listener,
 };
-use tokio::net::TcpListener;
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::{net::TcpListener, sync::mpsc};
+use tower::Service;
 
 use crate::{Error, Result, config::Listen, stop::Stop};
 
@@ -44,14 +46,23 @@ pub async fn bind(listen: &Listen) -> Result<TcpListener> {
     Ok(listener)
 }
 
-/// Serves until `stop` is asked for, then waits for requests in flight, at most for `drain`.
+/// Serves until `stop` is asked for, then waits for requests in flight, at most for `drain`. Each request has the
+/// address of its peer as a [`ConnectInfo`] in its extensions.
 ///
 /// A loop of our own and not `axum::serve`, which gives hyper no timer: hyper's limit of 30 s for sending a header
 /// would then not hold, and a handful of silent clients could keep their connections for ever.
-pub async fn run(mut listener: TcpListener, app: Router, stop: Stop, drain: Duration) -> Drained {
+pub async fn run<App>(mut listener: TcpListener, app: App, stop: Stop, drain: Duration) -> Drained
+where
+    App: Service<Request<Incoming>, Response = Response<Body>, Error = Infallible, Future: Send>
+        + Clone
+        + Send
+        + Sync
+        + 'static,
+{
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new());
-    let graceful = GracefulShutdown::new();
+    // Every connection holds a sender: when the last is gone, so are they all.
+    let (open, mut all_closed) = mpsc::channel::<Infallible>(1);
 
     loop {
         // Accepting waits out errors such as too many open files by itself.
@@ -61,19 +72,33 @@ pub async fn run(mut listener: TcpListener, app: Router, stop: Stop, drain: Dura
         };
         // Answers are small and written whole: waiting to fill a packet only adds delay. Failing at it costs nothing.
         let _ = stream.set_nodelay(true);
-        let service = TowerToHyperService::new(app.clone());
-        let connection = graceful.watch(http.serve_connection(TokioIo::new(stream), service));
+        let app = app.clone();
+        let service = service_fn(move |mut request: Request<Incoming>| {
+            request.extensions_mut().insert(ConnectInfo(peer));
+            app.clone().call(request)
+        });
+        let connection = http.serve_connection(TokioIo::new(stream), service).with_upgrades();
+        let (stop, open) = (stop.clone(), open.clone());
         tokio::spawn(async move {
-            if let Err(error) = connection.await {
+            let _open = open;
+            tokio::pin!(connection);
+            let ended = tokio::select! {
+                ended = connection.as_mut() => ended,
+                () = stop.asked() => {
+                    connection.as_mut().graceful_shutdown();
+                    connection.await
+                }
+            };
+            if let Err(error) = ended {
                 tracing::debug!(%peer, %error, "connection ended early");
             }
         });
     }
 
-    drop(listener);
+    drop((listener, open));
     tracing::info!("stopping; requests in flight have {drain:?}, a second signal ends at once");
     tokio::select! {
-        () = graceful.shutdown() => Drained::Finished,
+        _ = all_closed.recv() => Drained::Finished,
         () = tokio::time::sleep(drain) => Drained::CutOff,
         () = stop.forced() => Drained::CutOff,
     }

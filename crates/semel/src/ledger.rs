@@ -162,15 +162,33 @@ impl<S: Store> Ledger<S> {
     /// # Errors
     /// As [`Ledger::claim`].
     pub async fn claim_or_wait(&self, work: Work, up_to: Duration) -> Result<Claim<Lease<S>>> {
+        self.claim_or_wait_if(work, up_to, |_| true).await
+    }
+
+    /// As [`Ledger::claim_or_wait`], but waits only if `worth` says so of what is in flight.
+    ///
+    /// # Errors
+    /// As [`Ledger::claim`].
+    pub async fn claim_or_wait_if(
+        &self,
+        work: Work,
+        up_to: Duration,
+        worth: impl FnOnce(&Operation) -> bool,
+    ) -> Result<Claim<Lease<S>>> {
         let request = self.request(work)?;
-        let claim = self.ask_or_wait(&request, Uptime::now() + up_to).await?;
+        let mut claim = self.ask(&request).await?;
+        if let Claim::InFlight(there) = &claim
+            && !up_to.is_zero()
+            && worth(&there.operation)
+        {
+            claim = self.wait(&request, claim, Uptime::now() + up_to).await?;
+        }
         self.note(&claim, &request);
         Ok(claim)
     }
 
-    async fn ask_or_wait(&self, request: &Arc<Request>, until: Uptime) -> Result<Claim<Lease<S>>> {
+    async fn wait(&self, request: &Arc<Request>, mut claim: Claim<Lease<S>>, until: Uptime) -> Result<Claim<Lease<S>>> {
         let mut stopping = self.inner.stopping.subscribe();
-        let mut claim = self.ask(request).await?;
         loop {
             let (id, fence) = match &claim {
                 Claim::InFlight(there) if !until.has_passed() => (there.operation.id, there.operation.fence),

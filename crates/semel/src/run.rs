@@ -361,6 +361,8 @@ impl<S: Store> Lease<S> {
     ) -> Option<Write> {
         let mut task = tokio::spawn(work);
         let ended = tokio::select! {
+            // Work that has ended has ended, whatever else is the case by now.
+            biased;
             ended = &mut task => ended,
             () = renewal.lost() => {
                 let op = self.operation();

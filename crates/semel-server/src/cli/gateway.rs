@@ -1,13 +1,70 @@
 //! `semel gateway`: a reverse proxy that gives Idempotency-Key to what is behind it.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, sync::Arc};
+
+use anyhow::Context as _;
+use semel::Options;
+
+use super::{
+    ledger,
+    serve::{AsksTheStore, broker, until_stopped},
+};
+use crate::{
+    config::{Config, Flags, StoreFlags, Upstream},
+    gateway, log, serve,
+    stop::Stop,
+};
 
 /// Run a reverse proxy that makes keyed requests take effect once
 #[derive(clap::Args)]
-pub(super) struct Gateway {}
+pub(super) struct Gateway {
+    /// Pass requests on to this service, such as http://127.0.0.1:3000 [env: SEMEL_GATEWAY_UPSTREAM]
+    #[arg(long, value_name = "URL")]
+    upstream: Option<String>,
+
+    /// Serve HTTP on this address; port 0 takes any free one [env: SEMEL_LISTEN] [default: 127.0.0.1:8080]
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<String>,
+
+    #[command(flatten)]
+    store: StoreFlags,
+}
 
 impl Gateway {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        anyhow::bail!("not yet")
+        let Self { upstream, listen, store } = self;
+        let config = super::load(&Flags { upstream, listen, ..Flags::from(store) })?;
+        let upstream = config.gateway.upstream.clone();
+        let upstream =
+            upstream.context("which service? Say it by --upstream, SEMEL_GATEWAY_UPSTREAM or [gateway] upstream")?;
+        log::start("info,sqlx::postgres::notice=warn");
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start")?;
+        let served = runtime.block_on(serve(&config, upstream));
+        // Whatever is still running was given its time; waiting for it here would break the promise to end.
+        runtime.shutdown_background();
+        served?;
+        Ok(ExitCode::SUCCESS)
     }
+}
+
+async fn serve(config: &Config, upstream: Upstream) -> anyhow::Result<()> {
+    // Before the port is bound: from the first line on stdout on, a signal means a graceful stop.
+    let stop = Stop::on_signals().context("cannot listen to signals")?;
+    let listener = serve::bind(&config.listen).await?;
+    let ledger = ledger::open(&config.database_url, Options::default()).await?.ledger;
+    // A gateway may be the only process on its ledger.
+    ledger.sweep_every(config.sweep.every);
+    let readiness = AsksTheStore { store: ledger.store().clone(), broker: broker(&config.broker_url) };
+    let greeting = format!(
+        "Semel {} listens on http://{}\n\
+         Requests go to {upstream}; the ledger is in {}.\n\
+         Press Ctrl-C to stop.\n",
+        env!("CARGO_PKG_VERSION"),
+        listener.local_addr()?,
+        config.database_url.place(),
+    );
+    let app = gateway::Gateway::new(&config.gateway, upstream, ledger.clone(), Arc::new(readiness));
+    super::say(&greeting)?;
+    until_stopped(listener, app, &ledger, stop).await;
+    Ok(())
 }

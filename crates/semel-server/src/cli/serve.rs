@@ -1,11 +1,18 @@
 //! `semel serve`: the server.
 
-use std::{net::SocketAddr, process::ExitCode, sync::Arc};
+use std::{convert::Infallible, net::SocketAddr, process::ExitCode, sync::Arc};
 
 use anyhow::Context as _;
-use axum::Router;
-use semel::{Options, Store as _, Uptime};
+use axum::{
+    Router,
+    body::Body,
+    http::{Request, Response},
+};
+use hyper::body::Incoming;
+use semel::{Ledger, Options, Store as _, Uptime};
 use semel_store::Database;
+use tokio::net::TcpListener;
+use tower::Service;
 
 use super::ledger;
 use crate::{
@@ -17,7 +24,7 @@ use crate::{
     },
     log,
     serve::{self, DRAIN, Drained},
-    services,
+    services::proposals::Proposals,
     stop::Stop,
 };
 
@@ -47,20 +54,34 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
     let stop = Stop::on_signals().context("cannot listen to signals")?;
     let listener = serve::bind(&config.listen).await?;
     let ledger = ledger::open(&config.database_url, Options::default()).await?.ledger;
+    let proposals = Proposals::open(&ledger, config.proposals).await?;
     if config.roles.contains(NodeRole::Sweeper) {
         ledger.sweep_every(config.sweep.every);
+        proposals.clean_up_every(config.sweep.every);
     }
     let readiness = AsksTheStore { store: ledger.store().clone(), broker: broker(&config.broker_url) };
-    let routes =
-        if config.roles.contains(NodeRole::Api) { services::proposals::open(&ledger).await? } else { Router::new() };
+    let routes = if config.roles.contains(NodeRole::Api) { proposals.routes() } else { Router::new() };
     let app = App { readiness: Arc::new(readiness), authenticate: Arc::new(Local), routes };
     super::say(&greeting(config, listener.local_addr()?))?;
 
+    until_stopped(listener, app.into_router(), &ledger, stop).await;
+    Ok(())
+}
+
+/// Serves until a stop is asked for; then requests in flight, and the ledger after them, have their time.
+pub(super) async fn until_stopped<App>(listener: TcpListener, app: App, ledger: &Ledger<Database>, stop: Stop)
+where
+    App: Service<Request<Incoming>, Response = Response<Body>, Error = Infallible, Future: Send>
+        + Clone
+        + Send
+        + Sync
+        + 'static,
+{
     let asked = async {
         stop.asked().await;
         Uptime::now() + DRAIN
     };
-    let (drained, until) = tokio::join!(serve::run(listener, app.into_router(), stop.clone(), DRAIN), asked);
+    let (drained, until) = tokio::join!(serve::run(listener, app, stop.clone(), DRAIN), asked);
     // After the requests, which need it, and in what is left of their time.
     tokio::select! {
         () = ledger.stop(until.remaining()) => {}
@@ -70,13 +91,12 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
         Drained::Finished => tracing::info!("stopped; every request was answered"),
         Drained::CutOff => tracing::warn!("stopped; some requests were cut off"),
     }
-    Ok(())
 }
 
 /// A node is ready when its database answers.
-struct AsksTheStore {
-    store: Database,
-    broker: &'static str,
+pub(super) struct AsksTheStore {
+    pub(super) store: Database,
+    pub(super) broker: &'static str,
 }
 
 impl Readiness for AsksTheStore {
@@ -92,7 +112,7 @@ impl Readiness for AsksTheStore {
     }
 }
 
-fn broker(url: &BrokerUrl) -> &'static str {
+pub(super) fn broker(url: &BrokerUrl) -> &'static str {
     match url {
         BrokerUrl::Embedded => "embedded",
         BrokerUrl::Amqp(_) => "amqp",

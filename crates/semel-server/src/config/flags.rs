@@ -37,6 +37,10 @@ pub struct Flags {
     /// Do only these parts of the work: api, relay, worker, sweeper [env: SEMEL_ROLES] [default: all]
     #[arg(long, value_name = "LIST")]
     pub roles: Option<String>,
+
+    /// What the gateway stands before; a flag of `semel gateway` only.
+    #[arg(skip)]
+    pub upstream: Option<String>,
 }
 
 impl Flags {
@@ -48,6 +52,7 @@ impl Flags {
             "database_url" => self.store.database_url.as_deref(),
             "broker_url" => self.broker_url.as_deref(),
             "roles" => self.roles.as_deref(),
+            "gateway.upstream" => self.upstream.as_deref(),
             _ => None,
         }
     }

@@ -11,7 +11,10 @@ mod environment;
 mod expand;
 mod file;
 mod flags;
+mod gateway;
 mod listen;
+mod networks;
+mod proposals;
 mod reader;
 mod report;
 mod roles;
@@ -24,7 +27,10 @@ use std::{path::PathBuf, time::Duration};
 
 pub use environment::Environment;
 pub use flags::{Flags, StoreFlags};
+pub use gateway::{Gateway, Size, Statuses, Upstream};
 pub use listen::Listen;
+pub use networks::Networks;
+pub use proposals::Proposals;
 pub use report::{Mistake, Mistakes, Origin, Report};
 pub use roles::{NodeRole, Roles};
 pub use secret_url::SecretUrl;
@@ -51,6 +57,10 @@ pub struct Config {
     pub roles: Roles,
     /// The background round over the ledger.
     pub sweep: Sweep,
+    /// The proposals service.
+    pub proposals: Proposals,
+    /// The reverse proxy.
+    pub gateway: Gateway,
 }
 
 /// The section `[sweep]`.
@@ -75,6 +85,8 @@ pub fn read(flags: &Flags, environment: &Environment, data_dir: impl Into<PathBu
     let broker_url = reader.field("broker_url", || BrokerUrl::Embedded);
     let roles = reader.field("roles", Roles::all);
     let sweep = Sweep { every: reader.field("sweep.every", || Duration::from_secs(15)) };
+    let proposals = Proposals::read(&mut reader);
+    let gateway = gateway::read(&mut reader, &listen);
 
     if !listen.is_loopback() {
         reader.mistake(
@@ -89,5 +101,5 @@ pub fn read(flags: &Flags, environment: &Environment, data_dir: impl Into<PathBu
         reader.mistake("sweep.every", format!("must be at least {}", humantime::format_duration(SHORTEST_SWEEP)));
     }
 
-    reader.finish(Config { listen, data_dir, database_url, broker_url, roles, sweep })
+    reader.finish(Config { listen, data_dir, database_url, broker_url, roles, sweep, proposals, gateway })
 }

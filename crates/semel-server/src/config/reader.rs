@@ -91,7 +91,9 @@ impl<'a> Reader<'a> {
     /// The value of the highest layer that has one, and that layer.
     fn given(&mut self, name: &str) -> (Result<Option<toml::Value>, Vec<String>>, Origin) {
         if let Some(text) = self.flags.get(name) {
-            return (Ok(Some(text.into())), Origin::Flag(format!("--{}", name.replace(['_', '.'], "-"))));
+            // The command that has such a flag is the section already.
+            let flag = name.trim_start_matches("gateway.").replace(['_', '.'], "-");
+            return (Ok(Some(text.into())), Origin::Flag(format!("--{flag}")));
         }
         let variable = variable(name);
         match self.environment.get(&variable) {

@@ -1,1 +1,162 @@
-//! The gateway: Idempotency-Key for any HTTP service behind it.
+//! The gateway: a reverse proxy that gives `Idempotency-Key` to any HTTP service behind it.
+//!
+//! A request goes through, in this order:
+//!
+//! - `admit`: is it one that can be passed on, and whose is it;
+//! - the layer of [`semel_http`]: with a key, it is claimed, replayed or refused; without, it goes on untouched;
+//! - `proxy`: on to the upstream (`upstream`, `pool`), and what came of it.
+//!
+//! What a proxy cannot know is in docs/gateway.md.
+
+mod admit;
+mod headers;
+mod in_time;
+mod pool;
+mod proxy;
+mod tunnel;
+mod upstream;
+
+use std::{
+    convert::Infallible,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::Body,
+    http::{HeaderValue, Method, Request, Response},
+    response::IntoResponse as _,
+};
+use hyper::body::Incoming;
+use semel::{Backoff, Ledger, Policy};
+use semel_http::{BoxFuture, Idempotency, IdempotencyService, Route};
+use semel_store::Database;
+use tower::{Layer as _, Service};
+
+use crate::{
+    config,
+    http::{self, health::Readiness},
+};
+use admit::Admission;
+use in_time::InTime;
+use proxy::{Proxy, Rules};
+
+/// The service of the gateway's operations.
+const SERVICE: &str = "gateway";
+/// Their kind. There is one for all methods and paths, so that a key that is used for two different things is noticed:
+/// a proxy knows no route templates, and cannot tell `/orders/1` from a collection.
+const KIND: &str = "request";
+/// The methods that take a key. The others are safe, or the same twice as once, by what HTTP says of them.
+const METHODS: [Method; 2] = [Method::POST, Method::PATCH];
+
+/// A gateway that is ready to serve. Clones share everything.
+#[derive(Clone)]
+pub struct Gateway {
+    own: Router,
+    admission: Arc<Admission>,
+    passing: IdempotencyService<Database, Proxy>,
+}
+
+impl Gateway {
+    /// A gateway before an upstream.
+    #[must_use]
+    pub fn new(
+        config: &config::Gateway,
+        upstream: config::Upstream,
+        ledger: Ledger<Database>,
+        readiness: Arc<dyn Readiness>,
+    ) -> Self {
+        let onward = upstream::Upstream::new(upstream.clone(), config.connect_timeout, config.timeout);
+        let rules = Rules { on_lost: config.on_lost, not_executed: config.not_executed_statuses.clone() };
+        let proxy = Proxy { upstream: onward, rules: Arc::new(rules) };
+        Self {
+            own: http::own_routes(readiness),
+            admission: Arc::new(Admission {
+                tenant: config.tenant.clone(),
+                tenant_header: config.tenant_header.clone(),
+                trusted: config.trusted_proxies.clone(),
+                upstream: HeaderValue::from_str(&upstream.authority()).ok(),
+                patience: config.timeout,
+            }),
+            passing: Idempotency::new(ledger).layer(route(config)).layer(proxy),
+        }
+    }
+}
+
+/// The layer's rules for all that passes.
+fn route(config: &config::Gateway) -> Route {
+    /// For the rest of an answer, and a busy machine.
+    const MARGIN: Duration = Duration::from_secs(60);
+    let policy = Policy {
+        lease: config.lease,
+        max_run: config.lease.max(config.connect_timeout + config.timeout + MARGIN),
+        retention: Some(config.retention),
+        // It is the client who decides when to come again.
+        backoff: Backoff::NONE,
+        on_lost: config.on_lost,
+        ..Policy::default()
+    };
+    Route::leased()
+        .service(SERVICE)
+        .kind(KIND)
+        .methods(METHODS)
+        .wait(config.wait)
+        .request_limit(config.request_limit.0)
+        .answer_limit(config.answer_limit.0)
+        .policy(policy)
+}
+
+/// Whether a path is the gateway's own. Every other one is the upstream's.
+fn is_own(path: &str) -> bool {
+    matches!(path, "/semel/healthz" | "/semel/readyz") || path.starts_with("/semel/problems/")
+}
+
+impl Service<Request<Incoming>> for Gateway {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Incoming>) -> Self::Future {
+        if is_own(request.uri().path()) {
+            return Box::pin(self.own.call(request));
+        }
+        let (mut head, body) = request.into_parts();
+        if let Err(problem) = self.admission.admit(&mut head) {
+            return Box::pin(std::future::ready(Ok(problem.into_response())));
+        }
+        let body = match admit::is_keyed(&head) {
+            true => Body::new(InTime::new(body, self.admission.patience)),
+            false => Body::new(body),
+        };
+        let answer = self.passing.call(Request::from_parts(head, body));
+        Box::pin(async move { Ok(answer.await?.map(Body::new)) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::{Environment, Flags, Networks, read};
+
+    use super::*;
+
+    pub(super) fn networks(text: &str) -> Networks {
+        let environment = Environment::from_iter([("SEMEL_GATEWAY_TRUSTED_PROXIES", text)]);
+        read(&Flags::default(), &environment, "").config().unwrap().gateway.trusted_proxies.clone()
+    }
+
+    #[test]
+    fn only_the_gateways_own_paths_are_kept_from_the_upstream() {
+        for path in ["/semel/healthz", "/semel/readyz", "/semel/problems/in-doubt"] {
+            assert!(is_own(path));
+        }
+        for path in ["/", "/healthz", "/semel", "/semel/", "/semel/healthz/", "/semel/problems", "/semel/other"] {
+            assert!(!is_own(path));
+        }
+    }
+}

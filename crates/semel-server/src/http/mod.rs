@@ -1,10 +1,13 @@
 //! What every route shares.
 
+pub mod fields;
 pub mod health;
 pub mod loopback;
+mod openapi;
 pub mod principal;
 pub mod problem;
 mod problem_page;
+pub mod query;
 
 use std::{panic::AssertUnwindSafe, sync::Arc};
 
@@ -48,7 +51,8 @@ impl App {
         let open = Router::new()
             .route("/healthz", get(health::healthz))
             .route("/readyz", get(health::readyz).with_state(self.readiness))
-            .route("/problems/{name}", get(problem_page::show));
+            .route("/problems/{name}", get(problem_page::show))
+            .route("/openapi.json", get(openapi::show));
         let router = known
             .merge(open)
             .method_not_allowed_fallback(async || Problem::new(&problem::METHOD_NOT_ALLOWED))
@@ -57,6 +61,18 @@ impl App {
             .layer(middleware::from_fn(catch_panic));
         if loopback_only { router.layer(middleware::from_fn(loopback::refuse_foreign)) } else { router }
     }
+}
+
+/// What the gateway answers by itself; every other path is that of the service behind it. Only this much is kept from
+/// foreign pages: what they may do with that service is for it to say, and it gets their `Host` and `Origin`.
+pub(crate) fn own_routes(readiness: Arc<dyn Readiness>) -> Router {
+    Router::new()
+        .route("/semel/healthz", get(health::healthz))
+        .route("/semel/readyz", get(health::readyz).with_state(readiness))
+        .route("/semel/problems/{name}", get(problem_page::show))
+        .method_not_allowed_fallback(async || Problem::new(&problem::METHOD_NOT_ALLOWED))
+        .fallback(async || Problem::new(&problem::NOT_FOUND))
+        .layer(middleware::from_fn(loopback::refuse_foreign))
 }
 
 /// A handler that panics is answered for, instead of leaving its client with a closed connection. Nothing of ours is
@@ -88,7 +104,8 @@ async fn index() -> &'static str {
         "Semel ",
         env!("CARGO_PKG_VERSION"),
         " makes each operation take effect once.\n\n",
-        "/healthz  whether this process lives\n",
-        "/readyz   whether it can do its work\n",
+        "/healthz       whether this process lives\n",
+        "/readyz        whether it can do its work\n",
+        "/openapi.json  every path that it answers\n",
     )
 }

@@ -107,8 +107,63 @@ pub static ESTADO_INVALIDO: Kind = Kind {
     remedy: "A rascunho can be submitted or cancelled, an enviada accepted, refused or cancelled; the others are final.",
 };
 
+/// The service behind the gateway is away.
+pub static UPSTREAM_UNREACHABLE: Kind = Kind {
+    name: "upstream-unreachable",
+    status: StatusCode::BAD_GATEWAY,
+    retryable: true,
+    title: "Upstream unreachable",
+    meaning: "The service behind the gateway cannot be reached. The request was not sent to it, and nothing was done.",
+    remedy: "Send it again later, with the same key if it has one: the key is free.",
+};
+
+/// The service behind the gateway went away in the middle.
+pub static UPSTREAM_LOST: Kind = Kind {
+    name: "upstream-lost",
+    status: StatusCode::BAD_GATEWAY,
+    retryable: false,
+    title: "Upstream lost",
+    meaning: "The connection to the service behind the gateway was lost after the request was sent, and before there \
+              was an answer: it may or may not have taken effect.",
+    remedy: "Find out whether it did before anything else. A request with a key may be sent again with the same key: \
+             the gateway never runs it twice unless it was configured to.",
+};
+
+/// The service behind the gateway says nothing.
+pub static UPSTREAM_TIMEOUT: Kind = Kind {
+    name: "upstream-timeout",
+    status: StatusCode::GATEWAY_TIMEOUT,
+    retryable: false,
+    title: "Upstream timeout",
+    meaning: "The service behind the gateway got the request and did not answer in time: it may or may not have taken \
+              effect.",
+    remedy: "Find out whether it did before anything else. A request with a key may be sent again with the same key: \
+             the gateway never runs it twice unless it was configured to.",
+};
+
+/// Nobody says whose request it is.
+pub static TENANT_UNKNOWN: Kind = Kind {
+    name: "tenant-unknown",
+    status: StatusCode::FORBIDDEN,
+    retryable: false,
+    title: "Tenant unknown",
+    meaning: "A request with a key must say whose it is, by a header that only a trusted proxy may set.",
+    remedy: "Send it through the proxy. Its address must be in gateway.trusted_proxies, and it must set the header \
+             that gateway.tenant_header names, once, to 1 to 64 bytes without a slash.",
+};
+
+/// The body is in a coding that is not undone here.
+pub static TRANSFER_CODING: Kind = Kind {
+    name: "transfer-coding",
+    status: StatusCode::NOT_IMPLEMENTED,
+    retryable: false,
+    title: "Transfer coding not supported",
+    meaning: "The request's body was sent in a transfer coding other than chunked.",
+    remedy: "Send it in chunks or with its length. To compress it, use Content-Encoding.",
+};
+
 /// The server's own kinds.
-static OWN: [&Kind; 10] = [
+static OWN: [&Kind; 15] = [
     &NOT_FOUND,
     &METHOD_NOT_ALLOWED,
     &HOST_NOT_ALLOWED,
@@ -119,6 +174,11 @@ static OWN: [&Kind; 10] = [
     &EMAIL_EM_USO,
     &VERSAO_DESATUALIZADA,
     &ESTADO_INVALIDO,
+    &UPSTREAM_UNREACHABLE,
+    &UPSTREAM_LOST,
+    &UPSTREAM_TIMEOUT,
+    &TENANT_UNKNOWN,
+    &TRANSFER_CODING,
 ];
 
 /// The problem of a store that did not answer as it should.

@@ -1,0 +1,16 @@
+//! The laws of the layer, over real HTTP, on both databases.
+#![expect(clippy::unwrap_used, reason = "these are tests")]
+
+mod atomic;
+mod bodies;
+mod client;
+mod flight;
+mod keys;
+mod kill_store;
+mod logs;
+mod replays;
+mod sameness;
+mod scopes;
+mod shop;
+mod trouble;
+mod verdicts;

@@ -1,0 +1,145 @@
+//! Leases that are lost, services that say nothing, ledgers that stop.
+
+use std::{io, time::Duration};
+
+use axum::{Router, error_handling::HandleError, extract::Request, http::StatusCode, response::Response};
+use semel::{OnLost, State};
+use semel_http::{Idempotency, Route};
+use semel_testkit::Kind;
+use tower::{Layer as _, service_fn};
+
+use crate::{
+    client::{keyed, post, soon},
+    shop::{Shop, TENANT, on_both_databases, secs, serve},
+};
+
+on_both_databases!(
+    a_lost_lease_is_in_doubt_where_it_may_not_be_repeated,
+    a_lost_lease_is_taken_over_where_it_may,
+    a_service_without_an_answer_is_in_doubt,
+    a_stop_waits_for_what_is_in_flight,
+    a_stop_does_not_wait_for_ever,
+    a_stop_sends_waiters_away,
+    a_name_that_fits_no_rule_is_told_to_nobody,
+);
+
+async fn a_lost_lease_is_in_doubt_where_it_may_not_be_repeated(kind: Kind) {
+    let shop = Shop::open(kind).await;
+    let client = shop.serve(Route::leased()).await;
+    let other = Idempotency::for_everyone(shop.lab.ledger_of("other node").await, TENANT);
+    let other = serve(shop.router(&other, Route::leased())).await;
+    let late = client.spawn(&keyed("k").header("X-Hold", "1"));
+    shop.desk.arrival().await;
+    shop.lab.pass(secs(31));
+    other.send(&keyed("k")).await.is_problem(409, "in-doubt");
+    shop.desk.let_go();
+    soon(late).await.unwrap().is_problem(409, "lease-lost");
+    client.send(&keyed("k")).await.is_problem(409, "in-doubt");
+    assert_eq!(shop.desk.runs(), 1);
+}
+
+async fn a_lost_lease_is_taken_over_where_it_may(kind: Kind) {
+    let shop = Shop::open(kind).await;
+    let client = shop.serve(Route::leased().on_lost(OnLost::Rerun)).await;
+    let other = Idempotency::for_everyone(shop.lab.ledger_of("other node").await, TENANT);
+    let other = serve(shop.router(&other, Route::leased().on_lost(OnLost::Rerun))).await;
+    let late = client.spawn(&keyed("k").header("X-Hold", "1"));
+    shop.desk.arrival().await;
+    shop.lab.pass(secs(31));
+    // A lost lease counts as a crash, and the next attempt waits a little.
+    let early = other.send(&keyed("k")).await;
+    if early.status == 409 {
+        early.is_problem(409, "backing-off");
+        shop.lab.pass(secs(5));
+        assert_eq!(other.send(&keyed("k")).await.header("x-run").as_deref(), Some("2"));
+    }
+    shop.desk.let_go();
+    let late = soon(late).await.unwrap();
+    late.is_problem(409, "lease-lost");
+    let again = client.send(&keyed("k")).await;
+    assert_eq!((again.is_replay(), again.header("x-run").as_deref()), (true, Some("2")));
+}
+
+async fn a_service_without_an_answer_is_in_doubt(kind: Kind) {
+    let shop = Shop::open(kind).await;
+    let silent = service_fn(|_: Request| async { Err::<Response, _>(io::Error::other("timed out")) });
+    let told = |error: io::Error| async move { (StatusCode::GATEWAY_TIMEOUT, error.to_string()) };
+    let app = |route: Route| {
+        let layered = shop.once.layer(route).layer(silent);
+        Router::new().route_service("/orders", HandleError::new(layered, told))
+    };
+    let client = serve(app(Route::leased())).await;
+    let first = client.send(&keyed("hold")).await;
+    assert_eq!((first.status, first.text().as_str()), (504, "timed out"), "the service's own error is handed on");
+    assert_eq!(shop.operation("hold").await.unwrap().state, State::InDoubt);
+    client.send(&keyed("hold")).await.is_problem(409, "in-doubt");
+    assert_eq!(client.send(&post("/orders")).await.status, 504);
+    for (key, route) in [("rerun", Route::leased().on_lost(OnLost::Rerun)), ("atomic", Route::atomic())] {
+        let client = serve(app(route)).await;
+        assert_eq!(client.send(&keyed(key)).await.status, 504);
+        assert_eq!(shop.operation(key).await.unwrap().state, State::Failed);
+        assert_eq!(client.send(&post("/orders")).await.status, 504);
+    }
+}
+
+async fn a_stop_waits_for_what_is_in_flight(kind: Kind) {
+    for route in [Route::leased(), Route::atomic()] {
+        let shop = Shop::open(kind).await;
+        let client = shop.serve(route).await;
+        let first = client.spawn(&keyed("k").header("X-Hold", "1"));
+        shop.desk.arrival().await;
+        let ledger = shop.ledger.clone();
+        let stopped = tokio::spawn(async move { ledger.stop(secs(15)).await });
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let refused = client.send(&keyed("new")).await;
+        refused.is_problem(503, "store-unavailable");
+        assert_eq!(refused.header("retry-after").as_deref(), Some("1"));
+        assert!(!stopped.is_finished());
+        shop.desk.let_go();
+        assert_eq!(first.await.unwrap().status, 201);
+        soon(stopped).await.unwrap();
+        assert_eq!(shop.desk.runs(), 1);
+    }
+}
+
+async fn a_stop_does_not_wait_for_ever(kind: Kind) {
+    for (route, status, problem, state) in [
+        (Route::leased(), 500, "internal", Some(State::InDoubt)),
+        (Route::leased().on_lost(OnLost::Rerun), 503, "store-unavailable", None),
+        (Route::atomic(), 503, "store-unavailable", None),
+    ] {
+        let shop = Shop::open(kind).await;
+        let client = shop.serve(route).await;
+        let first = client.spawn(&keyed("k").header("X-Hold", "1"));
+        shop.desk.arrival().await;
+        soon(shop.ledger.stop(Duration::ZERO)).await;
+        first.await.unwrap().is_problem(status, problem);
+        assert_eq!(shop.operation("k").await.map(|row| row.state), state);
+        assert_eq!(shop.effects().await.len(), 0);
+    }
+}
+
+async fn a_stop_sends_waiters_away(kind: Kind) {
+    let shop = Shop::open(kind).await;
+    let client = shop.serve(Route::leased()).await;
+    let first = client.spawn(&keyed("k").header("X-Hold", "1"));
+    shop.desk.arrival().await;
+    let waiter = client.spawn(&keyed("k").header("Prefer", "wait=30"));
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let ledger = shop.ledger.clone();
+    let stopped = tokio::spawn(async move { ledger.stop(secs(15)).await });
+    soon(waiter).await.unwrap().is_problem(409, "in-flight");
+    shop.desk.let_go();
+    assert_eq!(first.await.unwrap().status, 201);
+    soon(stopped).await.unwrap();
+}
+
+async fn a_name_that_fits_no_rule_is_told_to_nobody(kind: Kind) {
+    let shop = Shop::open(kind).await;
+    let once = Idempotency::for_everyone(shop.ledger.clone(), "not/a/tenant");
+    let client = serve(shop.router(&once, Route::leased())).await;
+    let answer = client.send(&keyed("k")).await;
+    answer.is_problem(500, "internal");
+    assert!(!answer.text().contains("tenant"));
+    assert_eq!((shop.desk.runs(), shop.operations().await), (0, 0));
+}

@@ -1,0 +1,167 @@
+//! What is looked at, set right and found out before a request reaches the layer.
+
+use std::{net::SocketAddr, time::Duration};
+
+use axum::{
+    extract::ConnectInfo,
+    http::{HeaderMap, HeaderName, HeaderValue, Method, header, request::Parts},
+};
+use semel::Scope;
+use semel_http::{Principal, Role};
+
+use super::{
+    headers::{FENCE, has_strange_coding, remove_hop_by_hop, set_forwarded, takes_trailers, upgrade},
+    proxy::Wanted,
+};
+use crate::{
+    config::Networks,
+    http::problem::{HOST_NOT_ALLOWED, METHOD_NOT_ALLOWED, Problem, TENANT_UNKNOWN, TRANSFER_CODING},
+};
+
+const KEY: HeaderName = HeaderName::from_static("idempotency-key");
+
+/// How to find out whose request it is.
+pub(super) struct Admission {
+    pub(super) tenant: String,
+    pub(super) tenant_header: Option<HeaderName>,
+    pub(super) trusted: Networks,
+    /// The upstream's own name, for a client that names no host.
+    pub(super) upstream: Option<HeaderValue>,
+    /// How long the body of a request with a key may take.
+    pub(super) patience: Duration,
+}
+
+/// Whether the layer will look for the request's key in the ledger.
+pub(super) fn is_keyed(head: &Parts) -> bool {
+    head.headers.contains_key(KEY) && super::METHODS.contains(&head.method)
+}
+
+impl Admission {
+    /// Prepares a request for the layer and the upstream, or says why it goes no further.
+    pub(super) fn admit(&self, head: &mut Parts) -> Result<(), Problem> {
+        if head.method == Method::CONNECT {
+            return Err(Problem::new(&METHOD_NOT_ALLOWED));
+        }
+        if has_strange_coding(&head.headers) {
+            return Err(Problem::new(&TRANSFER_CODING));
+        }
+        if let Some(protocol) = upgrade(&head.headers) {
+            head.extensions.insert(Wanted(protocol));
+        }
+        let keyed = is_keyed(head);
+        let trailers = takes_trailers(&head.headers);
+        remove_hop_by_hop(&mut head.headers);
+        // An answer with trailers cannot be kept.
+        if trailers && !keyed {
+            head.headers.insert(header::TE, HeaderValue::from_static("trailers"));
+        }
+        // Only we may say so.
+        head.headers.remove(FENCE);
+        self.settle_host(head)?;
+
+        let peer = head.extensions.get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0);
+        let trusted = peer.is_some_and(|peer| self.trusted.contains(peer.ip()));
+        match self.tenant_of(&mut head.headers, trusted) {
+            Some(tenant) => {
+                let principal = Principal { tenant, subject: "gateway".to_owned(), role: Role::Admin };
+                head.extensions.insert(principal);
+            }
+            None if keyed => return Err(Problem::new(&TENANT_UNKNOWN)),
+            None => {}
+        }
+        if keyed {
+            // The body is read here, so the question whether to send it is answered here, too.
+            head.headers.remove(header::EXPECT);
+        }
+        if let Some(peer) = peer {
+            set_forwarded(&mut head.headers, peer, trusted);
+        }
+        Ok(())
+    }
+
+    /// One request has one host.
+    fn settle_host(&self, head: &mut Parts) -> Result<(), Problem> {
+        if head.headers.get_all(header::HOST).iter().nth(1).is_some() {
+            // Of two, each side could believe another.
+            return Err(Problem::new(&HOST_NOT_ALLOWED).detail("The request has more than one Host header."));
+        }
+        // A request line may name a host of its own (`GET http://host/ HTTP/1.1`), and then that one counts.
+        let named = head.uri.authority().and_then(|authority| HeaderValue::from_str(authority.as_str()).ok());
+        if let Some(host) = named {
+            head.headers.insert(header::HOST, host);
+        } else if let Some(host) = &self.upstream {
+            head.headers.entry(header::HOST).or_insert_with(|| host.clone());
+        }
+        Ok(())
+    }
+
+    /// Whose request it is. Where a header says so, it counts only once, and only from a trusted proxy.
+    fn tenant_of(&self, headers: &mut HeaderMap, trusted: bool) -> Option<String> {
+        let Some(name) = &self.tenant_header else { return Some(self.tenant.clone()) };
+        if !trusted {
+            headers.remove(name);
+        }
+        let mut given = headers.get_all(name).iter();
+        let (tenant, None) = (given.next()?.to_str().ok()?, given.next()) else { return None };
+        Scope::new(tenant, super::SERVICE, super::KIND).ok()?;
+        Some(tenant.to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::Request;
+
+    use super::*;
+
+    fn admit(peer: &str, method: &str, lines: &[(&str, &str)]) -> Result<Parts, &'static str> {
+        let mut request = Request::builder().method(method).uri("http://example.com/a").header("host", "other");
+        for (name, value) in lines {
+            request = request.header(*name, *value);
+        }
+        let (mut head, ()) = request.body(()).unwrap().into_parts();
+        head.extensions.insert(ConnectInfo(SocketAddr::new(peer.parse().unwrap(), 1)));
+        let admission = Admission {
+            tenant: "default".to_owned(),
+            tenant_header: Some(HeaderName::from_static("x-tenant")),
+            trusted: super::super::tests::networks("10.0.0.0/8"),
+            upstream: None,
+            patience: Duration::ZERO,
+        };
+        admission.admit(&mut head).map(|()| head).map_err(|problem| problem.kind().name)
+    }
+
+    fn tenant(head: &Parts) -> Option<&str> {
+        head.extensions.get::<Principal>().map(|principal| principal.tenant.as_str())
+    }
+
+    #[test]
+    fn a_tenant_is_believed_from_a_trusted_proxy_only() {
+        let said = [("idempotency-key", "k"), ("x-tenant", "ana")];
+        let head = admit("10.1.2.3", "POST", &said).unwrap();
+        assert_eq!((tenant(&head), &head.headers["x-tenant"]), (Some("ana"), &"ana".parse().unwrap()));
+        assert_eq!(admit("11.1.2.3", "POST", &said).unwrap_err(), "tenant-unknown");
+        assert_eq!(admit("10.1.2.3", "POST", &[("idempotency-key", "k")]).unwrap_err(), "tenant-unknown");
+        let twice = [("idempotency-key", "k"), ("x-tenant", "ana"), ("x-tenant", "bob")];
+        assert_eq!(admit("10.1.2.3", "POST", &twice).unwrap_err(), "tenant-unknown");
+        let strange = [("idempotency-key", "k"), ("x-tenant", "a/b")];
+        assert_eq!(admit("10.1.2.3", "POST", &strange).unwrap_err(), "tenant-unknown");
+    }
+
+    #[test]
+    fn a_request_without_a_key_needs_no_tenant_and_brings_none_from_elsewhere() {
+        let head = admit("11.1.2.3", "POST", &[("x-tenant", "ana"), ("semel-fence", "9")]).unwrap();
+        assert_eq!(tenant(&head), None);
+        assert!(!head.headers.contains_key("x-tenant") && !head.headers.contains_key("semel-fence"));
+        assert_eq!(head.headers["host"], "example.com");
+    }
+
+    #[test]
+    fn what_cannot_be_passed_on_is_refused() {
+        assert_eq!(admit("10.0.0.1", "CONNECT", &[]).unwrap_err(), "method-not-allowed");
+        assert_eq!(
+            admit("10.0.0.1", "POST", &[("transfer-encoding", "gzip, chunked")]).unwrap_err(),
+            "transfer-coding"
+        );
+    }
+}

@@ -1,0 +1,162 @@
+//! Passes a request on, and says what the answer, or its absence, means for the request's key.
+
+use std::{
+    convert::Infallible,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use axum::{
+    body::Body,
+    http::{HeaderValue, Request, Response, StatusCode, Uri, Version},
+    response::IntoResponse as _,
+};
+use semel::OnLost;
+use semel_http::{Attempt, BoxFuture, Verdict};
+use tower::Service;
+
+use super::{
+    headers::{FENCE, remove_hop_by_hop, set_upgrade, upgrade},
+    tunnel,
+    upstream::{Failure, Upstream},
+};
+use crate::{
+    config::Statuses,
+    http::problem::{Kind, Problem, UPSTREAM_LOST, UPSTREAM_TIMEOUT, UPSTREAM_UNREACHABLE},
+};
+
+/// The protocol that a client wants to change to, in the extensions of its request.
+#[derive(Clone)]
+pub(super) struct Wanted(pub(super) HeaderValue);
+
+/// The proxy itself: what stands behind the layer.
+#[derive(Clone)]
+pub(super) struct Proxy {
+    pub(super) upstream: Upstream,
+    pub(super) rules: Arc<Rules>,
+}
+
+/// What the upstream's answers mean.
+pub(super) struct Rules {
+    pub(super) on_lost: OnLost,
+    pub(super) not_executed: Statuses,
+}
+
+impl Rules {
+    fn verdict(&self, status: StatusCode) -> Verdict {
+        match status {
+            _ if self.not_executed.contains(status) => Verdict::Release,
+            _ if status.is_server_error() => self.nobody_knows(),
+            // Behind a gateway it is the upstream that authenticates. Kept, an expired token would be answered for as
+            // long as the key, however often it is renewed.
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Verdict::Release,
+            _ => Verdict::by_status(status),
+        }
+    }
+
+    fn nobody_knows(&self) -> Verdict {
+        if self.on_lost.doubts() { Verdict::Doubt } else { Verdict::Fail }
+    }
+}
+
+impl Service<Request<Body>> for Proxy {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let proxy = self.clone();
+        Box::pin(async move { Ok(proxy.pass_on(request).await) })
+    }
+}
+
+impl Proxy {
+    async fn pass_on(&self, mut request: Request<Body>) -> Response<Body> {
+        let attempt = request.extensions_mut().remove::<Attempt>();
+        // A request with a key is to have an answer, not a conversation.
+        let wanted = request.extensions_mut().remove::<Wanted>().filter(|_| attempt.is_none());
+        let client = wanted.is_some().then(|| hyper::upgrade::on(&mut request));
+
+        let (mut head, body) = request.into_parts();
+        if let Some(attempt) = &attempt {
+            head.headers.insert(FENCE, attempt.fence().0.into());
+        }
+        if let Some(Wanted(protocol)) = wanted {
+            set_upgrade(&mut head.headers, protocol);
+        }
+        // Whatever else was found out about the request on its way here stays here.
+        let mut onward = Request::new(body);
+        *onward.method_mut() = head.method;
+        *onward.uri_mut() = origin_form(&head.uri);
+        *onward.version_mut() = Version::HTTP_11;
+        *onward.headers_mut() = head.headers;
+
+        let mut response = match self.upstream.send(onward).await {
+            Ok(response) => response,
+            Err(failure) => return self.failed(&failure, attempt.is_some()),
+        };
+        // To the client we speak our own version, whatever the upstream's.
+        *response.version_mut() = Version::HTTP_11;
+        let changed = upgrade(response.headers());
+        remove_hop_by_hop(response.headers_mut());
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            return match (client, changed) {
+                (Some(client), Some(protocol)) => {
+                    set_upgrade(response.headers_mut(), protocol);
+                    tunnel::join(client, hyper::upgrade::on(&mut response));
+                    response.map(|_| Body::empty())
+                }
+                _ => {
+                    tracing::warn!("the upstream changed to another protocol, for which nobody had asked");
+                    self.problem(&UPSTREAM_LOST, attempt.is_some())
+                }
+            };
+        }
+        if attempt.is_some() {
+            let verdict = self.rules.verdict(response.status());
+            response.extensions_mut().insert(verdict);
+        }
+        response.map(Body::new)
+    }
+
+    fn failed(&self, failure: &Failure, keyed: bool) -> Response<Body> {
+        let kind = match failure {
+            Failure::Unreachable(why) => {
+                tracing::warn!(why, "the upstream cannot be reached");
+                &UPSTREAM_UNREACHABLE
+            }
+            Failure::Lost(error) => {
+                tracing::warn!(%error, keyed, "the upstream was lost before it answered");
+                &UPSTREAM_LOST
+            }
+            Failure::Timeout => {
+                tracing::warn!(keyed, "the upstream did not answer in time");
+                &UPSTREAM_TIMEOUT
+            }
+        };
+        self.problem(kind, keyed)
+    }
+
+    /// A problem with the upstream, and what it means for the key.
+    fn problem(&self, kind: &'static Kind, keyed: bool) -> Response<Body> {
+        let unsent = std::ptr::eq(kind, &UPSTREAM_UNREACHABLE);
+        let verdict = if unsent { Verdict::Release } else { self.rules.nobody_knows() };
+        let mut problem = Problem::new(kind);
+        if keyed && verdict == Verdict::Fail {
+            // With its key it may be sent again, by the choice of whoever configured it so.
+            problem = problem.with("retryable", true);
+        }
+        let mut response = problem.into_response();
+        response.extensions_mut().insert(verdict);
+        response
+    }
+}
+
+/// A target as a server wants it, whatever form the client gave it.
+fn origin_form(uri: &Uri) -> Uri {
+    uri.path_and_query().map_or_else(|| Uri::from_static("/"), |target| Uri::from(target.clone()))
+}

@@ -1,0 +1,177 @@
+//! Sends a request to the upstream, and knows whether it was sent.
+
+use std::{
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::{
+    body::Body,
+    http::{Request, Response},
+};
+use bytes::Bytes;
+use hyper::{
+    body::{Frame, Incoming, SizeHint},
+    client::conn::http1::{self, SendRequest},
+};
+use hyper_util::rt::TokioIo;
+use tokio::{
+    net::TcpStream,
+    time::{Instant, sleep_until, timeout},
+};
+
+use super::pool::Pool;
+use crate::config;
+
+/// The service behind the gateway. Clones share its connections.
+#[derive(Clone)]
+pub(super) struct Upstream {
+    address: Arc<config::Upstream>,
+    connect_timeout: Duration,
+    /// How long it may be silent before its answer begins.
+    timeout: Duration,
+    pool: Pool,
+}
+
+/// Why there is no answer.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// Not a byte of the request was sent.
+    Unreachable(String),
+    /// It may have arrived, and no answer came.
+    Lost(hyper::Error),
+    /// It may have arrived, and no answer came in time.
+    Timeout,
+}
+
+impl Upstream {
+    pub(super) fn new(address: config::Upstream, connect_timeout: Duration, timeout: Duration) -> Self {
+        Self { address: Arc::new(address), connect_timeout, timeout, pool: Pool::default() }
+    }
+
+    /// Sends a request and waits until the answer begins.
+    pub(super) async fn send(&self, request: Request<Body>) -> Result<Response<Incoming>, Failure> {
+        let progress = Progress::default();
+        let request = request.map(|body| Body::new(Watched { body, progress: progress.clone() }));
+        let request = match self.pool.take() {
+            Some(connection) => match self.send_by(connection, request, &progress).await {
+                // The upstream closed the connection before it was used. A new one will do.
+                Err(NotSent::Unsent(request)) => *request,
+                Err(NotSent::Failed(failure)) => return Err(failure),
+                Ok(response) => return Ok(response),
+            },
+            None => request,
+        };
+        let connection = self.connect().await?;
+        self.send_by(connection, request, &progress).await.map_err(|not_sent| match not_sent {
+            NotSent::Unsent(_) => Failure::Unreachable("it closed the connection at once".to_owned()),
+            NotSent::Failed(failure) => failure,
+        })
+    }
+
+    async fn connect(&self) -> Result<SendRequest<Body>, Failure> {
+        let unreachable = |error: &dyn std::fmt::Display| Failure::Unreachable(error.to_string());
+        let stream = TcpStream::connect((self.address.host(), self.address.port()));
+        let stream = timeout(self.connect_timeout, stream).await;
+        let stream = stream.map_err(|_| unreachable(&"no connection in time"))?.map_err(|error| unreachable(&error))?;
+        // Requests are written whole: waiting to fill a packet only adds delay.
+        let _ = stream.set_nodelay(true);
+        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|error| unreachable(&error))?;
+        tokio::spawn(async move {
+            if let Err(error) = connection.with_upgrades().await {
+                tracing::debug!(%error, "a connection to the upstream ended early");
+            }
+        });
+        Ok(sender)
+    }
+
+    async fn send_by(
+        &self,
+        mut connection: SendRequest<Body>,
+        request: Request<Body>,
+        progress: &Progress,
+    ) -> Result<Response<Incoming>, NotSent> {
+        progress.made();
+        let sent = connection.try_send_request(request);
+        tokio::pin!(sent);
+        let answer = loop {
+            let until = progress.last() + self.timeout;
+            tokio::select! {
+                answer = &mut sent => break answer,
+                // The client may have sent more in the meantime, and then the upstream has the same time again.
+                () = sleep_until(until) => if progress.last() + self.timeout <= Instant::now() {
+                    return Err(NotSent::Failed(Failure::Timeout));
+                },
+            }
+        };
+        match answer {
+            Ok(response) => {
+                self.pool.give_back(connection);
+                Ok(response)
+            }
+            // hyper hands the request back only if it had not begun to write it.
+            Err(mut error) => Err(match error.take_message() {
+                Some(request) => NotSent::Unsent(Box::new(request)),
+                None => NotSent::Failed(Failure::Lost(error.into_error())),
+            }),
+        }
+    }
+}
+
+enum NotSent {
+    /// Not a byte was written; here it is again.
+    Unsent(Box<Request<Body>>),
+    Failed(Failure),
+}
+
+/// When a request last went on.
+#[derive(Clone)]
+struct Progress(Arc<Mutex<Instant>>);
+
+impl Default for Progress {
+    fn default() -> Self {
+        Self(Arc::new(Mutex::new(Instant::now())))
+    }
+}
+
+impl Progress {
+    fn made(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    fn last(&self) -> Instant {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A request's body that tells when it goes on: a long upload is no silence.
+struct Watched {
+    body: Body,
+    progress: Progress,
+}
+
+impl hyper::body::Body for Watched {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(context);
+        if frame.is_ready() {
+            self.progress.made();
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

@@ -1,0 +1,119 @@
+//! The parameters after the question mark, and the pages of lists.
+
+use std::collections::BTreeMap;
+
+use axum::{extract::FromRequestParts, http::request::Parts};
+
+use super::{
+    fields::Wrong,
+    problem::{INVALID_QUERY, Problem},
+};
+
+/// Items on a page unless asked otherwise, and at most.
+const LIMIT: i64 = 50;
+const MOST: i64 = 500;
+
+/// The parameters of a request that looks. A handler takes it as an argument.
+pub struct Query {
+    given: BTreeMap<String, String>,
+    wrong: Wrong,
+}
+
+/// Where a page begins, and how long it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The last id of the page before; 0 for the first page, since ids begin at 1.
+    pub after: i64,
+    /// How many items.
+    pub limit: i64,
+}
+
+impl Query {
+    fn parse(query: &str) -> Self {
+        let mut parsed = Self { given: BTreeMap::new(), wrong: Wrong::default() };
+        for (name, value) in url::form_urlencoded::parse(query.as_bytes()).into_owned() {
+            if parsed.given.insert(name.clone(), value).is_some() {
+                parsed.wrong.note(&name, "is given twice");
+            }
+        }
+        parsed
+    }
+
+    /// Takes a parameter, by a function that reads it.
+    pub fn take<T>(&mut self, name: &str, read: impl FnOnce(&str) -> Result<T, &'static str>) -> Option<T> {
+        let value = self.given.remove(name)?;
+        read(&value).map_err(|message| self.wrong.note(name, message)).ok()
+    }
+
+    /// Takes `limit` and `cursor`.
+    pub fn place(&mut self) -> Place {
+        let limit = self.take("limit", |text| {
+            number(text).filter(|limit| (1..=MOST).contains(limit)).ok_or("must be a number from 1 to 500")
+        });
+        let after = self
+            .take("cursor", |text| number(text).filter(|after| *after > 0).ok_or("must be as the page before gave it"));
+        Place { after: after.unwrap_or(0), limit: limit.unwrap_or(LIMIT) }
+    }
+
+    /// Ends the reading. A filter that is spelled wrongly would otherwise show what it should have hidden.
+    ///
+    /// # Errors
+    /// When anything is wrong.
+    pub fn finish(mut self) -> Result<(), Problem> {
+        for name in self.given.keys() {
+            self.wrong.note(name, "is not a parameter of this path");
+        }
+        self.wrong.check(&INVALID_QUERY)
+    }
+}
+
+/// A number in the one way in which we write it.
+fn number(text: &str) -> Option<i64> {
+    text.parse().ok().filter(|number: &i64| number.to_string() == text)
+}
+
+impl<S: Sync> FromRequestParts<S> for Query {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Problem> {
+        Ok(Self::parse(parts.uri.query().unwrap_or_default()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(query: &str) -> Result<Place, String> {
+        let mut query = Query::parse(query);
+        let place = query.place();
+        let told = |problem: Problem| String::from_utf8(problem.into_http().into_body().to_vec()).unwrap();
+        query.finish().map(|()| place).map_err(told)
+    }
+
+    #[test]
+    fn a_page_has_fifty_items_unless_asked_otherwise() {
+        assert_eq!(place(""), Ok(Place { after: 0, limit: 50 }));
+        assert_eq!(place("limit=500&cursor=7"), Ok(Place { after: 7, limit: 500 }));
+    }
+
+    #[test]
+    fn a_wrong_parameter_is_refused_and_not_ignored() {
+        for query in [
+            "limit=0",
+            "limit=501",
+            "limit=",
+            "limit=x",
+            "limit=+1",
+            "cursor=x",
+            "cursor=-1",
+            "cursor=",
+            "curser=1",
+            "limit=1&limit=2",
+        ] {
+            assert!(place(query).unwrap_err().contains("invalid-query"), "{query}");
+        }
+        let both = place("limit=0&cursor=x").unwrap_err();
+        assert!(both.contains("limit must be") && both.contains("cursor must be"), "{both}");
+    }
+}

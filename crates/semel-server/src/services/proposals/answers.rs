@@ -1,0 +1,119 @@
+//! What the handlers share: how they read, and how they answer.
+
+use std::time::Duration;
+
+use axum::{
+    body::Body,
+    extract::{FromRequestParts, Path},
+    http::{HeaderValue, StatusCode, header, request::Parts},
+    response::Response,
+};
+use bytes::Bytes;
+use semel::Error;
+use semel_http::Reference;
+use serde::Serialize;
+
+use super::model::Listed;
+use crate::http::{
+    problem::{INTERNAL, NOT_FOUND, Problem, of_store},
+    query::Place,
+};
+
+/// How long a database may take to answer a look. Above its own limit for a statement, which is 10 s, so that it has
+/// its say first.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// The id in a path. What is no id names nothing.
+pub(super) struct Id(pub(super) i64);
+
+impl<S: Send + Sync> FromRequestParts<S> for Id {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let path = Path::<String>::from_request_parts(parts, state).await.map_err(|_| missing())?;
+        // `01` and `+1` are no other names of 1: a key belongs to one path.
+        path.parse().ok().filter(|id: &i64| id.to_string() == *path).map(Self).ok_or_else(missing)
+    }
+}
+
+/// The problem of an id that names nothing of this tenant's.
+pub(super) fn missing() -> Problem {
+    Problem::new(&NOT_FOUND).detail("There is nothing with this id.")
+}
+
+/// Waits for a look at the database, but not for ever.
+pub(super) async fn patiently<T>(look: impl Future<Output = semel::Result<T>>) -> Result<T, Problem> {
+    let late = || Err(Error::Unavailable("no answer in time".into()));
+    tokio::time::timeout(PATIENCE, look).await.unwrap_or_else(|_| late()).map_err(of_store)
+}
+
+/// An entity as an answer.
+pub(super) fn answer(status: StatusCode, entity: &impl Serialize) -> Response<Bytes> {
+    match serde_json::to_vec(entity) {
+        Ok(body) => {
+            let mut response = Response::new(Bytes::from(body));
+            *response.status_mut() = status;
+            let json = HeaderValue::from_static("application/json");
+            response.headers_mut().insert(header::CONTENT_TYPE, json);
+            response
+        }
+        Err(error) => {
+            tracing::error!(%error, "an entity cannot be written as JSON");
+            Problem::new(&INTERNAL).into_http()
+        }
+    }
+}
+
+/// The answer of what was looked at.
+pub(super) fn shown(entity: &impl Serialize) -> Response {
+    answer(StatusCode::OK, entity).map(Body::from)
+}
+
+/// The answer of what was made or changed; repeats of it will show that entity.
+pub(super) fn done(status: StatusCode, id: i64, entity: &impl Serialize) -> Response {
+    let mut response = answer(status, entity).map(Body::from);
+    response.extensions_mut().insert(Reference::new(id.to_string()));
+    response
+}
+
+/// The same, for what is new.
+pub(super) fn created(path: &str, id: i64, entity: &impl Serialize) -> Response {
+    let mut response = done(StatusCode::CREATED, id, entity);
+    if let Ok(location) = HeaderValue::try_from(format!("{path}/{id}")) {
+        response.headers_mut().insert(header::LOCATION, location);
+    }
+    response
+}
+
+/// The answer to a repeat: the entity as it is now.
+pub(super) fn rebuilt<T: Serialize>(found: Result<Option<T>, Problem>) -> Response<Bytes> {
+    match found {
+        Ok(Some(entity)) => answer(StatusCode::OK, &entity),
+        Ok(None) => missing().into_http(),
+        Err(problem) => problem.into_http(),
+    }
+}
+
+/// The id that a reference keeps.
+pub(super) fn referred(reference: &Reference) -> Option<i64> {
+    std::str::from_utf8(&reference.0).ok()?.parse().ok()
+}
+
+/// A page of a list.
+#[derive(Serialize)]
+pub(super) struct Page<T> {
+    itens: Vec<T>,
+    /// The cursor of the next page, if there is one.
+    proximo: Option<String>,
+}
+
+impl<T: Listed> Page<T> {
+    /// A page of what was read: one more than asked for, which tells whether there is another.
+    pub(super) fn of(mut read: Vec<T>, place: Place) -> Self {
+        let limit = usize::try_from(place.limit).unwrap_or(usize::MAX);
+        let more = read.len() > limit;
+        read.truncate(limit);
+        let proximo = read.last().filter(|_| more).map(|last| last.place().to_string());
+        Self { itens: read, proximo }
+    }
+}
