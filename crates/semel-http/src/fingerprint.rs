@@ -187,6 +187,8 @@ mod tests {
         assert_ne!(form("x1", &two_parts), form("x1", &one_part), "a line of a part is no delimiter");
         let of_type = |kind: &str| of(&Sameness::default(), "/a", &format!("multipart/{kind}; boundary=x"), "--x--");
         assert_ne!(of_type("form-data"), of_type("mixed"));
+        let ends = |line: &str| of(&Sameness::default(), "/a", "multipart/form-data; boundary=x", line);
+        assert_ne!(ends("--x--\r\n"), ends("--x\r\n"), "the last delimiter is not like the others");
     }
 
     #[test]

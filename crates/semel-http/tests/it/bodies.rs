@@ -138,7 +138,8 @@ async fn a_stream_of_events_comes_as_it_is_made(kind: Kind) {
             Ok(Bytes::from("data: 2\n\n"))
         })))
     };
-    let client = answers(&shop, Route::leased(), events).await;
+    // However patient the route is.
+    let client = answers(&shop, Route::leased().answer_patience(Duration::from_secs(600)), events).await;
     let mut stream = client.start(&keyed("k").header("X-Type", "Text/Event-Stream; charset=utf-8").bytes()).await;
     let mut seen = Vec::new();
     while !String::from_utf8_lossy(&seen).contains("data: 1") {

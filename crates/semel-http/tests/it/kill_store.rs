@@ -107,3 +107,18 @@ async fn a_commit_that_never_arrives_is_told_and_can_be_tried_again() {
     assert_eq!((second.status, second.is_replay()), (201, false));
     assert_eq!(shop.effects().await, ["before", "k"]);
 }
+
+/// Another process holds the file for longer than anybody waits.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_its_file_locked_nothing_runs() {
+    use sqlx::{Connection as _, SqliteConnection};
+    let shop = Shop::open(Kind::Sqlite).await;
+    let client = shop.serve(Route::atomic()).await;
+    let mut other = SqliteConnection::connect(&shop.lab.url).await.unwrap();
+    sqlx::query("BEGIN IMMEDIATE").execute(&mut other).await.unwrap();
+    client.send(&keyed("k")).await.is_problem(503, "store-unavailable");
+    assert_eq!(shop.desk.runs(), 0);
+    sqlx::query("ROLLBACK").execute(&mut other).await.unwrap();
+    assert_eq!(client.send(&keyed("k")).await.status, 201);
+    assert_eq!(shop.desk.runs(), 1);
+}

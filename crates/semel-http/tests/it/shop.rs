@@ -94,6 +94,12 @@ impl Desk {
     pub(crate) fn let_go(&self) {
         self.go.add_permits(1);
     }
+
+    pub(crate) fn router(&self, once: &Idempotency<Database>, route: Route) -> Router {
+        let desk = self.clone();
+        let handler = any(move |request: Request| order(desk.clone(), request));
+        Router::new().route("/orders", handler.clone()).route("/orders/{id}", handler).layer(once.layer(route))
+    }
 }
 
 impl Shop {
@@ -114,9 +120,7 @@ impl Shop {
     }
 
     pub(crate) fn router(&self, once: &Idempotency<Database>, route: Route) -> Router {
-        let desk = self.desk.clone();
-        let handler = any(move |request: Request| order(desk.clone(), request));
-        Router::new().route("/orders", handler.clone()).route("/orders/{id}", handler).layer(once.layer(route))
+        self.desk.router(once, route)
     }
 
     /// Serves a handler of the law's own at `/orders`.

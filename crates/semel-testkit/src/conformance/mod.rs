@@ -129,6 +129,7 @@ macro_rules! conformance_suite {
                     a_waiter_that_gives_up_touches_nothing,
                     when_the_owner_gives_up_one_waiter_is_promoted,
                     when_the_lease_lapses_a_waiter_takes_over,
+                    only_what_is_worth_it_is_waited_for,
                     only_what_is_in_flight_is_waited_for;
                 sweeping:
                     orphans_end_by_their_own_terms,

@@ -144,6 +144,20 @@ pub async fn when_the_lease_lapses_a_waiter_takes_over(lab: Lab) {
     .await;
 }
 
+/// Whoever may wait says whether what is in flight is worth it, and is asked of nothing else.
+pub async fn only_what_is_worth_it_is_waited_for(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let lease = acquire(&ledger, work("k", Policy::default())).await;
+    let (id, again) = (lease.operation().id, || work("k", Policy::default()));
+    let refused = soon(ledger.claim_or_wait_if(again(), secs(600), |there| there.id != id)).await.unwrap();
+    assert_eq!(refused.word(), "in_flight");
+    let impatient = ledger.claim_or_wait_if(again(), Duration::ZERO, |_| panic!("there is no time to wait"));
+    assert_eq!(soon(impatient).await.unwrap().word(), "in_flight");
+    assert_eq!(lease.complete(done("made")).await.unwrap(), SETTLED);
+    let over = ledger.claim_or_wait_if(again(), secs(600), |_| panic!("nothing is in flight"));
+    assert_eq!(soon(over).await.unwrap().word(), "replay");
+}
+
 /// Only what is in flight is waited for: every other answer comes at once.
 pub async fn only_what_is_in_flight_is_waited_for(lab: Lab) {
     let ledger = lab.ledger().await;
