@@ -62,6 +62,15 @@ pub(crate) fn claim_all<'a>(
     answers
 }
 
+/// No answer that changes nothing tells of the claim's own fence.
+const UNDRAWN: Fence = Fence(i64::MAX);
+
+/// Reads the answer of a claim off a row that is not locked, if it would change nothing.
+pub(crate) fn read_one(row: &Operation, request: &Request, now: Timestamp) -> Option<Answer> {
+    let read = step(Some(row), &Event::Claim { request, fence: UNDRAWN }, now);
+    matches!(read.next, Next::Same).then_some(read.answer)
+}
+
 /// Reads the answers of claims off rows that are not locked. Those of a key that any claim would
 /// change are contested: that row must be locked and decided about again.
 pub(crate) fn read_all<R: AsRef<Request>>(
@@ -70,8 +79,6 @@ pub(crate) fn read_all<R: AsRef<Request>>(
     claims: Vec<usize>,
     now: Timestamp,
 ) -> (Vec<usize>, Vec<(usize, Answer)>) {
-    // No answer that changes nothing tells of the claim's own fence.
-    const UNDRAWN: Fence = Fence(i64::MAX);
     let place = |i: usize| (requests[i].as_ref().scope.clone(), requests[i].as_ref().key.clone());
     let mut changing = HashSet::new();
     let mut calm = Vec::new();

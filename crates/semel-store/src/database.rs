@@ -169,6 +169,14 @@ impl Store for Database {
         }
     }
 
+    async fn glimpse(&self, request: &Arc<Request>) -> Result<Option<Applied>> {
+        match &*self.0 {
+            // Claims wait for nobody there but those of the same key.
+            Inner::Postgres(_) => Ok(None),
+            Inner::Sqlite(db) => db.glimpse(request).await,
+        }
+    }
+
     async fn renew(&self, batch: Vec<(i64, Fence)>) -> Result<Vec<Answer>> {
         match &*self.0 {
             Inner::Postgres(db) => db.renew(&batch).await,
@@ -198,7 +206,10 @@ impl Store for Database {
     async fn begin(&self, limit: Duration) -> Result<Tx> {
         match &*self.0 {
             Inner::Postgres(db) => begin_on(&db.callers, limit).await,
-            Inner::Sqlite(db) => Ok(Tx::sqlite(sqlite::Writer::begin(&db.writer).await?, limit)),
+            Inner::Sqlite(db) => {
+                let tx = sqlite::Writer::begin(&db.writer).await?;
+                Ok(Tx::sqlite(tx.held_by_caller(&db.held), limit))
+            }
         }
     }
 

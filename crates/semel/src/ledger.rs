@@ -330,7 +330,9 @@ impl<S: Store> Ledger<S> {
         // The holder's clock starts before the claim is sent, so it ends before the database's.
         let deadline = OwnDeadline::of_claim(Uptime::now(), &request.policy);
         crash_point!("claim.before");
-        let applied = if self.inner.options.group_commit {
+        let applied = if let Ok(Some(applied)) = self.inner.store.glimpse(request).await {
+            applied
+        } else if self.inner.options.group_commit {
             let answer = self.inner.lanes.claims.send(Call::Claim(request.clone()), weight(request)).await?;
             Asked { ledger: self, answer: Some(answer) }.answer().await?
         } else {

@@ -152,6 +152,12 @@ pub trait Store: Clone + Send + Sync + 'static {
         async { Ok((self.claim(claims).await?, self.write(writes).await?)) }
     }
 
+    /// The answer to a claim that would change nothing, read without waiting for a writer, where claiming
+    /// would have to: a known key is answered at once also while a caller's transaction is open.
+    fn glimpse(&self, _request: &Arc<Request>) -> impl Future<Output = Result<Option<Applied>>> + Send {
+        async { Ok(None) }
+    }
+
     /// Renews leases: one statement for all of a node.
     fn renew(&self, batch: Vec<(i64, Fence)>) -> impl Future<Output = Result<Vec<Answer>>> + Send;
 

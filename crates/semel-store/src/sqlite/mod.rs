@@ -6,7 +6,13 @@ mod flush;
 mod hot;
 mod writer;
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use semel::{
     Error, Fence, Operation, Result, Timestamp, crash_point,
@@ -43,6 +49,8 @@ pub(crate) struct Sqlite {
     pub(crate) sql: Sql,
     clock: Clock,
     checkpoints: Checkpoints,
+    /// Whether a caller's transaction has the writer.
+    pub(crate) held: Arc<AtomicBool>,
 }
 
 impl Sqlite {
@@ -59,12 +67,33 @@ impl Sqlite {
         migrate(&mut connection, &migrator).await?;
         let checkpoints = Checkpoints::new(options.clone());
         let readers = SqlitePoolOptions::new().max_connections(4).connect_lazy_with(options.read_only(true));
-        Ok(Self { writer: Writer::new(connection), readers, sql: Sql::new(Dialect::Sqlite), clock, checkpoints })
+        Ok(Self {
+            writer: Writer::new(connection),
+            readers,
+            sql: Sql::new(Dialect::Sqlite),
+            clock,
+            checkpoints,
+            held: Arc::default(),
+        })
     }
 
     pub(crate) async fn now(&self) -> Result<Timestamp> {
         let seen: i64 = sqlx::query_scalar(hot::NOW).fetch_one(&self.readers).await.map_err(broken)?;
         Ok(Timestamp::from_micros(seen.max(self.clock.host())))
+    }
+
+    /// The answer to a claim that would change nothing, while a caller's transaction has the writer.
+    pub(crate) async fn glimpse(&self, request: &Request) -> Result<Option<Applied>> {
+        if !self.held.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let now = self.now().await?;
+        let mut reader = self.readers.acquire().await.map_err(broken)?;
+        let key = std::iter::once((&request.scope, &request.key));
+        let rows = load_by_key(&mut Conn::Sqlite(&mut reader), &self.sql, key).await?;
+        let Some(operation) = rows.into_values().next() else { return Ok(None) };
+        let answer = batch::read_one(&operation, request, now);
+        Ok(answer.map(|answer| Applied { answer, operation: Some(operation), now }))
     }
 
     pub(crate) async fn renew(&self, leases: &[(i64, Fence)]) -> Result<Vec<Answer>> {

@@ -5,7 +5,10 @@
 //! file's lock decides between them, and `BEGIN IMMEDIATE` takes it before anything is read, so
 //! that no transaction has to be upgraded half-way (which fails without waiting).
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use semel::{Error, Result};
 use serde_json::Value;
@@ -26,6 +29,17 @@ pub(crate) struct WriteTx {
     writer: Option<OwnedMutexGuard<Writer>>,
     /// What is to be counted at the commit, in the same hop.
     counts: Vec<Value>,
+    /// Set while it is a caller's, who may take his time.
+    held: Option<Held>,
+}
+
+/// Says that a caller's transaction is open, until dropped.
+struct Held(Arc<AtomicBool>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
 }
 
 impl Writer {
@@ -63,7 +77,7 @@ impl Writer {
     }
 
     async fn open(writer: &Arc<Mutex<Self>>) -> WriteTx {
-        let mut tx = WriteTx { writer: Some(writer.clone().lock_owned().await), counts: Vec::new() };
+        let mut tx = WriteTx { writer: Some(writer.clone().lock_owned().await), counts: Vec::new(), held: None };
         let writer = tx.get();
         if std::mem::replace(&mut writer.open, true) {
             sqlx::raw_sql("ROLLBACK").execute(&mut writer.connection).await.ok();
@@ -75,6 +89,13 @@ impl Writer {
 impl WriteTx {
     pub(crate) fn connection(&mut self) -> &mut SqliteConnection {
         &mut self.get().connection
+    }
+
+    /// Lets others know that the writer is a caller's now.
+    pub(crate) fn held_by_caller(mut self, held: &Arc<AtomicBool>) -> Self {
+        held.store(true, Ordering::Relaxed);
+        self.held = Some(Held(held.clone()));
+        self
     }
 
     /// Has these counted when it commits.
@@ -109,6 +130,8 @@ impl WriteTx {
 
 impl Drop for WriteTx {
     fn drop(&mut self) {
+        // While it still has the writer: the next caller may say so right after.
+        self.held = None;
         let Some(mut writer) = self.writer.take() else { return };
         if !writer.open {
             return;

@@ -118,6 +118,40 @@ pub async fn a_transaction_without_a_key_commits_or_does_not(lab: Lab) {
     assert!(matches!(soon(late).await, Err(Error::Stopping)));
 }
 
+/// While a transaction is open, what is known is answered at once: also on SQLite, where it has the only
+/// writer.
+pub async fn known_keys_are_answered_while_an_effect_is_made(lab: Lab) {
+    make_effects(&lab).await;
+    let ledger = lab.ledger().await;
+    let done_before = acquire(&ledger, work("done", Policy::default())).await;
+    assert!(matches!(done_before.complete(done("then")).await.unwrap(), semel::Settled::Yes { .. }));
+    let (begun, mut is_begun) = mpsc::channel(1);
+    let go_on = Arc::new(Notify::new());
+    let (runs, gate) = (ledger.clone(), go_on.clone());
+    let run = tokio::spawn(async move {
+        let handler = move |_: Ctx, tx: Tx| {
+            let (begun, gate) = (begun.clone(), gate.clone());
+            async move {
+                effect(&tx, "k").await?;
+                begun.send(()).await.unwrap();
+                gate.notified().await;
+                Ok(done("now"))
+            }
+        };
+        ran(runs.run_atomic(work("k", Policy::default()), handler).await)
+    });
+    is_begun.recv().await.unwrap();
+    let at_once = Duration::from_millis(1500);
+    let asked = |work| tokio::time::timeout(at_once, ledger.claim(work));
+    assert!(matches!(asked(work("k", Policy::default())).await.unwrap().unwrap(), Claim::InFlight(_)));
+    assert!(matches!(asked(work_with("k", "other", Policy::default())).await.unwrap().unwrap(), Claim::Mismatch(_)));
+    let Claim::Replay(replay) = asked(work("done", Policy::default())).await.unwrap().unwrap() else { panic!() };
+    assert_eq!(replay.outcome, done("then"));
+    go_on.notify_one();
+    assert_eq!(soon(run).await.unwrap(), Ran::Completed(done("now")));
+    assert_eq!(ask(&ledger, work("new", Policy::default())).await, "acquired");
+}
+
 /// Whoever has claimed can have the rest done as a run does it.
 pub async fn a_lease_that_is_held_can_be_run(lab: Lab) {
     make_effects(&lab).await;

@@ -105,6 +105,7 @@ macro_rules! conformance_suite {
                     what_is_declined_is_stored_without_its_effect,
                     a_transaction_without_a_key_commits_or_does_not,
                     a_lease_that_is_held_can_be_run,
+                    known_keys_are_answered_while_an_effect_is_made,
                     an_effect_that_takes_too_long_is_rolled_back,
                     an_effect_under_a_lost_lease_never_happens,
                     a_takeover_during_an_effect_leaves_one_effect,
