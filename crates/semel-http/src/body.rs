@@ -11,7 +11,7 @@ use bytes::{Buf as _, Bytes, BytesMut};
 use futures_util::future::poll_fn;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 
-use crate::problem::{BODY_INCOMPLETE, BODY_TOO_LARGE, Problem};
+use crate::problem::{BODY_INCOMPLETE, BODY_TIMEOUT, BODY_TOO_LARGE, Problem};
 
 /// An answer's body: what has been read of it so far, and the rest.
 pub struct Body<B: HttpBody> {
@@ -81,7 +81,16 @@ impl<B: HttpBody<Data = Bytes> + Unpin> HttpBody for Body<B> {
 }
 
 /// Reads a request's body. A body that does not arrive whole, or is too long, is nobody's request.
-pub(crate) async fn read_request<B>(body: B, limit: usize) -> Result<Bytes, Problem>
+pub(crate) async fn read_request<B>(body: B, limit: usize, patience: Duration) -> Result<Bytes, Problem>
+where
+    B: HttpBody,
+{
+    // Clients that send and then fall silent must not fill the memory.
+    let read = tokio::time::timeout(patience, read_within(body, limit)).await;
+    read.unwrap_or_else(|_| Err(Problem::new(&BODY_TIMEOUT)))
+}
+
+async fn read_within<B>(body: B, limit: usize) -> Result<Bytes, Problem>
 where
     B: HttpBody,
 {

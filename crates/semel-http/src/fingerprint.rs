@@ -8,6 +8,8 @@ use semel::Fingerprint;
 pub(crate) struct Sameness {
     /// JSON bodies count by what they say, not by how they are written.
     pub(crate) canonical_json: bool,
+    /// The host counts.
+    pub(crate) host: bool,
     /// Query parameters that do not count.
     pub(crate) ignored_query: Vec<String>,
     /// Members of a JSON body that do not count, as JSON pointers.
@@ -22,6 +24,7 @@ impl Sameness {
             .field("method", head.method.as_str().as_bytes())
             .field("path", path.as_bytes())
             .field("query", self.query(head).as_bytes());
+        let fields = if self.host { fields.field("host", host(head).as_bytes()) } else { fields };
         if let Some(boundary) = boundary(head) {
             // Each try of an honest client has a boundary of its own.
             let essence = content_type.split(';').next().unwrap_or_default().trim_end();
@@ -48,6 +51,11 @@ impl Sameness {
         };
         query.split('&').filter(counts).collect::<Vec<_>>().join("&")
     }
+}
+
+fn host(head: &Parts) -> String {
+    let named = head.headers.get(header::HOST).map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned());
+    named.or_else(|| head.uri.authority().map(ToString::to_string)).unwrap_or_default().to_ascii_lowercase()
 }
 
 fn is_json(content_type: &str) -> bool {
@@ -149,9 +157,21 @@ mod tests {
     }
 
     #[test]
+    fn the_host_counts_where_a_route_says_so() {
+        let of = |host: bool, name: &str| {
+            let (head, ()) = Request::post("/a").header("host", name).body(()).unwrap().into_parts();
+            Sameness { host, ..Sameness::default() }.fingerprint(&head, "/a", b"")
+        };
+        assert_eq!(of(false, "a.example"), of(false, "b.example"));
+        assert_ne!(of(true, "a.example"), of(true, "b.example"));
+        assert_eq!(of(true, "a.example"), of(true, "A.EXAMPLE"));
+    }
+
+    #[test]
     fn what_is_said_not_to_count_does_not() {
         let sameness = Sameness {
             canonical_json: true,
+            host: false,
             ignored_query: vec!["trace".into()],
             ignored_fields: vec!["/sent_at".into()],
         };

@@ -151,7 +151,7 @@ impl<S: Store, Inner> IdempotencyService<S, Inner> {
             Ok(None) if self.route.mode == Mode::Atomic => {
                 // Before its transaction begins, which must not wait for a slow client.
                 let (head, body) = request.into_parts();
-                return match read_request(body, self.route.request_limit).await {
+                return match read_request(body, self.route.request_limit, self.route.request_patience).await {
                     Ok(body) => self.run_unkeyed(Request::from_parts(head, body.into())).await,
                     Err(problem) => answered(problem),
                 };
@@ -160,7 +160,7 @@ impl<S: Store, Inner> IdempotencyService<S, Inner> {
             Err(problem) => return answered(problem),
         };
         let (mut head, body) = request.into_parts();
-        let body = match read_request(body, self.route.request_limit).await {
+        let body = match read_request(body, self.route.request_limit, self.route.request_patience).await {
             Ok(body) => body,
             Err(problem) => return answered(problem),
         };

@@ -81,7 +81,8 @@ pub static RESPONSE_NOT_KEPT: Kind = Kind {
     status: StatusCode::CONFLICT,
     retryable: false,
     title: "Done, but the answer was not kept",
-    meaning: "The request with this key took effect. Its answer was too large or streamed, and was not kept.",
+    meaning: "The request with this key took effect, but its answer is not here: it was too large, was streamed or \
+              broke off, or an operator said that it took effect.",
     remedy: "Do not send it under another key: it would take effect again. If the answer has a Location, the result is there.",
 };
 
@@ -101,7 +102,7 @@ pub static ATTEMPTS_EXHAUSTED: Kind = Kind {
     status: StatusCode::CONFLICT,
     retryable: false,
     title: "Attempts exhausted",
-    meaning: "The request with this key has failed as often as it may.",
+    meaning: "The request with this key has failed as often as it may, or an operator decided that it failed.",
     remedy: "An operator can have it tried again with semel operations resolve.",
 };
 
@@ -165,6 +166,16 @@ pub static BODY_INCOMPLETE: Kind = Kind {
     remedy: "Nothing was done. Send the request again.",
 };
 
+/// The body did not arrive in time.
+pub static BODY_TIMEOUT: Kind = Kind {
+    name: "body-timeout",
+    status: StatusCode::REQUEST_TIMEOUT,
+    retryable: true,
+    title: "Body timeout",
+    meaning: "The request's body did not arrive in time.",
+    remedy: "Nothing was done. Send the request again, with the same key.",
+};
+
 /// The server broke one of its own rules.
 pub static INTERNAL: Kind = Kind {
     name: "internal",
@@ -176,7 +187,7 @@ pub static INTERNAL: Kind = Kind {
 };
 
 /// Every kind that the layer answers with.
-pub static ALL: [&Kind; 15] = [
+pub static ALL: [&Kind; 16] = [
     &KEY_MISSING,
     &KEY_INVALID,
     &IN_FLIGHT,
@@ -191,6 +202,7 @@ pub static ALL: [&Kind; 15] = [
     &NOT_COMMITTED,
     &BODY_TOO_LARGE,
     &BODY_INCOMPLETE,
+    &BODY_TIMEOUT,
     &INTERNAL,
 ];
 

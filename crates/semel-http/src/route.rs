@@ -35,6 +35,7 @@ pub struct Route {
     pub(crate) wait: Duration,
     pub(crate) longest_wait: Duration,
     pub(crate) request_limit: usize,
+    pub(crate) request_patience: Duration,
     pub(crate) answer_limit: usize,
     pub(crate) answer_patience: Duration,
     pub(crate) sameness: Sameness,
@@ -56,6 +57,7 @@ impl Route {
             wait: Duration::ZERO,
             longest_wait: Duration::from_secs(30),
             request_limit: 1 << 20,
+            request_patience: Duration::from_secs(60),
             answer_limit: 1 << 20,
             answer_patience: Duration::from_secs(2),
             sameness: Sameness::default(),
@@ -118,6 +120,12 @@ impl Route {
         Self { request_limit, ..self }
     }
 
+    /// How long a request's body may take to come, a minute unless set.
+    #[must_use]
+    pub fn request_patience(self, request_patience: Duration) -> Self {
+        Self { request_patience, ..self }
+    }
+
     /// The longest answer that is kept, 1 MiB unless set and 7 MiB at most. A longer one goes to the
     /// first caller as it is, and a repeat is told that it took effect.
     #[must_use]
@@ -135,6 +143,13 @@ impl Route {
     #[must_use]
     pub fn canonical_json(mut self) -> Self {
         self.sameness.canonical_json = true;
+        self
+    }
+
+    /// The host that is asked for tells requests apart, too: where one server answers for many.
+    #[must_use]
+    pub fn host_counts(mut self) -> Self {
+        self.sameness.host = true;
         self
     }
 

@@ -53,7 +53,7 @@ async fn a_request_that_is_too_long_is_nobodys(kind: Kind) {
 async fn a_request_that_does_not_arrive_is_nobodys(kind: Kind) {
     let shop = Shop::open(kind).await;
     for route in [Route::leased(), Route::atomic()] {
-        let client = shop.serve(route).await;
+        let client = shop.serve(route.clone()).await;
         let mut half = client.start(&[&keyed("k").head()[..], b"Content-Length: 10\r\n\r\n12345"].concat()).await;
         half.shutdown().await.unwrap();
         let mut said = Vec::new();
@@ -69,6 +69,12 @@ async fn a_request_that_does_not_arrive_is_nobodys(kind: Kind) {
         drop(waits);
         tokio::time::sleep(Duration::from_millis(20)).await;
         assert_eq!((shop.desk.runs(), shop.operations().await), (0, 0));
+        // Nor one that falls silent.
+        let client = shop.serve(route.request_patience(Duration::from_millis(50))).await;
+        let mut silent = client.start(&[&keyed("k").head()[..], b"Content-Length: 10\r\n\r\n12345"].concat()).await;
+        let mut said = [0; 12];
+        soon(silent.read_exact(&mut said)).await.unwrap();
+        assert_eq!((&said, shop.operations().await), (b"HTTP/1.1 408", 0));
     }
 }
 

@@ -8,7 +8,8 @@ use semel_store::Database;
 
 use super::{ledger::Opened, words::DEFAULT_SCOPE};
 
-/// How far back a hash is looked for. There is no index on it, and nobody asks about a log line of last year.
+/// How far back a hash, or a key of an unknown scope, is looked for. There is no index on either, and nobody asks
+/// about a log line of last year.
 const NEWEST: usize = 5_000;
 
 /// One operation, by its key or by its number.
@@ -49,10 +50,26 @@ impl Target {
         {
             return Ok(found);
         }
-        if is_hash(key.as_str())
-            && let Some(found) = self.by_hash(store, key.as_str()).await?
-        {
-            return Ok(found);
+        // Without a scope of the person's own, every scope may be meant.
+        let anywhere = Scope::parse(DEFAULT_SCOPE).is_ok_and(|scope| scope == self.scope);
+        let hash = key.as_str();
+        let meant = |op: &Operation| (anywhere && op.key == *key) || (is_hash(hash) && op.short_hash() == hash);
+        match &self.among_the_newest(store, meant).await?[..] {
+            [] => {}
+            // Looked up again: a list does not bring what is in the archive.
+            [one] => {
+                if let Some(found) = store.by_id(self.scope.tenant(), one.id).await? {
+                    return Ok(found);
+                }
+            }
+            many => anyhow::bail!(
+                "the key {} is known in several scopes; say which is meant: {}",
+                super::words::quoted(key.as_str()),
+                many.iter()
+                    .map(|op| format!("--scope {}", super::words::quoted(&op.scope.to_string())))
+                    .collect::<Vec<_>>()
+                    .join(", ")
+            ),
         }
         Err(self.not_found(opened))
     }
@@ -63,21 +80,22 @@ impl Target {
     }
 
     /// Looks through the newest operations of the tenant, whatever their scope.
-    async fn by_hash(&self, store: &Database, hash: &str) -> anyhow::Result<Option<Operation>> {
+    async fn among_the_newest(
+        &self,
+        store: &Database,
+        meant: impl Fn(&Operation) -> bool,
+    ) -> anyhow::Result<Vec<Operation>> {
         let filter = Filter::tenant(self.scope.tenant());
         let mut page = Page { after: None, limit: 100 };
-        let mut seen = 0;
+        let (mut seen, mut found) = (0, Vec::new());
         while seen < NEWEST {
             let listing = store.list(&filter, page).await?;
             seen += listing.items.len();
-            if let Some(found) = listing.items.into_iter().find(|op| op.short_hash() == hash) {
-                // Looked up again: a list does not bring what is in the archive.
-                return Ok(store.by_id(self.scope.tenant(), found.id).await?);
-            }
-            let Some(next) = listing.next else { return Ok(None) };
+            found.extend(listing.items.into_iter().filter(&meant));
+            let Some(next) = listing.next else { break };
             page.after = Some(next);
         }
-        Ok(None)
+        Ok(found)
     }
 
     fn not_found(&self, opened: &Opened) -> anyhow::Error {
@@ -85,7 +103,7 @@ impl Target {
         match &self.key {
             Some(key) => anyhow::anyhow!(
                 "the key {} is not known in the scope {} of the ledger in {place}. It was never claimed there, or has \
-                 been purged, or its retention is over. Keys of another scope are found with --scope",
+                 been purged, or its retention is over. Keys of another scope are found with --scope; semel operations list shows them",
                 super::words::quoted(key.as_str()),
                 self.scope
             ),

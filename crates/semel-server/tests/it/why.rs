@@ -15,6 +15,7 @@ on_both_databases! {
     a_person_is_told_by_name
     a_story_can_be_had_as_json
     a_key_is_found_by_the_hash_that_logs_show_and_by_its_number
+    a_key_is_found_in_whatever_scope_it_is
     what_was_purged_is_still_known_by_its_number
     an_unknown_key_is_told_with_where_it_was_looked_for
 }
@@ -134,6 +135,18 @@ fn a_key_is_found_by_the_hash_that_logs_show_and_by_its_number(place: &Place) {
     assert!(story.starts_with("k in default/cli/other: "), "{story}");
 }
 
+fn a_key_is_found_in_whatever_scope_it_is(place: &Place) {
+    assert_eq!(place.ends("k", &["--scope", "cli/other"], "true").0, 0);
+    let story = place.say(["why", "k"]);
+    assert!(story.starts_with("k in default/cli/other: "), "{story}");
+    assert_eq!(place.ends("k", &["--scope", "cli/third"], "true").0, 0);
+    let output = place.run(["why", "k", "--quiet"]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = stderr(&output);
+    assert!(said.contains("several scopes") && said.contains("--scope default/cli/third"), "{said}");
+    assert_eq!(place.run(["why", "k", "--scope", "cli/fourth"]).status.code(), Some(1), "a scope that is given counts");
+}
+
 fn what_was_purged_is_still_known_by_its_number(place: &Place) {
     assert_eq!(place.ends("k", &[], "true").0, 0);
     let id = place.json(["operations", "show", "k", "--json"])["id"].to_string();
@@ -151,7 +164,7 @@ fn an_unknown_key_is_told_with_where_it_was_looked_for(place: &Place) {
     assert_eq!(output.status.code(), Some(1));
     let said = stderr(&output);
     assert!(said.starts_with("semel: the key nightly is not known in the scope default/cli/once of the ledger in "));
-    assert!(said.ends_with("Keys of another scope are found with --scope\n"), "{said}");
+    assert!(said.ends_with("Keys of another scope are found with --scope; semel operations list shows them\n"), "{said}");
     let output = place.run(["why", "--id", "999", "--quiet"]);
     assert!(stderr(&output).starts_with("semel: there is no operation 999 of the tenant default"), "{output:?}");
 }

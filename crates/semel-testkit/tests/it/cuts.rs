@@ -24,6 +24,8 @@ const COMMIT_OF_LEDGER: On = On::Query("COMMIT");
 const CLAIM: On = On::Execute("asked AS MATERIALIZED");
 /// The statement that makes plain completions.
 const COMPLETE: On = On::Execute("DELETE FROM semel_leases AS l USING asked");
+/// The completion in a caller's transaction.
+const COMPLETE_OF_CALLER: On = On::Execute("DELETE FROM semel_leases AS l WHERE");
 
 /// A node behind a proxy, and the database without one.
 struct Wire {
@@ -263,7 +265,7 @@ async fn a_connection_that_swallows_everything_is_given_up() {
         }
         wire.until_completed(&name).await;
 
-        for on in [On::Query("BEGIN"), COMPLETE] {
+        for on in [On::Query("BEGIN"), COMPLETE_OF_CALLER] {
             let name = format!("atomic {on:?} {fault:?}");
             wire.plan(on, fault);
             let answer = wire.run(&name, policy(Duration::from_secs(2))).await;
