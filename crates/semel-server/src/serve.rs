@@ -15,9 +15,9 @@ use tower::Service;
 
 use crate::{Error, Result, config::Listen, stop::Stop};
 
-/// How long requests in flight may take after a stop was asked for. Most supervisors send SIGKILL after 30 s (10 s for
-/// Docker), so a longer wait would seldom be granted.
-pub const DRAIN: Duration = Duration::from_secs(10);
+/// How long requests in flight may take after a stop was asked for. Some supervisors send SIGKILL after 10 s (Docker;
+/// most others after 30 s), and the ledger needs a moment after the requests.
+pub const DRAIN: Duration = Duration::from_secs(7);
 
 /// How serving ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

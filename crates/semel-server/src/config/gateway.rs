@@ -162,13 +162,39 @@ impl Value for Option<HeaderName> {
     const EXAMPLE: &'static str = "x-tenant";
 
     fn parse(text: &str) -> Result<Self, String> {
-        // These have a meaning of their own, or go no further than one connection.
-        const TAKEN: [HeaderName; 4] =
-            [header::HOST, header::CONNECTION, header::CONTENT_LENGTH, header::TRANSFER_ENCODING];
+        // These have a meaning of their own, are set here, or go no further than one connection.
+        const TAKEN: [HeaderName; 22] = [
+            header::HOST,
+            header::CONTENT_LENGTH,
+            header::CONTENT_TYPE,
+            header::CONTENT_ENCODING,
+            header::ACCEPT_ENCODING,
+            header::EXPECT,
+            header::CONNECTION,
+            HeaderName::from_static("keep-alive"),
+            HeaderName::from_static("proxy-connection"),
+            HeaderName::from_static("http2-settings"),
+            header::PROXY_AUTHORIZATION,
+            header::TE,
+            header::TRAILER,
+            header::TRANSFER_ENCODING,
+            header::UPGRADE,
+            header::FORWARDED,
+            HeaderName::from_static("x-forwarded-for"),
+            HeaderName::from_static("x-forwarded-host"),
+            HeaderName::from_static("x-forwarded-proto"),
+            HeaderName::from_static("prefer"),
+            HeaderName::from_static("idempotency-key"),
+            HeaderName::from_static("semel-fence"),
+        ];
         match text.parse::<HeaderName>() {
             _ if text.is_empty() => Ok(None),
-            Ok(name) if !TAKEN.contains(&name) => Ok(Some(name)),
-            _ => Err(format!("must be the name of a header such as x-tenant, not \"{text}\"")),
+            // To many servers an underscore is the same.
+            Ok(name) if TAKEN.iter().any(|taken| taken.as_str() == name.as_str().replace('_', "-")) => {
+                Err(format!("must be a header of its own such as x-tenant: {name} means something else"))
+            }
+            Ok(name) => Ok(Some(name)),
+            Err(_) => Err(format!("must be the name of a header such as x-tenant, not \"{text}\"")),
         }
     }
 
@@ -289,6 +315,16 @@ mod tests {
             assert!(!message.contains("geheim"), "{message}");
         }
         assert!(read("https://a").unwrap_err().contains("cannot be https"));
+    }
+
+    #[test]
+    fn a_tenant_has_a_header_of_its_own() {
+        let read = <Option<HeaderName> as Value>::parse;
+        assert_eq!(read("X-Tenant"), Ok(Some(HeaderName::from_static("x-tenant"))));
+        assert_eq!(read(""), Ok(None));
+        for text in ["Host", "Idempotency-Key", "idempotency_key", "Semel-Fence", "Upgrade", "X-Forwarded-For", "a b"] {
+            assert!(read(text).is_err(), "{text}");
+        }
     }
 
     #[test]

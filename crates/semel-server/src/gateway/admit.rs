@@ -1,6 +1,6 @@
 //! What is looked at, set right and found out before a request reaches the layer.
 
-use std::{net::SocketAddr, time::Duration};
+use std::net::SocketAddr;
 
 use axum::{
     extract::ConnectInfo,
@@ -10,7 +10,7 @@ use semel::Scope;
 use semel_http::{Principal, Role};
 
 use super::{
-    headers::{FENCE, has_strange_coding, remove_hop_by_hop, set_forwarded, takes_trailers, upgrade},
+    headers::{FENCE, has_strange_coding, remove_hop_by_hop, remove_twins, set_forwarded, takes_trailers, upgrade},
     proxy::Wanted,
 };
 use crate::{
@@ -27,12 +27,10 @@ pub(super) struct Admission {
     pub(super) trusted: Networks,
     /// The upstream's own name, for a client that names no host.
     pub(super) upstream: Option<HeaderValue>,
-    /// How long the body of a request with a key may take.
-    pub(super) patience: Duration,
 }
 
 /// Whether the layer will look for the request's key in the ledger.
-pub(super) fn is_keyed(head: &Parts) -> bool {
+fn is_keyed(head: &Parts) -> bool {
     head.headers.contains_key(KEY) && super::METHODS.contains(&head.method)
 }
 
@@ -57,6 +55,7 @@ impl Admission {
         }
         // Only we may say so.
         head.headers.remove(FENCE);
+        remove_twins(&mut head.headers, self.tenant_header.as_ref());
         self.settle_host(head)?;
 
         let peer = head.extensions.get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0);
@@ -86,8 +85,10 @@ impl Admission {
             return Err(Problem::new(&HOST_NOT_ALLOWED).detail("The request has more than one Host header."));
         }
         // A request line may name a host of its own (`GET http://host/ HTTP/1.1`), and then that one counts.
-        let named = head.uri.authority().and_then(|authority| HeaderValue::from_str(authority.as_str()).ok());
-        if let Some(host) = named {
+        let named = head.uri.authority().map(|authority| authority.as_str());
+        // A password before the host is nobody's business behind us, and no part of a Host header.
+        let named = named.map(|named| named.rsplit_once('@').map_or(named, |(_, host)| host));
+        if let Some(host) = named.and_then(|host| HeaderValue::from_str(host).ok()) {
             head.headers.insert(header::HOST, host);
         } else if let Some(host) = &self.upstream {
             head.headers.entry(header::HOST).or_insert_with(|| host.clone());
@@ -104,7 +105,8 @@ impl Admission {
         let mut given = headers.get_all(name).iter();
         let (tenant, None) = (given.next()?.to_str().ok()?, given.next()) else { return None };
         Scope::new(tenant, super::SERVICE, super::KIND).ok()?;
-        Some(tenant.to_owned())
+        // Two headers that were joined on the way look like this.
+        (!tenant.contains(',')).then(|| tenant.to_owned())
     }
 }
 
@@ -115,7 +117,8 @@ mod tests {
     use super::*;
 
     fn admit(peer: &str, method: &str, lines: &[(&str, &str)]) -> Result<Parts, &'static str> {
-        let mut request = Request::builder().method(method).uri("http://example.com/a").header("host", "other");
+        let uri = "http://ana:secret@example.com/a";
+        let mut request = Request::builder().method(method).uri(uri).header("host", "other");
         for (name, value) in lines {
             request = request.header(*name, *value);
         }
@@ -126,7 +129,6 @@ mod tests {
             tenant_header: Some(HeaderName::from_static("x-tenant")),
             trusted: super::super::tests::networks("10.0.0.0/8"),
             upstream: None,
-            patience: Duration::ZERO,
         };
         admission.admit(&mut head).map(|()| head).map_err(|problem| problem.kind().name)
     }
@@ -144,8 +146,10 @@ mod tests {
         assert_eq!(admit("10.1.2.3", "POST", &[("idempotency-key", "k")]).unwrap_err(), "tenant-unknown");
         let twice = [("idempotency-key", "k"), ("x-tenant", "ana"), ("x-tenant", "bob")];
         assert_eq!(admit("10.1.2.3", "POST", &twice).unwrap_err(), "tenant-unknown");
-        let strange = [("idempotency-key", "k"), ("x-tenant", "a/b")];
-        assert_eq!(admit("10.1.2.3", "POST", &strange).unwrap_err(), "tenant-unknown");
+        for strange in ["a/b", "ana,bob", "ana, bob"] {
+            let said = [("idempotency-key", "k"), ("x-tenant", strange)];
+            assert_eq!(admit("10.1.2.3", "POST", &said).unwrap_err(), "tenant-unknown", "{strange}");
+        }
     }
 
     #[test]
@@ -153,7 +157,23 @@ mod tests {
         let head = admit("11.1.2.3", "POST", &[("x-tenant", "ana"), ("semel-fence", "9")]).unwrap();
         assert_eq!(tenant(&head), None);
         assert!(!head.headers.contains_key("x-tenant") && !head.headers.contains_key("semel-fence"));
-        assert_eq!(head.headers["host"], "example.com");
+    }
+
+    #[test]
+    fn the_host_of_the_target_counts_without_a_password() {
+        let head = admit("11.1.2.3", "GET", &[]).unwrap();
+        assert_eq!(
+            (&head.headers["host"], &head.headers["x-forwarded-host"]),
+            (&"example.com".parse().unwrap(), &"example.com".parse().unwrap())
+        );
+    }
+
+    #[test]
+    fn a_twin_is_not_passed_on_even_from_a_trusted_proxy() {
+        let said = [("x-tenant", "ana"), ("x_tenant", "bob"), ("semel_fence", "9"), ("x_forwarded_for", "1.2.3.4")];
+        let head = admit("10.1.2.3", "GET", &said).unwrap();
+        assert_eq!(tenant(&head), Some("ana"));
+        assert!(head.headers.keys().all(|name| !name.as_str().contains('_')), "{:?}", head.headers);
     }
 
     #[test]

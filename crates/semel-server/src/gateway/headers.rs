@@ -22,8 +22,9 @@ const ABOUT_THE_WAY: [HeaderName; 6] = [
 ];
 
 /// What is about one connection, whether or not `Connection` says so.
-const HOP_BY_HOP: [HeaderName; 7] = [
+const HOP_BY_HOP: [HeaderName; 8] = [
     header::CONNECTION,
+    HeaderName::from_static("http2-settings"),
     HeaderName::from_static("keep-alive"),
     HeaderName::from_static("proxy-connection"),
     header::PROXY_AUTHORIZATION,
@@ -34,8 +35,18 @@ const HOP_BY_HOP: [HeaderName; 7] = [
 
 /// What `Connection` may not take away: a client could make the request mean something else behind us than it meant
 /// here.
-const STAYS: [HeaderName; 4] =
-    [header::HOST, header::CONTENT_LENGTH, header::CONTENT_TYPE, HeaderName::from_static("idempotency-key")];
+const STAYS: [HeaderName; 6] = [
+    header::HOST,
+    header::CONTENT_LENGTH,
+    header::CONTENT_TYPE,
+    header::AUTHORIZATION,
+    header::COOKIE,
+    HeaderName::from_static("idempotency-key"),
+];
+
+/// What an answer may say of a key. An upstream that said so could make a first answer look like a replayed one.
+const ABOUT_THE_KEY: [HeaderName; 2] =
+    [HeaderName::from_static("idempotent-replayed"), HeaderName::from_static("idempotency-mismatch")];
 
 /// Removes what goes no further than one connection.
 pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
@@ -45,10 +56,43 @@ pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// The protocol that the sender wants to change to, or has changed to.
+/// Removes what only the layer may say in an answer.
+pub(super) fn remove_about_the_key(headers: &mut HeaderMap) {
+    for name in &ABOUT_THE_KEY {
+        headers.remove(name);
+    }
+}
+
+/// Removes the headers that are another's twin to a server that hands them on as variables, as CGI and WSGI do: there
+/// `X_Tenant` and `X-Tenant` are both `HTTP_X_TENANT`, so what is removed or set under one name could be said by the
+/// other.
+pub(super) fn remove_twins(headers: &mut HeaderMap, tenant: Option<&HeaderName>) {
+    let guarded = |name: &HeaderName| {
+        let plain = plain(name);
+        let is = |other: &HeaderName| plain == other.as_str();
+        let listed = is(&FENCE) || STAYS.iter().chain(&HOP_BY_HOP).chain(&ABOUT_THE_WAY).any(is);
+        let imitates = plain != name.as_str() && (listed || plain.starts_with("x-forwarded-"));
+        // A tenant's header may itself be written with an underscore; then its twin has none.
+        let is_tenant = tenant == Some(name);
+        !is_tenant && (imitates || tenant.is_some_and(|tenant| self::plain(tenant) == plain))
+    };
+    let twins: Vec<HeaderName> = headers.keys().filter(|name| guarded(name)).cloned().collect();
+    for name in twins {
+        headers.remove(name);
+    }
+}
+
+/// A name with `-` for whatever becomes `_` in a variable's name. Most servers do so with `-` and `_` only, some with
+/// all that is neither letter nor digit.
+fn plain(name: &HeaderName) -> String {
+    name.as_str().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect()
+}
+
+/// The protocol that the sender wants to change to, or has changed to. It is WebSocket or none: by `h2c` requests
+/// would go down the tunnel unseen, with whatever tenant and fence a client likes.
 pub(super) fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
     let asked = tokens(headers, &header::CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"));
-    headers.get(header::UPGRADE).filter(|_| asked).cloned()
+    only(headers, &header::UPGRADE, "websocket").filter(|_| asked).cloned()
 }
 
 /// Puts back what [`remove_hop_by_hop`] took away, where the protocol is to be changed.
@@ -62,9 +106,10 @@ pub(super) fn takes_trailers(headers: &HeaderMap) -> bool {
     tokens(headers, &header::TE).any(|token| token.eq_ignore_ascii_case("trailers"))
 }
 
-/// Whether the body was sent in a coding that is not undone here.
+/// Whether the body was sent in a coding that is not undone here, or that each side could read in its own way.
 pub(super) fn has_strange_coding(headers: &HeaderMap) -> bool {
-    tokens(headers, &header::TRANSFER_ENCODING).any(|coding| !coding.eq_ignore_ascii_case("chunked"))
+    let name = header::TRANSFER_ENCODING;
+    headers.contains_key(&name) && only(headers, &name, "chunked").is_none()
 }
 
 /// Says where the request came from. What it says itself stays only if it comes from a trusted proxy.
@@ -81,6 +126,13 @@ pub(super) fn set_forwarded(headers: &mut HeaderMap, peer: SocketAddr, trusted: 
         headers.entry(X_FORWARDED_HOST).or_insert(host);
     }
     headers.entry(X_FORWARDED_PROTO).or_insert(HeaderValue::from_static("http"));
+}
+
+/// The header's value, if it is this one word and nothing else.
+fn only<'a>(headers: &'a HeaderMap, name: &HeaderName, word: &str) -> Option<&'a HeaderValue> {
+    let mut lines = headers.get_all(name).iter();
+    let (line, None) = (lines.next()?, lines.next()) else { return None };
+    line.as_bytes().trim_ascii().eq_ignore_ascii_case(word.as_bytes()).then_some(line)
 }
 
 /// The words of a header that is a list.
@@ -109,8 +161,10 @@ mod tests {
     fn what_is_about_one_connection_goes_no_further() {
         let mut headers = headers(&[
             ("host", "a"),
-            ("connection", "close, X-Hop, Idempotency-Key"),
-            ("connection", "host"),
+            ("connection", "close, X-Hop, Idempotency-Key, Cookie"),
+            ("connection", "host, authorization"),
+            ("authorization", "a"),
+            ("http2-settings", "AAMAAABkAAQAAP__"),
             ("x-hop", "1"),
             ("idempotency-key", "k"),
             ("te", "trailers"),
@@ -120,7 +174,7 @@ mod tests {
         remove_hop_by_hop(&mut headers);
         let mut names = names(&headers);
         names.sort_unstable();
-        assert_eq!(names, ["cookie", "host", "idempotency-key"]);
+        assert_eq!(names, ["authorization", "cookie", "host", "idempotency-key"]);
     }
 
     #[test]
@@ -131,6 +185,46 @@ mod tests {
         );
         assert_eq!(upgrade(&headers(&[("upgrade", "websocket")])), None);
         assert_eq!(upgrade(&headers(&[("connection", "upgrade")])), None);
+    }
+
+    #[test]
+    fn no_protocol_but_websocket_is_changed_to() {
+        let asked = ("connection", "upgrade");
+        assert_eq!(upgrade(&headers(&[asked, ("upgrade", "WebSocket")])).unwrap(), "WebSocket");
+        for other in ["h2c", "websocket, h2c", "h2c, websocket", "websocket/13", "TLS/1.0", ""] {
+            assert_eq!(upgrade(&headers(&[asked, ("upgrade", other)])), None, "{other}");
+        }
+        assert_eq!(upgrade(&headers(&[asked, ("upgrade", "websocket"), ("upgrade", "h2c")])), None);
+    }
+
+    #[test]
+    fn a_twin_of_a_guarded_header_goes_no_further() {
+        let tenant = HeaderName::from_static("x-tenant");
+        let twins = [
+            "x_tenant",
+            "x.tenant",
+            "semel_fence",
+            "idempotency_key",
+            "x_forwarded_for",
+            "x-forwarded_prefix",
+            "x_real_ip",
+            "content_length",
+            "transfer_encoding",
+        ];
+        let stay = ["idempotency-key", "x-forwarded-for", "x-forwarded-prefix", "x-tenant", "x_own"];
+        let mut headers =
+            headers(&[twins.as_slice(), &stay].concat().into_iter().map(|name| (name, "1")).collect::<Vec<_>>());
+        remove_twins(&mut headers, Some(&tenant));
+        let mut names = names(&headers);
+        names.sort_unstable();
+        assert_eq!(names, stay);
+    }
+
+    #[test]
+    fn a_tenants_header_with_an_underscore_has_a_twin_without() {
+        let mut headers = headers(&[("x-tenant", "1"), ("x_tenant", "2")]);
+        remove_twins(&mut headers, Some(&HeaderName::from_static("x_tenant")));
+        assert_eq!(names(&headers), ["x_tenant"]);
     }
 
     #[test]
@@ -156,6 +250,12 @@ mod tests {
     #[test]
     fn only_chunks_are_undone() {
         assert!(!has_strange_coding(&headers(&[("transfer-encoding", "Chunked")])));
-        assert!(has_strange_coding(&headers(&[("transfer-encoding", "gzip, chunked")])));
+        for other in ["gzip, chunked", "chunked, chunked", "chunked,", ""] {
+            assert!(has_strange_coding(&headers(&[("transfer-encoding", other)])), "{other}");
+        }
+        let mut unreadable = headers(&[("transfer-encoding", "chunked")]);
+        unreadable.append("transfer-encoding", HeaderValue::from_bytes(b"\xff").unwrap());
+        assert!(has_strange_coding(&unreadable));
+        assert!(!has_strange_coding(&headers(&[])));
     }
 }

@@ -10,7 +10,6 @@
 
 mod admit;
 mod headers;
-mod in_time;
 mod pool;
 mod proxy;
 mod tunnel;
@@ -40,7 +39,6 @@ use crate::{
     http::{self, health::Readiness},
 };
 use admit::Admission;
-use in_time::InTime;
 use proxy::{Proxy, Rules};
 
 /// The service of the gateway's operations.
@@ -78,7 +76,6 @@ impl Gateway {
                 tenant_header: config.tenant_header.clone(),
                 trusted: config.trusted_proxies.clone(),
                 upstream: HeaderValue::from_str(&upstream.authority()).ok(),
-                patience: config.timeout,
             }),
             passing: Idempotency::new(ledger).layer(route(config)).layer(proxy),
         }
@@ -102,8 +99,11 @@ fn route(config: &config::Gateway) -> Route {
         .service(SERVICE)
         .kind(KIND)
         .methods(METHODS)
+        // One gateway may stand before many sites, and the same path of another is another request.
+        .host_counts()
         .wait(config.wait)
         .request_limit(config.request_limit.0)
+        .request_patience(config.timeout)
         .answer_limit(config.answer_limit.0)
         .policy(policy)
 }
@@ -130,11 +130,7 @@ impl Service<Request<Incoming>> for Gateway {
         if let Err(problem) = self.admission.admit(&mut head) {
             return Box::pin(std::future::ready(Ok(problem.into_response())));
         }
-        let body = match admit::is_keyed(&head) {
-            true => Body::new(InTime::new(body, self.admission.patience)),
-            false => Body::new(body),
-        };
-        let answer = self.passing.call(Request::from_parts(head, body));
+        let answer = self.passing.call(Request::from_parts(head, Body::new(body)));
         Box::pin(async move { Ok(answer.await?.map(Body::new)) })
     }
 }

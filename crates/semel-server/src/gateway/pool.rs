@@ -2,11 +2,12 @@
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use axum::body::Body;
 use hyper::client::conn::http1::SendRequest;
+use tokio::time::{Instant, sleep_until};
 
 /// How long a connection may wait. A request that meets the upstream's own closing of an idle connection may or may not
 /// have arrived, so it would be in doubt for nothing: this stays below the shortest time after which a common server
@@ -15,9 +16,17 @@ const IDLE: Duration = Duration::from_secs(1);
 /// How many may wait. More than one gateway has requests in flight at a time is not worth the sockets.
 const MOST: usize = 512;
 
-/// Idle connections, the one that was used last on top. Clones share it.
+/// Idle connections. Clones share them.
 #[derive(Clone, Default)]
-pub(super) struct Pool(Arc<Mutex<Vec<Idle>>>);
+pub(super) struct Pool(Arc<Mutex<Waiting>>);
+
+#[derive(Default)]
+struct Waiting {
+    /// The one that was used last is on top.
+    idle: Vec<Idle>,
+    /// Whether a task closes those that have waited too long. There is one as long as any wait.
+    watched: bool,
+}
 
 struct Idle {
     connection: SendRequest<Body>,
@@ -27,11 +36,11 @@ struct Idle {
 impl Pool {
     /// A connection that was open a moment ago, if there is one.
     pub(super) fn take(&self) -> Option<SendRequest<Body>> {
-        let mut idle = self.lock();
-        while let Some(Idle { connection, since }) = idle.pop() {
+        let mut waiting = self.lock();
+        while let Some(Idle { connection, since }) = waiting.idle.pop() {
             if since.elapsed() >= IDLE {
                 // Those below have waited longer.
-                idle.clear();
+                waiting.idle.clear();
                 return None;
             }
             if connection.is_ready() {
@@ -53,15 +62,35 @@ impl Pool {
     }
 
     fn put(&self, connection: SendRequest<Body>) {
-        let mut idle = self.lock();
-        let stale = idle.iter().take_while(|idle| idle.since.elapsed() >= IDLE).count();
-        idle.drain(..stale);
-        if idle.len() < MOST {
-            idle.push(Idle { connection, since: Instant::now() });
+        let mut waiting = self.lock();
+        if waiting.idle.len() < MOST {
+            waiting.idle.push(Idle { connection, since: Instant::now() });
+        }
+        if !waiting.watched {
+            waiting.watched = true;
+            tokio::spawn(self.clone().close_in_time());
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Idle>> {
+    /// Closes connections when they have waited long enough, until none waits. Otherwise those of a busy hour would
+    /// stay open through the quiet one that follows, each of them a thread or more of some upstreams.
+    async fn close_in_time(self) {
+        while let Some(next) = self.close_stale() {
+            sleep_until(next).await;
+        }
+    }
+
+    /// Closes those that have waited too long, and says when the next will have.
+    fn close_stale(&self) -> Option<Instant> {
+        let mut waiting = self.lock();
+        let stale = waiting.idle.iter().take_while(|idle| idle.since.elapsed() >= IDLE).count();
+        waiting.idle.drain(..stale);
+        let next = waiting.idle.first().map(|oldest| oldest.since + IDLE);
+        waiting.watched = next.is_some();
+        next
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

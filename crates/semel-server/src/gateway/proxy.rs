@@ -16,13 +16,15 @@ use semel_http::{Attempt, BoxFuture, Verdict};
 use tower::Service;
 
 use super::{
-    headers::{FENCE, remove_hop_by_hop, set_upgrade, upgrade},
+    headers::{FENCE, remove_about_the_key, remove_hop_by_hop, set_upgrade, upgrade},
     tunnel,
     upstream::{Failure, Upstream},
 };
 use crate::{
     config::Statuses,
-    http::problem::{Kind, Problem, UPSTREAM_LOST, UPSTREAM_TIMEOUT, UPSTREAM_UNREACHABLE},
+    http::problem::{
+        BODY_INCOMPLETE, BODY_TIMEOUT, Kind, Problem, UPSTREAM_LOST, UPSTREAM_TIMEOUT, UPSTREAM_UNREACHABLE,
+    },
 };
 
 /// The protocol that a client wants to change to, in the extensions of its request.
@@ -103,6 +105,7 @@ impl Proxy {
         *response.version_mut() = Version::HTTP_11;
         let changed = upgrade(response.headers());
         remove_hop_by_hop(response.headers_mut());
+        remove_about_the_key(response.headers_mut());
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             return match (client, changed) {
                 (Some(client), Some(protocol)) => {
@@ -137,6 +140,14 @@ impl Proxy {
                 tracing::warn!(keyed, "the upstream did not answer in time");
                 &UPSTREAM_TIMEOUT
             }
+            Failure::BodyIncomplete => {
+                tracing::debug!("a client's body broke off on its way to the upstream");
+                return body_problem(&BODY_INCOMPLETE, "The request's body broke off.");
+            }
+            Failure::BodyTimeout => {
+                tracing::debug!("a client stopped in the middle of its body");
+                return body_problem(&BODY_TIMEOUT, "The rest of the request's body did not come in time.");
+            }
         };
         self.problem(kind, keyed)
     }
@@ -154,6 +165,13 @@ impl Proxy {
         response.extensions_mut().insert(verdict);
         response
     }
+}
+
+/// A problem with a body that is passed on as it comes, which only that of a request without a key is. Unlike one that
+/// is read here first, it may have done something.
+fn body_problem(kind: &'static Kind, what: &str) -> Response<Body> {
+    let detail = format!("{what} The service behind the gateway may have got the part before.");
+    Problem::new(kind).detail(detail).with("retryable", false).into_response()
 }
 
 /// A target as a server wants it, whatever form the client gave it.

@@ -2,7 +2,7 @@
 
 use std::{
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll},
     time::Duration,
 };
@@ -44,6 +44,10 @@ pub(super) enum Failure {
     Lost(hyper::Error),
     /// It may have arrived, and no answer came in time.
     Timeout,
+    /// The client's body broke off.
+    BodyIncomplete,
+    /// The client stopped in the middle of its body.
+    BodyTimeout,
 }
 
 impl Upstream {
@@ -102,7 +106,11 @@ impl Upstream {
                 answer = &mut sent => break answer,
                 // The client may have sent more in the meantime, and then the upstream has the same time again.
                 () = sleep_until(until) => if progress.last() + self.timeout <= Instant::now() {
-                    return Err(NotSent::Failed(Failure::Timeout));
+                    return Err(NotSent::Failed(match progress.body() {
+                        BodyState::Awaited => Failure::BodyTimeout,
+                        BodyState::Broken => Failure::BodyIncomplete,
+                        BodyState::Going => Failure::Timeout,
+                    }));
                 },
             }
         };
@@ -114,6 +122,7 @@ impl Upstream {
             // hyper hands the request back only if it had not begun to write it.
             Err(mut error) => Err(match error.take_message() {
                 Some(request) => NotSent::Unsent(Box::new(request)),
+                None if progress.body() == BodyState::Broken => NotSent::Failed(Failure::BodyIncomplete),
                 None => NotSent::Failed(Failure::Lost(error.into_error())),
             }),
         }
@@ -126,23 +135,46 @@ enum NotSent {
     Failed(Failure),
 }
 
-/// When a request last went on.
+/// When a request last went on, and whose turn it is.
 #[derive(Clone)]
-struct Progress(Arc<Mutex<Instant>>);
+struct Progress(Arc<Mutex<(Instant, BodyState)>>);
+
+/// How it is with the client's body: whether the client or the upstream keeps the request from going on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum BodyState {
+    /// All that was asked for is there.
+    Going,
+    /// More was asked for, and the client has not sent it.
+    Awaited,
+    /// It ended in an error.
+    Broken,
+}
 
 impl Default for Progress {
     fn default() -> Self {
-        Self(Arc::new(Mutex::new(Instant::now())))
+        Self(Arc::new(Mutex::new((Instant::now(), BodyState::Going))))
     }
 }
 
 impl Progress {
     fn made(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        self.lock().0 = Instant::now();
     }
 
     fn last(&self) -> Instant {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lock().0
+    }
+
+    fn body(&self) -> BodyState {
+        self.lock().1
+    }
+
+    fn body_is(&self, state: BodyState) {
+        self.lock().1 = state;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, (Instant, BodyState)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -164,6 +196,11 @@ impl hyper::body::Body for Watched {
         if frame.is_ready() {
             self.progress.made();
         }
+        self.progress.body_is(match &frame {
+            Poll::Pending => BodyState::Awaited,
+            Poll::Ready(Some(Err(_))) => BodyState::Broken,
+            Poll::Ready(_) => BodyState::Going,
+        });
         frame
     }
 

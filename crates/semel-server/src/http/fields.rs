@@ -6,11 +6,24 @@ use axum::extract::{FromRequest, Request};
 use bytes::Bytes;
 use serde::{
     Deserialize, Deserializer,
-    de::{MapAccess, Visitor},
+    de::{IgnoredAny, MapAccess, Visitor},
 };
 use serde_json::{Value, json, value::RawValue};
 
 use super::problem::{INVALID_FIELDS, INVALID_JSON, Kind, Problem};
+
+/// How many wrong fields are told by name, and how many characters of a name.
+const MOST_TOLD: usize = 20;
+const MOST_OF_A_NAME: usize = 64;
+
+/// How many members of a body are read. No request has as many.
+const MOST_MEMBERS: usize = 64;
+
+/// How much is told of why a body is no JSON object: the reason quotes the body.
+const MOST_OF_A_REASON: usize = 200;
+
+/// What stands for a name where many are meant.
+const SEVERAL: &str = "…";
 
 /// The members of a request's JSON object, each still as it was written. A handler takes it as its last argument.
 pub struct Fields {
@@ -18,14 +31,22 @@ pub struct Fields {
     wrong: Wrong,
 }
 
-/// What is wrong with a request, field by field.
+/// What is wrong with a request, field by field. However much it is, the answer stays short.
 #[derive(Debug, Default)]
-pub struct Wrong(Vec<(String, String)>);
+pub struct Wrong {
+    told: Vec<(String, String)>,
+    /// How many more there are.
+    more: usize,
+}
 
 impl Wrong {
     /// Notes what is wrong with a field.
     pub fn note(&mut self, field: &str, message: impl Into<String>) {
-        self.0.push((field.to_owned(), message.into()));
+        if self.told.len() < MOST_TOLD {
+            self.told.push((cut(field, MOST_OF_A_NAME), message.into()));
+        } else {
+            self.more += 1;
+        }
     }
 
     /// Nothing, or the problem that lists everything.
@@ -33,13 +54,17 @@ impl Wrong {
     /// # Errors
     /// When anything was noted.
     pub fn check(self, kind: &'static Kind) -> Result<(), Problem> {
-        if self.0.is_empty() { Ok(()) } else { Err(self.problem(kind)) }
+        if self.told.is_empty() { Ok(()) } else { Err(self.problem(kind)) }
     }
 
     /// The problem that lists everything.
-    pub fn problem(self, kind: &'static Kind) -> Problem {
-        let detail = self.0.iter().map(|(field, message)| format!("{field} {message}")).collect::<Vec<_>>().join("; ");
-        let errors = self.0.into_iter().map(|(field, message)| json!({ "field": field, "message": message }));
+    pub fn problem(mut self, kind: &'static Kind) -> Problem {
+        if self.more > 0 {
+            self.told.push((SEVERAL.to_owned(), format!("and {} more are wrong", self.more)));
+        }
+        let detail =
+            self.told.iter().map(|(field, message)| format!("{field} {message}")).collect::<Vec<_>>().join("; ");
+        let errors = self.told.into_iter().map(|(field, message)| json!({ "field": field, "message": message }));
         Problem::new(kind).detail(format!("{detail}.")).with("errors", Value::from_iter(errors))
     }
 }
@@ -47,10 +72,15 @@ impl Wrong {
 impl Fields {
     /// Reads the text of a body.
     fn parse(body: &[u8]) -> Result<Self, Problem> {
-        let members: Members = serde_json::from_slice(body)
-            .map_err(|error| Problem::new(&INVALID_JSON).detail(format!("The body is no JSON object: {error}.")))?;
+        let members: Members = serde_json::from_slice(body).map_err(|error| {
+            let reason = cut(&error.to_string(), MOST_OF_A_REASON);
+            Problem::new(&INVALID_JSON).detail(format!("The body is no JSON object: {reason}."))
+        })?;
         let mut fields = Self { given: BTreeMap::new(), wrong: Wrong::default() };
-        for (name, value) in members.0 {
+        if members.more {
+            fields.wrong.note(SEVERAL, format!("are more than {MOST_MEMBERS} members, and only so many were read"));
+        }
+        for (name, value) in members.read {
             // Of two, each reader could believe another.
             if fields.given.insert(name.clone(), value).is_some() {
                 fields.wrong.note(&name, "is given twice");
@@ -86,14 +116,43 @@ impl Fields {
     }
 }
 
+/// A text of at most so many characters, the last being an ellipsis if there were more.
+fn cut(text: &str, most: usize) -> String {
+    if text.chars().nth(most).is_none() {
+        return text.to_owned();
+    }
+    text.chars().take(most - 1).chain(['…']).collect()
+}
+
 /// Reads a field that is a text.
 ///
 /// # Errors
 /// When it is none, or has characters that no text should have.
 pub fn text(raw: &str) -> Result<String, String> {
     let text: String = serde_json::from_str(raw).map_err(|_| "must be a text")?;
-    // PostgreSQL takes no NUL, and the rest would only ever be an accident or an attack on somebody's terminal.
-    if text.chars().any(char::is_control) { Err("must not have control characters".to_owned()) } else { Ok(text) }
+    // PostgreSQL takes no NUL, and the rest would only ever be an accident or an attack on somebody's terminal or eyes.
+    let hidden = |c: char| c.is_control() || is_format(c);
+    if text.chars().any(hidden) { Err("must not have control or format characters".to_owned()) } else { Ok(text) }
+}
+
+/// Whether a character shows nothing itself but may change how the others are shown or found: the direction of the
+/// text, breaks of lines, spaces without width, tags. The two joiners are not meant: whole scripts are written with them.
+const fn is_format(c: char) -> bool {
+    matches!(c,
+        '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}'
+        | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{1bca0}'..='\u{1bca3}'
+        | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e007f}')
+}
+
+/// Whether a text shows nothing at all.
+pub fn is_blank(text: &str) -> bool {
+    let invisible = |c| {
+        matches!(c,
+            '\u{34f}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}' | '\u{180b}'..='\u{180f}'
+            | '\u{200c}' | '\u{200d}' | '\u{2800}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{ffa0}'
+            | '\u{e0100}'..='\u{e01ef}')
+    };
+    text.chars().all(|c| c.is_whitespace() || is_format(c) || invisible(c))
 }
 
 /// Reads a field that is a whole number.
@@ -112,8 +171,11 @@ impl<S: Send + Sync> FromRequest<S> for Fields {
     }
 }
 
-/// The members of an object in the order in which they came.
-struct Members(Vec<(String, Box<RawValue>)>);
+/// The members of an object in the order in which they came: the first of them, and whether there are more.
+struct Members {
+    read: Vec<(String, Box<RawValue>)>,
+    more: bool,
+}
 
 impl<'de> Deserialize<'de> for Members {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -126,11 +188,16 @@ impl<'de> Deserialize<'de> for Members {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members, A::Error> {
-                let mut members = Vec::new();
-                while let Some(member) = map.next_entry()? {
-                    members.push(member);
+                let mut read = Vec::new();
+                while read.len() < MOST_MEMBERS {
+                    let Some(member) = map.next_entry()? else { return Ok(Members { read, more: false }) };
+                    read.push(member);
                 }
-                Ok(Members(members))
+                let mut more = false;
+                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {
+                    more = true;
+                }
+                Ok(Members { read, more })
             }
         }
         deserializer.deserialize_map(Object)
@@ -154,6 +221,47 @@ mod tests {
         let errors: Vec<_> =
             problem["errors"].as_array().unwrap().iter().map(|e| e["field"].as_str().unwrap()).collect();
         assert_eq!(errors, ["b", "a", "c", "d", "quux"]);
+    }
+
+    #[test]
+    fn whatever_is_wrong_the_answer_is_short() {
+        let told = |body: &str| {
+            let refused = Fields::parse(body.as_bytes()).and_then(Fields::finish).unwrap_err();
+            let text = String::from_utf8(refused.into_http().into_body().to_vec()).unwrap();
+            assert!(text.len() < 20_000, "{} bytes", text.len());
+            serde_json::from_str::<Value>(&text).unwrap()
+        };
+        let members = |count: usize, name: &dyn Fn(usize) -> String| {
+            let members: Vec<_> = (0..count).map(|i| format!("\"{}\":1", name(i))).collect();
+            format!("{{{}}}", members.join(","))
+        };
+        for name in [&|i| format!("f{i}"), &|_| String::new(), &|i| format!("{i}{}", "\\u0001".repeat(5_000))]
+            as [&dyn Fn(usize) -> String; 3]
+        {
+            let errors = told(&members(1_000, name))["errors"].as_array().unwrap().clone();
+            assert_eq!(errors.len(), 21);
+            assert_eq!(errors[0]["message"], "are more than 64 members, and only so many were read");
+            assert!(errors[20]["message"].as_str().unwrap().starts_with("and "), "{}", errors[20]);
+            assert!(errors.iter().all(|error| error["field"].as_str().unwrap().chars().count() <= 64));
+        }
+        let errors = told(&members(64, &|i| format!("f{i}")))["errors"].clone();
+        assert_eq!(errors[20], json!({ "field": "…", "message": "and 44 more are wrong" }));
+        assert_eq!(told(&members(20, &|i| format!("f{i}")))["errors"].as_array().unwrap().len(), 20);
+        assert_eq!(told(&format!("\"{}\"", "x".repeat(50_000)))["type"], "/problems/invalid-json");
+    }
+
+    #[test]
+    fn nothing_hides_in_a_text() {
+        for hidden in ["\u{200b}", "a\u{202e}b", "a\u{2066}b", "\u{feff}a", "a\u{ad}b", "a\u{2028}b", "a\u{e0041}"] {
+            assert!(text(&json!(hidden).to_string()).is_err(), "{hidden:?}");
+        }
+        for seen in ["João da Silva", "می\u{200c}خواهم", "👩\u{200d}💻", "李", "עברית"] {
+            assert_eq!(text(&json!(seen).to_string()).as_deref(), Ok(seen));
+            assert!(!is_blank(seen), "{seen}");
+        }
+        for blank in ["", " ", "\u{a0}\u{3000}", "\u{200d}", "\u{3164}", "\u{2800}", "\u{fe0f}"] {
+            assert!(is_blank(blank), "{blank:?}");
+        }
     }
 
     #[test]

@@ -22,10 +22,16 @@ pub(super) async fn refuse_foreign(request: Request, next: Next) -> Result<Respo
 }
 
 fn check(uri: &Uri, headers: &HeaderMap) -> Result<(), Problem> {
-    let host = only(headers, &header::HOST)
-        .and_then(Authority::parse)
-        .filter(Authority::is_loopback)
-        .ok_or_else(|| Problem::new(&HOST_NOT_ALLOWED))?;
+    let refused = || {
+        let problem = Problem::new(&HOST_NOT_ALLOWED);
+        match headers.get_all(header::HOST).iter().count() {
+            0 => problem.detail("The Host header is missing. No tokens are configured, so only loopback is served."),
+            1 => problem,
+            _ => problem.detail("There is more than one Host header."),
+        }
+    };
+    let host =
+        only(headers, &header::HOST).and_then(Authority::parse).filter(Authority::is_loopback).ok_or_else(refused)?;
     // A request line may name a host of its own (`GET http://host/ HTTP/1.1`), and then that one counts.
     if let Some(authority) = uri.authority()
         && Authority::parse(authority.as_str()).as_ref() != Some(&host)
@@ -99,6 +105,10 @@ mod tests {
     use super::*;
 
     fn answer(uri: &str, headers: &[(HeaderName, &str)]) -> Option<&'static str> {
+        refusal(uri, headers).map(|problem| problem.kind().name)
+    }
+
+    fn refusal(uri: &str, headers: &[(HeaderName, &str)]) -> Option<Problem> {
         let headers = headers.iter().map(|(name, value)| (name.clone(), value.parse().unwrap())).fold(
             HeaderMap::new(),
             |mut headers, (name, value)| {
@@ -106,7 +116,7 @@ mod tests {
                 headers
             },
         );
-        check(&uri.parse().unwrap(), &headers).err().map(|problem| problem.kind().name)
+        check(&uri.parse().unwrap(), &headers).err()
     }
 
     #[test]
@@ -144,6 +154,15 @@ mod tests {
         assert_eq!(answer("/", &twice), Some("host-not-allowed"));
         assert_eq!(answer("http://evil.example/", &[(header::HOST, "localhost")]), Some("host-not-allowed"));
         assert_eq!(answer("http://localhost/", &[(header::HOST, "localhost")]), None);
+        // What is wrong is told as it is.
+        for (headers, told) in [
+            (&[][..], "is missing"),
+            (&twice, "more than one"),
+            (&[(header::HOST, "evil.example")], "names another machine"),
+        ] {
+            let body = refusal("/", headers).unwrap().into_http().into_body();
+            assert!(String::from_utf8_lossy(&body).contains(told), "{told}: {body:?}");
+        }
     }
 
     #[test]

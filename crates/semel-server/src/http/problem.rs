@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use axum::http::StatusCode;
-pub use semel_http::problem::{BODY_INCOMPLETE, BODY_TOO_LARGE, INTERNAL, Kind, Problem, STORE_UNAVAILABLE};
+pub use semel_http::problem::{
+    BODY_INCOMPLETE, BODY_TIMEOUT, BODY_TOO_LARGE, INTERNAL, Kind, Problem, STORE_UNAVAILABLE,
+};
 
 /// Nothing is at this path.
 pub static NOT_FOUND: Kind = Kind {
@@ -64,7 +66,7 @@ pub static INVALID_FIELDS: Kind = Kind {
     retryable: false,
     title: "Fields are wrong",
     meaning: "One or more fields of the request are missing, unknown or break a rule.",
-    remedy: "The member errors lists every wrong field with the reason. Nothing was done, and the key is still free.",
+    remedy: "The member errors lists the wrong fields, the first twenty of them with the reason. Nothing was done, and the key is still free.",
 };
 
 /// The query breaks the rules.
@@ -74,7 +76,7 @@ pub static INVALID_QUERY: Kind = Kind {
     retryable: false,
     title: "The query is wrong",
     meaning: "One or more parameters after the question mark break a rule.",
-    remedy: "The member errors lists every wrong parameter with the reason. A cursor is good only as a page gave it.",
+    remedy: "The member errors lists the wrong parameters, the first twenty of them with the reason. A cursor is good only as a page gave it.",
 };
 
 /// Another client has the email.
@@ -149,7 +151,7 @@ pub static TENANT_UNKNOWN: Kind = Kind {
     title: "Tenant unknown",
     meaning: "A request with a key must say whose it is, by a header that only a trusted proxy may set.",
     remedy: "Send it through the proxy. Its address must be in gateway.trusted_proxies, and it must set the header \
-             that gateway.tenant_header names, once, to 1 to 64 bytes without a slash.",
+             that gateway.tenant_header names, once, to 1 to 64 bytes without a slash or a comma.",
 };
 
 /// The body is in a coding that is not undone here.

@@ -13,7 +13,7 @@ use super::{
 const LIMIT: i64 = 50;
 const MOST: i64 = 500;
 
-/// The parameters of a request that looks. A handler takes it as an argument.
+/// The parameters of a request. A handler takes it as an argument.
 pub struct Query {
     given: BTreeMap<String, String>,
     wrong: Wrong,
@@ -29,7 +29,8 @@ pub struct Place {
 }
 
 impl Query {
-    fn parse(query: &str) -> Self {
+    /// Reads the parameters, whichever way they are encoded.
+    pub fn parse(query: &str) -> Self {
         let mut parsed = Self { given: BTreeMap::new(), wrong: Wrong::default() };
         for (name, value) in url::form_urlencoded::parse(query.as_bytes()).into_owned() {
             if parsed.given.insert(name.clone(), value).is_some() {
@@ -68,7 +69,7 @@ impl Query {
 }
 
 /// A number in the one way in which we write it.
-fn number(text: &str) -> Option<i64> {
+pub fn number(text: &str) -> Option<i64> {
     text.parse().ok().filter(|number: &i64| number.to_string() == text)
 }
 

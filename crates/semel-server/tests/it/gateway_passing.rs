@@ -2,7 +2,8 @@
 
 use std::{
     io::{Read as _, Write as _},
-    net::TcpStream,
+    net::{Shutdown, TcpStream},
+    process::Stdio,
 };
 
 use rustix::process::Signal;
@@ -10,7 +11,7 @@ use rustix::process::Signal;
 use crate::{
     gateway::{SCOPE, ask, gateway, start, state_of},
     place::Place,
-    support::{Answer, SOON, eventually, semel, stderr},
+    support::{Answer, SOON, Server, eventually, semel, stderr},
     upstream::Upstream,
 };
 
@@ -70,14 +71,111 @@ fn another_protocol_goes_both_ways() {
     let (place, upstream) = (Place::sqlite(), Upstream::start());
     let server = start(&place, &upstream);
     let mut connection = TcpStream::connect(server.address).unwrap();
-    connection.write_all(b"GET /echo HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: echo\r\n\r\n").unwrap();
+    connection
+        .write_all(b"GET /echo HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
+        .unwrap();
     let head = read_until(&mut connection, "hello ").to_ascii_lowercase();
-    assert!(head.starts_with("http/1.1 101 ") && head.contains("\r\nupgrade: echo\r\n"), "{head}");
+    assert!(head.starts_with("http/1.1 101 ") && head.contains("\r\nupgrade: websocket\r\n"), "{head}");
     for text in ["one", "two"] {
         connection.write_all(text.as_bytes()).unwrap();
         read_until(&mut connection, text);
     }
     assert_eq!(upstream.seen()[0].header("connection"), ["upgrade"]);
+}
+
+#[test]
+fn a_protocol_that_carries_requests_is_not_changed_to() {
+    let (place, upstream) = (Place::sqlite(), Upstream::start());
+    let server = start(&place, &upstream);
+    let ask_for = |path: &str, protocol: &str| {
+        let mut connection = TcpStream::connect(server.address).unwrap();
+        let head = format!(
+            "GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close, upgrade\r\nupgrade: {protocol}\r\n\
+             http2-settings: AAMAAABkAAQAAP__\r\n\r\n"
+        );
+        connection.write_all(head.as_bytes()).unwrap();
+        Answer::read(connection)
+    };
+    for (n, protocol) in ["h2c", "websocket, h2c"].iter().enumerate() {
+        assert_eq!(ask_for("/orders", protocol).status, 201, "it is passed on as if nobody had asked");
+        let seen = &upstream.seen()[n];
+        assert_eq!((seen.header("upgrade"), seen.header("http2-settings")), (vec![], vec![]), "{protocol}");
+        assert_eq!(seen.header("connection"), [""; 0]);
+    }
+    for protocol in ["h2c", "websocket"] {
+        let answer = ask_for("/h2c", protocol);
+        assert_eq!((answer.status, answer.problem().as_str()), (502, "upstream-lost"), "{protocol}");
+    }
+}
+
+#[test]
+fn a_header_that_some_servers_take_for_another_is_not_passed_on() {
+    let (place, upstream) = (Place::sqlite(), Upstream::start());
+    let server = start(&place, &upstream);
+    let sent = [
+        ("Semel_Fence", "999999"),
+        ("Idempotency_Key", "k"),
+        ("X_Forwarded_For", "10.0.0.1"),
+        ("X_Forwarded_Prefix", "/a"),
+        ("X_Own", "1"),
+    ];
+    assert_eq!(Answer::read(ask(&server, "POST", "/orders", &sent, "{}")).status, 201);
+    let seen = &upstream.seen()[0];
+    let with_underscore: Vec<_> = seen.head.lines().filter(|line| line.contains('_')).collect();
+    assert_eq!(with_underscore, ["x_own: 1"]);
+}
+
+#[test]
+fn only_the_gateway_says_that_an_answer_is_replayed() {
+    let (place, upstream) = (Place::sqlite(), Upstream::start());
+    let server = start(&place, &upstream);
+    let key: &[_] = &[("idempotency-key", "k")];
+    for (headers, replayed) in [(&[][..], None), (key, None), (key, Some("true"))] {
+        let answer = Answer::read(ask(&server, "POST", "/replayed", headers, "a"));
+        assert_eq!((answer.status, answer.header("idempotent-replayed")), (201, replayed));
+        assert_eq!(answer.header("idempotency-mismatch"), None);
+    }
+}
+
+#[test]
+fn a_password_in_the_target_goes_no_further() {
+    let (place, upstream) = (Place::sqlite(), Upstream::start());
+    let server = start(&place, &upstream);
+    assert_eq!(server.request("GET", "http://ana:secret@evil.example/a", &[("host", "other")]).status, 201);
+    let seen = &upstream.seen()[0];
+    assert_eq!((seen.line.as_str(), seen.header("host")), ("GET /a HTTP/1.1", vec!["evil.example"]));
+    assert!(!seen.head.contains("secret"), "{seen:?}");
+}
+
+#[test]
+fn a_clients_broken_body_is_not_the_upstreams_fault() {
+    let (place, upstream) = (Place::sqlite(), Upstream::start());
+    let mut command = gateway(&place, &upstream.url);
+    let mut server = Server::start_with(command.env("SEMEL_GATEWAY_TIMEOUT", "300ms").stderr(Stdio::piped()));
+    let told = |sent: &str, half: bool| {
+        let mut connection = TcpStream::connect(server.address).unwrap();
+        let head = "POST /orders HTTP/1.1\r\nhost: a\r\nconnection: close\r\n";
+        connection.write_all(format!("{head}{sent}").as_bytes()).unwrap();
+        if half {
+            connection.shutdown(Shutdown::Write).unwrap();
+        }
+        let answer = Answer::read(connection);
+        (answer.status, answer.problem())
+    };
+    let incomplete = (400, "body-incomplete".to_owned());
+    assert_eq!(told("transfer-encoding: chunked\r\n\r\n1\r\na\r\nzz\r\n", false), incomplete);
+    assert_eq!(told("content-length: 2\r\n\r\na", true), incomplete);
+    assert_eq!(told("transfer-encoding: chunked\r\n\r\n1\r\na\r\n", false), (408, "body-timeout".to_owned()));
+    assert_eq!(told("content-length: 2\r\n\r\na", false), (408, "body-timeout".to_owned()));
+    assert_eq!(upstream.effects(), 0);
+    // Its own silence still is.
+    let silent = Answer::read(ask(&server, "POST", "/silent", &[], "a"));
+    assert_eq!((silent.status, silent.problem().as_str()), (504, "upstream-timeout"));
+    server.process.signal(Signal::TERM);
+    server.process.end();
+    let mut log = String::new();
+    server.process.0.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+    assert_eq!(log.matches("WARN").count(), 1, "{log}");
 }
 
 #[test]
@@ -161,6 +259,17 @@ fn a_connection_is_used_again_and_one_that_was_closed_is_not() {
 }
 
 #[test]
+fn a_connection_that_nobody_uses_is_closed() {
+    let (place, upstream) = (Place::sqlite(), Upstream::start());
+    let server = start(&place, &upstream);
+    for _ in 0..2 {
+        let before = upstream.left();
+        assert_eq!(server.get("/orders").status, 201);
+        eventually(SOON, "the connection is closed", || upstream.left() > before);
+    }
+}
+
+#[test]
 fn its_own_paths_are_few_and_every_other_is_the_upstreams() {
     let (place, upstream) = (Place::sqlite(), Upstream::start());
     let server = start(&place, &upstream);
@@ -208,4 +317,7 @@ fn what_it_cannot_do_is_said_at_the_start() {
     assert!(open.contains("only loopback is served"), "{open}");
     let output = gateway(&place, "http://127.0.0.1:3").env("SEMEL_GATEWAY_TENANT_HEADER", "x-tenant").output().unwrap();
     assert!(stderr(&output).contains("trusted proxies only"));
+    let key = [("SEMEL_GATEWAY_TENANT_HEADER", "Idempotency-Key"), ("SEMEL_GATEWAY_TRUSTED_PROXIES", "127.0.0.1")];
+    let output = gateway(&place, "http://127.0.0.1:3").envs(key).output().unwrap();
+    assert!(stderr(&output).contains("a header of its own"), "{}", stderr(&output));
 }

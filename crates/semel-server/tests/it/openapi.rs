@@ -51,8 +51,16 @@ fn the_openapi_document_of_proposals_and_server_is_the_truth() {
             let status = answer.status.to_string();
             assert!(operation["responses"].get(&status).is_some(), "{method} {path} answers {status}");
             let refused = method != "get";
+            for limit in ["408", "413"] {
+                assert_eq!(operation["responses"].get(limit).is_some(), refused, "{method} {path}: {limit}");
+            }
             assert_eq!(answer.status, if refused { 400 } else { 200 }, "{method} {path}: {}", answer.body);
         }
+    }
+    for schema in ["NovaProposta", "Proposta"] {
+        let valor = &document["components"]["schemas"][schema]["properties"]["valor"];
+        // 0.29 is no multiple of 0.01 to who reads both as floats.
+        assert!(valor["multipleOf"].is_null() && valor["description"].as_str().unwrap().contains("two decimals"));
     }
     for name in ["email-em-uso", "versao-desatualizada", "estado-invalido", "invalid-fields", "invalid-json"] {
         assert_eq!(api.server.get(&format!("/problems/{name}")).status, 200, "{name}");

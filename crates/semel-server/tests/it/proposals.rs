@@ -19,6 +19,7 @@ on_both_databases! {
     another_body_under_the_key_changes_nothing
     strictness_can_be_asked_for_by_request
     strictness_can_be_asked_for_by_configuration
+    a_slip_in_the_query_of_a_change_is_refused
     a_refused_request_does_not_use_up_its_key
     a_key_is_per_kind_of_operation
     a_key_belongs_to_one_proposal
@@ -140,6 +141,7 @@ fn the_whole_source_document_works(place: &Place) {
     let again = api.post("/clientes", Some("client-001"), body);
     assert_eq!((again.status, replayed(&again), mismatched(&again)), (200, true, false));
     assert_eq!(again.body, first.body);
+    assert_eq!(again.header("location"), Some("/api/v1/clientes/1"));
 
     let first = api.post("/propostas", Some("proposta-001"), r#"{ "cliente_id": 1, "valor": 1500.00 }"#);
     assert_eq!(first.status, 201, "{}", first.body);
@@ -153,6 +155,10 @@ fn the_whole_source_document_works(place: &Place) {
     let other = api.post("/propostas", Some("proposta-001"), r#"{ "cliente_id": 1, "valor": 2000.00 }"#);
     assert_eq!((other.status, replayed(&other), mismatched(&other)), (200, true, true));
     assert_eq!(other.body, first.body, "the original value is kept");
+    assert_eq!(
+        (first.header("location"), other.header("location")),
+        (Some("/api/v1/propostas/1"), first.header("location"))
+    );
 
     let first = api.post("/propostas/1/submeter", Some("submit-001"), r#"{ "versao": 1 }"#);
     assert_eq!((first.status, replayed(&first)), (200, false), "{}", first.body);
@@ -164,6 +170,7 @@ fn the_whole_source_document_works(place: &Place) {
     let again = api.post("/propostas/1/submeter", Some("submit-001"), r#"{ "versao": 1 }"#);
     assert_eq!((again.status, replayed(&again)), (200, true));
     assert_eq!(again.body, first.body, "it is not submitted twice");
+    assert_eq!((first.header("location"), again.header("location")), (None, None), "nothing was made");
     assert_eq!(api.post("/propostas/1/aceitar", None, r#"{ "versao": 2 }"#).status, 200);
     let again = api.post("/propostas/1/submeter", Some("submit-001"), r#"{ "versao": 1 }"#).json();
     assert_eq!((&again["estado"], &again["versao"]), (&json!("aceita"), &json!(3)), "the present state");
@@ -234,7 +241,16 @@ fn strictness_can_be_asked_for_by_request(place: &Place) {
     assert_eq!(api.post("/clientes?estrito=true", Some("c"), other).problem(), "payload-mismatch");
     let same = api.post("/clientes?estrito=true", Some("c"), body);
     assert_eq!((same.status, replayed(&same)), (200, true), "it is not part of what is compared");
-    assert_eq!(api.post("/clientes?estrito=false", Some("c"), other).status, 200);
+    for off in ["false", "False", "0", "no", "NO", "%66alse"] {
+        assert_eq!(api.post(&format!("/clientes?estrito={off}"), Some("c"), other).status, 200, "{off}");
+    }
+    // However it is spelled.
+    for on in ["estrito", "estrito=", "estrito=1", "&&estrito=yes", "%65strito=true", "estr%69to"] {
+        let path = format!("/clientes?{on}");
+        assert_eq!(api.post(&path, Some("c"), other).problem(), "payload-mismatch", "{on}");
+        let same = api.post(&path, Some("c"), body);
+        assert_eq!((same.status, mismatched(&same)), (200, false), "{on}: {}", same.body);
+    }
     // Also the other way round: a key first used with it.
     let body = r#"{"nome":"Cea","email":"cea@example.com"}"#;
     assert_eq!(api.post("/clientes?estrito=true", Some("d"), body).status, 201);
@@ -248,6 +264,28 @@ fn strictness_can_be_asked_for_by_configuration(place: &Place) {
     let other = r#"{"nome":"Bia","email":"bia@example.com"}"#;
     assert_eq!(api.post("/clientes", Some("c"), other).problem(), "payload-mismatch");
     assert_eq!(api.post("/clientes?estrito=false", Some("c"), other).problem(), "payload-mismatch");
+}
+
+fn a_slip_in_the_query_of_a_change_is_refused(place: &Place) {
+    let api = Api::start(place);
+    let body = r#"{"nome":"Ana","email":"ana@example.com"}"#;
+    for key in [None, Some("c")] {
+        for query in ["estrit=true", "Estrito=true", "estrito=true&x", "estrito=true&%65strito=false", "limit=1"] {
+            let refused = api.post(&format!("/clientes?{query}"), key, body);
+            assert_eq!((refused.status, refused.problem().as_str()), (400, "invalid-query"), "{query}");
+        }
+    }
+    let made = api.post("/clientes", Some("c"), body);
+    assert_eq!(made.status, 201, "{}", made.body);
+    assert_eq!(api.post("/clientes?estrit=true", Some("c"), body).problem(), "invalid-query", "of a repeat too");
+    let cliente = format!("/clientes/{}?estrit", made.json()["id"]);
+    assert_eq!(api.patch(&cliente, None, "{}").problem(), "invalid-query");
+    let proposta = api.proposta();
+    for acao in ["submeter", "aceitar", "recusar", "cancelar"] {
+        let refused = api.post(&format!("{proposta}/{acao}?estrit=true"), None, r#"{"versao":1}"#);
+        assert_eq!(refused.problem(), "invalid-query", "{acao}");
+    }
+    assert_eq!(api.get(&proposta).json()["versao"], 1);
 }
 
 fn a_refused_request_does_not_use_up_its_key(place: &Place) {

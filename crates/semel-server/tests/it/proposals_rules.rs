@@ -10,6 +10,7 @@ use crate::{
 on_both_databases! {
     every_wrong_field_is_told_at_once
     fields_have_their_limits
+    bodies_have_their_limits
     an_email_belongs_to_one_client
     money_is_exact
     a_client_can_be_changed
@@ -62,6 +63,11 @@ fn fields_have_their_limits(place: &Place) {
     for body in [
         json!({ "nome": "a\u{0}b", "email": "z@example.com" }),
         json!({ "nome": " ", "email": "z@example.com" }),
+        json!({ "nome": "\u{200b}", "email": "z@example.com" }),
+        json!({ "nome": "\u{3164}", "email": "z@example.com" }),
+        json!({ "nome": "Ana \u{202e}anA", "email": "z@example.com" }),
+        json!({ "nome": "A", "email": "z\u{212a}@example.com" }),
+        json!({ "nome": "A", "email": "z@example.com", "documento": "1\u{200b}" }),
         json!({ "nome": null, "email": "z@example.com" }),
         json!({ "nome": 1, "email": "z@example.com" }),
         json!({ "nome": "A", "email": ["z@example.com"] }),
@@ -70,6 +76,27 @@ fn fields_have_their_limits(place: &Place) {
     }
     let made = api.post("/clientes", None, r#"{"nome":"A","email":"y@example.com","documento":null}"#);
     assert_eq!((made.status, &made.json()["documento"]), (201, &Value::Null));
+}
+
+fn bodies_have_their_limits(place: &Place) {
+    let api = Api::start(place);
+    let right = r#"{"nome":"Ana","email":"ana@example.com"}"#;
+    for key in [None, Some("k")] {
+        // Told by its length, before any of it is sent.
+        let mut headers = vec![("host", "localhost"), ("content-length", "65537")];
+        headers.extend(key.map(|key| ("idempotency-key", key)));
+        for path in ["/clientes", "/propostas", "/propostas/1/submeter"] {
+            let refused = api.server.request("POST", &format!("/api/v1{path}"), &headers);
+            assert_eq!((refused.status, refused.problem().as_str()), (413, "body-too-large"), "{path}");
+        }
+        let members: Vec<_> = (0..5_000).map(|i| format!("\"f{i}\":1")).collect();
+        let refused = api.post("/clientes", key, &format!("{{{}}}", members.join(",")));
+        assert_eq!((refused.status, refused.problem().as_str()), (422, "invalid-fields"));
+        assert!(refused.body.len() < 4_000, "{} bytes", refused.body.len());
+        assert_eq!(refused.json()["errors"].as_array().unwrap().len(), 21);
+    }
+    let longest = format!("{right}{}", " ".repeat((64 << 10) - right.len()));
+    assert_eq!(api.post("/clientes", Some("k"), &longest).status, 201);
 }
 
 fn an_email_belongs_to_one_client(place: &Place) {
@@ -109,7 +136,7 @@ fn money_is_exact(place: &Place) {
             assert!(body.contains(&format!(r#""valor":{written},"#)), "{valor}: {body}");
         }
     }
-    for valor in ["0", "-1", "0.001", "1.005", "100000000", "1e99", "\"1\"", "null"] {
+    for valor in ["0", "-1", "0.001", "1.005", "100000000", "1e99", "1e99999", "0e99999", "\"1\"", "null"] {
         let refused = with(valor);
         assert_eq!((refused.status, wrong(&refused.json())), (422, vec!["valor"]), "{valor}");
     }
@@ -283,7 +310,7 @@ fn a_wrong_query_is_refused(place: &Place) {
             assert_eq!((refused.status, refused.problem().as_str()), (400, "invalid-query"), "{path}?{query}");
         }
     }
-    for query in ["cliente_id=x", "estado=feliz"] {
+    for query in ["cliente_id=x", "cliente_id=%2B1", "cliente_id=01", "estado=feliz"] {
         assert_eq!(api.get(&format!("/propostas?{query}")).problem(), "invalid-query", "{query}");
     }
 }

@@ -26,6 +26,7 @@ struct State {
     /// Bytes of bodies that came in chunks.
     arrived: AtomicUsize,
     closed: AtomicUsize,
+    left: AtomicUsize,
 }
 
 /// A request as it arrived.
@@ -84,6 +85,11 @@ impl Upstream {
         self.state.closed.load(Ordering::SeqCst)
     }
 
+    /// How many connections the other side closed after use.
+    pub(crate) fn left(&self) -> usize {
+        self.state.left.load(Ordering::SeqCst)
+    }
+
     /// Lets the answers go on that wait for the gate.
     pub(crate) fn open_gate(&self) {
         *self.state.gate.lock().unwrap() = true;
@@ -117,6 +123,7 @@ impl State {
                 Err(_) => return,
             }
         }
+        self.left.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Answers a request; says whether the connection goes on.
@@ -176,9 +183,19 @@ impl State {
             }
             "/head" => say("HTTP/1.1 200 OK\r\ncontent-length: 1234\r\n\r\n")?,
             "/echo" => {
-                say("HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: echo\r\n\r\nhello ")?;
+                say("HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\nhello ")?;
                 io::copy(from, &mut to)?;
                 return Ok(false);
+            }
+            "/h2c" => {
+                say("HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n")?;
+                io::copy(from, &mut to)?;
+                return Ok(false);
+            }
+            "/replayed" => {
+                say(
+                    "HTTP/1.1 201 Created\r\nidempotent-replayed: true\r\nidempotency-mismatch: a\r\ncontent-length: 0\r\n\r\n",
+                )?;
             }
             "/close" => {
                 // Without a word in the answer, so that the other side has to find out.
@@ -217,7 +234,7 @@ fn read(reader: &mut BufReader<&TcpStream>, arrived: &AtomicUsize) -> io::Result
         loop {
             let mut size = String::new();
             reader.read_line(&mut size)?;
-            let size = usize::from_str_radix(size.trim(), 16).unwrap();
+            let size = usize::from_str_radix(size.trim(), 16).map_err(|_| io::ErrorKind::UnexpectedEof)?;
             let mut chunk = vec![0; size + 2];
             reader.read_exact(&mut chunk)?;
             seen.body.extend(&chunk[..size]);

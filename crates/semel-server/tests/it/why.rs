@@ -164,7 +164,10 @@ fn an_unknown_key_is_told_with_where_it_was_looked_for(place: &Place) {
     assert_eq!(output.status.code(), Some(1));
     let said = stderr(&output);
     assert!(said.starts_with("semel: the key nightly is not known in the scope default/cli/once of the ledger in "));
-    assert!(said.ends_with("Keys of another scope are found with --scope; semel operations list shows them\n"), "{said}");
+    assert!(
+        said.ends_with("Keys of another scope are found with --scope; semel operations list shows them\n"),
+        "{said}"
+    );
     let output = place.run(["why", "--id", "999", "--quiet"]);
     assert!(stderr(&output).starts_with("semel: there is no operation 999 of the tenant default"), "{output:?}");
 }

@@ -79,10 +79,15 @@ pub(super) fn done(status: StatusCode, id: i64, entity: &impl Serialize) -> Resp
 /// The same, for what is new.
 pub(super) fn created(path: &str, id: i64, entity: &impl Serialize) -> Response {
     let mut response = done(StatusCode::CREATED, id, entity);
-    if let Ok(location) = HeaderValue::try_from(format!("{path}/{id}")) {
+    if let Some(location) = location(path, id) {
         response.headers_mut().insert(header::LOCATION, location);
     }
     response
+}
+
+/// Where what has an id is.
+pub(super) fn location(path: &str, id: i64) -> Option<HeaderValue> {
+    HeaderValue::try_from(format!("{path}/{id}")).ok()
 }
 
 /// The answer to a repeat: the entity as it is now.

@@ -17,7 +17,7 @@ use super::{
     tables::{self, Changed, ClienteChange, NewCliente},
 };
 use crate::http::{
-    fields::{Fields, text},
+    fields::{Fields, is_blank, text},
     problem::{EMAIL_EM_USO, of_store},
     query::Query,
 };
@@ -121,7 +121,7 @@ async fn find(database: &Database, tenant: &str, id: i64) -> StoreResult<Option<
 fn nome(raw: &str) -> Result<String, String> {
     let nome = text(raw)?;
     match nome.chars().count() {
-        _ if nome.trim().is_empty() => Err("must not be empty".to_owned()),
+        _ if is_blank(&nome) => Err("must not be empty".to_owned()),
         ..=255 => Ok(nome),
         _ => Err("must have at most 255 characters".to_owned()),
     }

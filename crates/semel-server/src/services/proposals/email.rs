@@ -1,17 +1,21 @@
 //! What counts as an address that mail can be sent to.
 
 /// Reads a valid email of at most 255 characters. The quoted local parts and bracketed hosts of the old standards are
-/// refused: in a form, they are slips.
+/// refused: in a form, they are slips. So is what is not ASCII: two addresses that look the same would be two clients,
+/// and some that differ would be one.
 pub(super) fn valid(email: &str) -> Result<(), &'static str> {
     if email.chars().count() > 255 {
         return Err("must have at most 255 characters");
+    }
+    if !email.is_ascii() {
+        return Err("must be in ASCII");
     }
     let right = email.rsplit_once('@').is_some_and(|(local, domain)| is_local(local) && is_domain(domain));
     if right { Ok(()) } else { Err("must be an address such as ana@example.com") }
 }
 
 fn is_local(local: &str) -> bool {
-    let fits = |c: char| c.is_alphanumeric() || "!#$%&'*+/=?^_`{|}~-".contains(c);
+    let fits = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+/=?^_`{|}~-".contains(c);
     local.len() <= 64 && local.split('.').all(|part| !part.is_empty() && part.chars().all(fits))
 }
 
@@ -20,7 +24,7 @@ fn is_domain(domain: &str) -> bool {
         (1..=63).contains(&label.len())
             && !label.starts_with('-')
             && !label.ends_with('-')
-            && label.chars().all(|c| c.is_alphanumeric() || c == '-')
+            && label.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
     };
     domain.contains('.') && domain.split('.').all(is_label)
 }
@@ -31,7 +35,7 @@ mod tests {
 
     #[test]
     fn addresses_are_told_from_slips() {
-        for email in ["joao@example.com", "a.b+c@x.co.uk", "joão@exemplo.com.br", "o'neil@x-y.org", "1@2.3x"] {
+        for email in ["joao@example.com", "a.b+c@x.co.uk", "o'neil@x-y.org", "1@2.3x"] {
             assert_eq!(valid(email), Ok(()), "{email}");
         }
         let long = format!("{}@example.com", "a".repeat(65));
@@ -53,6 +57,9 @@ mod tests {
             "joao@-x.com",
             "joao@x-.com",
             "joao@exam_ple.com",
+            "joão@example.com",
+            "\u{212a}ai@example.com",
+            "joao@exâmple.com",
             "Joao <joao@example.com>",
             " joao@example.com",
             "joao@example.com\n",

@@ -16,15 +16,18 @@ use std::time::Duration;
 
 use axum::{
     Router,
-    http::request::Parts,
-    routing::{get, patch, post},
+    extract::Request,
+    http::{Uri, header, request::Parts},
+    middleware::{self, Next},
+    response::Response,
+    routing::{MethodRouter, get, patch, post},
 };
 use bytes::Bytes;
 use semel::{Ledger, OnLost, OnMismatch, Policy};
-use semel_http::{BoxFuture, Idempotency, IdempotencyLayer, Reference, Route};
+use semel_http::{BoxFuture, Idempotency, Problem, Reference, Route};
 use semel_store::Database;
 
-use crate::config;
+use crate::{config, http::query::Query};
 use model::Acao;
 
 /// The part of `/openapi.json` that is this service's.
@@ -32,6 +35,17 @@ pub const OPENAPI: &str = include_str!("openapi.json");
 
 /// The parameter by which a client asks for 422 where another body comes under the same key.
 const STRICT: &str = "estrito";
+
+/// What says that it does not.
+const OFF: [&str; 3] = ["false", "0", "no"];
+
+/// The longest body. Fields have at most 255 characters; and on SQLite a body is parsed while its transaction holds the
+/// only writer.
+const BODY_LIMIT: usize = 64 << 10;
+
+/// A request that asked for strictness has it among its extensions.
+#[derive(Clone, Copy)]
+struct Strict;
 
 /// The service, its tables brought up to date.
 pub struct Proposals {
@@ -56,19 +70,19 @@ impl Proposals {
         let accept = post(|tx, who, key, id, fields| propostas::act(Acao::Aceitar, tx, who, key, id, fields));
         let refuse = post(|tx, who, key, id, fields| propostas::act(Acao::Recusar, tx, who, key, id, fields));
         let cancel = post(|tx, who, key, id, fields| propostas::act(Acao::Cancelar, tx, who, key, id, fields));
-        let create_cliente = post(clientes::create).route_layer(self.once(clientes::CREATE, clientes::rebuild));
-        let change_cliente = patch(clientes::change).route_layer(self.once(clientes::CHANGE, clientes::rebuild));
-        let create_proposta = post(propostas::create).route_layer(self.once(propostas::CREATE, propostas::rebuild));
-        let acting = |acao: Acao| self.once(acao.kind(), propostas::rebuild);
+        let create_cliente = self.once(post(clientes::create), clientes::CREATE, clientes::rebuild);
+        let change_cliente = self.once(patch(clientes::change), clientes::CHANGE, clientes::rebuild);
+        let create_proposta = self.once(post(propostas::create), propostas::CREATE, propostas::rebuild);
+        let acting = |acao: Acao, route| self.once(route, acao.kind(), propostas::rebuild);
         Router::new()
             .route("/api/v1/clientes", create_cliente.get(clientes::list))
             .route("/api/v1/clientes/{id}", change_cliente.get(clientes::show))
             .route("/api/v1/propostas", create_proposta.get(propostas::list))
             .route("/api/v1/propostas/{id}", get(propostas::show))
-            .route("/api/v1/propostas/{id}/submeter", submit.route_layer(acting(Acao::Submeter)))
-            .route("/api/v1/propostas/{id}/aceitar", accept.route_layer(acting(Acao::Aceitar)))
-            .route("/api/v1/propostas/{id}/recusar", refuse.route_layer(acting(Acao::Recusar)))
-            .route("/api/v1/propostas/{id}/cancelar", cancel.route_layer(acting(Acao::Cancelar)))
+            .route("/api/v1/propostas/{id}/submeter", acting(Acao::Submeter, submit))
+            .route("/api/v1/propostas/{id}/aceitar", acting(Acao::Aceitar, accept))
+            .route("/api/v1/propostas/{id}/recusar", acting(Acao::Recusar, refuse))
+            .route("/api/v1/propostas/{id}/cancelar", acting(Acao::Cancelar, cancel))
             .route("/api/v1/propostas/{id}/historico", get(propostas::historico))
             .with_state(self.ledger.store().clone())
     }
@@ -80,37 +94,60 @@ impl Proposals {
         }
     }
 
-    /// The layer of one kind of operation.
-    fn once<F, Fut>(&self, kind: &'static str, rebuild: F) -> IdempotencyLayer<Database>
+    /// One kind of operation, under its keys.
+    fn once<F, Fut>(&self, route: MethodRouter<Database>, kind: &'static str, rebuild: F) -> MethodRouter<Database>
     where
         F: Fn(Database, Reference, Parts) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = axum::http::Response<Bytes>> + Send + 'static,
     {
-        let creates = kind == clientes::CREATE || kind == propostas::CREATE;
-        let retention = if creates { self.config.retention } else { self.config.submissions() };
+        let creates_at = match kind {
+            clientes::CREATE => Some(clientes::PATH),
+            propostas::CREATE => Some(propostas::PATH),
+            _ => None,
+        };
+        let retention = if creates_at.is_some() { self.config.retention } else { self.config.submissions() };
         let on_mismatch = if self.config.estrito { OnMismatch::Reject } else { OnMismatch::Replay };
         let policy = Policy { retention, on_mismatch, on_lost: OnLost::Rerun, ..Policy::default() };
         let database = self.ledger.store().clone();
-        let route = Route::atomic()
+        let keyed = Route::atomic()
             .service("proposals")
             .kind(kind)
             .policy(policy)
             .verdict(semel_http::Verdict::only_success)
-            .ignore_query([STRICT])
+            .request_limit(BODY_LIMIT)
             .adapt(|head, policy| {
-                if wants_strictness(head) {
+                if head.extensions.get::<Strict>().is_some() {
                     policy.on_mismatch = OnMismatch::Reject;
                 }
             })
             .rebuild(move |reference, head| -> BoxFuture<'static, _> {
-                Box::pin(rebuild(database.clone(), reference, head))
+                let location = creates_at.and_then(|path| answers::location(path, answers::referred(&reference)?));
+                let rebuilt = rebuild(database.clone(), reference, head);
+                Box::pin(async move {
+                    let mut answer = rebuilt.await;
+                    if let Some(location) = location.filter(|_| answer.status().is_success()) {
+                        answer.headers_mut().insert(header::LOCATION, location);
+                    }
+                    answer
+                })
             });
-        Idempotency::new(self.ledger.clone()).layer(route)
+        let keyed = Idempotency::new(self.ledger.clone()).layer(keyed);
+        route.route_layer(keyed).route_layer(middleware::from_fn(read_query))
     }
 }
 
-/// A client that names it wants it, unless it says no.
-fn wants_strictness(head: &Parts) -> bool {
-    let query = head.uri.query().unwrap_or_default();
-    url::form_urlencoded::parse(query.as_bytes()).any(|(name, value)| name == STRICT && value != "false")
+/// Reads the query of a request that does something, and takes it off: what is left is what is compared with the first
+/// request of a key. A slip in the name of a parameter is refused before anything else.
+async fn read_query(mut request: Request, next: Next) -> Result<Response, Problem> {
+    let Some(text) = request.uri().query() else { return Ok(next.run(request).await) };
+    let mut query = Query::parse(text);
+    let strict = query.take(STRICT, |said| Ok(!OFF.iter().any(|off| said.eq_ignore_ascii_case(off))));
+    query.finish()?;
+    if strict == Some(true) {
+        request.extensions_mut().insert(Strict);
+    }
+    if let Ok(uri) = Uri::try_from(request.uri().path()) {
+        *request.uri_mut() = uri;
+    }
+    Ok(next.run(request).await)
 }

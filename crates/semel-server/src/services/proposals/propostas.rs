@@ -20,7 +20,7 @@ use crate::http::{
     fields::{Fields, Wrong, integer},
     principal::Local,
     problem::{ESTADO_INVALIDO, INVALID_FIELDS, VERSAO_DESATUALIZADA, of_store},
-    query::Query,
+    query::{Query, number},
 };
 
 pub(super) const PATH: &str = "/api/v1/propostas";
@@ -119,7 +119,7 @@ pub(super) async fn list(
     mut query: Query,
 ) -> Result<Response, Problem> {
     let filter = Filter {
-        cliente_id: query.take("cliente_id", |id| id.parse().map_err(|_| "must be a whole number")),
+        cliente_id: query.take("cliente_id", |id| number(id).ok_or("must be a whole number")),
         estado: query.take("estado", |name| {
             Estado::parse(name).ok_or("must be one of rascunho, enviada, aceita, recusada, cancelada")
         }),

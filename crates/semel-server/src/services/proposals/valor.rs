@@ -28,8 +28,7 @@ impl Valor {
             None => (number, false),
         };
         let (number, exponent) = match number.split_once(['e', 'E']) {
-            // Nobody writes money with an exponent beyond these digits.
-            Some((number, exponent)) => (number, exponent.parse::<i16>().map_err(|_| NO_NUMBER)?),
+            Some((number, exponent)) => (number, power(exponent).ok_or(NO_NUMBER)?),
             None => (number, 0),
         };
         let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
@@ -39,7 +38,7 @@ impl Valor {
         }
         // The value is 0.d1d2d3… times ten to the power of `point`, without zeros at either end.
         let leading = digits.len() - digits.trim_start_matches('0').len();
-        let point = whole.len() as i64 - leading as i64 + i64::from(exponent);
+        let point = whole.len() as i64 - leading as i64 + exponent;
         let digits = digits.trim_matches('0');
         if digits.is_empty() || below_zero {
             return Err("must be above 0");
@@ -54,6 +53,18 @@ impl Valor {
         let places = usize::try_from(point + 2).map_err(|_| NO_NUMBER)?;
         format!("{digits:0<places$}").parse().map(Self).map_err(|_| NO_NUMBER)
     }
+}
+
+/// Reads an exponent. One that is beyond any number of digits counts as one that is just so.
+fn power(exponent: &str) -> Option<i64> {
+    const BEYOND: i64 = 1 << 40;
+    let (sign, digits) = match exponent.as_bytes().first()? {
+        b'-' => (-1, &exponent[1..]),
+        b'+' => (1, &exponent[1..]),
+        _ => (1, exponent),
+    };
+    let right = !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit());
+    right.then(|| sign * digits.parse().unwrap_or(BEYOND).min(BEYOND))
 }
 
 /// As a JSON number with two decimals.
@@ -114,7 +125,14 @@ mod tests {
             ("100000000", "at most 99999999.99"),
             ("1e8", "at most 99999999.99"),
             ("1e999", "at most 99999999.99"),
-            ("1e99999999999999999999", "a number such as"),
+            ("1e99999", "at most 99999999.99"),
+            ("1e99999999999999999999", "at most 99999999.99"),
+            ("0e99999", "above 0"),
+            ("1e-99999", "two decimals"),
+            ("1e-99999999999999999999", "two decimals"),
+            ("1e", "a number such as"),
+            ("1e+", "a number such as"),
+            ("1e+-1", "a number such as"),
             ("\"1500.00\"", "a number such as"),
             ("null", "a number such as"),
             ("true", "a number such as"),
