@@ -137,6 +137,7 @@ macro_rules! conformance_suite {
                     expiry_removes_everything_of_an_operation,
                     an_archived_operation_keeps_its_key_taken,
                     a_round_is_bounded,
+                    counts_that_piled_up_are_folded,
                     many_sweepers_do_each_thing_once,
                     a_completion_and_the_sweep_agree_who_came_first,
                     a_ledger_sweeps_by_itself;
