@@ -42,3 +42,4 @@ fuzz: ## fuzz and property tests with many more cases (SEMEL_FUZZ_SECONDS, PROPT
 .PHONY: clean-servers
 clean-servers: ## stop the private servers that a killed run left behind
 	scripts/postgres.sh clean
+	scripts/rabbitmq.sh clean

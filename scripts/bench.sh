@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The benchmarks, on a private PostgreSQL. Arguments go to semel-bench.
+# The benchmarks, on a private PostgreSQL and a private RabbitMQ. Arguments go to semel-bench.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -13,6 +13,6 @@ elif ! SEMEL_BENCH_PGBENCH=$(command -v pgbench); then
 fi
 export SEMEL_BENCH_PGBENCH
 
-# Built before the server starts: an idle server would only take memory from the compiler.
+# Built before the servers start: idle ones would only take memory from the compiler.
 cargo build --release -p semel-bench
-exec scripts/postgres.sh run cargo run --release -p semel-bench -- "$@"
+exec scripts/postgres.sh run scripts/rabbitmq.sh run cargo run --release -p semel-bench -- "$@"

@@ -8,4 +8,4 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PROPTEST_CASES=${PROPTEST_CASES:-20000}
 export SEMEL_FUZZ_SECONDS=${SEMEL_FUZZ_SECONDS:-300}
 # "prop_…" and "property", but not "proposals", which is a service.
-exec scripts/postgres.sh run cargo nextest run --workspace --profile fuzz -E 'test(/fuzz|prop_|propert/)' "$@"
+exec scripts/postgres.sh run scripts/rabbitmq.sh run cargo nextest run --workspace --profile fuzz -E 'test(/fuzz|prop_|propert/)' "$@"

@@ -27,7 +27,7 @@ fence-one-sqlite@semel-store/src/sqlite/hot.rs@s/l\.operation = \$1 AND l\.fence
 fence-renew-postgres@semel-store/src/postgres/hot.rs@s/ON l\.operation = a\.id AND l\.fence = a\.fence\n/ON l.operation = a.id\n/@semel-testkit@test(=zombies::postgres::a_zombie_is_refused_on_every_write)
 fence-renew-sqlite@semel-store/src/sqlite/hot.rs@s/(const HELD.*?)WHERE \(operation, fence\) IN \(SELECT value ->> 0, value ->> 1 FROM/$1WHERE operation IN (SELECT value ->> 0 FROM/s@semel-testkit@test(=zombies::sqlite::a_zombie_is_refused_on_every_write)
 fence-machine@semel/src/machine/settle.rs@s/Some\(op\) if op\.fence == fence => match/Some(op) if op.fence >= fence => match/@semel-testkit@test(=zombies::sqlite::a_zombie_is_refused_on_every_write)
-fence-commit@semel/src/atomic.rs@s/(Ok\(Applied \{ answer: Answer::Settled \{ successor \}, \.\. \}\) => successor,)/$1\n            Ok(_) if id != 0 => false,/@semel-store@test(=postgres::atomic::a_takeover_during_an_effect_leaves_one_effect)
+fence-commit@semel/src/atomic.rs@s/(Ok\(applied @ Applied \{ answer: Answer::Settled \{ successor \}, \.\. \}\) => \(applied, successor\),)/$1\n            Ok(applied) if id != 0 => (applied, false),/@semel-store@test(=postgres::atomic::a_takeover_during_an_effect_leaves_one_effect)
 sort@semel-store/src/batch.rs@s/let mut order: Vec<usize> = \(0\.\.requests\.len\(\)\)\.collect\(\);\n    order\.sort_by\(.*?\n    \}\);\n/let order: Vec<usize> = (0..requests.len()).collect();\n/s@semel-testkit@test(=deadlocks::two_nodes_with_opposite_batches_do_not_deadlock)
 sort-known@semel-store/src/postgres/mod.rs@s/        claims\.sort_by_cached_key\(.*?\);\n//@semel-testkit@test(=deadlocks::two_nodes_with_opposite_batches_do_not_deadlock)
 read-back@semel/src/atomic.rs@s/Commit::Unknown\(why\) => self\.read_back\([^)]*\)\.await/Commit::Unknown(why) => Ok(Effect::RolledBack(rolled_back(&why)))/@semel-testkit@test(=cuts::the_connection_cut_after_every_byte_of_the_commit_reply)
@@ -40,6 +40,13 @@ swapped-terms-sqlite@semel-store/src/sqlite/hot.rs@s/value ->> 4, value ->> 5,/v
 open-transaction@semel-store/src/tx.rs@s/BEGIN; SET LOCAL idle_in_transaction_session_timeout = \{idle\}/BEGIN; SET LOCAL idle_in_transaction_session_timeout = 30000/@semel-testkit@test(=zombies::postgres::a_zombie_reports_a_lost_lease_wherever_it_slept)
 no-limit@semel-store/src/tx.rs@s/let limit = seat\.answer_limit\(\);/let limit = 100 * seat.answer_limit();/@semel-testkit@test(=cuts::a_connection_that_swallows_everything_is_given_up)
 sleepwalker@semel/src/run.rs@s/if self\.remaining\(\)\.is_zero\(\) \{/if self.remaining().is_zero() \&\& self.operation().id == 0 {/@semel-testkit@test(=zombies::sqlite::a_zombie_reports_a_lost_lease_wherever_it_slept)
+pinned-purge@semel/src/machine/tend.rs@s/    if op\.is_final\(now\) \{/    if op.is_final(now) \&\& op.id == 0 {/@semel-store@test(=sqlite::pinned::what_is_pinned_stays_as_it_is_until_its_retention_ends)
+pinned-superseded@semel/src/machine/claim.rs@s/if op\.is_final\(now\) \|\| !is_newer/if !is_newer/@semel-store@test(=sqlite::pinned::what_is_pinned_stays_as_it_is_until_its_retention_ends)
+pinned-postgres@semel-store/src/postgres/mod.rs@s/\|r\| r\.policy\.pinned/|_| false/@semel-store@test(=histories::prop_postgres_does_what_the_machine_says)
+pinned-sqlite@semel-store/src/sqlite/flush.rs@s/ policy\.pinned\n/ false\n/@semel-store@test(=histories::prop_sqlite_does_what_the_machine_says)
+remember-anything@semel/src/replays.rs@s/!operation\.is_final\(read_at\) \|\| //@semel-store@test(=sqlite::pinned::what_is_not_pinned_is_never_replayed_from_memory)
+never-forget@semel/src/replays.rs@s/\|until\| until <= now/|_| false/@semel-store@test(=sqlite::pinned::a_pinned_outcome_is_forgotten_with_its_retention)
+remember-archived@semel/src/replays.rs@s/\.chain\(operation\.archive_at\)//@semel-store@test(=sqlite::pinned::a_pinned_outcome_is_forgotten_with_its_retention)
 LIST
 }
 

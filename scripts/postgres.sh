@@ -8,18 +8,13 @@
 #   postgres.sh clean      stop that one, and those that killed runs left behind
 #   postgres.sh bin        print the directory of PostgreSQL's programs, installing them if need be
 #
-# Every server has a directory under target/servers, and `data` in it is the server's data directory:
-#   postgres          the one of `start`
-#   postgres.XXXXXX   one per `run`, so that two runs never meet. The run holds a lock on its directory for as long
-#                     as it lives, so a directory that nobody has locked was left by a killed run.
+# Where the servers live is told in servers.sh; `data` in a server's directory is its data directory.
 set -euo pipefail
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
-servers=$root/target/servers
-by_hand=$servers/postgres
-
-say() { echo "postgres.sh: $*" >&2; }
-die() { say "$@"; exit 1; }
+# shellcheck disable=SC2034 # they are for servers.sh
+kind=postgres product=PostgreSQL url_variable=SEMEL_TEST_POSTGRES_URL
+# shellcheck source=scripts/servers.sh
+source "$(dirname "${BASH_SOURCE[0]}")/servers.sh"
 
 # ---------------------------------------------------------------------------------------------------------------------
 # PostgreSQL's programs
@@ -39,34 +34,23 @@ find_bin() {
     return 1
 }
 
-install_packages() {
-    local packages=(postgresql)
-    if [[ $EUID -ne 0 ]]; then
-        die "PostgreSQL is missing and only root can install it. Missing packages (Debian's names): ${packages[*]}"
-    fi
-    command -v apt-get >/dev/null || die "PostgreSQL is missing and there is no apt-get to install it: ${packages[*]}"
-    say "installing ${packages[*]}"
-    # The timeout waits for another apt-get (a machine that is still setting itself up) instead of failing at once.
-    apt-get update -qq >&2
-    DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 install -y -qq "${packages[@]}" >&2
-}
-
-# Sets `bin`. A caller who wants another version of PostgreSQL names its directory in SEMEL_TEST_POSTGRES_BIN.
-need_bin() {
+# Sets `bin`, also for the crash tests, which kill and restart servers of their own. A caller who wants another version
+# of PostgreSQL names its directory in SEMEL_TEST_POSTGRES_BIN.
+need_programs() {
     bin=${SEMEL_TEST_POSTGRES_BIN:-}
     if [[ -n $bin ]]; then
         [[ -x $bin/initdb && -x $bin/pg_ctl ]] || die "no initdb and pg_ctl in SEMEL_TEST_POSTGRES_BIN=$bin"
     elif ! bin=$(find_bin); then
-        install_packages
+        install_packages postgresql
         bin=$(find_bin) || die "the packages are installed, but initdb and pg_ctl are nowhere to be found"
     fi
+    export SEMEL_TEST_POSTGRES_BIN=$bin
 }
 
 # Runs one of PostgreSQL's programs as the server's owner: they refuse root, for whom the packages made `postgres`.
 as_owner() {
     (
-        # The locks must not be inherited: a server that outlives its run would seem to belong to a living one.
-        exec 8<&- 9<&-
+        close_locks
         # The caller's directory may be closed to `postgres`, and the caller's PG* variables mean another server.
         cd /
         unset "${!PG@}"
@@ -122,10 +106,8 @@ max_wal_size = '4GB'
 checkpoint_timeout = '15min'
 CONF
 
-    # A free port is one that the server could bind: asking beforehand would be a race. Below 32768, where Linux
-    # begins to hand out ports for outgoing connections.
     for _ in {1..20}; do
-        port=$((20000 + RANDOM % 12000))
+        port=$(random_port)
         rm -f "$data/server.log"
         if said=$(as_owner "$bin/pg_ctl" start -D "$data" -l "$data/server.log" -o "-p $port" -w -t 60 2>&1); then
             as_owner "$bin/createdb" --host=127.0.0.1 --port="$port" --username=semel --maintenance-db=postgres semel
@@ -149,6 +131,9 @@ pid_of() {
     echo "$pid"
 }
 
+is_running() { pid_of "$1" >/dev/null; }
+log_of() { echo "$1/data/server.log"; }
+
 url_of() {
     local port
     # Line 4 of postmaster.pid is the port.
@@ -163,7 +148,7 @@ discard() {
         # SIGQUIT is "immediate shutdown": no checkpoint for data that is about to be removed.
         kill -QUIT "$pid"
         # The postmaster gives its children 5 s before it kills them.
-        while pid_of "$dir" >/dev/null; do
+        while is_running "$dir"; do
             ((waited++ < 200)) || die "PostgreSQL (pid $pid) did not stop; its directory is $dir"
             sleep 0.1
         done
@@ -176,125 +161,10 @@ discard() {
 }
 
 # ---------------------------------------------------------------------------------------------------------------------
-# All servers of this checkout
-
-# Directories are made and removed under this lock only, so that nobody takes one that is just being made for a stale
-# one. It is a lock on the directory itself: no lock file to lose or to clean up.
-lock_servers() {
-    mkdir -p "$servers"
-    exec 9<"$servers"
-    flock 9
-}
-unlock_servers() { exec 9<&-; }
-
-discard_stale() {
-    local dir
-    for dir in "$servers"/postgres.*/; do
-        dir=${dir%/}
-        [[ -d $dir ]] || continue
-        if flock --nonblock "$dir" true; then
-            say "removing what a killed run left: ${dir#"$root"/}"
-            discard "$dir"
-        fi
-    done
-}
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Commands
-
-start() {
-    need_bin
-    lock_servers
-    discard_stale
-    if ! pid_of "$by_hand" >/dev/null; then
-        discard "$by_hand"
-        mkdir "$by_hand"
-        # Half a server is thrown away: after an error, and when somebody lost patience.
-        trap 'exit 130' INT TERM HUP
-        trap 'discard "$by_hand"' EXIT
-        boot "$by_hand"
-        trap - EXIT
-    fi
-    url_of "$by_hand"
-}
-
-url() {
-    pid_of "$by_hand" >/dev/null || die "not running: start it with 'scripts/postgres.sh start'"
-    url_of "$by_hand"
-}
-
-stop() {
-    lock_servers
-    discard "$by_hand"
-}
-
-clean() {
-    lock_servers
-    discard "$by_hand"
-    discard_stale
-}
-
-run() {
-    [[ $# -gt 0 ]] || die "run what? usage: postgres.sh run CMD…"
-    need_bin
-    # For the crash tests, which kill and restart servers of their own.
-    export SEMEL_TEST_POSTGRES_BIN=$bin
-    if [[ -n ${SEMEL_TEST_POSTGRES_URL:-} ]]; then
-        exec "$@"
-    fi
-
-    trap 'on_signal INT 130' INT
-    trap 'on_signal TERM 143' TERM
-    trap 'on_signal HUP 129' HUP
-    trap finish EXIT
-    lock_servers
-    discard_stale
-    mine=$(mktemp -d "$servers/postgres.XXXXXX")
-    exec 8<"$mine"
-    flock 8
-    unlock_servers
-    boot "$mine"
-    SEMEL_TEST_POSTGRES_URL=$(url_of "$mine")
-    export SEMEL_TEST_POSTGRES_URL
-
-    # In the background, because bash answers a signal only between two commands, but at once while it waits.
-    # setsid gives CMD a group of its own, so that Ctrl-C reaches it once, through on_signal, and not once more from
-    # the terminal: test runners take a second signal as "kill everything without cleaning up".
-    # setpriv ends CMD when this script is killed with -9 and cannot do so itself.
-    # env restores the signals that bash makes its background commands ignore.
-    setpriv --pdeathsig TERM setsid env --default-signal=INT,QUIT -- "$@" <&0 8<&- &
-    child=$!
-    local code=0
-    while true; do
-        code=0
-        wait "$child" || code=$?
-        # A signal ends the waiting, but CMD may need time to end in order.
-        kill -0 "$child" 2>/dev/null || break
-    done
-    if [[ $code -ne 0 ]] && cp "$mine/data/server.log" "$servers/postgres-failed.log"; then
-        say "exit code $code; PostgreSQL's log is kept in target/servers/postgres-failed.log"
-    fi
-    exit "$code"
-}
-
-child=
-mine=
-
-on_signal() {
-    [[ -n $child ]] || exit "$2"
-    kill -"$1" -- "-$child" 2>/dev/null || true
-}
-
-finish() {
-    # An impatient second Ctrl-C must not leave the server behind.
-    trap '' INT TERM HUP
-    lock_servers
-    [[ -z $mine ]] || discard "$mine"
-}
 
 case ${1:-} in
     start | stop | url | clean) "$1" ;;
     run) shift && run "$@" ;;
-    bin) need_bin && echo "$bin" ;;
-    *) sed -n '/^# A private/,/^#$/p; /^#   postgres.sh/p' "$0" | cut -c 3- >&2; exit 2 ;;
+    bin) need_programs && echo "$bin" ;;
+    *) usage ;;
 esac

@@ -9,8 +9,8 @@ if ! cargo nextest --version >/dev/null 2>&1; then
     step "install nextest" cargo install --locked cargo-nextest
 fi
 
-# Built before the server starts, so that the times below are those of the tests.
+# Built before the servers start, so that the times below are those of the tests.
 step "build tests" cargo nextest run --workspace --no-run
-step "tests" scripts/postgres.sh run cargo nextest run --workspace
+step "tests" scripts/postgres.sh run scripts/rabbitmq.sh run cargo nextest run --workspace
 step "doc tests" scripts/postgres.sh run cargo test --workspace --doc
 finished=yes

@@ -39,12 +39,14 @@ pub(crate) const ATOMIC: &str = "atomic";
 pub(crate) const BARE: &str = "its transaction";
 /// Keys that have completed.
 pub(crate) const REPLAYS: &str = "replays";
+/// Keys that have completed on a route that pins its answers: a node has them in memory.
+pub(crate) const PINNED: &str = "pinned replays";
 /// A row by its primary key.
 pub(crate) const SELECT: &str = "point select";
 /// A handler that does nothing.
 pub(crate) const NOTHING: &str = "nothing";
 
-const ALL: [&str; 7] = [LEASED, OWN, ATOMIC, BARE, REPLAYS, SELECT, NOTHING];
+const ALL: [&str; 8] = [LEASED, OWN, ATOMIC, BARE, REPLAYS, SELECT, PINNED, NOTHING];
 
 /// How many keys are replayed, in turn.
 const KEYS: usize = 8_192;
@@ -61,7 +63,9 @@ pub(crate) async fn measure(plan: &Plan, backend: Backend, report: &mut Report) 
         keys.push(new_key()?);
     }
     let keys = Arc::new(keys);
-    complete(&client, &keys).await?;
+    for path in ["/leased", "/pinned"] {
+        complete(&client, path, &keys).await?;
+    }
     for _ in 0..plan.rounds {
         for how in ALL.into_iter().filter(|how| plan.wants(how, CONNECTIONS)) {
             let (client, keys, turn) = (client.clone(), keys.clone(), Arc::new(AtomicUsize::new(0)));
@@ -75,6 +79,7 @@ pub(crate) async fn measure(plan: &Plan, backend: Backend, report: &mut Report) 
                         ATOMIC => client.post("/atomic", Some(&new_key()?)).await,
                         BARE => client.post("/atomic", None).await,
                         REPLAYS => client.post("/leased", keys.get(turn % KEYS)).await,
+                        PINNED => client.post("/pinned", keys.get(turn % KEYS)).await,
                         SELECT => client.post("/select", None).await,
                         _ => client.post("/nothing", None).await,
                     }
@@ -93,12 +98,12 @@ pub(crate) async fn measure(plan: &Plan, backend: Backend, report: &mut Report) 
 }
 
 /// Requests of the keys that are to be replayed.
-async fn complete(client: &Client, keys: &[Key]) -> Result<()> {
+async fn complete(client: &Client, path: &'static str, keys: &[Key]) -> Result<()> {
     for some in keys.chunks(CONNECTIONS) {
         let mut running = tokio::task::JoinSet::new();
         for key in some {
             let (client, key) = (client.clone(), key.clone());
-            running.spawn(async move { client.post("/leased", Some(&key)).await });
+            running.spawn(async move { client.post(path, Some(&key)).await });
         }
         while let Some(done) = running.join_next().await {
             done??;
@@ -116,6 +121,7 @@ fn app(ledger: &Ledger<Database>, unbatched: Ledger<Database>) -> Router {
     let layers = Idempotency::for_everyone(ledger.clone(), "bench");
     Router::new()
         .route("/leased", post(async || answer()).layer(layers.layer(Route::leased())))
+        .route("/pinned", post(async || answer()).layer(layers.layer(Route::leased().pinned())))
         .route("/own", post(own).with_state(unbatched))
         .route("/atomic", post(insert).layer(layers.layer(Route::atomic())))
         .route("/select", post(select).with_state(ledger.store().clone()))
@@ -196,6 +202,10 @@ impl Client {
     }
 
     pub(crate) async fn post(&self, path: &str, key: Option<&Key>) -> Result<()> {
+        self.send("POST", path, key, "{}").await
+    }
+
+    pub(crate) async fn send(&self, method: &str, path: &str, key: Option<&Key>, body: &str) -> Result<()> {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mut connection = match idle {
             Some(connection) => connection,
@@ -206,9 +216,9 @@ impl Client {
             }
         };
         let key = key.map(|key| format!("idempotency-key: {}\r\n", key.as_str())).unwrap_or_default();
+        let (address, length) = (&self.address, body.len());
         let request = format!(
-            "POST {path} HTTP/1.1\r\nhost: {}\r\n{key}content-type: application/json\r\ncontent-length: 2\r\n\r\n{{}}",
-            self.address
+            "{method} {path} HTTP/1.1\r\nhost: {address}\r\n{key}content-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
         );
         connection.write_all(request.as_bytes()).await?;
         let mut answer = Vec::with_capacity(1024);
@@ -217,7 +227,7 @@ impl Client {
                 bail!("the server closed the connection");
             }
         }
-        if !answer.starts_with(b"HTTP/1.1 200 ") {
+        if !answer.starts_with(b"HTTP/1.1 2") {
             bail!("{path}: {}", String::from_utf8_lossy(&answer));
         }
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(connection);

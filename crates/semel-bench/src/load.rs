@@ -42,7 +42,22 @@ where
     F: Fn() -> Fut + Clone + Send + 'static,
     Fut: Future<Output = Result<()>> + Send,
 {
-    let begin = Instant::now() + Plan::WARM_UP;
+    drive_after(Plan::WARM_UP, plan, cpu, tasks, operation).await
+}
+
+/// The same, with as long to get warm as it takes.
+pub(crate) async fn drive_after<F, Fut>(
+    warm_up: Duration,
+    plan: &Plan,
+    cpu: Cpu,
+    tasks: usize,
+    operation: F,
+) -> Result<Figure>
+where
+    F: Fn() -> Fut + Clone + Send + 'static,
+    Fut: Future<Output = Result<()>> + Send,
+{
+    let begin = Instant::now() + warm_up;
     let end = begin + plan.length;
     let mut running = JoinSet::new();
     for _ in 0..tasks {

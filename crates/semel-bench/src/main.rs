@@ -4,17 +4,19 @@
 //!
 //! - `site`: a fresh database for each section
 //! - `load`: tasks that repeat an operation for a while, and what that cost
-//! - `pairs`, `replays`, `http`, `gateway`, `growth`: the sections; `limit` is pgbench, `fill` makes the large tables
+//! - `pairs`, `replays`, `http`, `gateway`, `messages` and `events`, `growth`: the sections; `limit` is pgbench, `fill` makes the large tables
 //! - `verdict`: the aims, each with the measured ratio
 //! - `report`: tables for people, JSON for programs
 
 mod cpu;
+mod events;
 mod fill;
 mod gateway;
 mod growth;
 mod http;
 mod limit;
 mod load;
+mod messages;
 mod pairs;
 mod replays;
 mod report;
@@ -57,6 +59,10 @@ struct Args {
     #[arg(long, env = "SEMEL_TEST_POSTGRES_URL")]
     postgres_url: Option<String>,
 
+    /// A RabbitMQ server to make queues on.
+    #[arg(long, env = "SEMEL_TEST_RABBITMQ_URL")]
+    rabbitmq_url: Option<String>,
+
     /// The pgbench program.
     #[arg(long, env = "SEMEL_BENCH_PGBENCH", default_value = "pgbench")]
     pgbench: PathBuf,
@@ -77,6 +83,8 @@ enum Section {
     Http,
     /// Keyed requests through the gateway, next to its bare hop.
     Gateway,
+    /// The relay next to a bare publisher, and events from end to end.
+    Messages,
     /// New claims in a small and in a large table.
     Growth,
 }
@@ -93,6 +101,7 @@ struct Plan {
     tasks: Vec<usize>,
     how: Vec<String>,
     postgres_url: Option<String>,
+    rabbitmq_url: Option<String>,
     pgbench: PathBuf,
 }
 
@@ -103,8 +112,9 @@ impl Plan {
     fn new(args: &Args) -> Self {
         let (rounds, seconds, rows) = if args.quick { (1, 2, 1_000_000) } else { (3, 5, 10_000_000) };
         let (tasks, how) = (args.tasks.clone(), args.how.clone());
-        let (postgres_url, pgbench) = (args.postgres_url.clone(), args.pgbench.clone());
-        Self { rounds, length: Duration::from_secs(seconds), rows, tasks, how, postgres_url, pgbench }
+        let (postgres_url, rabbitmq_url) = (args.postgres_url.clone(), args.rabbitmq_url.clone());
+        let (length, pgbench) = (Duration::from_secs(seconds), args.pgbench.clone());
+        Self { rounds, length, rows, tasks, how, postgres_url, rabbitmq_url, pgbench }
     }
 
     /// Whether a figure is asked for.
@@ -131,6 +141,10 @@ async fn main() -> Result<()> {
                 Section::Replays => replays::measure(&plan, *database, &mut report).await,
                 Section::Http => http::measure(&plan, *database, &mut report).await,
                 Section::Gateway => gateway::measure(&plan, *database, &mut report).await,
+                Section::Messages => match messages::measure(&plan, *database, &mut report).await {
+                    Ok(()) => events::measure(&plan, *database, &mut report).await,
+                    failed => failed,
+                },
                 Section::Growth => growth::measure(&plan, *database, &mut report).await,
             }
             .with_context(|| format!("{name} on {database}"))?;

@@ -58,6 +58,11 @@ impl Report {
         Some((rate, per_cpu))
     }
 
+    /// What half of the operations took at most, in milliseconds.
+    pub(crate) fn p50(&self, subject: Subject) -> Option<f64> {
+        Some(middle(self.find(subject)?).p50)
+    }
+
     pub(crate) fn to_json(&self) -> Value {
         let figure =
             |f: &Figure| json!({ "rate": f.rate, "p50_ms": f.p50, "p99_ms": f.p99, "per_cpu_second": f.per_cpu });
@@ -90,6 +95,7 @@ impl fmt::Display for Report {
             ("replays", "Claims of completed keys, next to claim + complete of new ones"),
             ("http", "Requests through the HTTP layer, and the same server without it"),
             ("gateway", "Requests through the gateway, its bare hop, and the upstream itself"),
+            ("messages", "Messages: the relay, a bare publisher, the wait for an idle relay, events from end to end"),
             ("growth", "Claim + complete by the size of the table"),
         ] {
             let rows = self.figures.iter().filter(|(subject, _)| subject.section == section);
@@ -108,14 +114,19 @@ impl fmt::Display for Report {
     }
 }
 
+/// Where single operations were not timed there is nothing to tell.
+fn millis(ms: f64) -> String {
+    if ms.is_nan() { "-".to_owned() } else { format!("{ms:.2}") }
+}
+
 fn row(subject: &Subject, figure: &Figure) -> Vec<String> {
     vec![
         subject.backend.to_string(),
         subject.how.to_owned(),
         subject.tasks.to_string(),
         format!("{:.0}", figure.rate),
-        format!("{:.2}", figure.p50),
-        format!("{:.2}", figure.p99),
+        millis(figure.p50),
+        millis(figure.p99),
         format!("{:.0}", figure.per_cpu),
     ]
 }

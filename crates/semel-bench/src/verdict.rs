@@ -3,6 +3,7 @@
 use crate::{
     growth, http,
     limit::{CLIENTS, PGBENCH},
+    messages,
     pairs::{BATCHED, UNBATCHED},
     replays::REPLAYS,
     report::{Report, Subject},
@@ -76,12 +77,23 @@ pub(crate) fn verdicts(report: &Report) -> Vec<Verdict> {
             (http::LEASED, http::OWN, 3.0),
             (http::ATOMIC, http::BARE, 0.7),
             (http::REPLAYS, http::SELECT, 1.0),
-            (http::REPLAYS, http::NOTHING, 0.6),
+            (http::PINNED, http::NOTHING, 0.6),
         ] {
             let aim = format!("{backend}, HTTP: {ours}, times the rate of {theirs}");
             let of = |how| Subject { section: "http", backend, how, tasks: http::CONNECTIONS };
             all.push(against(aim, Bound::AtLeast(bound), of(ours), of(theirs)));
         }
+    }
+    for backend in [Postgres, Sqlite] {
+        let of = |how| Subject { section: "messages", backend, how, tasks: 1 };
+        let aim = format!("{backend}: {}, times the rate of a {}", messages::RELAY, messages::BARE);
+        all.push(against(aim, Bound::AtLeast(0.7), of(messages::RELAY), of(messages::BARE)));
+        all.push(Verdict {
+            aim: format!("{backend}: {}, milliseconds (p50)", messages::WAIT),
+            ratio: report.p50(of(messages::WAIT)),
+            cpu_ratio: None,
+            bound: Bound::AtMost(10.0),
+        });
     }
     for backend in [Postgres, Sqlite] {
         let aim = format!("{backend}: cost per claim + complete in the large table, times that at 10 thousand rows");

@@ -114,7 +114,8 @@ where
     fn call(&mut self, mut request: Request<ReqBody>) -> Self::Future {
         // The one that is ready goes with the request, and its clone stays.
         let inner = self.inner.clone();
-        let service = Self { inner: std::mem::replace(&mut self.inner, inner), ..self.clone() };
+        let inner = std::mem::replace(&mut self.inner, inner);
+        let service = Self { shared: self.shared.clone(), route: self.route.clone(), inner };
         // Only we may say so.
         for name in [REPLAYED, MISMATCH] {
             request.headers_mut().remove(name);
@@ -152,7 +153,7 @@ impl<S: Store, Inner> IdempotencyService<S, Inner> {
                 // Before its transaction begins, which must not wait for a slow client.
                 let (head, body) = request.into_parts();
                 return match read_request(body, self.route.request_limit, self.route.request_patience).await {
-                    Ok(body) => self.run_unkeyed(Request::from_parts(head, body.into())).await,
+                    Ok(body) => Box::pin(self.run_unkeyed(Request::from_parts(head, body.into()))).await,
                     Err(problem) => answered(problem),
                 };
             }
@@ -173,7 +174,8 @@ impl<S: Store, Inner> IdempotencyService<S, Inner> {
             Ok(Ok(lease)) if resource_of(lease.operation()) == asked.resource.as_deref() => {
                 // The representation that is kept must suit every client.
                 head.headers.remove(header::ACCEPT_ENCODING);
-                return self.run(lease, Request::from_parts(head, body.into())).await;
+                // In a box: a replay should not have to move the room for a run about.
+                return Box::pin(self.run(lease, Request::from_parts(head, body.into()))).await;
             }
             Ok(Ok(lease)) => {
                 // The key belongs to another resource, where it was refused or failed.

@@ -182,6 +182,15 @@ impl Route {
         self
     }
 
+    /// An answer stays as it is until its retention ends: nobody can purge it before, and a node that
+    /// has given it gives it again from memory, without asking the database. The price is that a wrong
+    /// answer, or one that somebody wants forgotten, cannot be taken back: choose the retention for it.
+    #[must_use]
+    pub fn pinned(mut self) -> Self {
+        self.policy.pinned = true;
+        self
+    }
+
     /// What a lost lease gets.
     #[must_use]
     pub fn on_lost(mut self, on_lost: OnLost) -> Self {

@@ -4,7 +4,8 @@
 //! - [`config`]: one typed struct from flags, environment and file;
 //! - [`serve`]: the server's life, from binding the port to draining; [`stop`] is how it is told to end;
 //! - [`http`]: what every route shares: health, principal, problems, the loopback rule;
-//! - [`services`]: the services, each a folder;
+//! - [`services`]: the services, each a folder; [`jobs`]: what people ask for that takes longer than an answer may;
+//! - [`node`]: what a node does besides answering: relay, consumers, readiness;
 //! - [`gateway`]: a reverse proxy with the layer's semantics;
 //! - [`once`]: a command once per key;
 //! - [`guard`]: the process that keeps a command from outliving `semel once`.
@@ -15,7 +16,9 @@ mod error;
 pub mod gateway;
 pub mod guard;
 pub mod http;
+pub mod jobs;
 mod log;
+pub mod node;
 pub mod once;
 pub mod serve;
 pub mod services;

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use semel::{
     Error, Fence, Key, Operation, Result, Scope, Timestamp,
     journal::{self, Note},
-    machine::{Answer, Event, Next, Request, step},
+    machine::{Answer, Event, Request, read},
     store::{Applied, Decision, LeaseWrite, Swept},
 };
 
@@ -62,15 +62,6 @@ pub(crate) fn claim_all<'a>(
     answers
 }
 
-/// No answer that changes nothing tells of the claim's own fence.
-const UNDRAWN: Fence = Fence(i64::MAX);
-
-/// Reads the answer of a claim off a row that is not locked, if it would change nothing.
-pub(crate) fn read_one(row: &Operation, request: &Request, now: Timestamp) -> Option<Answer> {
-    let read = step(Some(row), &Event::Claim { request, fence: UNDRAWN }, now);
-    matches!(read.next, Next::Same).then_some(read.answer)
-}
-
 /// Reads the answers of claims off rows that are not locked. Those of a key that any claim would
 /// change are contested: that row must be locked and decided about again.
 pub(crate) fn read_all<R: AsRef<Request>>(
@@ -83,11 +74,9 @@ pub(crate) fn read_all<R: AsRef<Request>>(
     let mut changing = HashSet::new();
     let mut calm = Vec::new();
     for i in &claims {
-        let event = Event::Claim { request: requests[*i].as_ref(), fence: UNDRAWN };
-        let read = step(rows.get(&place(*i)), &event, now);
-        match read.next {
-            Next::Same => calm.push((*i, read.answer)),
-            _ => drop(changing.insert(place(*i))),
+        match rows.get(&place(*i)).and_then(|row| read(row, requests[*i].as_ref(), now)) {
+            Some(answer) => calm.push((*i, answer)),
+            None => drop(changing.insert(place(*i))),
         }
     }
     if changing.is_empty() {

@@ -10,7 +10,8 @@ const VERSION: u8 = 1;
 const PLAIN: u8 = 0;
 
 /// Bytes as they are stored.
-pub(crate) fn encode(plain: &[u8]) -> Vec<u8> {
+#[must_use]
+pub fn encode(plain: &[u8]) -> Vec<u8> {
     let mut stored = Vec::with_capacity(plain.len() + 2);
     stored.extend([VERSION, PLAIN]);
     stored.extend(plain);
@@ -19,7 +20,10 @@ pub(crate) fn encode(plain: &[u8]) -> Vec<u8> {
 
 /// Bytes as they were given. What this version cannot read is an error, never "absent": the
 /// operation behind it has taken effect.
-pub(crate) fn decode(stored: Vec<u8>) -> Result<Bytes, Error> {
+///
+/// # Errors
+/// [`Error::Corrupt`] for what another version or key has stored.
+pub fn decode(stored: Vec<u8>) -> Result<Bytes, Error> {
     match stored[..] {
         [VERSION, PLAIN, ..] => Ok(Bytes::from(stored).slice(2..)),
         _ => Err(Error::Corrupt("a payload of another version or key")),
@@ -27,7 +31,8 @@ pub(crate) fn decode(stored: Vec<u8>) -> Result<Bytes, Error> {
 }
 
 /// Stored bytes in hex, as they travel in a JSON batch.
-pub(crate) fn hex(stored: &[u8]) -> String {
+#[must_use]
+pub fn hex(stored: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let digit = |nibble: u8| char::from(DIGITS[usize::from(nibble)]);
     stored.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()

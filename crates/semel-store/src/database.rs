@@ -14,8 +14,8 @@ use serde_json::json;
 use sqlx::migrate::Migrator;
 
 use crate::{
-    Clock, Conn, Tx, apply, connection::broken, counters::CountRow, on, postgres, postgres::Postgres, rows,
-    rows::OperationRow, sql::Sql, sqlite, sqlite::Sqlite, tx::begin_on,
+    Clock, Conn, Tx, apply, connection::broken, counters::CountRow, messaging::Messages, on, postgres,
+    postgres::Postgres, rows, rows::OperationRow, sql::Sql, sqlite, sqlite::Sqlite, tx::begin_on,
 };
 
 /// How a database is opened.
@@ -42,9 +42,9 @@ impl Default for Settings {
 
 /// A SQLite file or a PostgreSQL database. Cheap to clone.
 #[derive(Clone)]
-pub struct Database(Arc<Inner>);
+pub struct Database(Arc<Inner>, Arc<Messages>);
 
-enum Inner {
+pub(crate) enum Inner {
     Postgres(Postgres),
     Sqlite(Sqlite),
 }
@@ -65,7 +65,17 @@ impl Database {
         } else {
             return Err(Error::Invalid("database url: write sqlite:PATH or postgres://…".into()));
         };
-        Ok(Self(Arc::new(inner)))
+        let messages = Messages::new(&inner);
+        Ok(Self(Arc::new(inner), Arc::new(messages)))
+    }
+
+    pub(crate) fn inner(&self) -> &Inner {
+        &self.0
+    }
+
+    /// What this process keeps in mind about messages.
+    pub(crate) fn messages(&self) -> &Arc<Messages> {
+        &self.1
     }
 
     fn sql(&self) -> &Sql {
@@ -203,6 +213,14 @@ impl Store for Database {
         }
     }
 
+    fn crowded(&self) -> bool {
+        match &*self.0 {
+            Inner::Postgres(db) => db.callers.are_taken(),
+            // Its claims share their commits anyway.
+            Inner::Sqlite(_) => false,
+        }
+    }
+
     async fn begin(&self, limit: Duration) -> Result<Tx> {
         match &*self.0 {
             Inner::Postgres(db) => begin_on(&db.callers, limit).await,
@@ -230,7 +248,19 @@ impl Store for Database {
     async fn claim_in(&self, tx: &Tx, request: Arc<Request>) -> Result<Applied> {
         self.answered(async {
             let mut held = tx.connection().await?;
-            self.claim_on(&mut held.get()?, &request).await
+            self.claim_on(&mut held.get()?, request).await
+        })
+        .await
+    }
+
+    async fn claim_all_in(&self, tx: &Tx, requests: Vec<Arc<Request>>) -> Result<Vec<Applied>> {
+        self.answered(async {
+            let mut held = tx.connection().await?;
+            match (&*self.0, held.get()?) {
+                (Inner::Postgres(db), Conn::Postgres(conn)) => db.claim_all_in(conn, &requests).await,
+                (Inner::Sqlite(db), Conn::Sqlite(conn)) => db.claim_all_in(conn, &requests).await,
+                _ => Err(of_another()),
+            }
         })
         .await
     }
@@ -254,10 +284,12 @@ impl Store for Database {
     }
 
     async fn sweep(&self, limit: u32) -> Result<Swept> {
-        match &*self.0 {
-            Inner::Postgres(db) => db.sweep(limit).await,
-            Inner::Sqlite(db) => db.sweep(limit).await,
-        }
+        let mut swept = match &*self.0 {
+            Inner::Postgres(db) => db.sweep(limit).await?,
+            Inner::Sqlite(db) => db.sweep(limit).await?,
+        };
+        swept.more |= self.purge_receipts(limit).await?;
+        Ok(swept)
     }
 
     async fn note_repeats(&self, repeats: Vec<SeenAgain>, answers: Vec<AnswerCount>) -> Result<()> {
@@ -424,7 +456,7 @@ impl Database {
                 Conn::Sqlite(conn).batch(db.sql.insert_deltas, &counts).await?;
                 Ok(applied)
             }
-            _ => Err(Error::Invalid("the transaction is of another database".into())),
+            _ => Err(of_another()),
         }
     }
 
@@ -432,11 +464,11 @@ impl Database {
     ///
     /// # Errors
     /// When the database refuses; roll back then.
-    pub async fn claim_on(&self, conn: &mut Conn<'_>, request: &Request) -> Result<Applied> {
+    pub async fn claim_on(&self, conn: &mut Conn<'_>, request: Arc<Request>) -> Result<Applied> {
         match (&*self.0, conn) {
-            (Inner::Postgres(db), Conn::Postgres(conn)) => db.claim_in(conn, request).await,
-            (Inner::Sqlite(db), Conn::Sqlite(conn)) => db.claim_in(conn, request).await,
-            _ => Err(Error::Invalid("the transaction is of another database".into())),
+            (Inner::Postgres(db), Conn::Postgres(conn)) => db.claim_in(conn, &request).await,
+            (Inner::Sqlite(db), Conn::Sqlite(conn)) => Ok(db.claim_all_in(conn, &[request]).await?.remove(0)),
+            _ => Err(of_another()),
         }
     }
 
@@ -454,6 +486,10 @@ impl Database {
         }
         Ok(Some(op))
     }
+}
+
+fn of_another() -> Error {
+    Error::Invalid("the transaction is of another database".into())
 }
 
 /// Adds repeats to what is stored of them, and answers to the counters.

@@ -9,10 +9,11 @@
 mod apply;
 mod batch;
 mod clock;
-mod codec;
+pub mod codec;
 mod connection;
 mod counters;
 mod database;
+mod messaging;
 mod postgres;
 #[cfg(test)]
 mod prepared;
@@ -24,4 +25,5 @@ mod tx;
 pub use clock::Clock;
 pub use connection::{Conn, broken};
 pub use database::{Database, Reader, Settings};
+pub use messaging::EmbeddedBroker;
 pub use tx::{Tx, TxConnection};

@@ -7,6 +7,7 @@ use sqlx::{
 };
 
 use crate::{
+    messaging::{self, MessageSql},
     postgres,
     sql::{Dialect, Sql},
     sqlite,
@@ -21,13 +22,17 @@ async fn on_postgres(statements: &[(&'static str, &'static str)]) -> Counted {
     let mut conn = PgConnection::connect(&lab.url).await.unwrap();
     // As the store's own connections have it.
     sqlx::query("SELECT set_config('semel.epoch', '0', false)").execute(&mut conn).await.unwrap();
-    let mut counted = Vec::new();
+    let (mut counted, mut refused) = (Vec::new(), Vec::new());
     for (name, text) in statements {
-        let prepared = conn.prepare(AssertSqlSafe(*text).into_sql_str()).await;
-        let prepared = prepared.unwrap_or_else(|error| panic!("{name}: {error}\n{text}"));
-        let Some(Either::Left(parameters)) = prepared.parameters() else { panic!("{name}") };
-        counted.push((*name, parameters.len()));
+        match conn.prepare(AssertSqlSafe(*text).into_sql_str()).await {
+            Ok(prepared) => {
+                let Some(Either::Left(parameters)) = prepared.parameters() else { panic!("{name}") };
+                counted.push((*name, parameters.len()));
+            }
+            Err(error) => refused.push(format!("{name}: {error}\n{text}")),
+        }
     }
+    assert!(refused.is_empty(), "{}", refused.join("\n"));
     counted
 }
 
@@ -36,13 +41,17 @@ async fn on_sqlite(statements: &[(&'static str, &'static str)]) -> Counted {
     drop(lab.open().await);
     let path = lab.url.strip_prefix("sqlite:").unwrap();
     let mut conn = SqliteConnectOptions::new().filename(path).connect().await.unwrap();
-    let mut counted = Vec::new();
+    let (mut counted, mut refused) = (Vec::new(), Vec::new());
     for (name, text) in statements {
-        let prepared = conn.prepare(AssertSqlSafe(*text).into_sql_str()).await;
-        let prepared = prepared.unwrap_or_else(|error| panic!("{name}: {error}\n{text}"));
-        let Some(Either::Right(parameters)) = prepared.parameters() else { panic!("{name}") };
-        counted.push((*name, parameters));
+        match conn.prepare(AssertSqlSafe(*text).into_sql_str()).await {
+            Ok(prepared) => {
+                let Some(Either::Right(parameters)) = prepared.parameters() else { panic!("{name}") };
+                counted.push((*name, parameters));
+            }
+            Err(error) => refused.push(format!("{name}: {error}\n{text}")),
+        }
     }
+    assert!(refused.is_empty(), "{}", refused.join("\n"));
     counted
 }
 
@@ -56,12 +65,17 @@ async fn every_shared_statement_prepares_on_both_databases() {
     // The one exception: keys come to PostgreSQL as four arrays.
     assert_eq!((postgres.remove(0), sqlite.remove(0)), (("load_by_key", 4), ("load_by_key", 1)));
     assert_eq!(postgres, sqlite);
+    let sqlite = on_sqlite(&MessageSql::new(Dialect::Sqlite).all()).await;
+    assert!(sqlite.len() > 30);
+    assert_eq!(on_postgres(&MessageSql::new(Dialect::Postgres).all()).await, sqlite);
 }
 
 #[tokio::test]
 async fn every_hot_statement_prepares_on_its_database() {
     on_postgres(postgres::HOT).await;
     on_sqlite(sqlite::HOT).await;
+    on_postgres(messaging::HOT_POSTGRES).await;
+    on_sqlite(messaging::HOT_SQLITE).await;
 }
 
 /// How a batch finds its rows must not depend on luck: each statement that names keys or ids uses
@@ -70,7 +84,8 @@ async fn every_hot_statement_prepares_on_its_database() {
 async fn no_shared_statement_reads_the_whole_of_a_growing_table_on_sqlite() {
     let lab = Lab::new(Kind::Sqlite).await;
     drop(lab.open().await);
-    for (name, text) in Sql::new(Dialect::Sqlite).all() {
+    let statements = Sql::new(Dialect::Sqlite).all().into_iter().chain(MessageSql::new(Dialect::Sqlite).all());
+    for (name, text) in statements.chain(messaging::HOT_SQLITE.iter().copied()) {
         // Folding and counting read their own small tables, and the sweep the leases, whole.
         if ["load_counts", "find_lapsed"].contains(&name) {
             continue;
@@ -80,8 +95,21 @@ async fn no_shared_statement_reads_the_whole_of_a_growing_table_on_sqlite() {
         let plan: Vec<(i64, i64, i64, String)> =
             sqlx::query_as(AssertSqlSafe(format!("EXPLAIN QUERY PLAN {text}"))).fetch_all(&mut conn).await.unwrap();
         for (_, _, _, step) in plan {
-            let whole =
-                ["SCAN o", "SCAN semel_operations", "SCAN semel_journal", "SCAN semel_repeats", "SCAN semel_archive"];
+            let whole = [
+                "SCAN o",
+                "SCAN semel_operations",
+                "SCAN semel_journal",
+                "SCAN semel_repeats",
+                "SCAN semel_archive",
+                "SCAN semel_outbox",
+                "SCAN semel_outbox_keys",
+                "SCAN semel_receipts",
+                "SCAN q",
+                "SCAN semel_queue",
+                "SCAN semel_retries",
+                "SCAN semel_dead_letters",
+                "SCAN semel_audit",
+            ];
             assert!(!whole.iter().any(|scan| step == *scan), "{name}: {step}");
         }
     }

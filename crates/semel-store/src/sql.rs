@@ -14,15 +14,15 @@ pub(crate) enum Dialect {
 }
 
 macro_rules! statements {
-    ($($(#[doc = $doc:literal])+ $name:ident = $text:expr;)+) => {
-        /// Every shared statement, ready for one database.
-        pub(crate) struct Sql { $($(#[doc = $doc])+ pub(crate) $name: &'static str,)+ }
+    ($(#[doc = $about:literal])+ $struct:ident: $($(#[doc = $doc:literal])+ $name:ident = $text:expr;)+) => {
+        $(#[doc = $about])+
+        pub(crate) struct $struct { $($(#[doc = $doc])+ pub(crate) $name: &'static str,)+ }
 
-        impl Sql {
+        impl $struct {
             /// The texts for a database. They live as long as the process: sqlx takes only text
             /// that cannot have come from outside, and there are a few dozen of them.
-            pub(crate) fn new(dialect: Dialect) -> Self {
-                Self { $($name: Box::leak(render($text, dialect).into_boxed_str()),)+ }
+            pub(crate) fn new(dialect: $crate::sql::Dialect) -> Self {
+                Self { $($name: Box::leak($crate::sql::render($text, dialect).into_boxed_str()),)+ }
             }
 
             /// All of them by name, for the test that prepares each on both databases.
@@ -33,13 +33,14 @@ macro_rules! statements {
         }
     };
 }
+pub(crate) use statements;
 
 /// The columns of an operation with its lease and its successor.
 macro_rules! operation {
     ($where:literal) => {
         concat!(
             "SELECT o.id, o.tenant, o.service, o.kind, o.key, o.fingerprint, o.payload_order, o.payload,
-                    o.label1, o.label2, o.label3, o.label4, o.state, o.fence, o.failures, o.crashes, o.parked, o.owner,
+                    o.label1, o.label2, o.label3, o.label4, o.state, o.fence, o.failures, o.crashes, o.parked, o.pinned, o.owner,
                     o.created_at, o.claimed_at, o.settled_at, o.not_before, o.expires_at, o.archive_at, o.archived, o.look_at,
                     o.outcome, o.outcome_kept, o.error, o.checkpoint,
                     l.token, l.deadline, l.run_until, l.terms,
@@ -54,7 +55,7 @@ macro_rules! brief {
     ($where:literal) => {
         concat!(
             "SELECT o.id, o.tenant, o.service, o.kind, o.key, o.fingerprint, o.payload_order, CASE WHEN false THEN o.payload END AS payload,
-                    o.label1, o.label2, o.label3, o.label4, o.state, o.fence, o.failures, o.crashes, o.parked, o.owner,
+                    o.label1, o.label2, o.label3, o.label4, o.state, o.fence, o.failures, o.crashes, o.parked, o.pinned, o.owner,
                     o.created_at, o.claimed_at, o.settled_at, o.not_before, o.expires_at, o.archive_at, o.archived, o.look_at,
                     substr(o.outcome, 1, 2) AS outcome, o.outcome_kept, substr(o.error, 1, 514) AS error,
                     CASE WHEN false THEN o.checkpoint END AS checkpoint,
@@ -85,6 +86,8 @@ macro_rules! labelled {
 }
 
 statements! {
+    /// Every statement of the ledger that both databases share, ready for one of them.
+    Sql:
     /// Operations by key.
     load_by_key = operation!(
         "FROM {keys} AS r
@@ -151,14 +154,14 @@ statements! {
     insert_operations =
         "INSERT INTO semel_operations
             (id, tenant, service, kind, key, fingerprint, payload_order, payload, label1, label2, label3, label4,
-             state, fence, failures, crashes, parked, owner, created_at, claimed_at, settled_at, not_before, expires_at,
+             state, fence, failures, crashes, parked, pinned, owner, created_at, claimed_at, settled_at, not_before, expires_at,
              archive_at, archived, look_at, outcome, outcome_kept, error, checkpoint)
          SELECT id, tenant, service, kind, key, fingerprint, payload_order, payload, label1, label2, label3, label4,
-             state, fence, failures, crashes, parked, owner, created_at, claimed_at, settled_at, not_before, expires_at,
+             state, fence, failures, crashes, parked, pinned, owner, created_at, claimed_at, settled_at, not_before, expires_at,
              archive_at, archived, look_at, outcome, outcome_kept, error, checkpoint
          FROM {rows $1: id int, tenant text, service text, kind text, key text, fingerprint bytes, payload_order int,
              payload bytes, label1 text, label2 text, label3 text, label4 text, state text, fence int, failures int,
-             crashes int, parked bool, owner text, created_at int, claimed_at int, settled_at int, not_before int,
+             crashes int, parked bool, pinned bool, owner text, created_at int, claimed_at int, settled_at int, not_before int,
              expires_at int, archive_at int, archived bool, look_at int, outcome bytes, outcome_kept bool, error bytes,
              checkpoint bytes} AS r
          WHERE true
@@ -168,12 +171,12 @@ statements! {
     update_operations =
         "UPDATE semel_operations AS o
          SET fingerprint = r.fingerprint, payload_order = r.payload_order, payload = r.payload, state = r.state,
-             fence = r.fence, failures = r.failures, crashes = r.crashes, parked = r.parked, owner = r.owner,
+             fence = r.fence, failures = r.failures, crashes = r.crashes, parked = r.parked, pinned = r.pinned, owner = r.owner,
              claimed_at = r.claimed_at, settled_at = r.settled_at, not_before = r.not_before, expires_at = r.expires_at,
              archive_at = r.archive_at, archived = r.archived, look_at = r.look_at, outcome = r.outcome,
              outcome_kept = r.outcome_kept, error = r.error, checkpoint = r.checkpoint
          FROM {rows $1: id int, old_fence int, fingerprint bytes, payload_order int, payload bytes, state text, fence int,
-             failures int, crashes int, parked bool, owner text, claimed_at int, settled_at int, not_before int,
+             failures int, crashes int, parked bool, pinned bool, owner text, claimed_at int, settled_at int, not_before int,
              expires_at int, archive_at int, archived bool, look_at int, outcome bytes, outcome_kept bool, error bytes,
              checkpoint bytes} AS r
          WHERE o.id = r.id AND o.fence = r.old_fence";
@@ -279,8 +282,10 @@ statements! {
     find_due = "SELECT id FROM semel_operations WHERE look_at <= $1 ORDER BY look_at LIMIT $2";
 }
 
-/// Turns `{rows $1: id int, body bytes}` into the database's own reading of a JSON array.
-fn render(text: &str, dialect: Dialect) -> String {
+/// Turns `{rows $1: id int, body bytes}` into the database's own reading of a JSON array, `{now $2}` into the time (what
+/// a test has set, or SQLite's host says, is bound), and `{unlocked SELECT id …}` into "is one of these", without
+/// those that somebody else is at.
+pub(crate) fn render(text: &str, dialect: Dialect) -> String {
     let (keys, ids) = match dialect {
         Dialect::Postgres => (
             "(SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]) AS k(tenant, service, kind, key))",
@@ -289,15 +294,33 @@ fn render(text: &str, dialect: Dialect) -> String {
         Dialect::Sqlite => ("{rows $1: tenant text, service text, kind text, key text}", "{rows $1: id int}"),
     };
     let text = text.replace("{keys}", keys).replace("{ids}", ids);
-    let mut out = String::new();
-    let mut rest = text.as_str();
-    while let Some((before, after)) = rest.split_once("{rows ") {
-        let (inside, after) = after.split_once('}').unwrap_or((after, ""));
+    let text = each(&text, "{now ", |parameter| match dialect {
+        Dialect::Postgres => {
+            format!("coalesce({parameter}, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)")
+        }
+        Dialect::Sqlite => format!("max({parameter}, (SELECT clock FROM semel_meta WHERE only = 1))"),
+    });
+    let text = each(&text, "{rows ", |inside| {
         let (parameter, columns) = inside.split_once(':').unwrap_or((inside, ""));
         let columns: Vec<(&str, &str)> =
             columns.split(',').filter_map(|column| column.trim().split_once(' ')).collect();
+        rows(parameter.trim(), &columns, dialect)
+    });
+    // As an array, for a reason that `TAKE_DELTAS` tells.
+    each(&text, "{unlocked ", |chosen| match dialect {
+        Dialect::Postgres => format!("= ANY (ARRAY({chosen} FOR UPDATE SKIP LOCKED))"),
+        Dialect::Sqlite => format!("IN ({chosen})"),
+    })
+}
+
+/// Replaces what is between an opening and the next closing brace.
+fn each(text: &str, opening: &str, replace: impl Fn(&str) -> String) -> String {
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once(opening) {
+        let (inside, after) = after.split_once('}').unwrap_or((after, ""));
         out.push_str(before);
-        out.push_str(&rows(parameter.trim(), &columns, dialect));
+        out.push_str(&replace(inside));
         rest = after;
     }
     out.push_str(rest);

@@ -1,7 +1,8 @@
 //! Callers' transactions.
 
 use std::{
-    sync::{Arc, OnceLock},
+    collections::BTreeSet,
+    sync::{Arc, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -12,7 +13,13 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{Conn, connection::broken, postgres::Seat, sqlite::WriteTx};
+use crate::{
+    Conn,
+    connection::broken,
+    messaging::{News, Wakes},
+    postgres::Seat,
+    sqlite::WriteTx,
+};
 
 /// A transaction: a handle that can be shared with the code that works in it.
 ///
@@ -25,6 +32,8 @@ struct Shared {
     state: Mutex<State>,
     /// Ends it when its time is over.
     watch: OnceLock<AbortHandle>,
+    /// What there will be to tell when it has committed, and whom.
+    news: std::sync::Mutex<Option<(Arc<Wakes>, BTreeSet<News>)>>,
 }
 
 impl Drop for Shared {
@@ -64,7 +73,8 @@ impl Tx {
     /// Nobody may forget an open transaction: on SQLite it holds the only writer, on PostgreSQL
     /// locks and a snapshot.
     fn limited(state: State, limit: Duration) -> Self {
-        let shared = Arc::new(Shared { state: Mutex::new(state), watch: OnceLock::new() });
+        let shared =
+            Arc::new(Shared { state: Mutex::new(state), watch: OnceLock::new(), news: std::sync::Mutex::default() });
         let watched = Arc::downgrade(&shared);
         let watch = tokio::spawn(async move {
             tokio::time::sleep(limit).await;
@@ -89,11 +99,18 @@ impl Tx {
         }
     }
 
+    /// Has this told when it has committed.
+    pub(crate) fn tell(&self, wakes: &Arc<Wakes>, news: News) {
+        let mut told = self.0.news.lock().unwrap_or_else(PoisonError::into_inner);
+        told.get_or_insert_with(|| (wakes.clone(), BTreeSet::new())).1.insert(news);
+    }
+
     pub(crate) async fn commit(&self) -> Commit {
         let state = std::mem::replace(&mut *self.0.state.lock().await, State::Over);
+        let news = self.0.news.lock().unwrap_or_else(PoisonError::into_inner).take();
         // In its own task: a caller that goes away half-way must not leave it undecided.
         let done = tokio::spawn(async move {
-            match state {
+            let done = match state {
                 State::Over => Commit::Refused("the transaction is over".into()),
                 State::Sqlite(tx) => match tx.commit().await {
                     Ok(()) => Commit::Done,
@@ -112,7 +129,12 @@ impl Tx {
                         Err(_) => Commit::Unknown("no answer to the commit in time".into()),
                     }
                 }
+            };
+            // Whoever is woken for nothing finds nothing: better than to sleep over what was committed.
+            if let (Some((wakes, news)), Commit::Done | Commit::Unknown(_)) = (news, &done) {
+                news.into_iter().for_each(|news| wakes.tell(news));
             }
+            done
         });
         done.await.unwrap_or_else(|error| Commit::Unknown(error.to_string()))
     }
@@ -161,7 +183,7 @@ fn over() -> Error {
 
 /// What an error in answer to a commit tells. Refused is what the database said no to; when the
 /// connection broke, or the server was stopping, it may have been done all the same.
-fn told(error: &sqlx::Error) -> Commit {
+pub(crate) fn told(error: &sqlx::Error) -> Commit {
     let why = error.to_string();
     match error {
         sqlx::Error::Database(db) => match db.code().as_deref() {

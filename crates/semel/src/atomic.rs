@@ -15,6 +15,7 @@ use crate::{
     lease::Settled,
     ledger::IN_TRANSACTION,
     machine::{Answer, Failure, Write},
+    messaging::Origin,
     renewer::Renewal,
     run::{Context, Ran, RanOne, Unfinished, in_own_task, run_successors},
     store::{Applied, Commit, LeaseWrite, Store},
@@ -140,6 +141,23 @@ impl<S: Store> Ledger<S> {
         self.note(&claim, &request);
         Ok(claim.map(|_| ()))
     }
+
+    /// Several claims as [`Ledger::claim_inline`] makes one, in one go. No two of them may have the same scope and key.
+    /// What is acquired is told with its id and fence, for the messages that are put in the same transaction.
+    ///
+    /// # Errors
+    /// As [`Ledger::claim_inline`].
+    pub async fn claim_all_inline(&self, tx: &S::Tx, works: Vec<Work>) -> Result<Vec<Claim<Origin>>> {
+        let requests = works.into_iter().map(|work| Ok(Arc::new(work.into_request(self.owner())?)));
+        let requests = requests.collect::<Result<Vec<_>>>()?;
+        let applied = self.store().claim_all_in(tx, requests.clone()).await?;
+        let claims = applied.into_iter().zip(&requests).map(|(applied, request)| {
+            let claim = Claim::from_applied(applied)?;
+            self.note(&claim, request);
+            Ok(claim.map(|op| Origin { operation: op.id, fence: op.fence }))
+        });
+        claims.collect()
+    }
 }
 
 impl<S: Store> Lease<S> {
@@ -240,8 +258,9 @@ impl<S: Store> Lease<S> {
         let store = self.ledger().store();
         let (id, fence) = (self.operation().id, self.fence());
         crash_point!("atomic.before_complete");
-        let successor = match store.complete_in(tx, id, fence, outcome.to_store()).await {
-            Ok(Applied { answer: Answer::Settled { successor }, .. }) => successor,
+        let (sent, stored) = (Uptime::now(), outcome.to_store());
+        let (applied, successor) = match store.complete_in(tx, id, fence, stored.clone()).await {
+            Ok(applied @ Applied { answer: Answer::Settled { successor }, .. }) => (applied, successor),
             Ok(_) => {
                 store.roll_back(tx).await;
                 self.tell_refusal().await;
@@ -256,7 +275,10 @@ impl<S: Store> Lease<S> {
         let committed = store.commit(tx).await;
         crash_point!("atomic.after_commit");
         match committed {
-            Commit::Done => Ok(Effect::Committed { outcome, successor }),
+            Commit::Done => {
+                self.ledger().completed(self.operation(), &stored, &applied, sent);
+                Ok(Effect::Committed { outcome, successor })
+            }
             Commit::Refused(why) => Ok(Effect::RolledBack(rolled_back(&why))),
             Commit::Unknown(why) => self.read_back(outcome, successor, &why).await,
         }

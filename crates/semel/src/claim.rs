@@ -94,11 +94,11 @@ pub enum Claim<A> {
     /// It failed before and may be tried again later.
     NotYet(NotYet),
     /// The key belongs to another payload.
-    Mismatch(Box<Operation>),
+    Mismatch(Arc<Operation>),
     /// It failed as often as it may; a person can have it run again.
-    Exhausted(Box<Operation>),
+    Exhausted(Arc<Operation>),
     /// It may or may not have taken effect; a probe or a person can settle that.
-    InDoubt(Box<Operation>),
+    InDoubt(Arc<Operation>),
 }
 
 /// What took effect before.
@@ -109,7 +109,7 @@ pub struct Replay {
     /// This claim came with another payload (policy replay).
     pub mismatch: bool,
     /// The operation.
-    pub operation: Box<Operation>,
+    pub operation: Arc<Operation>,
 }
 
 /// Somebody is at it.
@@ -120,7 +120,7 @@ pub struct InFlight {
     /// This claim brought newer data, which is kept and runs when the present run has settled.
     pub kept: bool,
     /// The operation.
-    pub operation: Box<Operation>,
+    pub operation: Arc<Operation>,
 }
 
 /// It is backing off.
@@ -131,7 +131,7 @@ pub struct NotYet {
     /// From when on, by the database's clock.
     pub until: Timestamp,
     /// The operation.
-    pub operation: Box<Operation>,
+    pub operation: Arc<Operation>,
 }
 
 impl<A> Claim<A> {
@@ -188,13 +188,16 @@ impl<A> Claim<A> {
     }
 }
 
-impl Claim<Box<Operation>> {
+impl Claim<Arc<Operation>> {
     /// From what the store answered.
     pub(crate) fn from_applied(applied: Applied) -> Result<Self> {
-        let now = applied.now;
-        let operation =
-            Box::new(applied.operation.ok_or(Error::Corrupt("a claim was answered without its operation"))?);
-        Ok(match applied.answer {
+        let operation = applied.operation.ok_or(Error::Corrupt("a claim was answered without its operation"))?;
+        Self::from_answer(applied.answer, Arc::new(operation), applied.now)
+    }
+
+    /// From an answer about an operation, given at a time.
+    pub(crate) fn from_answer(answer: Answer, operation: Arc<Operation>, now: Timestamp) -> Result<Self> {
+        Ok(match answer {
             Answer::Acquired => Self::Acquired(operation),
             Answer::Replay { mismatch } => {
                 let outcome = operation.outcome.clone().unwrap_or_else(|| Outcome::not_kept(""));

@@ -40,6 +40,32 @@ pub const POINTS: &[&str] = &[
     "repeats.noted",
 ];
 
+/// Every crash point of the relay and the consumer, for the run with messages that hits them all.
+pub const MESSAGING_POINTS: &[&str] = &[
+    "relay.taken",
+    "relay.published",
+    "relay.marked",
+    "consumer.begun",
+    "consumer.before_commit",
+    "consumer.after_commit",
+    "consumer.acked",
+    "consumer.letter_put",
+    "consumer.retry_taken",
+    "consumer.retry_failed",
+];
+
+/// Every crash point of the server's services, for the runs of the server that hit them all.
+pub const SERVER_POINTS: &[&str] = &[
+    "events.stored",
+    "fanout.inserted",
+    "fanout.goes_on",
+    "fanout.chunk",
+    "in_app.given",
+    "job.stepped",
+    "job.committed",
+    "deliver.sent",
+];
+
 /// What [`crash_point!`](crate::crash_point) calls: nothing, in a release build.
 #[cfg(not(any(debug_assertions, feature = "crash-points")))]
 #[inline(always)]
@@ -63,7 +89,8 @@ pub fn hit(name: &str) {
     static LOG: OnceLock<Option<std::path::PathBuf>> = OnceLock::new();
     static HITS: AtomicU32 = AtomicU32::new(0);
 
-    debug_assert!(POINTS.contains(&name), "{name} is not in the list of crash points");
+    let known = [POINTS, MESSAGING_POINTS, SERVER_POINTS].concat().contains(&name);
+    debug_assert!(known, "{name} is not in the list of crash points");
     if let Some(path) = LOG.get_or_init(|| env::var_os("SEMEL_CRASH_LOG").map(Into::into))
         && let Ok(mut file) = std::fs::OpenOptions::new().create(true).append(true).open(path)
     {

@@ -5,7 +5,7 @@
 //! ordinary. Repeats (duplicates and conflicts) would flood it, so they are kept as an exact count
 //! with the first and the last ten.
 
-use std::{fmt, str::FromStr};
+use std::{borrow::Cow, fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
@@ -127,7 +127,7 @@ pub struct Sighting {
     /// When.
     pub at: Timestamp,
     /// What it was answered.
-    pub answer: String,
+    pub answer: Cow<'static, str>,
     /// The fingerprint it came with, in hex; nothing if it was the operation's own.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub fingerprint: String,

@@ -1,6 +1,6 @@
 //! Lease: the right to execute until a deadline, and the only door to a change of state.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 
@@ -18,7 +18,7 @@ use crate::{
 #[must_use = "a lease that is dropped leaves its operation to lapse"]
 pub struct Lease<S: Store> {
     ledger: Ledger<S>,
-    operation: Box<Operation>,
+    operation: Arc<Operation>,
     deadline: OwnDeadline,
 }
 
@@ -49,7 +49,7 @@ impl<S: Store> Lease<S> {
     /// The largest checkpoint: it is small data, not a second payload.
     pub const MAX_CHECKPOINT: usize = 64 << 10;
 
-    pub(crate) fn new(ledger: Ledger<S>, operation: Box<Operation>, deadline: OwnDeadline) -> Self {
+    pub(crate) fn new(ledger: Ledger<S>, operation: Arc<Operation>, deadline: OwnDeadline) -> Self {
         Self { ledger, operation, deadline }
     }
 

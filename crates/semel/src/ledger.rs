@@ -5,7 +5,7 @@ use std::{future::Future, sync::Arc, time::Duration};
 use tokio::sync::{oneshot, watch};
 
 use crate::{
-    Error, Fence, Lease, Operation, Result, Uptime,
+    Error, Fence, Lease, Operation, Outcome, Result, Uptime,
     claim::{Claim, Work, weight},
     crash_point,
     lanes::{Call, Lanes, flush},
@@ -13,6 +13,7 @@ use crate::{
     machine::{Answer, Request, Write},
     renewer::{OwnDeadline, Renewer},
     repeats::Gatherer,
+    replays::Replays,
     store::{Applied, Decision, LeaseWrite, Store, Swept},
     waiters::Waiters,
 };
@@ -32,12 +33,16 @@ pub struct Options {
     pub owner: String,
     /// Whether claims and settles share commits. Off, each is its own: for measuring.
     pub group_commit: bool,
+    /// How much memory may be used to answer replays of pinned operations without asking the store,
+    /// in bytes; with 0, none is.
+    pub replay_cache_bytes: u64,
 }
 
 impl Default for Options {
     fn default() -> Self {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        Self { owner: format!("{host}:{}", std::process::id()), group_commit: true }
+        let owner = format!("{host}:{}", std::process::id());
+        Self { owner, group_commit: true, replay_cache_bytes: 64 << 20 }
     }
 }
 
@@ -59,6 +64,7 @@ struct Inner<S: Store> {
     renewer: Arc<Renewer>,
     waiters: Arc<Waiters>,
     gatherer: Arc<Gatherer>,
+    replays: Replays,
     /// Turns true when nothing new is taken.
     stopping: watch::Sender<bool>,
     /// Turns true when running work has to end.
@@ -117,7 +123,8 @@ impl<S: Store> Ledger<S> {
             let store = asked.clone();
             guarded(async move { patiently(|| flush(&store, &batch)).await })
         };
-        let lanes = Lanes::open(store.one_writer(), flush, |task| engine.spawn(task));
+        let crowd = store.clone();
+        let lanes = Lanes::open(store.one_writer(), flush, move || crowd.crowded(), |task| engine.spawn(task));
         let (renewer, waiters, gatherer) =
             (Arc::<Renewer>::default(), Arc::<Waiters>::default(), Arc::<Gatherer>::default());
         engine.spawn(renewer.clone().work(store.clone()));
@@ -125,6 +132,7 @@ impl<S: Store> Ledger<S> {
         engine.spawn(gatherer.clone().work(store.clone()));
         let inner = Inner {
             store,
+            replays: Replays::new(options.replay_cache_bytes),
             options,
             lanes,
             renewer,
@@ -181,7 +189,7 @@ impl<S: Store> Ledger<S> {
             && !up_to.is_zero()
             && worth(&there.operation)
         {
-            claim = self.wait(&request, claim, Uptime::now() + up_to).await?;
+            claim = Box::pin(self.wait(&request, claim, Uptime::now() + up_to)).await?;
         }
         self.note(&claim, &request);
         Ok(claim)
@@ -325,10 +333,24 @@ impl<S: Store> Ledger<S> {
         &self.inner.renewer
     }
 
-    /// Sends a claim through its lane.
+    /// Answers a claim from memory, or sends it.
     async fn ask(&self, request: &Arc<Request>) -> Result<Claim<Lease<S>>> {
-        // The holder's clock starts before the claim is sent, so it ends before the database's.
-        let deadline = OwnDeadline::of_claim(Uptime::now(), &request.policy);
+        // Our own clock starts before the claim is sent, so what we count with it ends before the
+        // database's: a lease, and what we remember.
+        let sent = Uptime::now();
+        match self.inner.replays.recall(request, sent) {
+            Some(claim) => Ok(claim?.map(|operation| self.lease(operation, request, sent))),
+            // In a box: the room that it needs is moved about with every claim otherwise.
+            None => Box::pin(self.send(request, sent)).await,
+        }
+    }
+
+    fn lease(&self, operation: Arc<Operation>, request: &Request, sent: Uptime) -> Lease<S> {
+        Lease::new(self.clone(), operation, OwnDeadline::of_claim(sent, &request.policy))
+    }
+
+    /// Sends a claim through its lane.
+    async fn send(&self, request: &Arc<Request>, sent: Uptime) -> Result<Claim<Lease<S>>> {
         crash_point!("claim.before");
         let applied = if let Ok(Some(applied)) = self.inner.store.glimpse(request).await {
             applied
@@ -340,7 +362,13 @@ impl<S: Store> Ledger<S> {
             self.on_engine(async move { patiently(|| store.claim(vec![request.clone()])).await }).await?.remove(0)
         };
         crash_point!("claim.after");
-        Ok(Claim::from_applied(applied)?.map(|operation| Lease::new(self.clone(), operation, deadline)))
+        let now = applied.now;
+        let claim = Claim::from_applied(applied)?;
+        // Who asks without pinning is not answered from memory either.
+        if let (Claim::Replay(replay), true) = (&claim, request.policy.pinned) {
+            self.inner.replays.remember(&replay.operation, sent, now);
+        }
+        Ok(claim.map(|operation| self.lease(operation, request, sent)))
     }
 
     /// Sends a write under a lease through its lane.
@@ -367,6 +395,7 @@ impl<S: Store> Ledger<S> {
         };
         let write = LeaseWrite { id: operation.id, fence: operation.fence, write };
         crash_point!("settle.before");
+        let sent = Uptime::now();
         let applied = loop {
             match self.write(write.clone()).await {
                 Ok(applied) => break applied,
@@ -378,10 +407,20 @@ impl<S: Store> Ledger<S> {
             }
         };
         crash_point!("settle.after");
+        if let Write::Complete(outcome) = &write.write {
+            self.completed(operation, outcome, &applied, sent);
+        }
         self.inner.waiters.wake(operation.id);
         match applied.answer {
             Answer::Settled { successor } => Ok(Settled::Yes { successor }),
             _ => Ok(Settled::LeaseLost),
+        }
+    }
+
+    /// Remembers what this node has completed, for its replays; `sent` is from before that.
+    pub(crate) fn completed(&self, held: &Operation, outcome: &Outcome, applied: &Applied, sent: Uptime) {
+        if applied.answer == (Answer::Settled { successor: false }) {
+            self.inner.replays.remember_completed(held, outcome, applied, sent);
         }
     }
 

@@ -14,6 +14,7 @@
 //! - [`lane`]: group commit
 //! - [`store`]: what a database must do (`semel-store` has SQLite and PostgreSQL)
 //! - [`journal`] and [`look`]: the story of an operation, listings and counters
+//! - [`messaging`]: outbox, relay, broker, inbox
 //! - [`crash`]: where a process may die, each with a test that kills it there
 
 mod atomic;
@@ -29,10 +30,12 @@ mod lease;
 mod ledger;
 pub mod look;
 pub mod machine;
+pub mod messaging;
 mod operation;
 mod policy;
 mod renewer;
 mod repeats;
+mod replays;
 mod run;
 mod scope;
 pub mod store;

@@ -217,6 +217,8 @@ pub struct Operation {
     pub crashes: u32,
     /// Whether it runs again only when a person says so.
     pub parked: bool,
+    /// Whether it stays as it is once it has completed, by the policy of the last claim.
+    pub pinned: bool,
     /// Who claimed it last.
     pub owner: String,
     /// When it was first claimed.
@@ -262,6 +264,12 @@ impl Operation {
     #[must_use]
     pub fn short_hash(&self) -> String {
         crate::short_hash(self.scope.tenant(), self.scope.service(), self.scope.kind(), self.key.as_str())
+    }
+
+    /// Whether nobody can change it or free its key any more before its retention ends.
+    #[must_use]
+    pub fn is_final(&self, now: Timestamp) -> bool {
+        self.pinned && self.state == State::Completed && !self.has_expired(now)
     }
 
     /// Whether its retention is over, so that it counts as absent.

@@ -34,6 +34,10 @@ pub struct Policy {
     pub on_mismatch: OnMismatch,
     /// What becomes of an operation whose lease ended without a word.
     pub on_lost: OnLost,
+    /// Whether a completed operation stays as it is until its retention ends: nobody can purge it or
+    /// run it again before, with newer data or without. That is what makes it safe for a node to
+    /// answer a replay from memory.
+    pub pinned: bool,
 }
 
 impl Default for Policy {
@@ -48,6 +52,7 @@ impl Default for Policy {
             backoff: Backoff::default(),
             on_mismatch: OnMismatch::Reject,
             on_lost: OnLost::Rerun,
+            pinned: false,
         }
     }
 }
@@ -83,6 +88,9 @@ impl Policy {
         }
         if self.backoff.cap < self.backoff.first {
             wrong.push("backoff: the cap is below the first delay");
+        }
+        if self.pinned && self.on_mismatch == OnMismatch::SupersedeIfNewer {
+            wrong.push("pinned: what newer data may supersede cannot be pinned");
         }
         match wrong[..] {
             [] => Ok(()),
@@ -157,9 +165,22 @@ impl Backoff {
 }
 
 /// A policy as it is written next to a lease: whole microseconds, no names. It is part of every
-/// claim, so it must be short.
+/// claim, so it must be short. The last part is left out where it says nothing: nodes from before it
+/// was added go on reading and writing the rest.
 #[derive(Serialize, Deserialize)]
-struct Terms(i64, i64, Option<i64>, Option<i64>, Option<u32>, u32, i64, i64, OnMismatch, OnLost);
+struct Terms(
+    i64,
+    i64,
+    Option<i64>,
+    Option<i64>,
+    Option<u32>,
+    u32,
+    i64,
+    i64,
+    OnMismatch,
+    OnLost,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")] bool,
+);
 
 impl Policy {
     /// The policy in the form that is stored with a lease.
@@ -176,6 +197,7 @@ impl Policy {
             micros(self.backoff.cap),
             self.on_mismatch,
             self.on_lost,
+            self.pinned,
         );
         serde_json::to_string(&terms).unwrap_or_default()
     }
@@ -185,8 +207,19 @@ impl Policy {
     /// # Errors
     /// [`Error::Corrupt`] when the text is not such a policy.
     pub fn from_terms(text: &str) -> Result<Self, Error> {
-        let Terms(lease, max_run, retention, tombstone, max_attempts, max_crashes, first, cap, on_mismatch, on_lost) =
-            serde_json::from_str(text).map_err(|_| Error::Corrupt("the terms of a lease"))?;
+        let Terms(
+            lease,
+            max_run,
+            retention,
+            tombstone,
+            max_attempts,
+            max_crashes,
+            first,
+            cap,
+            on_mismatch,
+            on_lost,
+            pinned,
+        ) = serde_json::from_str(text).map_err(|_| Error::Corrupt("the terms of a lease"))?;
         let duration = |micros: i64| Duration::from_micros(u64::try_from(micros).unwrap_or(0));
         Ok(Self {
             lease: duration(lease),
@@ -198,6 +231,7 @@ impl Policy {
             backoff: Backoff { first: duration(first), cap: duration(cap) },
             on_mismatch,
             on_lost,
+            pinned,
         })
     }
 }
@@ -230,7 +264,27 @@ mod tests {
     #[test]
     fn a_policy_survives_being_stored() {
         let policy = Policy { tombstone: Some(Duration::from_secs(5)), ..Policy::default() };
-        assert_eq!(Policy::from_terms(&policy.to_terms()).unwrap(), policy);
+        for pinned in [false, true] {
+            let policy = Policy { pinned, ..policy.clone() };
+            assert_eq!(Policy::from_terms(&policy.to_terms()).unwrap(), policy);
+        }
         assert!(Policy::from_terms("[]").is_err());
+    }
+
+    #[test]
+    fn the_terms_of_older_nodes_are_read_and_written() {
+        let older = r#"[30000000,900000000,86400000000,null,null,5,1000000,300000000,"reject","rerun"]"#;
+        assert_eq!(Policy::from_terms(older).unwrap(), Policy::default());
+        assert_eq!(Policy::default().to_terms(), older);
+    }
+
+    #[test]
+    fn what_newer_data_may_supersede_cannot_be_pinned() {
+        for (on_mismatch, fits) in
+            [(OnMismatch::Reject, true), (OnMismatch::Replay, true), (OnMismatch::SupersedeIfNewer, false)]
+        {
+            let policy = Policy { pinned: true, on_mismatch, ..Policy::default() };
+            assert_eq!(policy.check().is_ok(), fits, "{on_mismatch:?}");
+        }
     }
 }

@@ -13,7 +13,7 @@ use std::{
 use tokio::sync::Notify;
 
 use crate::{
-    Operation, Timestamp, crash_point,
+    Labels, Operation, Scope, Timestamp, crash_point,
     journal::{Repeat, Repeats, Sighting},
     look::Group,
     machine::Request,
@@ -29,8 +29,12 @@ const MOST: usize = 16_384;
 #[derive(Default)]
 struct Gathered {
     repeats: HashMap<(i64, Repeat), Repeats>,
-    answers: HashMap<(Group, &'static str), i64>,
+    answers: HashMap<Counted, i64>,
 }
+
+/// What an answer is counted by: the scope, the first two labels, and its word. The group of the
+/// counters in a form that costs nothing to make.
+type Counted = (Scope, [Option<String>; 2], &'static str);
 
 #[derive(Default)]
 pub(crate) struct Gatherer {
@@ -48,13 +52,15 @@ impl Gatherer {
             Repeat::Duplicate => String::new(),
             Repeat::Conflict => request.fingerprint.to_hex(),
         };
-        let sighting = Sighting { at, answer: word.to_owned(), fingerprint };
+        let sighting = Sighting { at, answer: word.into(), fingerprint };
+        let [label1, label2, ..] = &operation.labels.0;
+        let counted = (operation.scope.clone(), [label1.clone(), label2.clone()], word);
         let mut gathered = self.lock();
         // With the store away for long, further operations are only counted by their answer.
         if gathered.repeats.len() < 2 * MOST {
             gathered.repeats.entry((operation.id, repeat)).or_default().add(sighting);
         }
-        *gathered.answers.entry((Group::of(operation), word)).or_default() += 1;
+        *gathered.answers.entry(counted).or_default() += 1;
         if gathered.repeats.len() >= MOST {
             drop(gathered);
             self.full.notify_one();
@@ -85,7 +91,10 @@ impl Gatherer {
             repeat: *repeat,
             repeats: repeats.clone(),
         });
-        let counts = answers.iter().map(|((group, answer), n)| AnswerCount { group: group.clone(), answer, n: *n });
+        let counts = answers.iter().map(|((scope, [label1, label2], answer), n)| {
+            let labels = Labels([label1.clone(), label2.clone(), None, None]);
+            AnswerCount { group: Group::new(scope, &labels), answer, n: *n }
+        });
         if let Err(error) = store.note_repeats(seen.collect(), counts.collect()).await {
             tracing::warn!(%error, "repeats could not be written; trying again");
             self.put_back(Gathered { repeats, answers });
@@ -104,8 +113,8 @@ impl Gatherer {
             }
             now.repeats.insert(id, repeats);
         }
-        for (group, n) in earlier.answers {
-            *now.answers.entry(group).or_default() += n;
+        for (counted, n) in earlier.answers {
+            *now.answers.entry(counted).or_default() += n;
         }
     }
 

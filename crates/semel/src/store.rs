@@ -173,6 +173,12 @@ pub trait Store: Clone + Send + Sync + 'static {
     /// The longest that a transaction of a caller may be open, however long its lease.
     fn longest_transaction(&self) -> Duration;
 
+    /// Whether callers already wait for one of the transactions that can be open at a time. A claim then need not
+    /// hurry: it had better share its commit.
+    fn crowded(&self) -> bool {
+        false
+    }
+
     /// Opens a transaction that is rolled back by itself after `limit`.
     fn begin(&self, limit: Duration) -> impl Future<Output = Result<Self::Tx>> + Send;
 
@@ -187,6 +193,21 @@ pub trait Store: Clone + Send + Sync + 'static {
 
     /// A claim inside the transaction of its effect (inline mode).
     fn claim_in(&self, tx: &Self::Tx, request: Arc<Request>) -> impl Future<Output = Result<Applied>> + Send;
+
+    /// Claims of different keys inside one transaction, answered in order.
+    fn claim_all_in(
+        &self,
+        tx: &Self::Tx,
+        requests: Vec<Arc<Request>>,
+    ) -> impl Future<Output = Result<Vec<Applied>>> + Send {
+        async move {
+            let mut answers = Vec::with_capacity(requests.len());
+            for request in requests {
+                answers.push(self.claim_in(tx, request).await?);
+            }
+            Ok(answers)
+        }
+    }
 
     /// Commits. After this the handle and its clones are dead.
     fn commit(&self, tx: &Self::Tx) -> impl Future<Output = Commit> + Send;

@@ -22,6 +22,7 @@ on_both_databases!(
     a_known_key_is_answered_before_its_body_is_looked_at,
     an_answer_is_kept_for_its_retention,
     bytes_of_another_layout_are_not_run_again,
+    a_pinned_answer_comes_again_without_the_database,
 );
 
 fn headers(lines: &[(&'static str, &[u8])]) -> HeaderMap {
@@ -201,4 +202,18 @@ async fn bytes_of_another_layout_are_not_run_again(kind: Kind) {
     client_of_replays.send(&keyed("k")).await.is_problem(409, "response-not-kept");
     client.send(&keyed("k")).await.is_problem(422, "payload-mismatch");
     assert_eq!(shop.desk.runs(), 0);
+}
+
+async fn a_pinned_answer_comes_again_without_the_database(kind: Kind) {
+    for route in [Route::leased().pinned(), Route::atomic().pinned()] {
+        let shop = Shop::open(kind).await;
+        let client = shop.serve(route).await;
+        let first = client.send(&keyed("k")).await;
+        assert_eq!((client.send(&keyed("k")).await.is_replay(), shop.desk.runs()), (true, 1));
+        shop.lab.execute("ALTER TABLE semel_operations RENAME TO taken").await.unwrap();
+        let again = client.send(&keyed("k")).await;
+        assert_eq!((again.status, again.is_replay(), &again.body), (first.status, true, &first.body));
+        assert_eq!(client.send(&keyed("k").body("other")).await.status, 422);
+        shop.lab.execute("ALTER TABLE taken RENAME TO semel_operations").await.unwrap();
+    }
 }

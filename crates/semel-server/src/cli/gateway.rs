@@ -5,13 +5,12 @@ use std::{process::ExitCode, sync::Arc};
 use anyhow::Context as _;
 use semel::Options;
 
-use super::{
-    ledger,
-    serve::{AsksTheStore, broker, until_stopped},
-};
+use super::{ledger, serve::until_stopped};
 use crate::{
     config::{Config, Flags, StoreFlags, Upstream},
-    gateway, log, serve,
+    gateway, log,
+    node::AsksTheStore,
+    serve,
     stop::Stop,
 };
 
@@ -54,7 +53,7 @@ async fn serve(config: &Config, upstream: Upstream) -> anyhow::Result<()> {
     let ledger = ledger::open(&config.database_url, Options::default()).await?.ledger;
     // A gateway may be the only process on its ledger.
     ledger.sweep_every(config.sweep.every);
-    let readiness = AsksTheStore { store: ledger.store().clone(), broker: broker(&config.broker_url) };
+    let readiness = AsksTheStore::without_broker(&ledger);
     let greeting = format!(
         "Semel {} listens on http://{}\n\
          Requests go to {upstream}; the ledger is in {}.\n\
@@ -65,6 +64,6 @@ async fn serve(config: &Config, upstream: Upstream) -> anyhow::Result<()> {
     );
     let app = gateway::Gateway::new(&config.gateway, upstream, ledger.clone(), Arc::new(readiness));
     super::say(&greeting)?;
-    until_stopped(listener, app, &ledger, stop).await;
+    until_stopped(listener, app, &ledger, stop, std::future::ready(())).await;
     Ok(())
 }

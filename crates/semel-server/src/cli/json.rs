@@ -22,6 +22,7 @@ pub(super) fn brief(op: &Operation) -> Value {
         "failures": op.failures,
         "crashes": op.crashes,
         "parked": op.parked,
+        "pinned": op.pinned,
         "owner": op.owner,
         "fence": op.fence.0,
         "fingerprint": op.fingerprint.to_hex(),

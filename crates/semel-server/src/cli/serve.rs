@@ -9,7 +9,7 @@ use axum::{
     http::{Request, Response},
 };
 use hyper::body::Incoming;
-use semel::{Ledger, Options, Store as _, Uptime};
+use semel::{Ledger, Options, Uptime};
 use semel_store::Database;
 use tokio::net::TcpListener;
 use tower::Service;
@@ -17,14 +17,16 @@ use tower::Service;
 use super::ledger;
 use crate::{
     config::{BrokerUrl, Config, Flags, NodeRole},
-    http::{
-        App, BoxFuture,
-        health::{Readiness, Report},
-        principal::Local,
-    },
+    http::{App, principal::Local},
+    jobs::Jobs,
     log,
+    node::{self, AsksTheStore, Node},
     serve::{self, DRAIN, Drained},
-    services::proposals::Proposals,
+    services::{
+        messages::Messages,
+        notifications::{Deliverer, Notifications},
+        proposals::Proposals,
+    },
     stop::Stop,
 };
 
@@ -54,23 +56,61 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
     let stop = Stop::on_signals().context("cannot listen to signals")?;
     let listener = serve::bind(&config.listen).await?;
     let ledger = ledger::open(&config.database_url, Options::default()).await?.ledger;
-    let proposals = Proposals::open(&ledger, config.proposals).await?;
-    if config.roles.contains(NodeRole::Sweeper) {
-        ledger.sweep_every(config.sweep.every);
-        proposals.clean_up_every(config.sweep.every);
-    }
-    let readiness = AsksTheStore { store: ledger.store().clone(), broker: broker(&config.broker_url) };
-    let routes = if config.roles.contains(NodeRole::Api) { proposals.routes() } else { Router::new() };
+    let broker = node::broker(&config.broker_url, ledger.store(), &config.messages)?;
+    let node = Node::new(broker.clone(), &stop);
+    let routes = start(config, &ledger, &node).await?;
+    let readiness = AsksTheStore::new(&ledger, broker, &config.broker_url);
     let app = App { readiness: Arc::new(readiness), authenticate: Arc::new(Local), routes };
     super::say(&greeting(config, listener.local_addr()?))?;
 
-    until_stopped(listener, app.into_router(), &ledger, stop).await;
+    until_stopped(listener, app.into_router(), &ledger, stop, node.stop()).await;
     Ok(())
 }
 
-/// Serves until a stop is asked for; then requests in flight, and the ledger after them, have their time.
-pub(super) async fn until_stopped<App>(listener: TcpListener, app: App, ledger: &Ledger<Database>, stop: Stop)
-where
+/// Opens the services and starts what this node's roles ask for. The routes of the services.
+async fn start(config: &Config, ledger: &Ledger<Database>, node: &Node) -> anyhow::Result<Router> {
+    let has = |role| config.roles.contains(role);
+    let proposals = Proposals::open(ledger, config.proposals).await?;
+    let notifications = Notifications::open(ledger, node.broker(), config.notifications.clone()).await?;
+    let deliverer = Deliverer::open(ledger, &config.notifications.channels)?;
+    let jobs = Jobs::open(ledger, Messages::job_kinds(ledger)).await?;
+    let messages = Messages::open(ledger, &jobs).await?;
+    if has(NodeRole::Sweeper) {
+        ledger.sweep_every(config.sweep.every);
+        proposals.clean_up_every(config.sweep.every);
+    }
+    if has(NodeRole::Relay) || has(NodeRole::Worker) {
+        node.declare(notifications.queues());
+    }
+    if has(NodeRole::Relay) {
+        node.relay(ledger.store().clone(), config.messages.relay());
+    }
+    if has(NodeRole::Worker) {
+        for listener in notifications.listeners(&config.messages.consumer()) {
+            node.consume(listener.run(node.stopping()));
+        }
+        node.keep_given_up(&config.broker_url, ledger.store().clone());
+        node.spawn(notifications.in_app(node.stopping()));
+        node.spawn(deliverer.clone().run(node.stopping()));
+        node.spawn(jobs.clone().run(node.stopping()));
+    }
+    if !has(NodeRole::Api) {
+        return Ok(Router::new());
+    }
+    notifications.end_streams_on(node.stopping());
+    let routes = [notifications.routes(), deliverer.routes(), jobs.routes(), messages.routes()];
+    Ok(routes.into_iter().fold(proposals.routes(), Router::merge))
+}
+
+/// Serves until a stop is asked for; then requests in flight, what else this node does, and the ledger after them, have
+/// their time.
+pub(super) async fn until_stopped<App>(
+    listener: TcpListener,
+    app: App,
+    ledger: &Ledger<Database>,
+    stop: Stop,
+    others: impl Future<Output = ()>,
+) where
     App: Service<Request<Incoming>, Response = Response<Body>, Error = Infallible, Future: Send>
         + Clone
         + Send
@@ -82,40 +122,20 @@ where
         Uptime::now() + DRAIN
     };
     let (drained, until) = tokio::join!(serve::run(listener, app, stop.clone(), DRAIN), asked);
-    // After the requests, which need it, and in what is left of their time.
+    // After the requests, which need them, and in what is left of their time.
+    let rest = async {
+        if tokio::time::timeout(until.remaining(), others).await.is_err() {
+            tracing::warn!("messages in hand were left to be delivered again");
+        }
+        ledger.stop(until.remaining()).await;
+    };
     tokio::select! {
-        () = ledger.stop(until.remaining()) => {}
+        () = rest => {}
         () = stop.forced() => {}
     }
     match drained {
         Drained::Finished => tracing::info!("stopped; every request was answered"),
         Drained::CutOff => tracing::warn!("stopped; some requests were cut off"),
-    }
-}
-
-/// A node is ready when its database answers.
-pub(super) struct AsksTheStore {
-    pub(super) store: Database,
-    pub(super) broker: &'static str,
-}
-
-impl Readiness for AsksTheStore {
-    fn check(&self) -> BoxFuture<'_, Report> {
-        Box::pin(async {
-            let database = self.store.now().await.map(drop).map_err(|error| {
-                // Not in the answer: whoever can reach the port may read that, and it may name a host.
-                tracing::warn!(%error, "not ready: the database does not answer");
-                "does not answer".to_owned()
-            });
-            Report { database, broker: self.broker.to_owned() }
-        })
-    }
-}
-
-pub(super) fn broker(url: &BrokerUrl) -> &'static str {
-    match url {
-        BrokerUrl::Embedded => "embedded",
-        BrokerUrl::Amqp(_) => "amqp",
     }
 }
 

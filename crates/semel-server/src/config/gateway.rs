@@ -36,6 +36,8 @@ pub struct Gateway {
     pub lease: Duration,
     /// How long an answer is kept.
     pub retention: Duration,
+    /// Whether nobody can purge an answer before that, so that retries need not ask the database.
+    pub pinned: bool,
 }
 
 /// A lease is renewed until this: longer than any answer that is worth waiting for.
@@ -58,6 +60,7 @@ pub(super) fn read(reader: &mut Reader<'_>, listen: &Listen) -> Gateway {
         answer_limit: reader.field("gateway.answer_limit", || Size(1 << 20)),
         lease: reader.field("gateway.lease", || policy.lease),
         retention: reader.field("gateway.retention", || policy.retention.unwrap_or(Policy::LONGEST)),
+        pinned: reader.field("gateway.pinned", || false),
     };
 
     if gateway.upstream.as_ref().is_some_and(|upstream| upstream.0 == *listen) {

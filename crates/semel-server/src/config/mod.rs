@@ -7,13 +7,16 @@
 //! A service adds its section by adding a struct to [`Config`] and reading its fields in [`read`]; unknown fields,
 //! variables, origins and `semel config show` follow from that.
 
+mod channels;
 mod environment;
 mod expand;
 mod file;
 mod flags;
 mod gateway;
 mod listen;
+mod messages;
 mod networks;
+mod notifications;
 mod proposals;
 mod reader;
 mod report;
@@ -25,11 +28,14 @@ mod value;
 
 use std::{path::PathBuf, time::Duration};
 
+pub use channels::{Channel, Channels, Endpoint, LONGEST_BACKOFF};
 pub use environment::Environment;
 pub use flags::{Flags, StoreFlags};
 pub use gateway::{Gateway, Size, Statuses, Upstream};
 pub use listen::Listen;
+pub use messages::Messages;
 pub use networks::Networks;
+pub use notifications::{KINDS, Notifications, Routes};
 pub use proposals::Proposals;
 pub use report::{Mistake, Mistakes, Origin, Report};
 pub use roles::{NodeRole, Roles};
@@ -57,8 +63,12 @@ pub struct Config {
     pub roles: Roles,
     /// The background round over the ledger.
     pub sweep: Sweep,
+    /// How messages are carried and taken.
+    pub messages: Messages,
     /// The proposals service.
     pub proposals: Proposals,
+    /// The notifications service.
+    pub notifications: Notifications,
     /// The reverse proxy.
     pub gateway: Gateway,
 }
@@ -85,7 +95,9 @@ pub fn read(flags: &Flags, environment: &Environment, data_dir: impl Into<PathBu
     let broker_url = reader.field("broker_url", || BrokerUrl::Embedded);
     let roles = reader.field("roles", Roles::all);
     let sweep = Sweep { every: reader.field("sweep.every", || Duration::from_secs(15)) };
+    let messages = Messages::read(&mut reader);
     let proposals = Proposals::read(&mut reader);
+    let notifications = Notifications::read(&mut reader);
     let gateway = gateway::read(&mut reader, &listen);
 
     if !listen.is_loopback() {
@@ -101,5 +113,16 @@ pub fn read(flags: &Flags, environment: &Environment, data_dir: impl Into<PathBu
         reader.mistake("sweep.every", format!("must be at least {}", humantime::format_duration(SHORTEST_SWEEP)));
     }
 
-    reader.finish(Config { listen, data_dir, database_url, broker_url, roles, sweep, proposals, gateway })
+    reader.finish(Config {
+        listen,
+        data_dir,
+        database_url,
+        broker_url,
+        roles,
+        sweep,
+        messages,
+        proposals,
+        notifications,
+        gateway,
+    })
 }

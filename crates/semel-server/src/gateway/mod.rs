@@ -93,6 +93,7 @@ fn route(config: &config::Gateway) -> Route {
         // It is the client who decides when to come again.
         backoff: Backoff::NONE,
         on_lost: config.on_lost,
+        pinned: config.pinned,
         ..Policy::default()
     };
     Route::leased()

@@ -1,6 +1,6 @@
 //! The fields of a JSON body: read one by one, so that everything wrong with them is told at once.
 
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, time::Duration};
 
 use axum::extract::{FromRequest, Request};
 use bytes::Bytes;
@@ -10,7 +10,7 @@ use serde::{
 };
 use serde_json::{Value, json, value::RawValue};
 
-use super::problem::{INVALID_FIELDS, INVALID_JSON, Kind, Problem};
+use super::problem::{BODY_TIMEOUT, INVALID_FIELDS, INVALID_JSON, Kind, Problem};
 
 /// How many wrong fields are told by name, and how many characters of a name.
 const MOST_TOLD: usize = 20;
@@ -21,6 +21,9 @@ const MOST_MEMBERS: usize = 64;
 
 /// How much is told of why a body is no JSON object: the reason quotes the body.
 const MOST_OF_A_REASON: usize = 200;
+
+/// How long a body may take to come, where nothing before has read it.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What stands for a name where many are meant.
 const SEVERAL: &str = "…";
@@ -71,7 +74,10 @@ impl Wrong {
 
 impl Fields {
     /// Reads the text of a body.
-    fn parse(body: &[u8]) -> Result<Self, Problem> {
+    ///
+    /// # Errors
+    /// When it is no JSON object.
+    pub fn parse(body: &[u8]) -> Result<Self, Problem> {
         let members: Members = serde_json::from_slice(body).map_err(|error| {
             let reason = cut(&error.to_string(), MOST_OF_A_REASON);
             Problem::new(&INVALID_JSON).detail(format!("The body is no JSON object: {reason}."))
@@ -87,6 +93,17 @@ impl Fields {
             }
         }
         Ok(fields)
+    }
+
+    /// Reads an object that is a part of a body; nothing if it is none. End it with [`Fields::finish_into`].
+    pub fn inside(raw: &str) -> Option<Self> {
+        Self::parse(raw.as_bytes()).ok()
+    }
+
+    /// Whether there is such a field, and it has not been taken.
+    #[must_use]
+    pub fn has(&self, name: &str) -> bool {
+        self.given.contains_key(name)
     }
 
     /// Takes a field that must be there, by a function that reads its text.
@@ -108,11 +125,27 @@ impl Fields {
     ///
     /// # Errors
     /// When anything is wrong.
-    pub fn finish(mut self) -> Result<(), Problem> {
+    pub fn finish(self) -> Result<(), Problem> {
+        self.all_wrong().check(&INVALID_FIELDS)
+    }
+
+    /// Ends the reading of an object that stands at `at` in the body, such as `[3]`: what is wrong with it is told with
+    /// the rest. Whether anything is.
+    pub fn finish_into(self, at: &str, wrong: &mut Wrong) -> bool {
+        let mine = self.all_wrong();
+        let any = !mine.told.is_empty();
+        for (field, message) in mine.told {
+            wrong.note(&if at.is_empty() { field } else { format!("{at}.{field}") }, message);
+        }
+        wrong.more += mine.more;
+        any
+    }
+
+    fn all_wrong(mut self) -> Wrong {
         for name in self.given.keys() {
             self.wrong.note(name, "is not a field of this request");
         }
-        self.wrong.check(&INVALID_FIELDS)
+        self.wrong
     }
 }
 
@@ -155,6 +188,19 @@ pub fn is_blank(text: &str) -> bool {
     text.chars().all(|c| c.is_whitespace() || is_format(c) || invisible(c))
 }
 
+/// Reads a field that is a reason: why a person does what others will ask about.
+///
+/// # Errors
+/// When it says nothing, or too much.
+pub fn reason(raw: &str) -> Result<String, String> {
+    let reason = text(raw)?;
+    match reason.trim() {
+        said if is_blank(said) => Err("must say why".to_owned()),
+        said if said.len() <= 1000 => Ok(said.to_owned()),
+        _ => Err("must have at most 1000 bytes".to_owned()),
+    }
+}
+
 /// Reads a field that is a whole number.
 ///
 /// # Errors
@@ -167,7 +213,8 @@ impl<S: Send + Sync> FromRequest<S> for Fields {
     type Rejection = Problem;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
-        Self::parse(&Bytes::from_request(request, state).await?)
+        let body = tokio::time::timeout(PATIENCE, Bytes::from_request(request, state)).await;
+        Self::parse(&body.map_err(|_| Problem::new(&BODY_TIMEOUT))??)
     }
 }
 

@@ -27,8 +27,11 @@ pub trait Readiness: Send + Sync + 'static {
 pub struct Report {
     /// Whether the database answers; if not, why, in a few words.
     pub database: Result<(), String>,
-    /// The state of the broker. It is shown only: without it the outbox waits, and nothing is lost.
+    /// The kind of broker.
     pub broker: String,
+    /// What is not as it should be while requests are still answered: without a broker the outbox waits, and nothing
+    /// is lost.
+    pub degraded: Vec<String>,
 }
 
 /// A node that is always ready, for servers without a store.
@@ -37,7 +40,7 @@ pub struct AlwaysReady;
 
 impl Readiness for AlwaysReady {
     fn check(&self) -> BoxFuture<'_, Report> {
-        Box::pin(async { Report { database: Ok(()), broker: "embedded".to_owned() } })
+        Box::pin(async { Report { database: Ok(()), broker: "embedded".to_owned(), degraded: Vec::new() } })
     }
 }
 
@@ -52,10 +55,11 @@ pub(super) async fn readyz(State(readiness): State<Arc<dyn Readiness>>) -> impl 
     let report = tokio::time::timeout(PATIENCE, readiness.check()).await.unwrap_or_else(|_| Report {
         database: Err(format!("no answer within {} s", PATIENCE.as_secs())),
         broker: "unknown".to_owned(),
+        degraded: Vec::new(),
     });
     let ready = report.database.is_ok();
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let database = report.database.map_or_else(|why| why, |()| "ok".to_owned());
-    let body = json!({ "ready": ready, "database": database, "broker": report.broker });
+    let body = json!({ "ready": ready, "database": database, "broker": report.broker, "degraded": report.degraded });
     (status, [(header::CACHE_CONTROL, "no-store")], Json(body))
 }

@@ -1,5 +1,6 @@
 //! What every route shares.
 
+pub mod answers;
 pub mod fields;
 pub mod health;
 pub mod loopback;

@@ -8,10 +8,17 @@ use std::sync::LazyLock;
 use axum::{http::header, response::IntoResponse};
 use serde_json::Value;
 
-use crate::services;
+use crate::{jobs, services};
 
 /// The parts: what every server has, and the services'.
-const PARTS: [&str; 2] = [include_str!("openapi.json"), services::proposals::OPENAPI];
+const PARTS: [&str; 6] = [
+    include_str!("openapi.json"),
+    services::proposals::OPENAPI,
+    services::messages::OPENAPI,
+    services::notifications::OPENAPI,
+    services::notifications::DELIVERIES_OPENAPI,
+    jobs::OPENAPI,
+];
 
 static DOCUMENT: LazyLock<String> = LazyLock::new(|| {
     let mut whole = Value::Null;

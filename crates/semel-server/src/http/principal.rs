@@ -1,9 +1,30 @@
 //! Who is asking.
 
-use axum::http::request::Parts;
+use axum::{extract::FromRequestParts, http::request::Parts};
 pub use semel_http::{Authenticate, Principal, Role};
 
-use super::{BoxFuture, problem::Problem};
+use super::{
+    BoxFuture,
+    problem::{Problem, ROLE_NOT_ALLOWED},
+};
+
+/// Whoever asks for something to be done, and may. A handler that changes what people decide about takes it instead of
+/// a [`Principal`].
+#[derive(Clone, Debug)]
+pub struct Actor(pub Principal);
+
+impl<S: Sync> FromRequestParts<S> for Actor {
+    type Rejection = Problem;
+
+    async fn from_request_parts(request: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let principal = Principal::from_request_parts(request, state).await?;
+        match principal.role {
+            Role::Admin => Ok(Self(principal)),
+            // Roles to come may look until it is said here that they may act.
+            _ => Err(Problem::new(&ROLE_NOT_ALLOWED)),
+        }
+    }
+}
 
 /// The authentication of a server without tokens: whoever is on this machine may do everything.
 #[derive(Clone, Copy, Debug, Default)]

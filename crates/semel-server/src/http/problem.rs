@@ -109,6 +109,28 @@ pub static ESTADO_INVALIDO: Kind = Kind {
     remedy: "A rascunho can be submitted or cancelled, an enviada accepted, refused or cancelled; the others are final.",
 };
 
+/// The id belongs to another event.
+pub static EVENT_MISMATCH: Kind = Kind {
+    name: "event-mismatch",
+    status: StatusCode::UNPROCESSABLE_ENTITY,
+    retryable: false,
+    title: "The eventId belongs to another event",
+    meaning: "An event with this eventId was accepted before, and it had another body.",
+    remedy: "An eventId names one event. For another one, make a new eventId; to repeat an event, send it as it was. Of \
+             this request nothing was stored, and the member errors lists the events that are in the way.",
+};
+
+/// A tenant listens too often.
+pub static TOO_MANY_STREAMS: Kind = Kind {
+    name: "too-many-streams",
+    status: StatusCode::TOO_MANY_REQUESTS,
+    retryable: true,
+    title: "Too many streams",
+    meaning: "This tenant has as many streams open at this node as it may.",
+    remedy: "Close streams that nobody reads, or set notifications.streams higher. Until then, read \
+             GET /notifications?unread=true now and then.",
+};
+
 /// The service behind the gateway is away.
 pub static UPSTREAM_UNREACHABLE: Kind = Kind {
     name: "upstream-unreachable",
@@ -164,8 +186,54 @@ pub static TRANSFER_CODING: Kind = Kind {
     remedy: "Send it in chunks or with its length. To compress it, use Content-Encoding.",
 };
 
+/// The principal may only look.
+pub static ROLE_NOT_ALLOWED: Kind = Kind {
+    name: "role-not-allowed",
+    status: StatusCode::FORBIDDEN,
+    retryable: false,
+    title: "Role not allowed",
+    meaning: "This principal may look, but not act.",
+    remedy: "Ask somebody whose role allows it. Nothing was done.",
+};
+
+/// The message moved on before the person's action.
+pub static NOT_HELD: Kind = Kind {
+    name: "not-held",
+    status: StatusCode::CONFLICT,
+    retryable: false,
+    title: "The message is not held",
+    meaning: "No message of this id is held back in the outbox: it was published, is about to be, waits behind another, \
+              or never was there.",
+    remedy: "Look for it in /outbox. Only what is parked or unroutable can be skipped, and only that or what waits for \
+             a time can be re-driven.",
+};
+
+/// The notification cannot be decided about.
+pub static DELIVERY_SETTLED: Kind = Kind {
+    name: "delivery-settled",
+    status: StatusCode::CONFLICT,
+    retryable: false,
+    title: "The delivery is settled",
+    meaning: "The delivery of this notification is not in doubt and has not failed, so there is nothing to decide.",
+    remedy: "The member notificationStatus tells how it stands now. What was sent cannot be taken back.",
+};
+
+/// The notification is being delivered.
+pub static DELIVERY_RUNNING: Kind = Kind {
+    name: "delivery-running",
+    status: StatusCode::CONFLICT,
+    retryable: true,
+    title: "The delivery is running",
+    meaning: "This notification is being delivered at this moment.",
+    remedy: "Wait for the outcome, and decide then if there is still something to decide.",
+};
+
 /// The server's own kinds.
-static OWN: [&Kind; 15] = [
+static OWN: [&Kind; 21] = [
+    &ROLE_NOT_ALLOWED,
+    &NOT_HELD,
+    &DELIVERY_SETTLED,
+    &DELIVERY_RUNNING,
     &NOT_FOUND,
     &METHOD_NOT_ALLOWED,
     &HOST_NOT_ALLOWED,
@@ -176,6 +244,8 @@ static OWN: [&Kind; 15] = [
     &EMAIL_EM_USO,
     &VERSAO_DESATUALIZADA,
     &ESTADO_INVALIDO,
+    &EVENT_MISMATCH,
+    &TOO_MANY_STREAMS,
     &UPSTREAM_UNREACHABLE,
     &UPSTREAM_LOST,
     &UPSTREAM_TIMEOUT,

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use axum::{extract::FromRequestParts, http::request::Parts};
+use semel::Timestamp;
 
 use super::{
     fields::Wrong,
@@ -26,6 +27,19 @@ pub struct Place {
     pub after: i64,
     /// How many items.
     pub limit: i64,
+}
+
+impl Place {
+    /// A page of what was read, which is one more than asked for: that one tells whether there is another page. The
+    /// second part is the cursor to it.
+    #[must_use]
+    pub fn cut<T>(self, mut read: Vec<T>, id: impl FnOnce(&T) -> i64) -> (Vec<T>, Option<String>) {
+        let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
+        let more = read.len() > limit;
+        read.truncate(limit);
+        let next = read.last().filter(|_| more).map(|last| id(last).to_string());
+        (read, next)
+    }
 }
 
 impl Query {
@@ -68,6 +82,12 @@ impl Query {
     }
 }
 
+/// A time of RFC 3339.
+pub fn time(text: &str) -> Option<Timestamp> {
+    let time = chrono::DateTime::parse_from_rfc3339(text).ok()?;
+    Some(Timestamp::from_micros(time.timestamp_micros()))
+}
+
 /// A number in the one way in which we write it.
 pub fn number(text: &str) -> Option<i64> {
     text.parse().ok().filter(|number: &i64| number.to_string() == text)
@@ -96,6 +116,15 @@ mod tests {
     fn a_page_has_fifty_items_unless_asked_otherwise() {
         assert_eq!(place(""), Ok(Place { after: 0, limit: 50 }));
         assert_eq!(place("limit=500&cursor=7"), Ok(Place { after: 7, limit: 500 }));
+    }
+
+    #[test]
+    fn a_time_is_read_whatever_its_offset() {
+        let noon = time("2026-01-31T12:00:00Z").unwrap();
+        assert_eq!(time("2026-01-31T13:00:00.000000+01:00"), Some(noon));
+        for text in ["", "2026-01-31", "1769860800", "noon"] {
+            assert_eq!(time(text), None, "{text}");
+        }
     }
 
     #[test]

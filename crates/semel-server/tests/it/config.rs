@@ -39,6 +39,8 @@ fn mistakes(command: &mut Command) -> Vec<String> {
 #[test]
 fn without_any_setting_the_defaults_hold() {
     let shown = shown(semel().args(["config", "show", "--json"]));
+    let channel = serde_json::json!({ "url": "", "timeout": "10s", "on_lost": "hold", "max_attempts": 5, "backoff": "10s",
+        "concurrency": 16 });
     assert_eq!(
         shown["config"],
         serde_json::json!({
@@ -48,13 +50,29 @@ fn without_any_setting_the_defaults_hold() {
             "broker_url": "embedded",
             "roles": ["api", "relay", "worker", "sweeper"],
             "sweep": { "every": "15s" },
+            "messages": {
+                "relay_lease": "30s",
+                "poll": "1s",
+                "visibility": "1m",
+                "retry_lease": "1m",
+                "prefetch": 256,
+                "max_failures": 10,
+                "max_crashes": 5,
+            },
             "proposals": { "estrito": false, "retention": "forever", "submissions_retention": "forever" },
+            "notifications": {
+                "routes": ["RESTAURANT/*=restaurant", "CUSTOMER/*=customer", "AGENCY/*=agency", "ADMIN/*=admin"],
+                "chunk": 1000,
+                "streams": 1000,
+                "channels": { "PUSH": channel, "EMAIL": channel, "SMS": channel },
+            },
             "gateway": {
                 "upstream": "",
                 "tenant": "default",
                 "tenant_header": "",
                 "trusted_proxies": [],
                 "on_lost": "hold",
+                "pinned": false,
                 "not_executed_statuses": [503],
                 "timeout": "1m",
                 "connect_timeout": "5s",

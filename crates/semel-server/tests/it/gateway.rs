@@ -10,7 +10,7 @@ use rustix::process::Signal;
 
 use crate::{
     place::{Place, on_both_databases},
-    support::{Answer, SOON, Server, eventually, send},
+    support::{Answer, SOON, Server, eventually, send, stderr},
     upstream::Upstream,
     wire::Wire,
 };
@@ -23,6 +23,7 @@ on_both_databases! {
     an_upstream_lost_after_the_request_was_sent_leaves_it_in_doubt
     with_rerun_a_lost_request_runs_again
     a_client_that_goes_away_stops_nothing
+    what_is_pinned_cannot_be_purged
     a_gateway_killed_between_effect_and_answer_never_makes_a_second_effect
 }
 
@@ -77,6 +78,23 @@ fn a_retry_gets_the_same_answer_and_the_upstream_one_request(place: &Place) {
     assert_eq!(seen.header("idempotency-key"), ["\"k\""]);
     assert_eq!(seen.header("host"), ["shop.example"]);
     assert_eq!(seen.body, b"{}");
+}
+
+fn what_is_pinned_cannot_be_purged(place: &Place) {
+    let upstream = Upstream::start();
+    let server = start_with(place, &upstream, &[("SEMEL_GATEWAY_PINNED", "true")]);
+    assert_eq!(post(&server, "/orders", "k", "{}").status, 201);
+    let shown = place.say(["operations", "show", "k", "--scope", SCOPE]);
+    assert!(shown.contains("\npinned       yes\n"), "{shown}");
+    for decision in [&["purge"][..], &["resolve", "--as", "retry"]] {
+        let refused = place.run([&["operations"], decision, &["k", "--scope", SCOPE, "--reason", "x"]].concat());
+        assert!(!refused.status.success());
+        assert!(stderr(&refused).contains("is pinned: it stays as it is until "), "{}", stderr(&refused));
+    }
+    for _ in 0..2 {
+        assert_eq!(post(&server, "/orders", "k", "{}").header("idempotent-replayed"), Some("true"));
+    }
+    assert_eq!(upstream.effects(), 1);
 }
 
 fn a_request_in_flight_is_told_or_waited_for(place: &Place) {

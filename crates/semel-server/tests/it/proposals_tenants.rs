@@ -32,7 +32,7 @@ on_both_databases! {
 }
 
 /// Believes the header `x-who: tenant/subject`.
-struct Believes;
+pub(crate) struct Believes;
 
 impl Authenticate for Believes {
     fn authenticate<'a>(&'a self, request: &'a Parts) -> BoxFuture<'a, Result<Principal, Problem>> {

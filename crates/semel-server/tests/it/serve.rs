@@ -50,7 +50,7 @@ fn a_living_server_is_healthy_and_ready() {
     let health = server.get("/healthz");
     assert_eq!((health.status, health.json()), (200, serde_json::json!({ "status": "ok" })));
     let ready = server.get("/readyz");
-    let expected = serde_json::json!({ "ready": true, "database": "ok", "broker": "embedded" });
+    let expected = serde_json::json!({ "ready": true, "database": "ok", "broker": "embedded", "degraded": [] });
     assert_eq!((ready.status, ready.json()), (200, expected));
     let index = server.get("/");
     assert_eq!(index.status, 200);
@@ -215,13 +215,15 @@ async fn a_node_without_its_database_lives_but_is_not_ready() {
     struct Down;
     impl Readiness for Down {
         fn check(&self) -> BoxFuture<'_, Report> {
-            Box::pin(async { Report { database: Err("unreachable".to_owned()), broker: "degraded".to_owned() } })
+            Box::pin(async {
+                Report { database: Err("unreachable".to_owned()), broker: "amqp".to_owned(), degraded: Vec::new() }
+            })
         }
     }
     let address = serve_app(Down, Router::new()).await;
     assert_eq!(ask(address, "GET", "/healthz", vec![]).await.status, 200);
     let ready = ask(address, "GET", "/readyz", vec![]).await;
-    let expected = serde_json::json!({ "ready": false, "database": "unreachable", "broker": "degraded" });
+    let expected = serde_json::json!({ "ready": false, "database": "unreachable", "broker": "amqp", "degraded": [] });
     assert_eq!((ready.status, ready.json()), (503, expected));
 }
 

@@ -17,7 +17,8 @@ fn a_server_whose_database_goes_away_is_not_ready_until_it_is_back() {
     assert_eq!(server.get("/readyz").status, 200);
     wire.cut();
     let ready = server.get("/readyz");
-    let expected = serde_json::json!({ "ready": false, "database": "does not answer", "broker": "embedded" });
+    let expected =
+        serde_json::json!({ "ready": false, "database": "does not answer", "broker": "embedded", "degraded": [] });
     assert_eq!((ready.status, ready.json()), (503, expected));
     assert_eq!(server.get("/healthz").status, 200);
     wire.mend();

@@ -19,20 +19,20 @@ macro_rules! clock {
 /// order of the keys: two nodes that claim the same keys wait for each other in one direction.
 pub(crate) const CLAIM: &str = concat!(
     "WITH ",
-    clock!("$21"),
+    clock!("$22"),
     ", asked AS MATERIALIZED (
     SELECT current_setting('semel.epoch')::bigint + nextval('semel_fence') AS fence, a.*
     FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::bigint[], $7::bytea[],
                 $8::text[], $9::text[], $10::text[], $11::text[], $12::bytea[], $13::bigint[], $14::bigint[],
-                $15::bigint[], $16::bigint[], $17::bigint[], $18::text[], $19::text[], $20::bigint[])
+                $15::bigint[], $16::bigint[], $17::bigint[], $18::text[], $19::text[], $20::bigint[], $21::boolean[])
          AS a(tenant, service, kind, key, fingerprint, payload_order, payload, label1, label2, label3, label4,
-              token, term, max_run, retention, tombstone, first_look, terms, owner, n)
+              token, term, max_run, retention, tombstone, first_look, terms, owner, n, pinned)
 ), made AS (
     INSERT INTO semel_operations
         (id, tenant, service, kind, key, fingerprint, payload_order, payload, label1, label2, label3, label4,
-         state, fence, owner, created_at, claimed_at, look_at)
+         state, fence, owner, created_at, claimed_at, look_at, pinned)
     SELECT fence, tenant, service, kind, key, fingerprint, payload_order, payload, label1, label2, label3, label4,
-           'processing', fence, owner, now, now, now + first_look
+           'processing', fence, owner, now, now, now + first_look, pinned
     FROM asked, clock
     ON CONFLICT (tenant, service, kind, key) DO NOTHING
     RETURNING id, tenant, service, kind, label1, label2

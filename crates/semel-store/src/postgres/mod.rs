@@ -2,6 +2,7 @@
 
 mod hints;
 mod hot;
+mod inline;
 mod seats;
 
 use std::{
@@ -12,7 +13,7 @@ use std::{
 
 use semel::{
     Error, Fence, Operation, Result, Timestamp, crash_point,
-    machine::{Answer, Event, Request, Write},
+    machine::{Answer, Request, Write},
     micros,
     store::{Applied, Decision, LeaseWrite, Swept},
 };
@@ -57,9 +58,11 @@ pub(crate) struct Postgres {
     lane: Arc<Seats>,
     /// For callers' transactions, and for looking.
     pub(crate) callers: Arc<Seats>,
+    /// For messages: a busy relay must not keep the ledger waiting.
+    pub(crate) messages: Arc<Seats>,
     pub(crate) sql: Sql,
     hints: Hints,
-    clock: Clock,
+    pub(crate) clock: Clock,
 }
 
 /// How many connections of each sort, and how long each may take to answer.
@@ -83,7 +86,8 @@ impl Postgres {
         drop(seat);
         Ok(Self {
             claims: Seats::new(options.clone(), sizes.lane, CLAIMS, sizes.answer_limit),
-            lane: Seats::new(options, sizes.lane, LANE, sizes.answer_limit),
+            lane: Seats::new(options.clone(), sizes.lane, LANE, sizes.answer_limit),
+            messages: Seats::new(options, sizes.lane.max(2), LANE, sizes.answer_limit),
             callers,
             sql: Sql::new(Dialect::Postgres),
             hints: Hints::default(),
@@ -180,6 +184,7 @@ impl Postgres {
             .bind(list().map(|r| r.policy.to_terms()).collect::<Vec<_>>())
             .bind(text(&|r| &r.owner))
             .bind(first.iter().map(|i| i64::try_from(*i).unwrap_or(i64::MAX)).collect::<Vec<_>>())
+            .bind(list().map(|r| r.policy.pinned).collect::<Vec<_>>())
             .bind(self.clock.fixed())
             .fetch_all(&mut *seat)
             .await;
@@ -403,35 +408,6 @@ impl Postgres {
         Ok(answers.remove(0).1)
     }
 
-    /// A claim in the transaction of its effect. If somebody else is about to commit the same key,
-    /// the insert waits for that.
-    pub(crate) async fn claim_in(&self, conn: &mut PgConnection, request: &Request) -> Result<Applied> {
-        for _ in 0..ROUNDS {
-            let (now, fences) = self.draw(conn, 1).await?;
-            let event = Event::ClaimInline { request, fence: fences[0] };
-            let mut changes = Changes::default();
-            let applied = changes.step(None, &event, now);
-            if changes.save(&mut Conn::Postgres(conn), &self.sql).await? {
-                return Ok(applied);
-            }
-            let key = std::iter::once((&request.scope, &request.key));
-            let seen = load_by_key(&mut Conn::Postgres(conn), &self.sql, key).await?;
-            let Some(id) = seen.into_values().next().map(|op| op.id) else { continue };
-            lock(conn, &[id]).await?;
-            let rows = load_by_id(&mut Conn::Postgres(conn), &self.sql, &[id]).await?;
-            let Some(row) = rows.get(&id) else { continue };
-            // A new fence, under the lock: the one drawn before may be lower than what the row has.
-            let (now, fences) = self.draw(conn, 1).await?;
-            let event = Event::ClaimInline { request, fence: fences[0] };
-            let mut changes = Changes::default();
-            let applied = changes.step(Some(row), &event, now);
-            if changes.save(&mut Conn::Postgres(conn), &self.sql).await? {
-                return Ok(applied);
-            }
-        }
-        Err(Error::Unavailable("the row is busy; ask again".into()))
-    }
-
     /// Reads a row when everybody who is at it has finished.
     pub(crate) async fn read_back(&self, id: i64) -> Result<Option<Operation>> {
         let mut seat = self.lane.take().await?;
@@ -505,7 +481,7 @@ impl Postgres {
         Ok(seat)
     }
 
-    async fn draw(&self, conn: &mut PgConnection, n: usize) -> Result<(Timestamp, Vec<Fence>)> {
+    pub(crate) async fn draw(&self, conn: &mut PgConnection, n: usize) -> Result<(Timestamp, Vec<Fence>)> {
         let n = i32::try_from(n.max(1)).unwrap_or(i32::MAX);
         let drawn: Vec<(i64, i64)> =
             sqlx::query_as(hot::DRAW).bind(n).bind(self.clock.fixed()).fetch_all(conn).await.map_err(broken)?;

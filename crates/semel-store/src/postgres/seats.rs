@@ -53,6 +53,11 @@ impl Seats {
         Arc::new(Self { options, setup, idle: Mutex::default(), free: Arc::new(Semaphore::new(most)), answer_limit })
     }
 
+    /// How to reach the server.
+    pub(crate) fn options(&self) -> &PgConnectOptions {
+        &self.options
+    }
+
     /// Waits for what is asked on these connections, for as long as an answer may take: one that
     /// swallows everything must not hold up its caller, or a lane, for ever. It is closed with what
     /// was asked, so nothing of it can arrive later; what became of it is asked again under the
@@ -64,6 +69,11 @@ impl Seats {
             self.forget();
         }
         done
+    }
+
+    /// Whether none is free.
+    pub(crate) fn are_taken(&self) -> bool {
+        self.free.available_permits() == 0
     }
 
     /// Takes a connection, opening one if none is idle.

@@ -15,7 +15,7 @@ use tokio::sync::Mutex;
 /// After how many calls: some thousand pages, a quarter of the log at most.
 const CALLS: usize = 1000;
 
-pub(super) struct Checkpoints {
+pub(crate) struct Checkpoints {
     options: Arc<SqliteConnectOptions>,
     calls: AtomicUsize,
     connection: Arc<Mutex<Option<SqliteConnection>>>,
@@ -27,7 +27,7 @@ impl Checkpoints {
     }
 
     /// Counts calls that were committed, and begins a checkpoint when it is time for one.
-    pub(super) fn count(&self, calls: usize) {
+    pub(crate) fn count(&self, calls: usize) {
         if self.calls.fetch_add(calls, Ordering::Relaxed) + calls < CALLS {
             return;
         }

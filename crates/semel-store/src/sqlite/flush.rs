@@ -117,7 +117,8 @@ async fn claim_first(
             r.labels.0[2],
             r.labels.0[3],
             r.owner,
-            first_look
+            first_look,
+            policy.pinned
         ]));
         leases.push(json!([
             fence.0,

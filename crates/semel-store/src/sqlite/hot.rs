@@ -18,9 +18,9 @@ pub(crate) const NOW: &str = "SELECT clock FROM semel_meta WHERE only = 1";
 /// the fence drawn for it is nobody's id.
 pub(crate) const CLAIM: &str = "INSERT INTO semel_operations
         (id, tenant, service, kind, key, fingerprint, payload_order, payload, label1, label2, label3, label4,
-         state, fence, owner, created_at, claimed_at, look_at)
+         state, fence, owner, created_at, claimed_at, look_at, pinned)
      SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, unhex(value ->> 5), value ->> 6, unhex(value ->> 7),
-            value ->> 8, value ->> 9, value ->> 10, value ->> 11, 'processing', value ->> 0, value ->> 12, $3, $3, value ->> 13
+            value ->> 8, value ->> 9, value ->> 10, value ->> 11, 'processing', value ->> 0, value ->> 12, $3, $3, value ->> 13, value ->> 14
      FROM jsonb_each($1)
      WHERE true
      ON CONFLICT (tenant, service, kind, key) DO NOTHING;

@@ -16,7 +16,7 @@ use std::{
 
 use semel::{
     Error, Fence, Operation, Result, Timestamp, crash_point,
-    machine::{Answer, Event, Request, Write},
+    machine::{Answer, Event, Request, Write, read},
     store::{Applied, Decision, LeaseWrite, Swept},
 };
 use serde_json::{Value, json};
@@ -47,8 +47,8 @@ pub(crate) struct Sqlite {
     /// Readers do not wait for the writer, nor it for them.
     pub(crate) readers: SqlitePool,
     pub(crate) sql: Sql,
-    clock: Clock,
-    checkpoints: Checkpoints,
+    pub(crate) clock: Clock,
+    pub(crate) checkpoints: Checkpoints,
     /// Whether a caller's transaction has the writer.
     pub(crate) held: Arc<AtomicBool>,
 }
@@ -92,7 +92,7 @@ impl Sqlite {
         let key = std::iter::once((&request.scope, &request.key));
         let rows = load_by_key(&mut Conn::Sqlite(&mut reader), &self.sql, key).await?;
         let Some(operation) = rows.into_values().next() else { return Ok(None) };
-        let answer = batch::read_one(&operation, request, now);
+        let answer = read(&operation, request, now);
         Ok(answer.map(|answer| Applied { answer, operation: Some(operation), now }))
     }
 
@@ -161,14 +161,22 @@ impl Sqlite {
         Ok((applied.remove(0), tally.rows()))
     }
 
-    /// A claim in the transaction of its effect.
-    pub(crate) async fn claim_in(&self, conn: &mut SqliteConnection, request: &Request) -> Result<Applied> {
-        let (now, fences) = self.draw(conn, 1).await?;
+    /// Claims of different keys in the transaction of their effect.
+    pub(crate) async fn claim_all_in(
+        &self,
+        conn: &mut SqliteConnection,
+        requests: &[Arc<Request>],
+    ) -> Result<Vec<Applied>> {
+        let (now, fences) = self.draw(conn, requests.len()).await?;
         let mut conn = Conn::Sqlite(conn);
-        let key = std::iter::once((&request.scope, &request.key));
-        let rows = load_by_key(&mut conn, &self.sql, key).await?;
+        let keys = requests.iter().map(|request| (&request.scope, &request.key));
+        let rows = load_by_key(&mut conn, &self.sql, keys).await?;
         let mut changes = Changes::default();
-        let applied = changes.step(rows.values().next(), &Event::ClaimInline { request, fence: fences[0] }, now);
+        let claim = |(request, fence): (&Arc<Request>, Fence)| {
+            let stored = rows.get(&(request.scope.clone(), request.key.clone()));
+            changes.step(stored, &Event::ClaimInline { request, fence }, now)
+        };
+        let applied = requests.iter().zip(fences).map(claim).collect();
         saved(changes.save(&mut conn, &self.sql).await?)?;
         Ok(applied)
     }

@@ -24,7 +24,7 @@ enum Action {
 }
 
 fn action() -> impl Strategy<Value = Action> {
-    let claim = (0..2usize, 0..2u8, proptest::option::of(0..3i64), 0..6usize, any::<bool>(), any::<bool>()).prop_map(
+    let claim = (0..2usize, 0..2u8, proptest::option::of(0..3i64), 0..8usize, any::<bool>(), any::<bool>()).prop_map(
         |(key, payload, order, policy, repeat, stored)| Action::Claim { key, payload, order, policy, repeat, stored },
     );
     prop_oneof![
@@ -57,7 +57,9 @@ fn policy(choice: usize) -> Policy {
             tombstone: Some(Duration::from_secs(20)),
             ..base
         },
-        _ => Policy { tombstone: Some(Duration::from_secs(10)), retention: None, backoff: Backoff::NONE, ..base },
+        5 => Policy { tombstone: Some(Duration::from_secs(10)), retention: None, backoff: Backoff::NONE, ..base },
+        6 => Policy { pinned: true, ..base },
+        _ => Policy { pinned: true, on_mismatch: OnMismatch::Replay, tombstone: Some(Duration::from_secs(20)), ..base },
     }
 }
 

@@ -1,5 +1,6 @@
 //! The stores, tested on the real thing.
 
+mod brokers;
 mod contention;
 mod histories;
 

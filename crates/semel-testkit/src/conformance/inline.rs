@@ -99,6 +99,52 @@ pub async fn an_inline_crowd_makes_one_effect(lab: Lab) {
     assert_eq!(effects(&lab).await, ["k0", "k1", "k2"]);
 }
 
+/// Several claims in one go are answered as each alone would be.
+pub async fn inline_claims_in_one_go_are_answered_one_by_one(lab: Lab) {
+    make_effects(&lab).await;
+    let ledger = lab.ledger().await;
+    let claims = async |works: Vec<Work>| {
+        let tx = begin(&ledger).await;
+        let claims = soon(ledger.claim_all_inline(&tx, works)).await.unwrap();
+        commit(&ledger, &tx).await;
+        claims.iter().map(Claim::word).collect::<Vec<_>>()
+    };
+    let of = |keys: &[&str]| keys.iter().map(|key| work(key, Policy::default())).collect::<Vec<_>>();
+    assert_eq!(claims(of(&["b", "d"])).await, ["acquired", "acquired"]);
+    let mut works = of(&["c", "b", "a", "d"]);
+    works[3] = work_with("d", "other", Policy::default());
+    assert_eq!(claims(works).await, ["acquired", "replay", "acquired", "mismatch"]);
+    assert_eq!(claims(Vec::new()).await, Vec::<&str>::new());
+    assert_eq!(counted(&ledger, State::Completed).await, 4);
+}
+
+/// Crowds with the same keys in different orders: one effect per key, and nobody waits for ever.
+pub async fn inline_crowds_share_their_keys(lab: Lab) {
+    make_effects(&lab).await;
+    let nodes = [lab.ledger().await, lab.ledger().await];
+    let mut crowd = tokio::task::JoinSet::new();
+    for n in 0..8 {
+        let node = nodes[n % 2].clone();
+        crowd.spawn(async move {
+            let mut keys: Vec<_> = (0..20).map(|key| format!("k{key}")).collect();
+            keys.rotate_left(n * 2);
+            let tx = begin(&node).await;
+            let works = keys.iter().map(|key| work(key, Policy::default())).collect();
+            let claims = soon(node.claim_all_inline(&tx, works)).await.unwrap();
+            for (key, claim) in keys.iter().zip(&claims) {
+                if let Claim::Acquired(_) = claim {
+                    effect(&tx, key).await.unwrap();
+                }
+            }
+            commit(&node, &tx).await;
+        });
+    }
+    soon(crowd.join_all()).await;
+    let mut all: Vec<_> = (0..20).map(|key| format!("k{key}")).collect();
+    all.sort();
+    assert_eq!(effects(&lab).await, all);
+}
+
 /// An inline claim meets what other claims left: it makes the effect where the row is expired,
 /// failed or timed out, and not where somebody is at it.
 pub async fn an_inline_claim_goes_by_what_is_there(lab: Lab) {

@@ -7,14 +7,19 @@
 pub mod atomic;
 pub mod attempts;
 pub mod batches;
+pub mod brokers;
 pub mod claims;
 pub mod counters;
 pub mod fences;
 pub mod inline;
 pub mod leases;
+pub mod letters;
 pub mod looking;
 pub mod lost;
 pub mod newer;
+pub mod outbox;
+pub mod pinned;
+pub mod queues;
 pub mod running;
 pub mod stores;
 pub mod story;
@@ -85,6 +90,16 @@ macro_rules! conformance_suite {
                     newer_data_waits_while_the_older_is_in_doubt,
                     a_late_owner_of_older_data_does_not_touch_the_newer,
                     another_payload_is_replayed_where_the_policy_says_so;
+                pinned:
+                    what_is_pinned_stays_as_it_is_until_its_retention_ends,
+                    only_a_completion_is_pinned,
+                    whoever_claims_last_says_whether_it_is_pinned,
+                    a_pinned_outcome_is_replayed_without_the_database,
+                    who_completed_it_replays_it_without_the_database,
+                    another_payload_is_refused_without_the_database,
+                    what_is_not_pinned_is_never_replayed_from_memory,
+                    a_pinned_outcome_is_forgotten_with_its_retention,
+                    a_ledger_without_memory_asks_each_time;
                 lost:
                     a_lost_lease_is_taken_over_under_rerun,
                     a_lost_lease_is_in_doubt_under_hold_and_probe,
@@ -119,6 +134,8 @@ macro_rules! conformance_suite {
                     the_second_transaction_waits_for_the_first,
                     an_inline_crowd_makes_one_effect,
                     an_inline_claim_goes_by_what_is_there,
+                    inline_claims_in_one_go_are_answered_one_by_one,
+                    inline_crowds_share_their_keys,
                     a_forgotten_transaction_ends_by_itself,
                     a_commit_says_whether_anything_was_committed,
                     a_dropped_transaction_is_rolled_back,
@@ -160,6 +177,41 @@ macro_rules! conformance_suite {
                     folding_changes_no_total,
                     answers_are_counted,
                     durations_are_told_by_the_histogram;
+                outbox:
+                    a_message_is_there_if_its_transaction_commits,
+                    a_message_comes_back_whole,
+                    what_cannot_be_sent_is_not_put,
+                    a_commit_wakes_the_relays,
+                    a_row_is_in_one_relays_hands,
+                    a_lapsed_lease_is_taken_anew,
+                    what_was_sent_is_gone_and_its_receipt_stays,
+                    a_mark_says_what_becomes_of_a_row,
+                    a_message_waits_for_its_time,
+                    a_row_that_commits_late_is_still_taken,
+                    the_messages_of_a_key_go_one_after_the_other,
+                    a_parked_message_blocks_its_own_key_only,
+                    what_nothing_blocks_goes_on,
+                    tending_goes_round_all_keys,
+                    crossing_puts_never_deadlock,
+                    a_thousand_messages_go_in_one_put,
+                    tenants_have_outboxes_of_their_own,
+                    the_outbox_can_be_looked_at,
+                    the_outbox_tables_refuse_nonsense;
+                letters:
+                    a_letter_is_kept_once,
+                    a_letter_comes_back_whole,
+                    a_retry_is_begun_by_one_and_counted,
+                    an_old_token_ends_no_retry,
+                    a_retry_ends_with_its_effect,
+                    a_retry_that_fails_is_tried_again_or_dead,
+                    letters_are_found_by_their_filter,
+                    letters_are_given_back_to_their_consumers,
+                    a_discarded_letter_is_audited;
+                queues:
+                    a_message_whose_time_is_over_is_delivered_again,
+                    what_was_not_begun_is_not_redelivered,
+                    a_topic_without_a_queue_is_unroutable,
+                    a_broker_is_as_well_as_its_database;
                 stores:
                     the_tables_refuse_nonsense,
                     a_person_can_read_the_rows,

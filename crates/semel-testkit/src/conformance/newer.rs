@@ -128,7 +128,7 @@ pub async fn newer_data_waits_while_the_older_is_in_doubt(lab: Lab) {
     {
         assert_eq!(acquire(&ledger, version(text, 1)).await.doubt("cut off").await.unwrap(), SETTLED);
         let Claim::InDoubt(op) = ledger.claim(version(text, 2)).await.unwrap() else { panic!() };
-        assert_eq!(op.successor.unwrap().order, 2);
+        assert_eq!(op.successor.as_ref().unwrap().order, 2);
         assert_eq!(ask(&ledger, version(text, 1)).await, "in_doubt");
         assert_eq!(ask(&ledger, version(text, 0)).await, "mismatch");
         let resolve = Decision::Resolve { verdict, expected: None };

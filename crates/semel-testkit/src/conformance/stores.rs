@@ -62,6 +62,7 @@ pub async fn a_person_can_read_the_rows(lab: Lab) {
         lab.texts(&sql).await.remove(0)
     };
     assert_eq!(see("payload").await, r#"{"to": "José"}"#);
+    assert!(["0", "false"].contains(&see("pinned").await.as_str()), "{}", see("pinned").await);
     // The test's clock began at 2020-09-13 12:26:40 UTC.
     assert!(see("created_at").await.starts_with("2020-09-13"), "{}", see("created_at").await);
     assert!(see("created_at").await.contains("12:26:40"));

@@ -165,5 +165,5 @@ pub async fn a_waiting_claim_is_one_repeat(lab: Lab) {
     assert!(matches!(soon(waiting).await.unwrap(), Claim::Replay(_)));
     ledger.flush().await;
     let seen = repeats(&ledger, "k").await;
-    assert_eq!((seen.len(), seen[0].1.count, seen[0].1.first[0].answer.as_str()), (1, 1, "replay"));
+    assert_eq!((seen.len(), seen[0].1.count, &*seen[0].1.first[0].answer), (1, 1, "replay"));
 }

@@ -104,7 +104,7 @@ impl Drop for Proxy {
     }
 }
 
-fn host_of(url: &str) -> &str {
+pub(super) fn host_of(url: &str) -> &str {
     let rest = url.split_once("://").unwrap().1;
     let rest = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
     rest.split(['/', '?']).next().unwrap()

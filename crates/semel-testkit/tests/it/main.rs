@@ -8,6 +8,7 @@ mod disks;
 mod heavy;
 mod kill_postgres;
 mod kill_processes;
+mod messaging;
 mod settings;
 mod support;
 mod zombies;

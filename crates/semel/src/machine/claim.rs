@@ -77,6 +77,7 @@ fn anew(request: &Request, fence: Fence, now: Timestamp) -> Operation {
         failures: 0,
         crashes: 0,
         parked: false,
+        pinned: false,
         owner: String::new(),
         created_at: now,
         claimed_at: now,
@@ -102,6 +103,7 @@ fn grant(op: &mut Operation, request: &Request, fence: Fence, now: Timestamp) {
     op.state = State::Processing;
     op.fence = fence;
     op.owner.clone_from(&request.owner);
+    op.pinned = request.policy.pinned;
     op.claimed_at = now;
     // Also for a row that the sweep had done with: it settles once more. Most keep their time.
     let first_end = request.policy.retention.into_iter().chain(request.policy.tombstone).min();
@@ -125,7 +127,7 @@ fn claim_existing(op: Cow<'_, Operation>, request: &Request, fence: Fence, now: 
         _ if op.fingerprint.matches(&request.fingerprint) => by_state(op, request, fence, now, notes, false),
         OnMismatch::Reject => Step { next: Next::Same, answer: Answer::Mismatch, notes },
         OnMismatch::Replay => by_state(op, request, fence, now, notes, true),
-        OnMismatch::SupersedeIfNewer if !is_newer(&op, request) => stale(&op, request, notes),
+        OnMismatch::SupersedeIfNewer if op.is_final(now) || !is_newer(&op, request) => stale(&op, request, notes),
         OnMismatch::SupersedeIfNewer => {
             let mut op = op.into_owned();
             op.successor = Some(Successor {

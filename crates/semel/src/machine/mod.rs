@@ -23,13 +23,14 @@
 //!    past its retention, a settled operation counts as absent; in_doubt and pending never expire
 //! ```
 //!
-//! Three habits keep it right:
+//! Four habits keep it right:
 //! - **The fence tells who wrote last.** A settle that finds its own fence on a row that is no
 //!   longer processing was already made, and its first answer was lost; it is answered again.
 //!   Whatever ends a lease over its owner's head (a lapse, a resolution) writes a new fence.
 //! - **A lapsed lease lapses first.** A claim, a resolution or a purge that meets one first makes
 //!   the transition that the sweep would have made, then goes on from there.
 //! - **Expired is absent**, whether the sweep has come by or not.
+//! - **Pinned and completed is final** until then: no purge, no verdict and no newer data touches it.
 
 mod claim;
 mod settle;
@@ -257,6 +258,8 @@ pub enum NotNow {
     Running,
     /// It has completed; what took effect cannot be decided again.
     Completed,
+    /// It has completed, and its policy pins it until its retention ends.
+    Pinned,
     /// It has moved on since the probe looked.
     MovedOn,
 }
@@ -302,6 +305,15 @@ pub fn step(stored: Option<&Operation>, event: &Event<'_>, now: Timestamp) -> St
         }
         Event::Purge { actor, reason } => tend::purge(stored, (actor, reason), now),
     }
+}
+
+/// The answer to a claim, where that changes nothing: read off a row that nobody has locked.
+#[must_use]
+pub fn read(row: &Operation, request: &Request, now: Timestamp) -> Option<Answer> {
+    /// No answer that changes nothing tells of the claim's own fence.
+    const UNDRAWN: Fence = Fence(i64::MAX);
+    let read = step(Some(row), &Event::Claim { request, fence: UNDRAWN }, now);
+    matches!(read.next, Next::Same).then_some(read.answer)
 }
 
 /// Whether its lease has ended without a word.

@@ -100,6 +100,7 @@ pub(super) fn resolve(
         // Newer data takes over after the verdict: that is about the run that was lost.
         Some(_) if lapsed(stored, now) => end_lease(stored, fence, now),
         Some(_) => return Step::answer(Answer::NotNow(NotNow::Running)),
+        None if stored.is_final(now) => return Step::answer(Answer::NotNow(NotNow::Pinned)),
         None if stored.state == State::Completed => return Step::answer(Answer::NotNow(NotNow::Completed)),
         None => (stored.clone(), Vec::new()),
     };
@@ -109,6 +110,7 @@ pub(super) fn resolve(
             // The terms went with the lease; what a person settled is kept until a person purges it.
             let terms = Policy { retention: None, tombstone: None, ..Policy::default() };
             complete(&mut op, outcome.clone(), &terms, now);
+            op.pinned = false;
             "it took effect"
         }
         Verdict::Failed => {
@@ -132,11 +134,14 @@ pub(super) fn resolve(
     Step::put(op, Answer::Resolved, notes)
 }
 
-/// Frees the key, and forgets the operation. Never under a live lease.
+/// Frees the key, and forgets the operation. Never under a live lease, nor what is pinned.
 pub(super) fn purge(stored: Option<&Operation>, (actor, reason): (&str, &str), now: Timestamp) -> Step {
     let Some(op) = stored else { return Step::answer(Answer::NotNow(NotNow::Absent)) };
     if op.lease.is_some() && !lapsed(op, now) {
         return Step::answer(Answer::NotNow(NotNow::Running));
+    }
+    if op.is_final(now) {
+        return Step::answer(Answer::NotNow(NotNow::Pinned));
     }
     let note = note(op, Event::Purged, actor, reason.to_owned(), now);
     Step { next: Next::Gone, answer: Answer::Purged, notes: vec![note] }

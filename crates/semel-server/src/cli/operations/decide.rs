@@ -112,6 +112,10 @@ async fn decide(opened: &Opened, operation: &Operation, decision: Decision, reas
             let purge = hint("semel operations purge", "--reason '…'", &operation.scope, &operation.key);
             format!("it has taken effect, and that cannot be decided again; to free the key: {purge}")
         }
+        Answer::NotNow(NotNow::Pinned) => {
+            let until = operation.expires_at.map_or("for ever".to_owned(), |end| format!("until {end}"));
+            format!("it has taken effect and is pinned: it stays as it is {until}")
+        }
         Answer::NotNow(NotNow::MovedOn) => "it has moved on meanwhile; look again".to_owned(),
         other => format!("the ledger answered {other:?}"),
     };

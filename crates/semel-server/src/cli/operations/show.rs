@@ -66,6 +66,7 @@ pub(super) fn to_text(op: &Operation) -> String {
         ("kept until", time(op.expires_at)),
         ("archive at", time(op.archive_at)),
         ("archived", op.archived.then(|| "yes".to_owned())),
+        ("pinned", op.pinned.then(|| "yes".to_owned())),
         ("lease ends", op.lease.as_ref().map(|lease| lease.deadline.to_string())),
         ("command", command_line(op)),
         ("outcome", outcome(op)),

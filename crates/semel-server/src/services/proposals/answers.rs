@@ -1,7 +1,5 @@
 //! What the handlers share: how they read, and how they answer.
 
-use std::time::Duration;
-
 use axum::{
     body::Body,
     extract::{FromRequestParts, Path},
@@ -9,19 +7,12 @@ use axum::{
     response::Response,
 };
 use bytes::Bytes;
-use semel::Error;
 use semel_http::Reference;
 use serde::Serialize;
 
 use super::model::Listed;
-use crate::http::{
-    problem::{INTERNAL, NOT_FOUND, Problem, of_store},
-    query::Place,
-};
-
-/// How long a database may take to answer a look. Above its own limit for a statement, which is 10 s, so that it has
-/// its say first.
-const PATIENCE: Duration = Duration::from_secs(15);
+pub(super) use crate::http::answers::{answer, missing, patiently, shown};
+use crate::http::{problem::Problem, query::Place};
 
 /// The id in a path. What is no id names nothing.
 pub(super) struct Id(pub(super) i64);
@@ -34,39 +25,6 @@ impl<S: Send + Sync> FromRequestParts<S> for Id {
         // `01` and `+1` are no other names of 1: a key belongs to one path.
         path.parse().ok().filter(|id: &i64| id.to_string() == *path).map(Self).ok_or_else(missing)
     }
-}
-
-/// The problem of an id that names nothing of this tenant's.
-pub(super) fn missing() -> Problem {
-    Problem::new(&NOT_FOUND).detail("There is nothing with this id.")
-}
-
-/// Waits for a look at the database, but not for ever.
-pub(super) async fn patiently<T>(look: impl Future<Output = semel::Result<T>>) -> Result<T, Problem> {
-    let late = || Err(Error::Unavailable("no answer in time".into()));
-    tokio::time::timeout(PATIENCE, look).await.unwrap_or_else(|_| late()).map_err(of_store)
-}
-
-/// An entity as an answer.
-pub(super) fn answer(status: StatusCode, entity: &impl Serialize) -> Response<Bytes> {
-    match serde_json::to_vec(entity) {
-        Ok(body) => {
-            let mut response = Response::new(Bytes::from(body));
-            *response.status_mut() = status;
-            let json = HeaderValue::from_static("application/json");
-            response.headers_mut().insert(header::CONTENT_TYPE, json);
-            response
-        }
-        Err(error) => {
-            tracing::error!(%error, "an entity cannot be written as JSON");
-            Problem::new(&INTERNAL).into_http()
-        }
-    }
-}
-
-/// The answer of what was looked at.
-pub(super) fn shown(entity: &impl Serialize) -> Response {
-    answer(StatusCode::OK, entity).map(Body::from)
 }
 
 /// The answer of what was made or changed; repeats of it will show that entity.

@@ -59,8 +59,7 @@ impl Proposals {
     /// # Errors
     /// When the database cannot be reached.
     pub async fn open(ledger: &Ledger<Database>, config: config::Proposals) -> semel::Result<Self> {
-        let (postgres, sqlite) = (sqlx::migrate!("migrations/postgres"), sqlx::migrate!("migrations/sqlite"));
-        ledger.store().migrate("semel_server_migrations", postgres, sqlite).await?;
+        super::migrate(ledger.store()).await?;
         Ok(Self { ledger: ledger.clone(), config })
     }
 

@@ -91,6 +91,7 @@ fn rows_in(state: State) -> Vec<Operation> {
         State::Completed => {
             let rows = each(settled(rows), &times(), |row, end| row.expires_at = end);
             let rows = each(rows, &times(), |row, end| row.archive_at = end);
+            let rows = each(rows, &[true, false], |row, pinned| row.pinned = pinned);
             each(rows, &[true, false], |row, kept| {
                 row.checkpoint = None;
                 row.outcome = Some(Outcome { kept, body: "done".into() });

@@ -73,7 +73,10 @@ pub(super) fn step(before: Option<&Operation>, what: &Happening, fence: Fence, n
                 assert!(own, "only its holder releases it: {}", told());
             }
             Happening::Tend => assert!(before.is_some_and(|op| op.has_expired(now)), "{}", told()),
-            Happening::Purge => assert!(!live, "somebody runs it: {}", told()),
+            Happening::Purge => {
+                assert!(!live, "somebody runs it: {}", told());
+                assert!(before.is_none_or(|op| !op.is_final(now)), "it is pinned: {}", told());
+            }
             _ => panic!("nothing else removes a row: {}", told()),
         },
     }
@@ -108,6 +111,11 @@ fn changes(
     let doubted = old.lease.as_ref().is_some_and(|lease| lease.terms.on_lost.doubts() && lapsed(old, now));
     if doubted && !matches!(what, Happening::Write(..) | Happening::Resolve(..) | Happening::Tend) {
         law(new.state == State::InDoubt, "a lease lost under hold or probe is a doubt")?;
+    }
+    if old.is_final(now) {
+        let archived = matches!(what, Happening::Tend) && new.archived;
+        let tended = Operation { look_at: old.look_at, ..new.clone() } == *old;
+        law(archived || tended, "what is pinned stays as it is")?;
     }
     if old.state == State::Completed && new.state != State::Completed {
         law(claims && superseded && new.order > old.order, "only newer data runs after a completion")?;

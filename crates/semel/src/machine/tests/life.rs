@@ -22,6 +22,7 @@ pub(super) fn policy() -> Policy {
         backoff: Backoff { first: Duration::from_secs(4), cap: Duration::from_secs(8) },
         on_mismatch: OnMismatch::Reject,
         on_lost: OnLost::Rerun,
+        pinned: false,
     }
 }
 

@@ -37,11 +37,15 @@ fn equal_order_is_not_newer_nor_is_older_nor_is_none() {
 }
 
 #[test]
-fn newer_data_runs_at_once_where_nothing_runs_and_nothing_is_in_doubt() {
+fn newer_data_runs_at_once_where_nothing_runs_or_is_in_doubt_or_pinned() {
     for (name, mut life) in situations() {
         let Some(row) = life.row.clone() else { continue };
         let busy = row.lease.is_some() || row.state == State::InDoubt || row.has_expired(life.now);
         if busy {
+            continue;
+        }
+        if row.is_final(life.now) {
+            assert_eq!(life.claim(&bring("third", 3)), Answer::Mismatch, "{name}");
             continue;
         }
         assert_eq!(life.claim(&bring("third", 3)), Answer::Acquired, "{name}");

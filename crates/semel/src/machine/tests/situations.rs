@@ -6,12 +6,18 @@ use super::{
     super::*,
     life::{LEASE, Life, RETENTION, ask_newer, complete, doubt, fail},
 };
-use crate::OnLost;
+use crate::{OnLost, OnMismatch};
 
 fn life(tell: impl FnOnce(&mut Life)) -> Life {
     let mut life = Life::new();
     tell(&mut life);
     life
+}
+
+/// The same claim, by a policy that pins what it completes.
+fn pinned(request: &Request) -> Request {
+    let policy = Policy { pinned: true, on_mismatch: OnMismatch::Reject, ..request.policy.clone() };
+    Request { policy, ..request.clone() }
 }
 
 /// Every situation an operation can be in, under each rule for a lost lease, with its name.
@@ -73,6 +79,12 @@ pub(super) fn situations() -> Vec<(String, Life)> {
             life.settle(fence, complete("first"));
         });
         there("completed", &|life, first| end(life, first, complete("first")));
+        there("completed and pinned", &|life, first| end(life, &pinned(first), complete("first")));
+        there("completed, pinned and expired", &|life, first| {
+            end(life, &pinned(first), complete("first"));
+            life.pass(RETENTION);
+        });
+        there("failed and pinned", &|life, first| end(life, &pinned(first), fail(Retry::Never)));
         there("completed and expired", &|life, first| {
             end(life, first, complete("first"));
             life.pass(RETENTION);

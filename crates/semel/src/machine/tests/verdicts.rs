@@ -2,7 +2,7 @@
 
 use super::{
     super::*,
-    life::{Happening, LEASE, Life, RETENTION, ask, ask_under, complete, doubt, fail, release},
+    life::{Happening, LEASE, Life, RETENTION, ask, ask_under, complete, doubt, fail, policy, release},
     situations::situations,
 };
 use crate::OnLost;
@@ -20,6 +20,7 @@ fn a_verdict_needs_an_operation_that_nobody_runs_and_that_has_not_completed() {
                 None => Answer::NotNow(NotNow::Absent),
                 Some(op) if op.has_expired(life.now) => Answer::NotNow(NotNow::Absent),
                 Some(op) if op.lease.is_some() && !lapsed(op, life.now) => Answer::NotNow(NotNow::Running),
+                Some(op) if op.is_final(life.now) => Answer::NotNow(NotNow::Pinned),
                 Some(op) if op.state == State::Completed => Answer::NotNow(NotNow::Completed),
                 Some(_) => Answer::Resolved,
             };
@@ -80,6 +81,15 @@ fn it_took_effect_is_kept_until_a_person_purges_it() {
 }
 
 #[test]
+fn what_a_person_settled_is_not_pinned() {
+    let mut life = Life::new();
+    life.acquire(&Request { policy: Policy { on_lost: OnLost::Hold, pinned: true, ..policy() }, ..ask("a") });
+    life.crash();
+    assert_eq!(life.resolve(Verdict::Completed(Outcome::kept("yes"))), Answer::Resolved);
+    assert_eq!(life.purge(), Answer::Purged, "it would stay for ever");
+}
+
+#[test]
 fn it_failed_stays_so_until_a_person_says_otherwise() {
     let mut life = Life::new();
     let fence = life.acquire(&ask("a"));
@@ -125,17 +135,19 @@ fn a_verdict_on_a_lapsed_lease_lapses_it_first() {
 }
 
 #[test]
-fn purge_frees_any_key_that_nobody_runs_under() {
+fn purge_frees_any_key_that_nobody_runs_under_and_that_is_not_pinned() {
     for (name, mut life) in situations() {
         let live = life.row.as_ref().is_some_and(|op| op.lease.is_some() && !lapsed(op, life.now));
+        let pinned = name.starts_with("completed and pinned");
         let expected = match &life.row {
             None => Answer::NotNow(NotNow::Absent),
             Some(_) if live => Answer::NotNow(NotNow::Running),
+            Some(_) if pinned => Answer::NotNow(NotNow::Pinned),
             Some(_) => Answer::Purged,
         };
         assert_eq!(life.purge(), expected, "{name}");
-        assert_eq!(life.row.is_some(), live, "{name}");
-        if !live {
+        assert_eq!(life.row.is_some(), live || pinned, "{name}");
+        if !live && !pinned {
             assert_eq!(life.claim(&ask("other")), Answer::Acquired, "{name}");
         }
     }

@@ -203,6 +203,7 @@ impl World {
                 backoff: Backoff { first: tick, cap: tick },
                 on_mismatch: OnMismatch::SupersedeIfNewer,
                 on_lost: self.on_lost,
+                pinned: false,
             },
             token: Token([token; 16]),
             owner: "worker".into(),

@@ -1,0 +1,10 @@
+//! RabbitMQ, tested on the real thing.
+#![expect(clippy::unwrap_used, reason = "these are tests")]
+
+mod answers;
+mod kill_rabbitmq;
+mod lab;
+mod silence;
+mod wires;
+
+semel_testkit::broker_suite!(rabbitmq, lab::RabbitLab::new());

@@ -1,0 +1,63 @@
+//! What the handlers of all services share: how they wait, and how they answer.
+
+use std::time::Duration;
+
+use axum::{
+    body::Body,
+    http::{HeaderValue, StatusCode, header},
+    response::Response,
+};
+use bytes::Bytes;
+use semel::Error;
+use serde::Serialize;
+
+use super::problem::{INTERNAL, NOT_FOUND, Problem, of_store};
+
+/// How long a database may take to answer a look. Above its own limit for a statement, which is 10 s, so that it has
+/// its say first.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// The problem of an id that names nothing of this tenant's.
+pub fn missing() -> Problem {
+    Problem::new(&NOT_FOUND).detail("There is nothing with this id.")
+}
+
+/// Waits for a look at the database, but not for ever.
+///
+/// # Errors
+/// When it cannot be reached, or is too slow.
+pub async fn patiently<T>(look: impl Future<Output = semel::Result<T>>) -> Result<T, Problem> {
+    let late = || Err(Error::Unavailable("no answer in time".into()));
+    tokio::time::timeout(PATIENCE, look).await.unwrap_or_else(|_| late()).map_err(of_store)
+}
+
+/// An entity as an answer.
+pub fn answer(status: StatusCode, entity: &impl Serialize) -> Response<Bytes> {
+    match serde_json::to_vec(entity) {
+        Ok(body) => {
+            let mut response = Response::new(Bytes::from(body));
+            *response.status_mut() = status;
+            let json = HeaderValue::from_static("application/json");
+            response.headers_mut().insert(header::CONTENT_TYPE, json);
+            response
+        }
+        Err(error) => {
+            tracing::error!(%error, "an entity cannot be written as JSON");
+            Problem::new(&INTERNAL).into_http()
+        }
+    }
+}
+
+/// The answer of what was looked at.
+pub fn shown(entity: &impl Serialize) -> Response {
+    answer(StatusCode::OK, entity).map(Body::from)
+}
+
+/// A page of a list.
+#[derive(Debug, Serialize)]
+pub struct Page<T> {
+    /// What is on it.
+    pub items: Vec<T>,
+    /// The cursor of the next page, if there is one.
+    pub next: Option<String>,
+}

@@ -1,0 +1,184 @@
+//! How events are accepted: requests that wait while a transaction is in flight share the next one.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+};
+
+use semel::{
+    Claim, Error, Fingerprint, Ledger, OnMismatch, Policy, Result, Scope, Work, crash_point,
+    lane::{Lane, Limits, lane},
+    messaging::{Message, MessageStore as _, Origin},
+};
+use semel_store::{Database, Tx};
+
+use super::{reading::NewEvent, tables};
+
+/// The scope of an event's id is its tenant, and these.
+const SERVICE: &str = "notifications";
+const KIND: &str = "event";
+
+/// A transaction takes about two thousand events at most (each weighs 4 KiB and what is in it): on SQLite it holds the
+/// only writer.
+const LIMITS: Limits = Limits { calls: 512, bytes: 8 << 20, queue: 4096, regroup: false };
+
+/// The events of one request: all of them are stored, or none.
+pub(super) struct Submission {
+    pub(super) tenant: String,
+    pub(super) events: Vec<NewEvent>,
+}
+
+/// What became of a submission.
+pub(super) enum Accepted {
+    /// All of it is stored; whether each event is new.
+    Stored(Vec<bool>),
+    /// Nothing is: these have the id of an event with another body.
+    Mismatch(Vec<usize>),
+    /// Nothing is known.
+    Failed(Error),
+}
+
+/// The way in for events. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct Acceptor(Lane<Arc<Submission>, Accepted>);
+
+impl Acceptor {
+    pub(super) fn open(ledger: Ledger<Database>) -> Self {
+        let (lane, work) = lane(LIMITS, move |batch| flush(ledger.clone(), batch));
+        tokio::spawn(work);
+        Self(lane)
+    }
+
+    /// Stores a submission; answered once that is durable. It goes on when its caller goes away.
+    pub(super) async fn accept(&self, submission: Submission) -> Result<Accepted> {
+        let weight = submission.events.iter().map(NewEvent::weight).sum();
+        match self.0.call(Arc::new(submission), weight).await? {
+            Accepted::Failed(error) => Err(error),
+            accepted => Ok(accepted),
+        }
+    }
+}
+
+/// By what an event is known in the ledger.
+type Name<'a> = (&'a str, &'a str);
+
+/// How a transaction ended.
+enum Round {
+    /// It was committed; for each submission whether its events are new.
+    Stored(Vec<Vec<bool>>),
+    /// It was rolled back: these submissions have events that are others already.
+    Mismatch(BTreeMap<usize, Vec<usize>>),
+}
+
+/// Stores a batch of submissions, in one transaction if no two of them disagree.
+async fn flush(ledger: Ledger<Database>, batch: Vec<Arc<Submission>>) -> Result<Vec<Accepted>> {
+    let mut answers: Vec<Option<Accepted>> = batch.iter().map(|_| None).collect();
+    let mut waiting: Vec<usize> = (0..batch.len()).collect();
+    while !waiting.is_empty() {
+        let (now, later) = agreeing(&batch, &waiting);
+        let (used, round) = (ledger.clone(), now.iter().map(|i| batch[*i].clone()).collect::<Vec<_>>());
+        let done = ledger.transact(move |tx| async move {
+            match store(&used, &tx, &round).await {
+                Ok(done @ Round::Stored(_)) => Ok(Ok(done)),
+                other => Err(other),
+            }
+        });
+        match done.await.and_then(|done| done) {
+            Ok(Round::Stored(new)) => {
+                for (i, new) in now.iter().zip(new) {
+                    answers[*i] = Some(Accepted::Stored(new));
+                }
+            }
+            Ok(Round::Mismatch(which)) => {
+                for (place, events) in which {
+                    answers[now[place]] = Some(Accepted::Mismatch(events));
+                }
+            }
+            // The lane halves a batch that is refused; but what was answered before is not asked again.
+            Err(error) if answers.iter().all(Option::is_none) => return Err(error),
+            Err(error) => {
+                return Ok(answers.into_iter().map(|a| a.unwrap_or_else(|| Accepted::Failed(error.clone()))).collect());
+            }
+        }
+        waiting = now.into_iter().chain(later).filter(|i| answers[*i].is_none()).collect();
+    }
+    Ok(answers.into_iter().flatten().collect())
+}
+
+/// Splits submissions into those that agree about what each id means, and those that have to wait for what becomes of
+/// the others: if those are stored, the ledger will say so.
+fn agreeing(batch: &[Arc<Submission>], waiting: &[usize]) -> (Vec<usize>, Vec<usize>) {
+    let mut meant: BTreeMap<Name<'_>, Fingerprint> = BTreeMap::new();
+    waiting.iter().partition(|i| {
+        let submission = &batch[**i];
+        let named = || submission.events.iter().map(|event| ((submission.tenant.as_str(), event.id.as_str()), event));
+        let agrees = named().all(|(name, event)| meant.get(&name).is_none_or(|other| *other == event.fingerprint));
+        if agrees {
+            meant.extend(named().map(|(name, event)| (name, event.fingerprint)));
+        }
+        agrees
+    })
+}
+
+/// Claims, rows and messages, in the caller's transaction.
+async fn store(ledger: &Ledger<Database>, tx: &Tx, round: &[Arc<Submission>]) -> Result<Round> {
+    let mut firsts: BTreeMap<Name<'_>, &NewEvent> = BTreeMap::new();
+    for submission in round {
+        for event in &submission.events {
+            firsts.entry((&submission.tenant, event.id.as_str())).or_insert(event);
+        }
+    }
+    let work = |((tenant, _), event): (&Name<'_>, &&NewEvent)| {
+        let policy = Policy { retention: None, on_mismatch: OnMismatch::Reject, ..Policy::default() };
+        Ok(Work::new(Scope::new(tenant, SERVICE, KIND)?, event.id.clone(), event.fingerprint).policy(policy))
+    };
+    let works = firsts.iter().map(work).collect::<Result<Vec<_>>>()?;
+    let claims = ledger.claim_all_inline(tx, works).await?;
+
+    let (mut new, mut others) = (BTreeMap::new(), HashSet::new());
+    for ((name, event), claim) in firsts.iter().zip(claims) {
+        match claim {
+            Claim::Acquired(origin) => drop(new.insert(*name, (*event, origin))),
+            Claim::Replay(_) => {}
+            Claim::Mismatch(_) => drop(others.insert(*name)),
+            // Only somebody who settles events by hand could do that.
+            _ => return Err(Error::Unavailable(format!("an event is {}", claim.word()))),
+        }
+    }
+    if !others.is_empty() {
+        let mut which: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for (i, submission) in round.iter().enumerate() {
+            for (place, event) in submission.events.iter().enumerate() {
+                if others.contains(&(submission.tenant.as_str(), event.id.as_str())) {
+                    which.entry(i).or_default().push(place);
+                }
+            }
+        }
+        return Ok(Round::Mismatch(which));
+    }
+
+    insert(ledger.store(), tx, &new).await?;
+    crash_point!("events.stored");
+    let mut unseen: HashSet<Name<'_>> = new.into_keys().collect();
+    let created = round.iter().map(|submission| {
+        // The first of a name has made it; those after it find it made.
+        let names = submission.events.iter().map(|event| (submission.tenant.as_str(), event.id.as_str()));
+        names.map(|name| unseen.remove(&name)).collect()
+    });
+    Ok(Round::Stored(created.collect()))
+}
+
+async fn insert(database: &Database, tx: &Tx, new: &BTreeMap<Name<'_>, (&NewEvent, Origin)>) -> Result<()> {
+    if new.is_empty() {
+        return Ok(());
+    }
+    let rows: Vec<_> = new.iter().map(|((tenant, _), (event, _))| (*tenant, *event)).collect();
+    {
+        let mut held = tx.connection().await?;
+        tables::events::insert(&mut held.get()?, &rows).await?;
+    }
+    let messages = new.values().flat_map(|(event, origin)| {
+        event.messages.iter().map(|(_, message)| Message { origin: Some(*origin), ..message.clone() })
+    });
+    database.put(tx, messages.collect()).await
+}

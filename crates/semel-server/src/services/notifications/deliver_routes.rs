@@ -1,0 +1,147 @@
+//! `POST /notifications/{id}/resolve`: a person says what became of a delivery.
+
+use axum::{
+    Router,
+    extract::{Path, State},
+    response::Response,
+    routing::post,
+};
+use semel::{
+    Operation, Outcome, State as OperationState, Store as _, Verdict,
+    machine::{Answer, NotNow},
+    store::Decision,
+};
+use serde_json::json;
+
+use super::{
+    deliver::{Deliverer, in_transaction, key, scope},
+    deliver_tables::{self as tables, Mark},
+};
+use crate::http::{
+    answers::{missing, patiently, shown},
+    fields::{Fields, reason, text},
+    principal::Actor,
+    problem::{DELIVERY_RUNNING, DELIVERY_SETTLED, Problem, of_store},
+    query::number,
+};
+
+/// The part of `/openapi.json` that is of deliveries.
+pub const OPENAPI: &str = include_str!("deliver_openapi.json");
+
+impl Deliverer {
+    /// The routes of deliveries.
+    pub fn routes(&self) -> Router {
+        Router::new().route("/notifications/{id}/resolve", post(resolve)).with_state(self.clone())
+    }
+}
+
+/// What a person may say.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Said {
+    Sent,
+    Failed,
+    Pending,
+}
+
+impl Said {
+    fn read(raw: &str) -> Result<Self, String> {
+        match text(raw)?.as_str() {
+            "SENT" => Ok(Self::Sent),
+            "FAILED" => Ok(Self::Failed),
+            "PENDING" => Ok(Self::Pending),
+            _ => Err("must be SENT, FAILED or PENDING".to_owned()),
+        }
+    }
+
+    fn verdict(self) -> Verdict {
+        match self {
+            Self::Sent => Verdict::Completed(Outcome::not_kept("a person said that it was sent")),
+            Self::Failed => Verdict::Failed,
+            Self::Pending => Verdict::Retry,
+        }
+    }
+
+    const fn status(self) -> &'static str {
+        match self {
+            Self::Sent => "SENT",
+            Self::Failed => "FAILED",
+            Self::Pending => "PENDING",
+        }
+    }
+}
+
+async fn resolve(
+    State(deliverer): State<Deliverer>,
+    Actor(principal): Actor,
+    Path(id): Path<String>,
+    mut fields: Fields,
+) -> Result<Response, Problem> {
+    let (said, why) = (fields.must("status", Said::read), fields.must("reason", reason));
+    fields.finish()?;
+    let (Some(said), Some(why)) = (said, why) else { return Err(missing()) };
+    let id = number(&id).ok_or_else(missing)?;
+    let tenant = principal.tenant.as_str();
+
+    let (channel, status) = patiently(find(&deliverer, tenant, id)).await?.ok_or_else(missing)?;
+    let settled = |status: &str| Problem::new(&DELIVERY_SETTLED).with("notificationStatus", status);
+    let Some(operation) = patiently(find_operation(&deliverer, tenant, &channel, id)).await? else {
+        // Nobody has tried to deliver it, so there is nothing to say about it.
+        return Err(settled(&status));
+    };
+    let decision = Decision::Resolve { verdict: said.verdict(), expected: Some(operation.fence) };
+    let decided = deliverer.ledger().decide(operation.id, decision, &principal.subject, &why);
+    let answer = patiently(decided).await?.answer;
+    if let Answer::NotNow(NotNow::Running | NotNow::MovedOn) = answer {
+        return Err(Problem::new(&DELIVERY_RUNNING));
+    }
+
+    // Whatever was decided, now or before, the notification follows: a node may have died between the two.
+    let stands = patiently(find_operation(&deliverer, tenant, &channel, id)).await?;
+    let now = patiently(deliverer.ledger().store().now()).await?;
+    let stands = stands.as_ref().map_or(Said::Pending, stands_by);
+    let mark = Mark {
+        tenant: tenant.to_owned(),
+        id,
+        status: stands.status(),
+        error: (stands == Said::Failed).then(|| why.clone()),
+        due_at: 0,
+        sent_at: (stands == Said::Sent).then(|| now.as_micros()),
+    };
+    let marked = in_transaction(deliverer.ledger(), move |tx| async move {
+        let mut held = tx.connection().await?;
+        tables::resolve(&mut held.get()?, &mark).await
+    });
+    marked.await.map_err(of_store)?;
+    if stands == Said::Pending {
+        deliverer.wake();
+    }
+    if !matches!(answer, Answer::Resolved) && stands != said {
+        return Err(settled(stands.status()));
+    }
+    Ok(shown(&json!({ "id": id, "status": stands.status() })))
+}
+
+/// The status of a notification whose delivery stands like this and does not run.
+fn stands_by(operation: &Operation) -> Said {
+    match operation.state {
+        OperationState::Completed => Said::Sent,
+        OperationState::Failed if operation.parked => Said::Failed,
+        _ => Said::Pending,
+    }
+}
+
+async fn find(deliverer: &Deliverer, tenant: &str, id: i64) -> semel::Result<Option<(String, String)>> {
+    let mut reader = deliverer.ledger().store().reader().await?;
+    let found = tables::find(&mut reader.conn(), tenant, id).await?;
+    reader.leave();
+    Ok(found)
+}
+
+async fn find_operation(
+    deliverer: &Deliverer,
+    tenant: &str,
+    channel: &str,
+    id: i64,
+) -> semel::Result<Option<Operation>> {
+    deliverer.ledger().store().by_key(&scope(tenant, channel)?, &key(id)?).await
+}

@@ -1,0 +1,241 @@
+//! What is said on the queues `notification.<kind>`. Other programs may read it, and may write it.
+
+use bytes::Bytes;
+use semel::messaging::Refusal;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use super::model::{Ident, Kind};
+use crate::config::Routes;
+
+pub(super) const BROADCAST: &str = "BROADCAST";
+pub(super) const USER: &str = "USER";
+
+/// A message, member by member. Members that are not known here are nobody's business but their writer's.
+#[derive(Default, Serialize, Deserialize)]
+pub(super) struct Body {
+    pub(super) event_id: String,
+    pub(super) event_type: String,
+    pub(super) aggregate_type: String,
+    #[serde(rename = "recipientType")]
+    pub(super) recipient_type: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) restaurant_id: Option<Box<RawValue>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) customer_id: Option<Box<RawValue>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) agency_id: Option<Box<RawValue>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) admin_id: Option<Box<RawValue>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) payload: Option<Box<RawValue>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) recipients: Option<Vec<Named>>,
+    /// Only in what a fan-out tells itself: where to go on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) fanout: Option<Place>,
+}
+
+/// One who is to hear of it.
+#[derive(Clone, Serialize, Deserialize)]
+pub(super) struct Named {
+    pub(super) kind: String,
+    #[serde(rename = "userId")]
+    pub(super) user_id: Box<RawValue>,
+}
+
+/// How far a fan-out has come.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Place {
+    /// The last user that it was brought to.
+    pub(super) cursor: String,
+    /// The revision of the directory that it goes by.
+    pub(super) as_of: i64,
+}
+
+impl Body {
+    /// The member that names the group of a kind.
+    pub(super) fn group_mut(&mut self, kind: Kind) -> &mut Option<Box<RawValue>> {
+        match kind {
+            Kind::Restaurant => &mut self.restaurant_id,
+            Kind::Customer => &mut self.customer_id,
+            Kind::Agency => &mut self.agency_id,
+            Kind::Admin => &mut self.admin_id,
+        }
+    }
+
+    pub(super) fn group(&self, kind: Kind) -> &Option<Box<RawValue>> {
+        match kind {
+            Kind::Restaurant => &self.restaurant_id,
+            Kind::Customer => &self.customer_id,
+            Kind::Agency => &self.agency_id,
+            Kind::Admin => &self.admin_id,
+        }
+    }
+
+    /// What a fan-out tells itself: whom it is for, and where to go on. The payload is kept already.
+    pub(super) fn going_on(&self, kind: Kind, place: Place) -> Self {
+        let mut next = Self {
+            event_id: self.event_id.clone(),
+            event_type: self.event_type.clone(),
+            aggregate_type: self.aggregate_type.clone(),
+            recipient_type: self.recipient_type.clone(),
+            recipients: self.recipients.clone(),
+            fanout: Some(place),
+            ..Self::default()
+        };
+        *next.group_mut(kind) = self.group(kind).clone();
+        next
+    }
+
+    /// The text of it.
+    pub(super) fn to_bytes(&self) -> Result<Bytes, serde_json::Error> {
+        serde_json::to_vec(self).map(Bytes::from)
+    }
+}
+
+/// Who is to hear of an event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Whom {
+    /// Everybody in a group.
+    Group(String),
+    /// Everybody of the kind.
+    All,
+    /// These users.
+    Users(Vec<String>),
+}
+
+/// A message that was understood.
+pub(super) struct Told {
+    pub(super) body: Body,
+    pub(super) whom: Whom,
+}
+
+/// Understands a message from the queue of a kind. What is not understood now may be, once the rules have changed.
+pub(super) fn read(kind: Kind, routes: &Routes, bytes: &[u8]) -> Result<Told, Refusal> {
+    let dead = |why: String| Refusal::Dead(why);
+    let body: Body =
+        serde_json::from_slice(bytes).map_err(|error| dead(format!("the message is malformed: {}", place(&error))))?;
+    if semel::Key::new(&body.event_id).is_err() {
+        return Err(dead(
+            "the message is malformed: event_id must be 1 to 255 bytes without control characters".into(),
+        ));
+    }
+    for (name, text) in [("event_type", &body.event_type), ("aggregate_type", &body.aggregate_type)] {
+        if text.is_empty() || text.len() > 4 * super::reading::LONGEST_NAME || text.chars().any(char::is_control) {
+            let why = format!("the message is malformed: {name} must be 1 to 100 characters, none of them a control");
+            return Err(dead(why));
+        }
+    }
+    let kinds = routes.kinds(&body.aggregate_type, &body.event_type);
+    if !kinds.contains(&kind.name()) {
+        // Neither type is repeated: whoever wrote the message may have put anything there.
+        let why = if kinds.is_empty() { "unknown event type: no rule" } else { "wrong queue: no rule" };
+        return Err(dead(format!("{why} sends this aggregate_type and event_type to {}", kind.name())));
+    }
+    if body.fanout.is_none() && !body.payload.as_ref().is_some_and(|payload| payload.get().starts_with('{')) {
+        return Err(dead("the message is malformed: payload must be an object".into()));
+    }
+    let group = body.group(kind).as_ref().map(|raw| Ident::read(raw.get()));
+    let whom = match (body.recipient_type.as_str(), group) {
+        (BROADCAST, Some(Ok(group))) => Whom::Group(group.text),
+        (BROADCAST, Some(Err(why))) => {
+            return Err(dead(format!("the message is malformed: {} {why}", kind.group_field())));
+        }
+        (BROADCAST, None) if kind == Kind::Admin => Whom::All,
+        (BROADCAST, None) => return Err(dead(format!("the message is malformed: {} is missing", kind.group_field()))),
+        (USER, _) => Whom::Users(users(kind, body.recipients.as_deref())?),
+        _ => return Err(dead("the message is malformed: recipientType must be BROADCAST or USER".into())),
+    };
+    Ok(Told { body, whom })
+}
+
+fn users(kind: Kind, recipients: Option<&[Named]>) -> Result<Vec<String>, Refusal> {
+    let dead = |why: &str| Refusal::Dead(format!("the message is malformed: {why}"));
+    let recipients = recipients.ok_or_else(|| dead("recipients is missing"))?;
+    let mine = recipients.iter().filter(|named| named.kind == kind.name());
+    let read = |named: &Named| Ident::read(named.user_id.get()).map(|ident| ident.text);
+    mine.map(read).collect::<Result<_, _>>().map_err(|_| dead("recipients has a userId that is none"))
+}
+
+/// Where a text went wrong, without repeating any of it.
+fn place(error: &serde_json::Error) -> String {
+    let what = match error.classify() {
+        serde_json::error::Category::Data => "a member is missing or of another type",
+        _ => "no JSON",
+    };
+    format!("{what}, at line {} column {}", error.line(), error.column())
+}
+
+/// The name of a message in its listener's inbox: the event's, and for a later chunk one that is made from the event
+/// and the place. Whatever id the message travels under says nothing.
+pub(super) fn inbox_key(body: &Body) -> String {
+    match &body.fanout {
+        None => body.event_id.clone(),
+        Some(place) => {
+            let of = semel::Fingerprint::fields()
+                .field("event_id", body.event_id.as_bytes())
+                .field("cursor", place.cursor.as_bytes())
+                .finish();
+            format!("fanout:{}", of.to_hex())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn refused(kind: Kind, message: &serde_json::Value) -> String {
+        match read(kind, &Routes::default(), message.to_string().as_bytes()) {
+            Err(Refusal::Dead(why)) => why,
+            other => panic!("{:?}", other.map(|told| told.whom)),
+        }
+    }
+
+    #[test]
+    fn the_message_of_the_source_document_is_understood() {
+        let message = json!({ "event_id": "evt-001", "event_type": "RESERVATION_REQUESTED",
+            "aggregate_type": "RESTAURANT", "recipientType": "BROADCAST", "restaurant_id": 5, "payload": {} });
+        let told = read(Kind::Restaurant, &Routes::default(), message.to_string().as_bytes()).ok().unwrap();
+        assert_eq!(told.whom, Whom::Group("5".to_owned()));
+        assert_eq!(inbox_key(&told.body), "evt-001");
+        assert!(refused(Kind::Customer, &message).starts_with("wrong queue"));
+    }
+
+    #[test]
+    fn what_cannot_be_understood_is_dead_with_a_reason() {
+        let good = json!({ "event_id": "e", "event_type": "X", "aggregate_type": "AGENCY",
+            "recipientType": "BROADCAST", "agency_id": "a", "payload": {} });
+        for (member, value, why) in [
+            ("event_id", json!(""), "event_id"),
+            ("event_id", json!(7), "another type"),
+            ("aggregate_type", json!("QUUX"), "unknown event type"),
+            ("recipientType", json!("SOME"), "recipientType"),
+            ("recipientType", json!("USER"), "recipients is missing"),
+            ("agency_id", json!(null), "agency_id is missing"),
+            ("agency_id", json!({}), "agency_id must be"),
+            ("payload", json!("text"), "payload"),
+        ] {
+            let mut message = good.clone();
+            message[member] = value;
+            assert!(refused(Kind::Agency, &message).contains(why), "{message}");
+        }
+        assert!(read(Kind::Agency, &Routes::default(), b"{").is_err());
+        assert!(read(Kind::Agency, &Routes::default(), good.to_string().as_bytes()).is_ok());
+    }
+
+    #[test]
+    fn every_chunk_has_a_name_of_its_own() {
+        let body = |event: &str, cursor: Option<&str>| {
+            let fanout = cursor.map(|cursor| Place { cursor: cursor.to_owned(), as_of: 1 });
+            inbox_key(&Body { event_id: event.to_owned(), fanout, ..Body::default() })
+        };
+        let names =
+            [body("e", None), body("e", Some("a")), body("e", Some("b")), body("ea", Some("")), body("f", Some("a"))];
+        assert_eq!(names.iter().collect::<std::collections::BTreeSet<_>>().len(), names.len());
+        assert!(names.iter().all(|name| semel::Key::new(name).is_ok()));
+    }
+}

@@ -1,0 +1,167 @@
+//! The nouns: kinds of recipients, channels, identifiers, notifications.
+
+use semel::Timestamp;
+use serde::{Serialize, Serializer};
+use serde_json::value::RawValue;
+
+use crate::http::fields::text;
+
+/// A kind of recipient. Each has its own queue and its own users: equal user ids of two kinds are two people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Kind {
+    Restaurant,
+    Customer,
+    Agency,
+    Admin,
+}
+
+impl Kind {
+    pub(super) const ALL: [Self; 4] = [Self::Restaurant, Self::Customer, Self::Agency, Self::Admin];
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Restaurant => "restaurant",
+            Self::Customer => "customer",
+            Self::Agency => "agency",
+            Self::Admin => "admin",
+        }
+    }
+
+    /// The member that names the group of this kind, in a payload and in a message.
+    pub(super) const fn group_field(self) -> &'static str {
+        match self {
+            Self::Restaurant => "restaurant_id",
+            Self::Customer => "customer_id",
+            Self::Agency => "agency_id",
+            Self::Admin => "admin_id",
+        }
+    }
+
+    /// The queue of this kind, which is also the name of its listener.
+    pub(super) fn queue(self) -> String {
+        format!("notification.{}", self.name())
+    }
+
+    pub(super) fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+}
+
+impl Serialize for Kind {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+/// By which way a recipient is reached; the `notificationType` of a notification.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Channel {
+    Push,
+    Email,
+    Sms,
+    InApp,
+}
+
+impl Channel {
+    pub(super) const ALL: [Self; 4] = [Self::Push, Self::Email, Self::Sms, Self::InApp];
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Push => "PUSH",
+            Self::Email => "EMAIL",
+            Self::Sms => "SMS",
+            Self::InApp => "IN_APP",
+        }
+    }
+
+    pub(super) fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|channel| channel.name() == name)
+    }
+}
+
+/// The most bytes of an identifier that others give to their things.
+pub(super) const LONGEST_IDENT: usize = 255;
+
+/// What others call their things: a text or a whole number. `5` and `"5"` name the same thing, but each travels on as
+/// it came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Ident {
+    /// What it is compared by.
+    pub(super) text: String,
+    /// How it was written.
+    pub(super) json: String,
+}
+
+impl Ident {
+    /// Reads a JSON value.
+    pub(super) fn read(raw: &str) -> Result<Self, String> {
+        if let Ok(number) = raw.parse::<i64>() {
+            return Ok(Self { text: number.to_string(), json: number.to_string() });
+        }
+        let wrong = || "must be a text of 1 to 255 bytes or a whole number".to_owned();
+        if !raw.starts_with('"') {
+            return Err(wrong());
+        }
+        let read = text(raw)?;
+        if read.is_empty() || read.len() > LONGEST_IDENT {
+            return Err(wrong());
+        }
+        let json = serde_json::to_string(&read).map_err(|error| error.to_string())?;
+        Ok(Self { text: read, json })
+    }
+
+    /// As a JSON value, as it was written.
+    pub(super) fn raw(&self) -> Option<Box<RawValue>> {
+        RawValue::from_string(self.json.clone()).ok()
+    }
+}
+
+/// A notification, as it is answered.
+#[derive(Clone, Debug, Serialize, sqlx::FromRow)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Notification {
+    pub(super) id: i64,
+    pub(super) event_id: String,
+    pub(super) kind: String,
+    pub(super) user_id: String,
+    pub(super) notification_type: String,
+    pub(super) status: String,
+    #[serde(serialize_with = "time")]
+    pub(super) created_at: i64,
+    #[serde(serialize_with = "maybe_time")]
+    pub(super) read_at: Option<i64>,
+    /// Why it is FAILED or IN_DOUBT.
+    pub(super) error: Option<String>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+pub(super) fn time<S: Serializer>(micros: &i64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&Timestamp::from_micros(*micros))
+}
+
+pub(super) fn maybe_time<S: Serializer>(micros: &Option<i64>, serializer: S) -> Result<S::Ok, S::Error> {
+    match micros {
+        Some(micros) => time(micros, serializer),
+        None => serializer.serialize_none(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_and_its_digits_name_the_same_thing_and_travel_as_they_came() {
+        let (number, digits) = (Ident::read("5").unwrap(), Ident::read("\"5\"").unwrap());
+        assert_eq!(number.text, digits.text);
+        assert_eq!((number.json.as_str(), digits.json.as_str()), ("5", "\"5\""));
+    }
+
+    #[test]
+    fn what_names_nothing_is_refused() {
+        let long = format!("\"{}\"", "x".repeat(256));
+        for raw in ["\"\"", "1.5", "null", "true", "[]", "{}", "\"a\\u0000\"", long.as_str()] {
+            assert!(Ident::read(raw).is_err(), "{raw}");
+        }
+    }
+}

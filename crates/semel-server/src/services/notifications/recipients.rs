@@ -1,0 +1,247 @@
+//! `/recipients`: who belongs to which group, and how they are reached.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use axum::{
+    extract::{FromRequestParts, Path, State},
+    http::{StatusCode, request::Parts},
+    response::{IntoResponse as _, Response},
+};
+use semel::{Store as _, micros};
+use semel_http::Principal;
+use semel_store::Tx;
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use super::{
+    Service,
+    model::{Channel, Ident, Kind, LONGEST_IDENT, time},
+    tables::recipients::{self, Addresses, Entry, Row},
+};
+use crate::http::{
+    answers::{Page, missing, patiently, shown},
+    fields::{Fields, text},
+    principal::Actor,
+    problem::{NOT_FOUND, Problem, of_store},
+    query::Query,
+};
+
+/// How long the past of an entry is kept at least: longer than any transaction, so that no fan-out that began meanwhile
+/// is left without it.
+const KEPT: Duration = Duration::from_secs(3600);
+
+/// The longest address. That of a push service is a URL with a long secret in it.
+const LONGEST_ADDRESS: usize = 2_048;
+
+/// The kind in a path. What is no kind names nothing.
+pub(super) struct OfKind(Kind);
+
+impl<S: Send + Sync> FromRequestParts<S> for OfKind {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let Path(name) = Path::<String>::from_request_parts(parts, state).await.map_err(|_| missing())?;
+        parsed(&name).map(Self)
+    }
+}
+
+/// Kind and user in a path.
+pub(super) struct Somebody(Kind, String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Somebody {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let path = Path::<(String, String)>::from_request_parts(parts, state).await;
+        let Path((kind, user_id)) = path.map_err(|_| missing())?;
+        let kind = parsed(&kind)?;
+        if user_id.is_empty() || user_id.len() > LONGEST_IDENT || user_id.chars().any(char::is_control) {
+            let rule = format!("A userId has 1 to {LONGEST_IDENT} bytes, none of them a control character.");
+            return Err(Problem::new(&NOT_FOUND).detail(rule));
+        }
+        Ok(Self(kind, user_id))
+    }
+}
+
+fn parsed(kind: &str) -> Result<Kind, Problem> {
+    let kinds = Kind::ALL.map(Kind::name).join(", ");
+    Kind::parse(kind).ok_or_else(|| Problem::new(&NOT_FOUND).detail(format!("The kinds of recipients are {kinds}.")))
+}
+
+/// Somebody in the directory, as it is answered.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Recipient {
+    kind: Kind,
+    user_id: String,
+    group_id: String,
+    channels: Vec<&'static str>,
+    addresses: Addresses,
+    #[serde(serialize_with = "time")]
+    created_at: i64,
+}
+
+impl Recipient {
+    fn new(kind: Kind, user_id: String, entry: Entry, created_at: i64) -> Self {
+        let channels = entry.channels.into_iter().map(Channel::name).collect();
+        Self { kind, user_id, group_id: entry.group_id, channels, addresses: entry.addresses, created_at }
+    }
+
+    fn of(kind: Kind, row: Row) -> semel::Result<Self> {
+        let entry = row.entry()?;
+        Ok(Self::new(kind, row.user_id, entry, row.created_at))
+    }
+}
+
+/// `PUT /recipients/{kind}/{userId}`
+pub(super) async fn put(
+    State(service): State<Arc<Service>>,
+    Actor(principal): Actor,
+    Somebody(kind, user_id): Somebody,
+    mut fields: Fields,
+) -> Result<Response, Problem> {
+    let group_id = fields.must("groupId", Ident::read);
+    let channels = fields.must("channels", channels);
+    let wanted = channels.clone();
+    let addresses = fields.may("addresses", |raw| addresses(raw, wanted.as_deref()));
+    fields.finish()?;
+    let entry = Entry {
+        group_id: group_id.map(|group| group.text).unwrap_or_default(),
+        channels: channels.unwrap_or_default(),
+        addresses: addresses.unwrap_or_default(),
+    };
+    // A repeat changes nothing, and leaves no trace.
+    if let Some(row) = patiently(find(&service, &principal.tenant, kind, &user_id)).await?
+        && row.entry().map_err(of_store)? == entry
+    {
+        return Ok(shown(&Recipient::of(kind, row).map_err(of_store)?));
+    }
+    let now = service.database.now().await.map_err(of_store)?.as_micros();
+    let (tenant, said, user) = (principal.tenant, entry.clone(), user_id.clone());
+    let created_at = service
+        .transact(move |tx| async move {
+            let mut held = tx.connection().await?;
+            let (mut conn, who) = (held.get()?, (tenant.as_str(), kind, user.as_str()));
+            let revision = recipients::next_revision(&mut conn, &tenant).await?;
+            let before = recipients::find(&mut conn, &tenant, kind, &user).await?;
+            recipients::end(&mut conn, who, revision, now).await?;
+            let created_at = before.map_or(now, |row| row.created_at);
+            recipients::insert(&mut conn, who, &said, revision, created_at).await?;
+            recipients::forget(&mut conn, who, now.saturating_sub(micros(KEPT))).await?;
+            Ok(created_at)
+        })
+        .await
+        .map_err(of_store)?;
+    Ok(shown(&Recipient::new(kind, user_id, entry, created_at)))
+}
+
+/// `GET /recipients/{kind}/{userId}`
+pub(super) async fn show(
+    State(service): State<Arc<Service>>,
+    principal: Principal,
+    Somebody(kind, user_id): Somebody,
+) -> Result<Response, Problem> {
+    let row = patiently(find(&service, &principal.tenant, kind, &user_id)).await?.ok_or_else(missing)?;
+    Ok(shown(&Recipient::of(kind, row).map_err(of_store)?))
+}
+
+/// `DELETE /recipients/{kind}/{userId}`
+pub(super) async fn delete(
+    State(service): State<Arc<Service>>,
+    Actor(principal): Actor,
+    Somebody(kind, user_id): Somebody,
+) -> Result<Response, Problem> {
+    let now = service.database.now().await.map_err(of_store)?.as_micros();
+    let removed = service.transact(move |tx| remove(tx, principal.tenant, kind, user_id, now)).await;
+    if !removed.map_err(of_store)? {
+        return Err(missing());
+    }
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+async fn remove(tx: Tx, tenant: String, kind: Kind, user_id: String, now: i64) -> semel::Result<bool> {
+    let mut held = tx.connection().await?;
+    let (mut conn, who) = (held.get()?, (tenant.as_str(), kind, user_id.as_str()));
+    if recipients::find(&mut conn, &tenant, kind, &user_id).await?.is_none() {
+        return Ok(false);
+    }
+    let revision = recipients::next_revision(&mut conn, &tenant).await?;
+    let removed = recipients::end(&mut conn, who, revision, now).await?;
+    recipients::forget(&mut conn, who, now.saturating_sub(micros(KEPT))).await?;
+    Ok(removed)
+}
+
+/// `GET /recipients/{kind}`
+pub(super) async fn list(
+    State(service): State<Arc<Service>>,
+    principal: Principal,
+    OfKind(kind): OfKind,
+    mut query: Query,
+) -> Result<Response, Problem> {
+    let group_id = query.take("groupId", |text| Ok(text.to_owned()));
+    let place = query.place();
+    query.finish()?;
+    let rows = patiently(async {
+        let mut reader = service.database.reader().await?;
+        let rows = recipients::list(&mut reader.conn(), &principal.tenant, kind, group_id.as_deref(), place).await?;
+        reader.leave();
+        Ok(rows)
+    });
+    let (rows, next) = place.cut(rows.await?, |row| row.id);
+    let items = rows.into_iter().map(|row| Recipient::of(kind, row)).collect::<semel::Result<_>>().map_err(of_store)?;
+    Ok(shown(&Page::<Recipient> { items, next }))
+}
+
+async fn find(service: &Service, tenant: &str, kind: Kind, user_id: &str) -> semel::Result<Option<Row>> {
+    let mut reader = service.database.reader().await?;
+    let found = recipients::find(&mut reader.conn(), tenant, kind, user_id).await?;
+    reader.leave();
+    Ok(found)
+}
+
+fn channels(raw: &str) -> Result<Vec<Channel>, String> {
+    let wrong =
+        || format!("must be a list of one or more of {}, each once", Channel::ALL.map(Channel::name).join(", "));
+    let names: Vec<String> = serde_json::from_str(raw).map_err(|_| wrong())?;
+    let mut channels = names.iter().map(|name| Channel::parse(name)).collect::<Option<Vec<_>>>().ok_or_else(wrong)?;
+    channels.sort();
+    channels.dedup();
+    if channels.is_empty() || channels.len() != names.len() { Err(wrong()) } else { Ok(channels) }
+}
+
+fn addresses(raw: &str, channels: Option<&[Channel]>) -> Result<Addresses, String> {
+    let wrong = || "must be an object with a text for some of the channels".to_owned();
+    let members: BTreeMap<String, Box<RawValue>> = serde_json::from_str(raw).map_err(|_| wrong())?;
+    let mut addresses = Addresses::new();
+    for (name, raw) in members {
+        let used = Channel::parse(&name).is_some_and(|channel| channels.is_none_or(|used| used.contains(&channel)));
+        let address = text(raw.get())?;
+        if !used || address.is_empty() || address.len() > LONGEST_ADDRESS {
+            return Err(wrong());
+        }
+        addresses.insert(name, address);
+    }
+    Ok(addresses)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn channels_are_a_set_with_somebody_in_it() {
+        assert_eq!(channels(r#"["SMS","PUSH"]"#), Ok(vec![Channel::Push, Channel::Sms]));
+        for wrong in ["[]", r#"["PUSH","PUSH"]"#, r#"["push"]"#, r#""PUSH""#, "null", "[1]"] {
+            assert!(channels(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn an_address_is_for_a_channel_that_is_used() {
+        let used = [Channel::Email];
+        assert_eq!(addresses(r#"{"EMAIL":"a@example.com"}"#, Some(&used)).unwrap()["EMAIL"], "a@example.com");
+        for wrong in [r#"{"SMS":"+1"}"#, r#"{"EMAIL":1}"#, r#"{"EMAIL":""}"#, r#"{"FAX":"1"}"#, "[]"] {
+            assert!(addresses(wrong, Some(&used)).is_err(), "{wrong}");
+        }
+    }
+}

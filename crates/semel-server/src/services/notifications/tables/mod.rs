@@ -1,0 +1,6 @@
+//! The SQL of the service: one text for both databases, but where it says why not.
+
+pub(super) mod events;
+pub(super) mod fanouts;
+pub(super) mod notifications;
+pub(super) mod recipients;

@@ -1,0 +1,420 @@
+//! The laws of deliveries: a notification arrives once at an endpoint that honours keys, and never twice by itself at
+//! one that does not.
+
+use std::{
+    collections::HashSet,
+    net::{TcpListener, TcpStream},
+};
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::{
+    desk::{execute, post, serve},
+    endpoint::{Does, Endpoint},
+    place::{Place, on_both_databases},
+    proposals::rows,
+    support::{Answer, SOON, Server, eventually, send},
+};
+
+on_both_databases! {
+    an_event_reaches_the_endpoint_of_its_recipients_channel
+    a_stop_waits_for_the_calls_that_are_open
+    a_notification_is_delivered_with_all_that_the_endpoint_needs
+    many_notifications_on_two_nodes_arrive_once_each
+    a_channel_without_an_endpoint_stays_pending
+    a_refusal_is_final_and_says_so
+    an_endpoint_that_is_busy_is_called_again_under_the_same_key
+    an_endpoint_that_stays_broken_is_given_up
+    an_endpoint_that_cannot_be_reached_is_tried_again
+    an_endpoint_at_work_on_the_same_one_is_asked_later
+    no_redirection_is_followed
+    a_cut_connection_is_in_doubt_under_hold_and_stays_so
+    a_cut_connection_is_called_again_under_rerun
+    no_answer_in_time_is_in_doubt_under_hold
+    a_node_killed_after_the_call_leaves_doubt_under_hold
+    a_node_killed_after_the_call_calls_again_with_the_same_key_under_rerun
+    a_status_that_was_not_written_is_put_right_from_the_ledger
+    a_person_says_that_it_was_sent
+    a_person_has_it_sent_again
+    a_person_ends_it
+    a_person_cannot_decide_what_is_settled
+}
+
+/// The settings of the channel EMAIL.
+fn email<'a>(url: &'a str, on_lost: &'a str) -> Vec<(&'a str, &'a str)> {
+    vec![
+        ("SEMEL_NOTIFICATIONS_CHANNELS_EMAIL_URL", url),
+        ("SEMEL_NOTIFICATIONS_CHANNELS_EMAIL_ON_LOST", on_lost),
+        ("SEMEL_NOTIFICATIONS_CHANNELS_EMAIL_TIMEOUT", "500ms"),
+        ("SEMEL_NOTIFICATIONS_CHANNELS_EMAIL_BACKOFF", "50ms"),
+        ("SEMEL_NOTIFICATIONS_CHANNELS_EMAIL_MAX_ATTEMPTS", "3"),
+        ("SEMEL_SWEEP_EVERY", "200ms"),
+    ]
+}
+
+const ROLES: &str = "api,worker,sweeper";
+
+fn start(place: &Place, endpoint: &Endpoint, on_lost: &str) -> Server {
+    serve(place, ROLES, &email(&endpoint.url(), on_lost))
+}
+
+/// Bytes as they are stored, in a statement.
+fn stored(place: &Place, text: &str) -> String {
+    let hex: String = [1, 0].iter().chain(text.as_bytes()).map(|byte| format!("{byte:02x}")).collect();
+    if place.url.starts_with("sqlite:") { format!("X'{hex}'") } else { format!("'\\x{hex}'::bytea") }
+}
+
+/// An event that was fanned out to these users by a channel.
+fn fanned_out(place: &Place, users: u32, channel: &str) {
+    let payload = stored(place, r#"{"table":5}"#);
+    execute(
+        place,
+        &format!(
+            "INSERT INTO notification_fanouts
+                 (tenant, event_id, kind, aggregate_type, event_type, payload, revision)
+             VALUES ('default', 'e1', 'customer', 'CUSTOMER', 'RESERVATION_MADE', {payload}, 0)"
+        ),
+    );
+    execute(
+        place,
+        &format!(
+            "WITH RECURSIVE counted (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM counted WHERE n < {users})
+             INSERT INTO notifications (tenant, event_id, kind, user_id, notification_type)
+             SELECT 'default', 'e1', 'customer', 'u' || n, '{channel}' FROM counted"
+        ),
+    );
+}
+
+fn statuses(place: &Place) -> Vec<String> {
+    rows(place, "SELECT status FROM notifications ORDER BY id")
+}
+
+fn error(place: &Place) -> String {
+    rows(place, "SELECT COALESCE(error, '') FROM notifications ORDER BY id").remove(0)
+}
+
+fn becomes(place: &Place, status: &str) {
+    eventually(SOON, &format!("it is {status}"), || statuses(place) == [status]);
+}
+
+/// A place whose tables are there, with one notification by EMAIL.
+fn one(place: &Place) {
+    drop(serve(place, "api", &[]));
+    fanned_out(place, 1, "EMAIL");
+}
+
+/// All the way: directory, event, outbox, broker, fan-out, call.
+fn an_event_reaches_the_endpoint_of_its_recipients_channel(place: &Place) {
+    let endpoint = Endpoint::that([]);
+    let server = serve(place, "api,relay,worker", &email(&endpoint.url(), "hold"));
+    let mut connection = TcpStream::connect(server.address).unwrap();
+    let body = r#"{"groupId":"g1","channels":["EMAIL","SMS"],"addresses":{"EMAIL":"ana@example.com"}}"#;
+    send(&mut connection, "PUT", "/recipients/customer/u1", &[("host", "localhost")], body.as_bytes());
+    let put = Answer::read(connection);
+    assert!((200..300).contains(&put.status), "{}", put.body);
+    let event = json!({
+        "eventId": "e1", "aggregateType": "CUSTOMER", "aggregateId": "g1", "eventType": "RESERVATION_MADE",
+        "payload": { "table": 5 },
+    });
+    for _ in 0..2 {
+        assert_eq!(post(&server, "/events", &event.to_string()).status, 202);
+    }
+    eventually(SOON, "the mail is sent", || {
+        rows(place, "SELECT notification_type FROM notifications WHERE status = 'SENT'") == ["EMAIL"]
+    });
+    let calls = endpoint.calls();
+    assert_eq!((calls.len(), &calls[0].body["address"]), (1, &json!("ana@example.com")));
+    assert_eq!((&calls[0].body["userId"], &calls[0].body["payload"]), (&json!("u1"), &json!({ "table": 5 })));
+    assert_eq!(rows(place, "SELECT notification_type FROM notifications WHERE status = 'PENDING'"), ["SMS"]);
+}
+
+fn a_stop_waits_for_the_calls_that_are_open(place: &Place) {
+    one(place);
+    let endpoint = Endpoint::that([Does::Waits]);
+    let url = endpoint.url();
+    let mut variables = email(&url, "hold");
+    variables.push(("SEMEL_NOTIFICATIONS_CHANNELS_EMAIL_TIMEOUT", "20s"));
+    let mut server = serve(place, ROLES, &variables);
+    endpoint.is_called(1);
+    server.process.signal(Signal::TERM);
+    // The stop has begun when nobody is let in any more.
+    eventually(SOON, "the server stops", || TcpStream::connect(server.address).is_err());
+    endpoint.let_go();
+    assert!(server.process.end().success());
+    assert_eq!((statuses(place), endpoint.calls().len()), (vec!["SENT".to_owned()], 1));
+}
+
+fn a_notification_is_delivered_with_all_that_the_endpoint_needs(place: &Place) {
+    one(place);
+    let address = stored(place, r#"{"EMAIL":"ana@example.com"}"#);
+    execute(
+        place,
+        &format!(
+            "INSERT INTO notification_recipients (tenant, kind, user_id, group_id, channels, addresses, since)
+             VALUES ('default', 'customer', 'u1', 'g', 'EMAIL', {address}, 1)"
+        ),
+    );
+    let endpoint = Endpoint::that([]);
+    let _server = start(place, &endpoint, "hold");
+    becomes(place, "SENT");
+    let calls = endpoint.calls();
+    assert_eq!(calls.len(), 1);
+    let expected = json!({
+        "notificationId": calls[0].body["notificationId"], "eventId": "e1", "aggregateType": "CUSTOMER",
+        "eventType": "RESERVATION_MADE", "kind": "customer", "userId": "u1", "notificationType": "EMAIL",
+        "address": "ana@example.com", "payload": { "table": 5 },
+    });
+    assert_eq!(calls[0].body, expected);
+    assert!(calls[0].key().starts_with("semel_") && calls[0].key().len() > 20, "{}", calls[0].key());
+    assert!(calls[0].header("semel-fence").parse::<i64>().unwrap() > 0);
+    assert_eq!(calls[0].header("content-type"), "application/json");
+    assert_eq!(
+        rows(place, "SELECT CAST(count(*) AS TEXT) FROM notifications WHERE sent_at > created_at - 1000"),
+        ["1"]
+    );
+}
+
+fn many_notifications_on_two_nodes_arrive_once_each(place: &Place) {
+    drop(serve(place, "api", &[]));
+    fanned_out(place, 200, "EMAIL");
+    let endpoint = Endpoint::that([]);
+    let _nodes = [start(place, &endpoint, "hold"), start(place, &endpoint, "hold")];
+    eventually(SOON, "all are sent", || statuses(place).iter().all(|status| status == "SENT"));
+    let keys = endpoint.keys();
+    assert_eq!((keys.len(), keys.into_iter().collect::<HashSet<_>>().len()), (200, 200));
+}
+
+fn a_channel_without_an_endpoint_stays_pending(place: &Place) {
+    one(place);
+    execute(
+        place,
+        "INSERT INTO notifications (tenant, event_id, kind, user_id, notification_type)
+         VALUES ('default', 'e1', 'customer', 'u1', 'SMS')",
+    );
+    let endpoint = Endpoint::that([]);
+    let _server = start(place, &endpoint, "hold");
+    eventually(SOON, "the one with an endpoint is sent", || statuses(place) == ["SENT", "PENDING"]);
+    assert_eq!(endpoint.calls().len(), 1);
+}
+
+fn a_refusal_is_final_and_says_so(place: &Place) {
+    one(place);
+    let endpoint = Endpoint::that([Does::Answers(422)]);
+    let _server = start(place, &endpoint, "hold");
+    becomes(place, "FAILED");
+    assert!(error(place).contains("422"), "{}", error(place));
+    assert_eq!(endpoint.calls().len(), 1);
+}
+
+fn an_endpoint_that_is_busy_is_called_again_under_the_same_key(place: &Place) {
+    one(place);
+    let endpoint = Endpoint::that([Does::Answers(503), Does::Answers(429)]);
+    let _server = start(place, &endpoint, "hold");
+    becomes(place, "SENT");
+    let keys = endpoint.keys();
+    assert_eq!(keys, [keys[0].clone(), keys[0].clone(), keys[0].clone()]);
+    let fences: Vec<i64> = endpoint.calls().iter().map(|call| call.header("semel-fence").parse().unwrap()).collect();
+    assert!(fences.is_sorted() && fences[0] < fences[2], "a later attempt has a higher fence: {fences:?}");
+    assert_eq!(error(place), "");
+}
+
+fn an_endpoint_that_stays_broken_is_given_up(place: &Place) {
+    one(place);
+    let endpoint = Endpoint::that([Does::Answers(500); 9]);
+    let _server = start(place, &endpoint, "hold");
+    becomes(place, "FAILED");
+    assert_eq!(endpoint.calls().len(), 3, "as often as max_attempts says");
+    assert!(error(place).contains("500"), "{}", error(place));
+}
+
+fn an_endpoint_that_cannot_be_reached_is_tried_again(place: &Place) {
+    one(place);
+    // Nobody listens there any more, until somebody does.
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let _server = serve(place, ROLES, &email(&format!("http://{address}/deliver"), "hold"));
+    eventually(SOON, "it was tried", || error(place).contains("could not be reached"));
+    assert_eq!(statuses(place), ["PENDING"]);
+    let endpoint = Endpoint::on(TcpListener::bind(address).unwrap(), []);
+    becomes(place, "SENT");
+    assert_eq!(endpoint.calls().len(), 1);
+}
+
+fn an_endpoint_at_work_on_the_same_one_is_asked_later(place: &Place) {
+    one(place);
+    let endpoint = Endpoint::that([Does::Answers(409)]);
+    let _server = start(place, &endpoint, "hold");
+    endpoint.is_called(1);
+    becomes(place, "SENT");
+    assert_eq!(endpoint.keys().len(), 2);
+    assert_eq!(endpoint.keys()[0], endpoint.keys()[1]);
+}
+
+fn no_redirection_is_followed(place: &Place) {
+    one(place);
+    let endpoint = Endpoint::that([Does::Answers(307)]);
+    let _server = start(place, &endpoint, "hold");
+    becomes(place, "FAILED");
+    assert_eq!(endpoint.calls().len(), 1, "the key goes to nobody else");
+}
+
+fn a_cut_connection_is_in_doubt_under_hold_and_stays_so(place: &Place) {
+    drop(serve(place, "api", &[]));
+    fanned_out(place, 2, "EMAIL");
+    let endpoint = Endpoint::that([Does::Cuts, Does::Cuts]);
+    let server = start(place, &endpoint, "hold");
+    eventually(SOON, "both are in doubt", || statuses(place) == ["IN_DOUBT", "IN_DOUBT"]);
+    assert!(error(place).contains("lost"), "{}", error(place));
+    drop(server);
+    // A node that has delivered something else since has looked at everything.
+    execute(
+        place,
+        "INSERT INTO notifications (tenant, event_id, kind, user_id, notification_type)
+         VALUES ('default', 'e1', 'customer', 'u9', 'EMAIL')",
+    );
+    let _server = start(place, &endpoint, "hold");
+    eventually(SOON, "the new one is sent", || statuses(place) == ["IN_DOUBT", "IN_DOUBT", "SENT"]);
+    assert_eq!(endpoint.calls().len(), 3, "nobody was called again");
+}
+
+fn a_cut_connection_is_called_again_under_rerun(place: &Place) {
+    one(place);
+    let endpoint = Endpoint::that([Does::Cuts]);
+    let _server = start(place, &endpoint, "rerun");
+    becomes(place, "SENT");
+    let keys = endpoint.keys();
+    assert_eq!(keys, [keys[0].clone(), keys[0].clone()]);
+}
+
+fn no_answer_in_time_is_in_doubt_under_hold(place: &Place) {
+    one(place);
+    let endpoint = Endpoint::that([Does::Hangs]);
+    let _server = start(place, &endpoint, "hold");
+    becomes(place, "IN_DOUBT");
+    assert!(error(place).contains("500ms"), "{}", error(place));
+    assert_eq!(endpoint.calls().len(), 1);
+}
+
+/// A node that dies when the endpoint has taken it and before anybody knows.
+fn killed_after_the_call(place: &Place, endpoint: &Endpoint, on_lost: &str) {
+    let url = endpoint.url();
+    let mut variables = email(&url, on_lost);
+    variables.push(("SEMEL_CRASH", "deliver.sent:1"));
+    serve(place, ROLES, &variables).process.end();
+    assert_eq!((endpoint.calls().len(), statuses(place)), (1, vec!["PENDING".to_owned()]));
+}
+
+fn a_node_killed_after_the_call_leaves_doubt_under_hold(place: &Place) {
+    one(place);
+    let endpoint = Endpoint::that([]);
+    killed_after_the_call(place, &endpoint, "hold");
+    let _server = start(place, &endpoint, "hold");
+    becomes(place, "IN_DOUBT");
+    assert_eq!(endpoint.calls().len(), 1, "never twice by itself");
+}
+
+fn a_node_killed_after_the_call_calls_again_with_the_same_key_under_rerun(place: &Place) {
+    one(place);
+    let endpoint = Endpoint::that([]);
+    killed_after_the_call(place, &endpoint, "rerun");
+    let _server = start(place, &endpoint, "rerun");
+    becomes(place, "SENT");
+    let keys = endpoint.keys();
+    assert_eq!(keys, [keys[0].clone(), keys[0].clone()], "an endpoint that honours keys sees a repeat");
+}
+
+fn a_status_that_was_not_written_is_put_right_from_the_ledger(place: &Place) {
+    one(place);
+    let endpoint = Endpoint::that([]);
+    let mut server = start(place, &endpoint, "hold");
+    becomes(place, "SENT");
+    server.process.signal(Signal::KILL);
+    server.process.end();
+    // As if the node had died between the two.
+    execute(place, "UPDATE notifications SET status = 'PENDING', sent_at = NULL");
+    let _server = start(place, &endpoint, "hold");
+    becomes(place, "SENT");
+    assert_eq!(endpoint.calls().len(), 1, "the ledger knows");
+}
+
+/// A notification in doubt, and the path to resolve it.
+fn in_doubt(place: &Place, endpoint: &Endpoint) -> (Server, String) {
+    one(place);
+    let server = start(place, endpoint, "hold");
+    becomes(place, "IN_DOUBT");
+    let id = endpoint.calls()[0].body["notificationId"].clone();
+    (server, format!("/notifications/{id}/resolve"))
+}
+
+/// The story of the delivery, as the ledger tells it.
+fn told(place: &Place) -> String {
+    place.say(["why", "--scope", "notifications/deliver.EMAIL", "1", "--quiet"])
+}
+
+fn a_person_says_that_it_was_sent(place: &Place) {
+    let endpoint = Endpoint::that([Does::Cuts]);
+    let (server, path) = in_doubt(place, &endpoint);
+    for body in ["{}", r#"{"status":"SENT"}"#, r#"{"status":"GONE","reason":"x"}"#, r#"{"status":"SENT","reason":" "}"#]
+    {
+        assert_eq!(post(&server, &path, body).problem(), "invalid-fields", "{body}");
+    }
+    let answer = post(&server, &path, r#"{"status":"SENT","reason":"Ana has it"}"#);
+    assert_eq!((answer.status, &answer.json()["status"]), (200, &json!("SENT")), "{}", answer.body);
+    assert_eq!(statuses(place), ["SENT"]);
+    assert_eq!((endpoint.calls().len(), error(place)), (1, String::new()));
+    let story = told(place);
+    assert!(story.contains("Ana has it") && story.contains("local"), "{story}");
+    let again = post(&server, &path, r#"{"status":"SENT","reason":"again"}"#);
+    assert_eq!(again.status, 200, "saying the same again is harmless: {}", again.body);
+}
+
+fn a_person_has_it_sent_again(place: &Place) {
+    let endpoint = Endpoint::that([Does::Cuts]);
+    let (server, path) = in_doubt(place, &endpoint);
+    assert_eq!(post(&server, &path, r#"{"status":"PENDING","reason":"it has nothing"}"#).status, 200);
+    becomes(place, "SENT");
+    let keys = endpoint.keys();
+    assert_eq!(keys, [keys[0].clone(), keys[0].clone()]);
+}
+
+fn a_person_ends_it(place: &Place) {
+    let endpoint = Endpoint::that([Does::Cuts]);
+    let (server, path) = in_doubt(place, &endpoint);
+    assert_eq!(post(&server, &path, r#"{"status":"FAILED","reason":"too late"}"#).status, 200);
+    assert_eq!((statuses(place), error(place)), (vec!["FAILED".to_owned()], "too late".to_owned()));
+    // One that failed can be sent again after all.
+    assert_eq!(post(&server, &path, r#"{"status":"PENDING","reason":"not too late"}"#).status, 200);
+    becomes(place, "SENT");
+    assert_eq!(endpoint.calls().len(), 2);
+}
+
+fn a_person_cannot_decide_what_is_settled(place: &Place) {
+    one(place);
+    let endpoint = Endpoint::that([]);
+    let server = start(place, &endpoint, "hold");
+    becomes(place, "SENT");
+    let id = &endpoint.calls()[0].body["notificationId"];
+    for status in ["FAILED", "PENDING"] {
+        let body = json!({ "status": status, "reason": "x" }).to_string();
+        let answer = post(&server, &format!("/notifications/{id}/resolve"), &body);
+        assert_eq!((answer.status, answer.problem().as_str()), (409, "delivery-settled"), "{}", answer.body);
+        assert_eq!(answer.json()["notificationStatus"], "SENT");
+    }
+    let body = r#"{"status":"SENT","reason":"x"}"#;
+    for id in ["999999", "x"] {
+        assert_eq!(post(&server, &format!("/notifications/{id}/resolve"), body).status, 404, "{id}");
+    }
+    // Nobody has tried to deliver this one.
+    execute(
+        place,
+        "INSERT INTO notifications (tenant, event_id, kind, user_id, notification_type)
+         VALUES ('default', 'e1', 'customer', 'u1', 'SMS')",
+    );
+    let untried: Value = rows(place, "SELECT CAST(max(id) AS TEXT) FROM notifications")[0].parse().unwrap();
+    let answer = post(&server, &format!("/notifications/{untried}/resolve"), body);
+    assert_eq!(
+        (answer.problem().as_str(), &answer.json()["notificationStatus"]),
+        ("delivery-settled", &json!("PENDING"))
+    );
+    assert_eq!((statuses(place), endpoint.calls().len()), (vec!["SENT".to_owned(), "PENDING".to_owned()], 1));
+}

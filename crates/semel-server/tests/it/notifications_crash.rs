@@ -1,0 +1,136 @@
+//! A server that dies at a point, is started again, and is sent the same once more: whatever it had begun, every
+//! notification is there in the end, and none twice. The other files of this name have the rest.
+
+use std::thread;
+
+use crate::{
+    desk::execute,
+    fleet::{ALL, Fleet, events},
+};
+
+/// Where a server dies, and on which occasion.
+const POINTS: [&str; 13] = [
+    "events.stored",
+    "relay.taken",
+    "relay.published",
+    "relay.marked",
+    "consumer.begun",
+    "consumer.before_commit",
+    "consumer.after_commit",
+    "consumer.after_commit:3",
+    "consumer.acked",
+    "fanout.inserted",
+    "fanout.inserted:7",
+    "fanout.chunk:5",
+    "in_app.given",
+];
+
+/// How many servers die beside one another: they mostly wait for leases to end.
+const BESIDE: usize = 4;
+
+fn at_each(points: &[&str], fleet: fn() -> Fleet, dies: fn(&mut Fleet, &str)) {
+    for points in points.chunks(BESIDE) {
+        thread::scope(|scope| {
+            for point in points {
+                let run = move || dies(&mut fleet(), point);
+                thread::Builder::new().name((*point).to_owned()).spawn_scoped(scope, run).unwrap();
+            }
+        });
+    }
+}
+
+/// A dozen events, and somewhere on their way the server dies.
+fn a_server_dies(fleet: &mut Fleet, point: &str) {
+    let mut server = fleet.start_dying(ALL, point, &[]);
+    fleet.invite(&server);
+    let events = events("e", 12);
+    for some in events.chunks(5) {
+        fleet.try_send(server.address, some);
+    }
+    fleet.died_at(point, &mut server);
+    let server = fleet.start(ALL, &[]);
+    fleet.send(server.address, &events);
+    fleet.all_is_well(vec![server]);
+}
+
+/// A fan-out of several chunks; the server dies in the first of them, in the middle, and in the last.
+fn a_server_dies_in_a_fan_out(fleet: &mut Fleet, point: &str) {
+    let chunks = [("SEMEL_NOTIFICATIONS_CHUNK", "2")];
+    let mut server = fleet.start_dying(ALL, point, &chunks);
+    for i in 0..9 {
+        fleet.invite_one(&server, 1, &format!("user{i}"), &["PUSH", "SMS"]);
+    }
+    let event = [("large".to_owned(), 1)];
+    fleet.try_send(server.address, &event);
+    fleet.died_at(point, &mut server);
+    let server = fleet.start(ALL, &chunks);
+    fleet.send(server.address, &event);
+    fleet.all_is_well(vec![server]);
+}
+
+/// A handler that fails until somebody mends what it needs; meanwhile the server dies where failures are kept.
+fn a_server_dies_among_failures(fleet: &mut Fleet, point: &str) {
+    let mut server = fleet.start_dying(ALL, point, &[]);
+    fleet.invite(&server);
+    execute(&fleet.place, "ALTER TABLE notifications RENAME TO notifications_away");
+    let events = events("e", 3);
+    fleet.try_send(server.address, &events);
+    fleet.died_at(point, &mut server);
+    execute(&fleet.place, "ALTER TABLE notifications_away RENAME TO notifications");
+    let server = fleet.start(ALL, &[]);
+    fleet.send(server.address, &events);
+    fleet.all_is_well(vec![server]);
+}
+
+const CHUNKS: [&str; 6] = [
+    "fanout.chunk:1",
+    "fanout.chunk:3",
+    "fanout.chunk:5",
+    "fanout.inserted:4",
+    "fanout.goes_on:2",
+    "consumer.after_commit:2",
+];
+const FAILURES: [&str; 3] = ["consumer.letter_put", "consumer.retry_taken", "consumer.retry_failed"];
+
+macro_rules! with {
+    ($($fleet:ident)+) => {
+        $(mod $fleet {
+            use super::*;
+
+            #[test]
+            fn a_server_dies_at_every_point() {
+                at_each(&POINTS, Fleet::$fleet, a_server_dies);
+            }
+
+            #[test]
+            fn a_server_dies_in_every_part_of_a_fan_out() {
+                at_each(&CHUNKS, Fleet::$fleet, a_server_dies_in_a_fan_out);
+            }
+
+            #[test]
+            fn a_server_dies_where_failures_are_kept() {
+                at_each(&FAILURES, Fleet::$fleet, a_server_dies_among_failures);
+            }
+        })+
+    };
+}
+with!(sqlite postgres postgres_rabbitmq);
+
+/// The one of the four pairs that the others leave out.
+#[test]
+fn a_server_dies_with_sqlite_and_rabbitmq() {
+    let points = ["relay.published", "consumer.before_commit", "consumer.after_commit", "fanout.inserted:3"];
+    at_each(&points, Fleet::sqlite_rabbitmq, a_server_dies);
+}
+
+/// Each point that messages meet is one at which a server of these tests dies. Those of jobs and of deliveries have
+/// tests of their own.
+#[test]
+fn no_point_is_left_out() {
+    let died = [&POINTS[..], &CHUNKS, &FAILURES].concat();
+    let named: Vec<&str> = died.iter().map(|point| point.split(':').next().unwrap()).collect();
+    let elsewhere = |point: &&&str| !point.starts_with("job.") && !point.starts_with("deliver.");
+    let all = semel::crash::MESSAGING_POINTS.iter().chain(semel::crash::SERVER_POINTS).filter(elsewhere);
+    let missing: Vec<_> = all.filter(|point| !named.contains(*point)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}

@@ -1,0 +1,73 @@
+//! Servers that stand still for longer than what they have in their hands is theirs, and then go on as if nothing had
+//! happened.
+
+use std::{thread, time::Duration};
+
+use rustix::process::Signal;
+
+use crate::{
+    fleet::{ALL, Fleet, events},
+    support::{SOON, Server, eventually},
+};
+
+/// Longer than any lease of a fleet, and than RabbitMQ waits for a heartbeat of [`HEARTBEAT`].
+const LONG: Duration = Duration::from_secs(4);
+const HEARTBEAT: &str = "?heartbeat=1";
+
+/// One stands still at a point while the other goes on; what the first had is the other's by the time it wakes up.
+fn one_stands_still(fleet: &mut Fleet, point: &str) {
+    if fleet.rabbitmq.is_some() {
+        fleet.broker.push_str(HEARTBEAT);
+    }
+    let still = fleet.start_dying(ALL, &format!("{point}:2:stop"), &[]);
+    fleet.invite(&still);
+    let (fleet, other) = (&*fleet, fleet.start(ALL, &[]));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            // It may stand still with a request in its hands.
+            for round in (0..500).take_while(|_| !is_still(&still)) {
+                fleet.try_send(still.address, &events(&format!("r{round}"), 8));
+            }
+        });
+        eventually(SOON, "it stands still", || is_still(&still));
+        thread::sleep(LONG);
+        still.process.signal(Signal::CONT);
+    });
+    let events: Vec<_> = fleet.events.lock().unwrap().clone().into_iter().collect();
+    fleet.send(other.address, &events);
+    fleet.all_is_well(vec![other, still]);
+}
+
+fn is_still(server: &Server) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", server.process.pid().as_raw_pid())).unwrap();
+    stat.rsplit_once(')').unwrap().1.trim_start().starts_with('T')
+}
+
+macro_rules! with {
+    ($($fleet:ident)+) => {
+        $(mod $fleet {
+            use super::*;
+
+            #[test]
+            fn a_relay_that_stands_still_with_rows_publishes_nothing_late() {
+                one_stands_still(&mut Fleet::$fleet(), "relay.taken");
+            }
+
+            #[test]
+            fn a_relay_that_stands_still_before_its_mark_marks_nothing_of_another() {
+                one_stands_still(&mut Fleet::$fleet(), "relay.published");
+            }
+
+            #[test]
+            fn a_listener_that_stands_still_before_its_commit_does_nothing_twice() {
+                one_stands_still(&mut Fleet::$fleet(), "consumer.before_commit");
+            }
+
+            #[test]
+            fn a_listener_that_stands_still_before_its_ack_does_nothing_twice() {
+                one_stands_still(&mut Fleet::$fleet(), "consumer.after_commit");
+            }
+        })+
+    };
+}
+with!(sqlite postgres postgres_rabbitmq);

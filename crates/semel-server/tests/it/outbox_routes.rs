@@ -1,0 +1,145 @@
+//! The laws of `/outbox`.
+
+use std::time::Duration;
+
+use semel::{
+    Store as _,
+    messaging::{Mark, MarkRow, Message, MessageStore as _, Topic},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    desk::{Desk, listed, post, serve, shown},
+    place::{Place, on_both_databases},
+    proposals::rows,
+    support::Server,
+};
+
+on_both_databases! {
+    what_waits_is_listed_oldest_first_by_state_and_topic
+    the_summary_counts_by_state_and_tells_the_age
+    a_parked_message_can_be_redriven
+    a_parked_message_can_be_skipped_only_with_a_reason
+    what_is_not_held_is_neither_redriven_nor_skipped
+}
+
+fn message(topic: &str) -> Message {
+    Message::new("default", Topic::new(topic).unwrap(), "note", "{}")
+}
+
+fn keyed(topic: &str) -> Message {
+    Message { ordering_key: Some("k".to_owned()), ..message(topic) }
+}
+
+/// Parks everything that is ready, as a relay would.
+fn park(desk: &Desk) {
+    desk.block(async {
+        let taken = desk.database.take(100, Duration::from_secs(30)).await.unwrap();
+        let mark = |row: semel::messaging::Lent| MarkRow {
+            id: row.id,
+            token: taken.token,
+            mark: Mark::Park { error: "the broker refused it".to_owned() },
+        };
+        let marks = taken.rows.clone().into_iter().map(mark).collect();
+        desk.database.mark(marks).await.unwrap();
+    });
+}
+
+fn states(server: &Server) -> Vec<Value> {
+    listed(server, "/outbox?limit=2", "state")
+}
+
+/// No relay runs here, so that all stays as it is.
+const ROLES: &str = "api";
+
+fn what_waits_is_listed_oldest_first_by_state_and_topic(place: &Place) {
+    let (desk, server) = (Desk::at(place), serve(place, ROLES, &[]));
+    desk.put(message("a"));
+    let now = desk.block(desk.database.now()).unwrap();
+    desk.put(Message { not_before: Some(now + Duration::from_secs(3600)), ..message("b") });
+    desk.put(keyed("a"));
+    desk.put(keyed("b"));
+    desk.put(Message { tenant: "another".to_owned(), ..message("a") });
+
+    assert_eq!(states(&server), ["ready", "waiting", "ready", "blocked"]);
+    assert_eq!(listed(&server, "/outbox?topic=b", "state"), ["waiting", "blocked"]);
+    assert_eq!(listed(&server, "/outbox?state=ready&topic=a", "orderingKey"), [Value::Null, json!("k")]);
+    let blocked = &shown(&server, "/outbox?state=blocked")["items"][0];
+    let expected = json!({
+        "messageId": blocked["messageId"], "state": "blocked", "topic": "b", "kind": "note", "orderingKey": "k",
+        "number": 2, "putAt": blocked["putAt"], "dueAt": null, "failures": 0, "error": null,
+    });
+    assert_eq!(*blocked, expected);
+    assert!(shown(&server, "/outbox?state=waiting")["items"][0]["dueAt"].is_string());
+    for query in ["state=sent", "topic=", "topic=a%20b", "stat=ready", "cursor=-1"] {
+        assert_eq!(server.get(&format!("/outbox?{query}")).problem(), "invalid-query", "{query}");
+    }
+}
+
+fn the_summary_counts_by_state_and_tells_the_age(place: &Place) {
+    let (desk, server) = (Desk::at(place), serve(place, ROLES, &[]));
+    let none = json!({ "ready": 0, "waiting": 0, "blocked": 0, "unroutable": 0, "parked": 0 });
+    let empty = shown(&server, "/outbox/summary");
+    assert_eq!(
+        (&empty["counts"], &empty["oldestReadyAt"], &empty["oldestReadyAgeSeconds"]),
+        (&none, &json!(null), &json!(null))
+    );
+    desk.put(message("a"));
+    park(&desk);
+    desk.put(keyed("a"));
+    desk.put(keyed("a"));
+    let full = shown(&server, "/outbox/summary");
+    assert_eq!(full["counts"], json!({ "ready": 1, "waiting": 0, "blocked": 1, "unroutable": 0, "parked": 1 }));
+    assert!(full["oldestReadyAt"].is_string() && full["oldestReadyAgeSeconds"].as_f64().unwrap() >= 0.0, "{full}");
+}
+
+fn a_parked_message_can_be_redriven(place: &Place) {
+    let (desk, server) = (Desk::at(place), serve(place, ROLES, &[]));
+    desk.put(keyed("a"));
+    park(&desk);
+    desk.put(keyed("a"));
+    assert_eq!(states(&server), ["parked", "blocked"]);
+    let parked = &shown(&server, "/outbox?state=parked")["items"][0];
+    assert_eq!(parked["error"], "the broker refused it");
+    let path = format!("/outbox/{}/redrive", parked["messageId"].as_str().unwrap());
+    assert_eq!(post(&server, &path, "").status, 204);
+    assert_eq!(states(&server), ["ready", "blocked"], "the one behind it still waits for it");
+    assert_eq!(rows(place, "SELECT actor FROM semel_audit"), ["local"]);
+    assert_eq!(post(&server, &path, "").problem(), "not-held");
+}
+
+fn a_parked_message_can_be_skipped_only_with_a_reason(place: &Place) {
+    let (desk, server) = (Desk::at(place), serve(place, ROLES, &[]));
+    desk.put(keyed("a"));
+    park(&desk);
+    desk.put(keyed("a"));
+    let parked = listed(&server, "/outbox?state=parked", "messageId")[0].as_str().unwrap().to_owned();
+    let path = format!("/outbox/{parked}/skip");
+    for body in ["{}", r#"{"reason":""}"#] {
+        assert_eq!(post(&server, &path, body).problem(), "invalid-fields", "{body}");
+    }
+    assert_eq!(states(&server), ["parked", "blocked"]);
+    assert_eq!(post(&server, &path, r#"{"reason":"too large"}"#).status, 204);
+    assert_eq!(states(&server), ["ready"], "the one behind it may go");
+    assert_eq!(rows(place, "SELECT actor || ': ' || reason FROM semel_audit"), ["local: too large"]);
+}
+
+fn what_is_not_held_is_neither_redriven_nor_skipped(place: &Place) {
+    let (desk, server) = (Desk::at(place), serve(place, ROLES, &[]));
+    desk.put(message("a"));
+    desk.put(Message { tenant: "another".to_owned(), ..message("a") });
+    let ready = listed(&server, "/outbox", "messageId")[0].as_str().unwrap().to_owned();
+    park(&desk);
+    let foreign = rows(place, "SELECT message_id FROM semel_outbox WHERE tenant = 'another'").remove(0);
+    desk.put(message("b"));
+    let fresh = listed(&server, "/outbox?topic=b", "messageId")[0].as_str().unwrap().to_owned();
+    for id in [foreign.as_str(), fresh.as_str(), "019a0000-0000-7000-8000-000000000000"] {
+        for action in ["redrive", "skip"] {
+            let answer = post(&server, &format!("/outbox/{id}/{action}"), r#"{"reason":"x"}"#);
+            assert_eq!((answer.status, answer.problem().as_str()), (409, "not-held"), "{action} {id}");
+        }
+    }
+    assert_eq!(post(&server, "/outbox/7/skip", r#"{"reason":"x"}"#).status, 404);
+    assert_eq!(rows(place, "SELECT CAST(count(*) AS TEXT) FROM semel_outbox"), ["3"]);
+    assert_eq!(listed(&server, "/outbox?state=parked", "messageId"), [json!(ready)]);
+}

@@ -1,0 +1,308 @@
+//! The messages of one embedded queue, as they come to one consumer.
+//!
+//! A task takes them in batches, as many as there is room for, and holds on to what is in the consumer's hands. It works
+//! beside whoever waits for the next message: a wait may be given up at any moment, and a row that was taken in it would
+//! be nobody's for a minute.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use semel::{
+    Error, Result,
+    lane::Lane,
+    messaging::{Acknowledge, BoxFuture, Deliveries, Delivery, Wake},
+};
+use tokio::sync::{Semaphore, mpsc, watch};
+
+use super::{News, embedded::Said, rows::QueueRow};
+use crate::Database;
+
+/// How often to look without being woken: for what others have let lapse, and for wakes that were lost.
+const POLL: Duration = Duration::from_secs(1);
+
+/// How often messages in hand are held on to before their time is up: twice may fail.
+const HOLDS: u32 = 3;
+
+/// How long a broker that closes waits for what is being put back.
+const LEAVE: Duration = Duration::from_secs(5);
+
+/// How long to wait for more room while the consumer has something to do: a batch costs little more than a single one.
+const GATHER: Duration = Duration::from_millis(1);
+
+/// The messages of one queue.
+pub(super) struct Embedded {
+    rows: mpsc::UnboundedReceiver<QueueRow>,
+    hands: Arc<Hands>,
+    said: Lane<Said, bool>,
+    /// Dropped with the rest, and so ends the task.
+    _stop: watch::Sender<()>,
+    leaving: Arc<Leaving>,
+}
+
+/// How many consumers are gone whose messages have not been put back yet.
+pub(super) struct Leaving(watch::Sender<usize>);
+
+impl Default for Leaving {
+    fn default() -> Self {
+        Self(watch::Sender::new(0))
+    }
+}
+
+impl Leaving {
+    /// Waits until there are none; not for ever, for the messages come again in any case.
+    pub(super) async fn ended(&self) {
+        let mut leaving = self.0.subscribe();
+        let _ = tokio::time::timeout(LEAVE, leaving.wait_for(|n| *n == 0)).await;
+    }
+}
+
+impl Drop for Embedded {
+    fn drop(&mut self) {
+        self.leaving.0.send_modify(|n| *n += 1);
+    }
+}
+
+/// What all consumers of a broker have in common.
+pub(super) struct House {
+    pub(super) store: Database,
+    pub(super) visibility: Duration,
+    pub(super) said: Lane<Said, bool>,
+    pub(super) down: Arc<Mutex<Option<String>>>,
+    pub(super) leaving: Arc<Leaving>,
+}
+
+/// What is in a consumer's hands.
+struct Hands {
+    /// By row and token: one whose time was over may come to the same consumer again.
+    held: Mutex<HashMap<(i64, i64), Held>>,
+    /// How many more it may have.
+    room: Semaphore,
+    /// For how long each is nobody else's, unless it is held on to.
+    visibility: Duration,
+}
+
+struct Held {
+    /// Whether the consumer has seen it.
+    handed: bool,
+    /// Since when nobody will say anything about it.
+    abandoned: Option<Instant>,
+}
+
+/// Room for one message, which comes back when nobody speaks of the one in it any more.
+struct Room(Arc<Hands>);
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.0.room.add_permits(1);
+    }
+}
+
+impl Embedded {
+    pub(super) fn begin(house: House, queue: String, prefetch: u16) -> Self {
+        let House { store, visibility, said, down, leaving } = house;
+        let room = Semaphore::new(usize::from(prefetch.max(1)));
+        let hands = Arc::new(Hands { held: Mutex::default(), room, visibility });
+        let (sender, rows) = mpsc::unbounded_channel();
+        let (_stop, stopped) = watch::channel(());
+        let wake = store.messages().wakes.wait_for(News::Queue(queue.clone()));
+        let prefetch = usize::from(prefetch.max(1));
+        let fetch =
+            Fetch { store, queue, prefetch, hands: hands.clone(), sender, wake, down, leaving: leaving.clone() };
+        tokio::spawn(fetch.run(stopped));
+        Self { rows, hands, said, _stop, leaving }
+    }
+}
+
+impl Deliveries for Embedded {
+    fn next(&mut self) -> BoxFuture<'_, Delivery> {
+        Box::pin(async {
+            loop {
+                // The task ends only with us.
+                let Some(row) = self.rows.recv().await else { std::future::pending().await };
+                let (id, token, redelivered) = (row.id, row.token, row.deliveries > 1);
+                match row.read() {
+                    Ok(message) => {
+                        self.hands.hand(id, token);
+                        let (hands, said) = (self.hands.clone(), self.said.clone());
+                        let acknowledge = Box::new(Word { id, token, hands, said, spoken: false });
+                        return Delivery { message, redelivered, acknowledge };
+                    }
+                    // It is held on to, so that it does not come again at once: a newer version may read it.
+                    Err(error) => tracing::error!(row = id, %error, "a message in a queue cannot be read"),
+                }
+            }
+        })
+    }
+}
+
+impl Hands {
+    fn lock(&self) -> MutexGuard<'_, HashMap<(i64, i64), Held>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn hand(&self, id: i64, token: i64) {
+        if let Some(held) = self.lock().get_mut(&(id, token)) {
+            held.handed = true;
+        }
+    }
+
+    /// What is to be held on to. What was abandoned is let go in its time.
+    fn to_hold(self: &Arc<Self>) -> Vec<(i64, i64)> {
+        let mut held = self.lock();
+        let over = |held: &Held| held.abandoned.is_some_and(|since| since.elapsed() > self.visibility);
+        let gone: Vec<(i64, i64)> = held.iter().filter(|(_, held)| over(held)).map(|(row, _)| *row).collect();
+        for row in gone {
+            held.remove(&row);
+            drop(Room(self.clone()));
+        }
+        held.iter().filter(|(_, held)| held.abandoned.is_none()).map(|(row, _)| *row).collect()
+    }
+}
+
+/// How a consumer says what became of a message.
+struct Word {
+    id: i64,
+    token: i64,
+    hands: Arc<Hands>,
+    said: Lane<Said, bool>,
+    spoken: bool,
+}
+
+impl Word {
+    async fn say(mut self: Box<Self>, word: Said) -> Result<()> {
+        self.spoken = true;
+        let room = self.hands.lock().remove(&(self.id, self.token)).map(|_| Room(self.hands.clone()));
+        let ours = self.said.call(word, size_of::<Said>()).await;
+        drop(room);
+        match ours? {
+            true => Ok(()),
+            false => Err(Error::Refused("its time was up, and it is delivered again".into())),
+        }
+    }
+}
+
+impl Acknowledge for Word {
+    fn ack(self: Box<Self>) -> BoxFuture<'static, Result<()>> {
+        let word = Said::Done { id: self.id, token: self.token };
+        Box::pin(self.say(word))
+    }
+
+    fn put_back(self: Box<Self>) -> BoxFuture<'static, Result<()>> {
+        let word = Said::NotBegun { id: self.id, token: self.token };
+        Box::pin(self.say(word))
+    }
+}
+
+impl Drop for Word {
+    fn drop(&mut self) {
+        if !self.spoken
+            && let Some(held) = self.hands.lock().get_mut(&(self.id, self.token))
+        {
+            held.abandoned = Some(Instant::now());
+        }
+    }
+}
+
+/// The task.
+struct Fetch {
+    store: Database,
+    queue: String,
+    prefetch: usize,
+    hands: Arc<Hands>,
+    sender: mpsc::UnboundedSender<QueueRow>,
+    wake: Wake,
+    down: Arc<Mutex<Option<String>>>,
+    leaving: Arc<Leaving>,
+}
+
+impl Fetch {
+    async fn run(self, mut stopped: watch::Receiver<()>) {
+        let mut hold = tokio::time::interval(self.hands.visibility / HOLDS);
+        // Its first tick would be now, and there is nothing to hold yet.
+        hold.reset();
+        hold.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                // Its other end is gone. What is being taken has been taken: it is put back with the rest.
+                _ = stopped.changed() => break,
+                _ = hold.tick() => self.hold_on().await,
+                () = self.room() => {
+                    // Not in the select: a taking that is dropped half-way would hide its rows from everybody.
+                    if self.take().await == 0 {
+                        tokio::select! {
+                            _ = stopped.changed() => break,
+                            _ = hold.tick() => self.hold_on().await,
+                            () = self.wake.woken() => {}
+                            () = tokio::time::sleep(POLL) => {}
+                        }
+                    }
+                }
+            }
+        }
+        self.let_go().await;
+        self.leaving.0.send_modify(|n| *n = n.saturating_sub(1));
+    }
+
+    /// Waits until there is room for another message, or for a few more.
+    async fn room(&self) {
+        let _ = self.hands.room.acquire().await;
+        let room = self.hands.room.available_permits();
+        if room < self.prefetch.div_ceil(2) && room > 0 {
+            tokio::time::sleep(GATHER).await;
+        }
+    }
+
+    /// Takes what there is room for; how many there were.
+    async fn take(&self) -> usize {
+        let room = self.hands.room.available_permits();
+        if room == 0 {
+            return 0;
+        }
+        let taken = self.store.deliver_rows(&self.queue, room, self.hands.visibility).await;
+        *self.down.lock().unwrap_or_else(PoisonError::into_inner) = taken.as_ref().err().map(ToString::to_string);
+        let rows = match taken {
+            Ok(rows) => rows,
+            Err(error) => {
+                tracing::warn!(queue = self.queue, %error, "messages cannot be taken");
+                return 0;
+            }
+        };
+        let n = rows.len();
+        for row in rows {
+            // Only this task takes room, so there is what was there before.
+            if let Ok(room) = self.hands.room.try_acquire() {
+                room.forget();
+            }
+            self.hands.lock().insert((row.id, row.token), Held { handed: false, abandoned: None });
+            // Nobody may be there to have it any more: then it is put back with the rest.
+            let _ = self.sender.send(row);
+        }
+        n
+    }
+
+    async fn hold_on(&self) {
+        let rows = self.hands.to_hold();
+        if rows.is_empty() {
+            return;
+        }
+        if let Err(error) = self.store.hold_rows(&rows, self.hands.visibility).await {
+            tracing::warn!(queue = self.queue, %error, "messages in hand cannot be held on to");
+        }
+    }
+
+    /// Gives back what is not acknowledged.
+    async fn let_go(&self) {
+        let rows: Vec<(i64, i64, bool)> =
+            self.hands.lock().drain().map(|((id, token), held)| (id, token, !held.handed)).collect();
+        if rows.is_empty() {
+            return;
+        }
+        if let Err(error) = self.store.put_back_rows(&rows).await {
+            // Their time ends by itself.
+            tracing::debug!(queue = self.queue, %error, "messages could not be put back");
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! A broker whose queues are rows of the same database: nothing else needs to be installed.
+
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+    time::Duration,
+};
+
+use semel::{
+    Error, Result, Uptime,
+    lane::{Lane, Limits, lane},
+    messaging::{BoxFuture, Broker, BrokerHealth, Deliveries, Envelope, Published, Queue},
+};
+
+use super::{
+    deliveries::{Embedded, House, Leaving},
+    queue::VISIBILITY,
+};
+use crate::Database;
+
+/// A broker whose queues are rows of the database. Cheap to clone.
+#[derive(Clone)]
+pub struct EmbeddedBroker(Arc<Shared>);
+
+struct Shared {
+    store: Database,
+    /// For how long a message that was delivered is nobody else's, unless it is held on to.
+    visibility: Duration,
+    /// Queues that are there; none is ever removed.
+    known: Mutex<HashSet<String>>,
+    /// Why the last statement failed, if it did.
+    down: Arc<Mutex<Option<String>>>,
+    /// Where consumers say what became of messages: what is said at the same time goes in one statement.
+    said: OnceLock<Lane<Said, bool>>,
+    leaving: Arc<Leaving>,
+}
+
+/// What became of a message that was delivered.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Said {
+    /// It is done with.
+    Done { id: i64, token: i64 },
+    /// It was not begun.
+    NotBegun { id: i64, token: i64 },
+}
+
+impl EmbeddedBroker {
+    /// The broker in this database.
+    #[must_use]
+    pub fn new(store: Database) -> Self {
+        Self::with_visibility(store, VISIBILITY)
+    }
+
+    /// The broker in this database. A message whose consumer died is delivered to another one after so long; one that is
+    /// alive holds on to what it has.
+    #[must_use]
+    pub fn with_visibility(store: Database, visibility: Duration) -> Self {
+        let visibility = visibility.max(Duration::from_millis(100));
+        let (known, down, said, leaving) = (Mutex::default(), Arc::default(), OnceLock::new(), Arc::default());
+        Self(Arc::new(Shared { store, visibility, known, down, said, leaving }))
+    }
+
+    /// Which of these topics have a queue.
+    async fn routed(&self, batch: &[Envelope]) -> Result<HashSet<String>> {
+        let topics: HashSet<&str> = batch.iter().map(|envelope| envelope.message.topic.as_str()).collect();
+        let (known, unknown): (Vec<&str>, Vec<&str>) = {
+            let known = self.0.known.lock().unwrap_or_else(PoisonError::into_inner);
+            topics.into_iter().partition(|topic| known.contains(*topic))
+        };
+        let mut there: HashSet<String> = known.into_iter().map(str::to_owned).collect();
+        if !unknown.is_empty() {
+            let found = self.0.store.find_queues(&unknown).await?;
+            self.0.known.lock().unwrap_or_else(PoisonError::into_inner).extend(found.iter().cloned());
+            there.extend(found);
+        }
+        Ok(there)
+    }
+
+    async fn publish_all(&self, batch: Vec<Envelope>, until: Uptime) -> Vec<Published> {
+        let there = match self.routed(&batch).await {
+            Ok(there) => there,
+            Err(error) => {
+                self.note(Some(error.to_string()));
+                return batch.iter().map(|_| Published::NotSent(error.to_string())).collect();
+            }
+        };
+        let is_routed = |envelope: &Envelope| there.contains(envelope.message.topic.as_str());
+        let mut answers: Vec<Option<Published>> = batch
+            .iter()
+            .map(|envelope| {
+                let missing = || Published::Unroutable(format!("there is no queue {}", envelope.message.topic));
+                (!is_routed(envelope)).then(missing)
+            })
+            .collect();
+        let routed: Vec<Envelope> = batch.into_iter().filter(is_routed).collect();
+        let mut said = self.publish_routed(&routed, until).await.into_iter();
+        for answer in &mut answers {
+            if answer.is_none() {
+                *answer = said.next();
+            }
+        }
+        answers.into_iter().map(|answer| answer.unwrap_or(Published::NotSent("not tried".into()))).collect()
+    }
+
+    /// One statement for all. If it is refused, one for each: only the culprit is.
+    async fn publish_routed(&self, batch: &[Envelope], until: Uptime) -> Vec<Published> {
+        if batch.is_empty() {
+            return Vec::new();
+        }
+        let sent = self.0.store.publish_rows(batch, until).await;
+        self.note(match &sent {
+            Published::NotSent(why) | Published::Unknown(why) => Some(why.clone()),
+            _ => None,
+        });
+        if batch.len() == 1 || !matches!(sent, Published::Refused(_)) {
+            return vec![sent; batch.len()];
+        }
+        let mut each = Vec::with_capacity(batch.len());
+        for envelope in batch {
+            each.push(self.0.store.publish_rows(std::slice::from_ref(envelope), until).await);
+        }
+        each
+    }
+
+    fn note(&self, down: Option<String>) {
+        *self.0.down.lock().unwrap_or_else(PoisonError::into_inner) = down;
+    }
+
+    /// The lane of what consumers say; its task begins with the first consumer.
+    fn said(&self) -> Lane<Said, bool> {
+        let begin = || {
+            let store = self.0.store.clone();
+            let (said, serve) = lane(Limits::default(), move |batch: Vec<Said>| {
+                let store = store.clone();
+                async move { say(&store, &batch).await }
+            });
+            tokio::spawn(serve);
+            said
+        };
+        self.0.said.get_or_init(begin).clone()
+    }
+}
+
+/// Tells the database what consumers said; of each whether the message was still theirs.
+async fn say(store: &Database, batch: &[Said]) -> Result<Vec<bool>> {
+    let (mut done, mut back) = (Vec::new(), Vec::new());
+    for said in batch {
+        match *said {
+            Said::Done { id, token } => done.push((id, token)),
+            Said::NotBegun { id, token } => back.push((id, token, true)),
+        }
+    }
+    let mut ours = HashSet::new();
+    if !done.is_empty() {
+        ours.extend(store.acknowledge_rows(&done).await?);
+    }
+    if !back.is_empty() {
+        ours.extend(store.put_back_rows(&back).await?);
+    }
+    let is_ours = |said: &Said| match said {
+        Said::Done { id, .. } | Said::NotBegun { id, .. } => ours.contains(id),
+    };
+    Ok(batch.iter().map(is_ours).collect())
+}
+
+impl Broker for EmbeddedBroker {
+    fn declare(&self, queues: Vec<Queue>) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async move { self.0.store.declare_queues(&queues).await })
+    }
+
+    fn publish(&self, batch: Vec<Envelope>, until: Uptime) -> BoxFuture<'_, Vec<Published>> {
+        Box::pin(self.publish_all(batch, until))
+    }
+
+    fn consume(&self, queue: &str, prefetch: u16) -> BoxFuture<'_, Result<Box<dyn Deliveries>>> {
+        let queue = queue.to_owned();
+        Box::pin(async move {
+            let found = self.0.store.find_queues(&[&queue]).await;
+            self.note(found.as_ref().err().map(ToString::to_string));
+            if found?.is_empty() {
+                return Err(Error::Unavailable(format!("there is no queue {queue} yet")));
+            }
+            let house = House {
+                store: self.0.store.clone(),
+                visibility: self.0.visibility,
+                said: self.said(),
+                down: self.0.down.clone(),
+                leaving: self.0.leaving.clone(),
+            };
+            Ok(Box::new(Embedded::begin(house, queue, prefetch)) as Box<dyn Deliveries>)
+        })
+    }
+
+    fn health(&self) -> BrokerHealth {
+        match &*self.0.down.lock().unwrap_or_else(PoisonError::into_inner) {
+            None => BrokerHealth::Up,
+            Some(why) => BrokerHealth::Down(why.clone()),
+        }
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        // Nothing is open here that is not the database's; but what consumers held should be there for others.
+        Box::pin(self.0.leaving.ended())
+    }
+}

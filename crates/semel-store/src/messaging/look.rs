@@ -1,0 +1,187 @@
+//! Looking at the outbox, and what a person may do about it.
+
+use semel::{
+    Result, Timestamp,
+    messaging::{Backlog, MessageId, OutboxFilter, OutboxListing, OutboxState, Topic},
+};
+use serde_json::json;
+use sqlx::SqliteConnection;
+
+use super::{
+    News,
+    audit::Audit,
+    rows::{self, ListedRow},
+};
+use crate::{Database, connection::broken, database::Inner, on};
+
+/// How long it is remembered when a message was published.
+const RECEIPTS: i64 = 7 * 24 * 3600 * 1_000_000;
+
+/// Id, state, topic, ordering key, number and failures.
+type HeldRow = (i64, String, String, Option<String>, Option<i64>, i64);
+
+impl Database {
+    /// The one number that a statement without parameters yields.
+    pub(super) async fn look(&self, sql: &'static str) -> Result<Option<i64>> {
+        let mut reader = self.reader().await?;
+        let found = on!(reader.conn(), c => sqlx::query_scalar(sql).fetch_optional(c).await.map_err(broken)?);
+        reader.leave();
+        Ok(found)
+    }
+
+    /// The time, for one who only looks.
+    pub(super) async fn look_now(&self) -> Result<i64> {
+        let now = match self.inner() {
+            Inner::Postgres(db) => db.now().await?,
+            Inner::Sqlite(db) => db.now().await?,
+        };
+        Ok(now.as_micros())
+    }
+
+    /// The time on SQLite, in a transaction.
+    pub(super) async fn host_now(&self, conn: &mut SqliteConnection) -> Result<i64> {
+        sqlx::query_scalar("SELECT max($1, clock) FROM semel_meta WHERE only = 1")
+            .bind(self.clock())
+            .fetch_one(conn)
+            .await
+            .map_err(broken)
+    }
+
+    pub(super) async fn find_receipt(&self, tenant: &str, id: MessageId) -> Result<Option<Timestamp>> {
+        let sql = self.messages().sql.receipt;
+        let mut reader = self.reader().await?;
+        let sent: Option<i64> = on!(reader.conn(), c => sqlx::query_scalar(sql).bind(tenant).bind(id.to_string())
+            .fetch_optional(c).await.map_err(broken)?);
+        reader.leave();
+        Ok(sent.map(Timestamp::from_micros))
+    }
+
+    /// Forgets old receipts, at most so many; whether there may be more. Part of the sweep.
+    pub(crate) async fn purge_receipts(&self, limit: u32) -> Result<bool> {
+        let sql = &self.messages().sql;
+        self.answer(async {
+            let before = self.look_now().await? - RECEIPTS;
+            let mut reader = self.reader().await?;
+            let any: Option<i64> = on!(reader.conn(), c => sqlx::query_scalar(sql.any_receipts).bind(before)
+                .fetch_optional(c).await.map_err(broken)?);
+            reader.leave();
+            if any.is_none() {
+                return Ok(false);
+            }
+            let mut work = self.statement().await?;
+            let purged = on!(work.conn(), c => sqlx::query(sql.purge_receipts).bind(before).bind(i64::from(limit))
+                .execute(c).await.map(|done| done.rows_affected()))
+            .map_err(broken)?;
+            self.finish(work, 1).await?;
+            Ok(purged >= u64::from(limit))
+        })
+        .await
+    }
+
+    pub(super) async fn list_outbox(
+        &self,
+        filter: &OutboxFilter,
+        after: Option<i64>,
+        limit: u32,
+    ) -> Result<OutboxListing> {
+        use OutboxState::{Parked, Unroutable, Waiting};
+        let sql = match filter.state {
+            Some(Waiting | Unroutable | Parked) => self.messages().sql.list_held,
+            _ => self.messages().sql.list,
+        };
+        let limit = limit.clamp(1, 500);
+        let mut reader = self.reader().await?;
+        let rows: Vec<ListedRow> = on!(reader.conn(), c => sqlx::query_as(sql)
+            .bind(&filter.tenant)
+            .bind(after.unwrap_or(0))
+            .bind(filter.topic.as_ref().map(Topic::as_str))
+            .bind(filter.state.map(OutboxState::as_str))
+            // One more than asked for: it tells whether there is another page.
+            .bind(i64::from(limit) + 1)
+            .fetch_all(c).await.map_err(broken)?);
+        reader.leave();
+        let mut items = rows.into_iter().map(ListedRow::read).collect::<Result<Vec<_>>>()?;
+        let more = items.len() > limit as usize;
+        items.truncate(limit as usize);
+        let next = items.last().filter(|_| more).map(|row| row.id);
+        Ok(OutboxListing { items, next })
+    }
+
+    pub(super) async fn redrive_row(&self, tenant: &str, id: MessageId, actor: &str) -> Result<bool> {
+        let sql = &self.messages().sql;
+        let mut work = self.work().await?;
+        let Some(held) = self.load_held(&mut work, tenant, id).await? else {
+            work.forget().await;
+            return Ok(false);
+        };
+        let done = on!(work.conn(), c => sqlx::query(sql.redrive).bind(held.0).execute(c).await
+            .map(|done| done.rows_affected()));
+        if done.map_err(broken)? == 0 {
+            work.forget().await;
+            return Ok(false);
+        }
+        let after = json!({ "state": OutboxState::Ready.as_str() });
+        let audit = Audit { tenant, actor, action: "outbox.redrive", subject: &id.to_string(), reason: "" };
+        self.audit(&mut work.conn(), audit, Some(before(&held)), Some(after)).await?;
+        self.finish(work, 1).await?;
+        self.messages().wakes.tell(News::Outbox);
+        Ok(true)
+    }
+
+    pub(super) async fn skip_row(&self, tenant: &str, id: MessageId, actor: &str, reason: &str) -> Result<bool> {
+        let sql = &self.messages().sql;
+        let mut work = self.work().await?;
+        let Some(held) = self.load_held(&mut work, tenant, id).await? else {
+            work.forget().await;
+            return Ok(false);
+        };
+        let done = on!(work.conn(), c => sqlx::query(sql.skip).bind(held.0).execute(c).await
+            .map(|done| done.rows_affected()));
+        if done.map_err(broken)? == 0 {
+            work.forget().await;
+            return Ok(false);
+        }
+        if let (Some(key), Some(number)) = (&held.3, held.4) {
+            on!(work.conn(), c => sqlx::query(sql.free_next).bind(tenant).bind(key).bind(number).bind(self.clock())
+                .execute(c).await.map(drop))
+            .map_err(broken)?;
+        }
+        let reason = rows::reason(reason);
+        let audit = Audit { tenant, actor, action: "outbox.skip", subject: &id.to_string(), reason: &reason };
+        self.audit(&mut work.conn(), audit, Some(before(&held)), None).await?;
+        self.finish(work, 1).await?;
+        self.messages().wakes.tell(News::Outbox);
+        Ok(true)
+    }
+
+    async fn load_held(&self, work: &mut super::work::Work, tenant: &str, id: MessageId) -> Result<Option<HeldRow>> {
+        let sql = self.messages().sql.load_held;
+        on!(work.conn(), c => sqlx::query_as(sql).bind(tenant).bind(id.to_string()).fetch_optional(c).await)
+            .map_err(broken)
+    }
+
+    pub(super) async fn count_outbox(&self) -> Result<Backlog> {
+        let sql = self.messages().sql.backlog;
+        let most = i64::try_from(Backlog::MOST).unwrap_or(i64::MAX);
+        let mut reader = self.reader().await?;
+        let (ready, waiting, blocked, unroutable, parked, oldest): (i64, i64, i64, i64, i64, Option<i64>) =
+            on!(reader.conn(), c => sqlx::query_as(sql).bind(most).fetch_one(c).await.map_err(broken)?);
+        reader.leave();
+        let counts = OutboxState::ALL.into_iter().map(|state| {
+            let n = match state {
+                OutboxState::Ready => ready,
+                OutboxState::Waiting => waiting,
+                OutboxState::Blocked => blocked,
+                OutboxState::Unroutable => unroutable,
+                OutboxState::Parked => parked,
+            };
+            (state, u64::try_from(n).unwrap_or(0))
+        });
+        Ok(Backlog { counts: counts.collect(), oldest: oldest.map(Timestamp::from_micros) })
+    }
+}
+
+/// A row as it was, without what it says.
+fn before((_, state, topic, ordering_key, number, failures): &HeldRow) -> serde_json::Value {
+    json!({ "state": state, "topic": topic, "orderingKey": ordering_key, "number": number, "failures": failures })
+}

@@ -1,0 +1,398 @@
+//! The statements about messages, as in [`crate::sql`]: text that both databases share, but for two that differ.
+
+use crate::sql::statements;
+
+/// The columns that a message has in the outbox.
+macro_rules! envelope {
+    () => {
+        "tenant, message_id, topic, kind, body, headers, ordering_key, number, not_before, receipt, operation, fence, put_at"
+    };
+}
+
+/// The columns of a message in a queue.
+macro_rules! delivered {
+    () => {
+        "id, queue, tenant, message_id, kind, body, headers, number, put_at, operation, fence, deliveries"
+    };
+}
+
+/// The columns of a message that could not be handled.
+macro_rules! letter {
+    () => {
+        "tenant, consumer, key, fingerprint, message_id, message_tenant, queue, kind, body, headers, number, put_at, operation, fence"
+    };
+}
+
+/// Keeps a message that could not be handled.
+macro_rules! put_letter {
+    ($table:literal, $time:literal) => {
+        concat!(
+            "INSERT INTO ",
+            $table,
+            " (",
+            letter!(),
+            ", failures, reason, ",
+            $time,
+            ")
+         SELECT ",
+            letter!(),
+            ", failures, reason, clock.now + r.after
+         FROM {rows $1: tenant text, consumer text, key text, fingerprint bytes, message_id text, message_tenant text,
+               queue text, kind text, body bytes, headers text, number int, put_at int, operation int, fence int,
+               failures int, reason text, after int} AS r
+         CROSS JOIN (SELECT {now $2} AS now) AS clock
+         WHERE true
+         ON CONFLICT (tenant, consumer, key, fingerprint) DO NOTHING"
+        )
+    };
+}
+
+/// Which dead letters are meant. `$3` is a text with its wildcards escaped (case does not matter, as SQLite has it),
+/// `$6` a batch of ids.
+macro_rules! meant {
+    () => {
+        "tenant = $1 AND (consumer = $2 OR $2 IS NULL) AND (CAST($3 AS TEXT) IS NULL OR lower(reason) LIKE '%' || lower(CAST($3 AS TEXT)) || '%' ESCAPE '!')
+           AND died_at >= $4 AND died_at < $5
+           AND (CAST($6 AS TEXT) IS NULL OR id IN (SELECT i.id FROM {rows $6: id int} AS i))
+           AND (queue = $7 OR $7 IS NULL)"
+    };
+}
+
+/// How a row of the outbox looks to whoever lists it. A page must fit into memory, so long bodies are cut.
+macro_rules! outbox_row {
+    ($where:literal) => {
+        concat!(
+            "SELECT id, tenant, message_id, topic, kind, substr(body, 1, 16386) AS body, headers, ordering_key, number,
+                    not_before, receipt, operation, fence, put_at, state, due_at, failures, error
+             FROM semel_outbox WHERE tenant = $1 AND id > $2 AND (topic = $3 OR $3 IS NULL) AND ",
+            $where,
+            " ORDER BY id LIMIT $5"
+        )
+    };
+}
+
+statements! {
+    /// Every statement about messages that both databases share, ready for one of them.
+    MessageSql:
+
+    /// The next numbers of ordering keys, in the order of the batch; the keys are locked by it.
+    number_keys =
+        "INSERT INTO semel_outbox_keys (tenant, ordering_key, last_number)
+         SELECT tenant, ordering_key, n FROM {rows $1: tenant text, ordering_key text, n int} AS r
+         WHERE true
+         ON CONFLICT (tenant, ordering_key) DO UPDATE SET last_number = semel_outbox_keys.last_number + excluded.last_number
+         RETURNING tenant, ordering_key, last_number";
+    /// New messages. One with an ordering key stands behind every earlier one that is still there: those of its own
+    /// batch, and those that are found. Not in one statement with the numbers: it must see what was committed by those
+    /// for whose lock that one has waited.
+    put =
+        "INSERT INTO semel_outbox (tenant, message_id, topic, kind, body, headers, ordering_key, number, not_before, receipt,
+            operation, fence, put_at, state, due_at)
+         SELECT tenant, message_id, topic, kind, body, headers, ordering_key, number, not_before, receipt,
+            operation, fence, now, state, CASE WHEN state = 'waiting' THEN not_before END
+         FROM (SELECT r.place, r.tenant, r.message_id, r.topic, r.kind, r.body, r.headers, r.ordering_key, r.number,
+                      r.not_before, r.receipt, r.operation, r.fence, clock.now,
+                      CASE WHEN r.behind THEN 'blocked'
+                           WHEN r.ordering_key IS NOT NULL
+                            AND (SELECT o.number FROM semel_outbox AS o
+                                 WHERE o.tenant = r.tenant AND o.ordering_key = r.ordering_key
+                                 ORDER BY o.number LIMIT 1) IS NOT NULL THEN 'blocked'
+                           WHEN r.not_before > clock.now THEN 'waiting'
+                           ELSE 'ready' END AS state
+               FROM {rows $1: place int, tenant text, message_id text, topic text, kind text, body bytes, headers text,
+                     ordering_key text, number int, not_before int, receipt bool, operation int, fence int,
+                     behind bool} AS r
+               CROSS JOIN (SELECT {now $2} AS now) AS clock) AS m
+         ORDER BY place";
+    /// What is said of rows that were not sent.
+    mark =
+        "UPDATE semel_outbox AS o
+         SET state = r.state, due_at = clock.now + r.after, failures = o.failures + r.failed,
+             error = coalesce(r.error, o.error), lease_until = 0, token = 0
+         FROM {rows $1: id int, token int, state text, after int, failed int, error bytes} AS r
+         CROSS JOIN (SELECT {now $2} AS now) AS clock
+         WHERE o.id = r.id AND o.token = r.token";
+    /// What has become due is ready.
+    ready_due =
+        "UPDATE semel_outbox SET state = 'ready', due_at = NULL
+         WHERE id {unlocked SELECT id FROM semel_outbox WHERE due_at <= (SELECT {now $1}) ORDER BY due_at LIMIT $2}";
+    /// When the next one is due.
+    next_due = "SELECT due_at FROM semel_outbox WHERE due_at IS NOT NULL ORDER BY due_at LIMIT 1";
+    /// Of the next so many ordering keys in which something is blocked, the first row that is, and whether it is blocked
+    /// by nothing. From key to key by index: a line may be long.
+    find_stuck =
+        "WITH RECURSIVE line (id, tenant, ordering_key, number, n) AS (
+            SELECT o.id, o.tenant, o.ordering_key, o.number, 1
+            FROM semel_outbox AS o
+            WHERE o.id = (SELECT b.id FROM semel_outbox AS b
+                          WHERE b.state = 'blocked' AND (b.tenant, b.ordering_key) > ($1, $2)
+                          ORDER BY b.tenant, b.ordering_key, b.number LIMIT 1)
+            UNION ALL
+            SELECT o.id, o.tenant, o.ordering_key, o.number, l.n + 1
+            FROM line AS l
+            JOIN semel_outbox AS o
+              ON o.id = (SELECT b.id FROM semel_outbox AS b
+                         WHERE b.state = 'blocked' AND (b.tenant, b.ordering_key) > (l.tenant, l.ordering_key)
+                         ORDER BY b.tenant, b.ordering_key, b.number LIMIT 1)
+            WHERE l.n < $3)
+         SELECT l.id, l.tenant, l.ordering_key,
+                (SELECT e.id FROM semel_outbox AS e
+                 WHERE e.tenant = l.tenant AND e.ordering_key = l.ordering_key AND e.number < l.number
+                 ORDER BY e.number LIMIT 1) IS NULL AS stuck
+         FROM line AS l ORDER BY l.n";
+    /// Rows that nothing blocks go on. Once that is so it stays so: what is put later has a higher number.
+    free_stuck =
+        "UPDATE semel_outbox AS o
+         SET state = CASE WHEN o.not_before > clock.now THEN 'waiting' ELSE 'ready' END,
+             due_at = CASE WHEN o.not_before > clock.now THEN o.not_before END
+         FROM (SELECT {now $2} AS now) AS clock
+         WHERE o.id {unlocked SELECT id FROM semel_outbox WHERE state = 'blocked'
+             AND id IN (SELECT i.id FROM {rows $1: id int} AS i)}
+         RETURNING state";
+
+    /// When a message was published.
+    receipt = "SELECT sent_at FROM semel_receipts WHERE tenant = $1 AND message_id = $2";
+    /// Receipts from before a time go.
+    purge_receipts =
+        "DELETE FROM semel_receipts WHERE (tenant, message_id) IN
+            (SELECT tenant, message_id FROM semel_receipts WHERE sent_at < $1 ORDER BY sent_at LIMIT $2)";
+    /// Whether there are any.
+    any_receipts = "SELECT sent_at FROM semel_receipts WHERE sent_at < $1 ORDER BY sent_at LIMIT 1";
+    /// A page of the outbox,
+    list = outbox_row!("(state = $4 OR $4 IS NULL)");
+    /// and of what is held up in it: by its own index, so that a few among millions are found at once.
+    list_held = outbox_row!("state IN ('waiting', 'unroutable', 'parked') AND state = $4");
+    /// A row that a person wants to see go, as it is; nobody else is at it from here on.
+    load_held = "SELECT id, state, topic, ordering_key, number, failures FROM semel_outbox WHERE tenant = $1 AND message_id = $2";
+    /// A row that a person makes ready.
+    redrive =
+        "UPDATE semel_outbox SET state = 'ready', due_at = NULL
+         WHERE id = $1 AND state IN ('waiting', 'unroutable', 'parked')";
+    /// A row that a person removes.
+    skip = "DELETE FROM semel_outbox WHERE id = $1 AND state IN ('unroutable', 'parked')";
+    /// The one behind it goes on.
+    free_next =
+        "UPDATE semel_outbox AS o
+         SET state = CASE WHEN o.not_before > clock.now THEN 'waiting' ELSE 'ready' END,
+             due_at = CASE WHEN o.not_before > clock.now THEN o.not_before END
+         FROM (SELECT {now $4} AS now) AS clock
+         WHERE o.state = 'blocked'
+           AND o.id = (SELECT n.id FROM semel_outbox AS n
+                       WHERE n.tenant = $1 AND n.ordering_key = $2 AND n.number > $3 ORDER BY n.number LIMIT 1)";
+    /// How many are in each state, up to a limit, and since when the oldest is ready.
+    backlog =
+        "SELECT (SELECT count(*) FROM (SELECT id FROM semel_outbox WHERE state = 'ready' ORDER BY id LIMIT $1) AS s) AS ready,
+                (SELECT count(*) FROM (SELECT id FROM semel_outbox
+                    WHERE state IN ('waiting', 'unroutable', 'parked') AND state = 'waiting' LIMIT $1) AS s) AS waiting,
+                (SELECT count(*) FROM (SELECT id FROM semel_outbox
+                    WHERE state = 'blocked' ORDER BY tenant, ordering_key, number LIMIT $1) AS s) AS blocked,
+                (SELECT count(*) FROM (SELECT id FROM semel_outbox
+                    WHERE state IN ('waiting', 'unroutable', 'parked') AND state = 'unroutable' LIMIT $1) AS s) AS unroutable,
+                (SELECT count(*) FROM (SELECT id FROM semel_outbox
+                    WHERE state IN ('waiting', 'unroutable', 'parked') AND state = 'parked' LIMIT $1) AS s) AS parked,
+                (SELECT put_at FROM semel_outbox WHERE state = 'ready' ORDER BY id LIMIT 1) AS oldest";
+
+    /// A message to be tried again. One that is there stays as it is.
+    put_retry = put_letter!("semel_retries", "due_at");
+    /// A message for a person. One that is there stays as it is.
+    put_dead = put_letter!("semel_dead_letters", "died_at");
+    /// Retries of a consumer that are due, oldest first; that they are begun counts.
+    take_retries = concat!(
+        "UPDATE semel_retries SET due_at = $3 + $4, token = $5, starts = starts + 1
+         WHERE id {unlocked SELECT id FROM semel_retries WHERE consumer = $1 AND due_at <= $3 ORDER BY due_at, id LIMIT $2}
+         RETURNING id, ", letter!(), ", failures, starts, token");
+    /// A retry whose effect is being committed.
+    retry_done = "DELETE FROM semel_retries WHERE id = $1 AND token = $2";
+    /// A retry that failed.
+    retry_later =
+        "UPDATE semel_retries
+         SET due_at = clock.now + $3, token = 0, failures = failures + 1, reason = $4
+         FROM (SELECT {now $5} AS now) AS clock
+         WHERE id = $1 AND token = $2";
+    /// A retry that failed too often becomes a dead letter;
+    retry_dead = concat!(
+        "INSERT INTO semel_dead_letters (", letter!(), ", failures, reason, died_at)
+         SELECT ", letter!(), ", failures + 1, $3, clock.now
+         FROM semel_retries CROSS JOIN (SELECT {now $4} AS now) AS clock
+         WHERE id = $1 AND token = $2
+         ON CONFLICT (tenant, consumer, key, fingerprint) DO NOTHING");
+    /// When the next retry of a consumer is due.
+    next_retry = "SELECT due_at FROM semel_retries WHERE consumer = $1 ORDER BY due_at LIMIT 1";
+
+    /// A page of dead letters, newest first, with long bodies cut.
+    letters = concat!(
+        "SELECT id, tenant, consumer, key, message_id, message_tenant, queue, kind, substr(body, 1, 16386) AS body, headers,
+                number, put_at, operation, fence, failures, reason, died_at
+         FROM semel_dead_letters
+         WHERE ", meant!(), " AND id < $8 ORDER BY id DESC LIMIT $9");
+    /// One dead letter.
+    letter =
+        "SELECT id, tenant, consumer, key, message_id, message_tenant, queue, kind, body, headers, number, put_at, operation,
+                fence, failures, reason, died_at
+         FROM semel_dead_letters WHERE tenant = $1 AND id = $2";
+    /// How many match, up to a limit.
+    count_letters = concat!(
+        "SELECT count(*) FROM (SELECT 1 FROM semel_dead_letters WHERE ", meant!(), " LIMIT $8) AS s");
+    /// Which match, oldest first.
+    find_letters = concat!(
+        "SELECT id FROM semel_dead_letters
+         WHERE id {unlocked SELECT id FROM semel_dead_letters WHERE ", meant!(), " AND id > $8 ORDER BY id LIMIT $9}
+         ORDER BY id");
+    /// They become retries that are due now.
+    redrive_letters = concat!(
+        "INSERT INTO semel_retries (", letter!(), ", failures, reason, due_at)
+         SELECT ", letter!(), ", 0, reason, clock.now
+         FROM semel_dead_letters CROSS JOIN (SELECT {now $2} AS now) AS clock
+         WHERE id IN (SELECT i.id FROM {rows $1: id int} AS i)
+         ORDER BY id
+         ON CONFLICT (tenant, consumer, key, fingerprint) DO NOTHING");
+    /// And are dead no more.
+    delete_letters = "DELETE FROM semel_dead_letters WHERE id IN (SELECT i.id FROM {rows $1: id int} AS i)";
+    /// A person removes one.
+    discard_letter =
+        "DELETE FROM semel_dead_letters WHERE tenant = $1 AND id = $2
+         RETURNING consumer, key, queue, failures, reason";
+    /// What a person did.
+    audit =
+        "INSERT INTO semel_audit (tenant, at, actor, action, subject, reason, before, after)
+         SELECT $1, {now $8}, $2, $3, $4, $5, $6, $7";
+
+    /// Queues that must be there.
+    declare =
+        "INSERT INTO semel_queues (name) SELECT name FROM {rows $1: name text} AS r
+         WHERE true
+         ON CONFLICT (name) DO NOTHING";
+    /// Which queues there are.
+    find_queues = "SELECT q.name FROM {rows $1: name text} AS r JOIN semel_queues AS q ON q.name = r.name";
+    /// Messages that are published.
+    publish =
+        "INSERT INTO semel_queue (queue, tenant, message_id, kind, body, headers, number, put_at, operation, fence)
+         SELECT queue, tenant, message_id, kind, body, headers, number, put_at, operation, fence
+         FROM {rows $1: place int, queue text, tenant text, message_id text, kind text, body bytes, headers text, number int,
+               put_at int, operation int, fence int} AS r
+         ORDER BY place";
+    /// Messages that are done with.
+    acknowledge =
+        "DELETE FROM semel_queue
+         WHERE (id, token) IN (SELECT r.id, r.token FROM {rows $1: id int, token int} AS r)
+         RETURNING id";
+    /// Messages that somebody else may have at once.
+    put_back =
+        "UPDATE semel_queue AS q SET visible_at = 0, token = 0, deliveries = q.deliveries - r.unbegun
+         FROM {rows $1: message int, held int, unbegun int} AS r
+         WHERE q.id = r.message AND q.token = r.held
+         RETURNING id, queue";
+    /// Messages that are still being handled.
+    hold =
+        "UPDATE semel_queue AS q SET visible_at = clock.now + $3
+         FROM {rows $1: id int, token int} AS r
+         CROSS JOIN (SELECT {now $2} AS now) AS clock
+         WHERE q.id = r.id AND q.token = r.token";
+}
+
+/// Rows for a relay, on PostgreSQL: the lease, its time and its token in one statement, which is a commit of its own.
+pub(super) const TAKE_POSTGRES: &str = concat!(
+    "WITH lease AS MATERIALIZED (
+        SELECT coalesce($3, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
+               current_setting('semel.epoch')::bigint + nextval('semel_fence') AS token)
+     UPDATE semel_outbox SET lease_until = lease.now + $2, token = lease.token
+     FROM lease
+     WHERE id = ANY (ARRAY(SELECT r.id FROM semel_outbox AS r
+                           WHERE r.state = 'ready' AND r.lease_until <= (SELECT now FROM lease)
+                           ORDER BY r.id LIMIT $1 FOR UPDATE SKIP LOCKED))
+     RETURNING id, failures, ",
+    envelope!(),
+    ", semel_outbox.token"
+);
+
+/// Differs because SQLite's time and token were drawn when the transaction began.
+pub(super) const TAKE_SQLITE: &str = concat!(
+    "UPDATE semel_outbox SET lease_until = $3 + $2, token = $4
+     WHERE id IN (SELECT id FROM semel_outbox WHERE state = 'ready' AND lease_until <= $3 ORDER BY id LIMIT $1)
+     RETURNING id, failures, ",
+    envelope!(),
+    ", token"
+);
+
+/// Messages of a queue that nobody has, oldest first, on PostgreSQL.
+pub(super) const DELIVER_POSTGRES: &str = concat!(
+    "WITH lease AS MATERIALIZED (
+        SELECT coalesce($4, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
+               current_setting('semel.epoch')::bigint + nextval('semel_fence') AS token)
+     UPDATE semel_queue SET visible_at = lease.now + $3, token = lease.token, deliveries = deliveries + 1
+     FROM lease
+     WHERE id = ANY (ARRAY(SELECT r.id FROM semel_queue AS r
+                           WHERE r.queue = $1 AND r.visible_at <= (SELECT now FROM lease)
+                           ORDER BY r.id LIMIT $2 FOR UPDATE SKIP LOCKED))
+     RETURNING ",
+    delivered!(),
+    ", semel_queue.token"
+);
+
+/// Differs because SQLite's time and token were drawn when the transaction began.
+pub(super) const DELIVER_SQLITE: &str = concat!(
+    "UPDATE semel_queue SET visible_at = $4 + $3, token = $5, deliveries = deliveries + 1
+     WHERE id IN (SELECT id FROM semel_queue WHERE queue = $1 AND visible_at <= $4 ORDER BY id LIMIT $2)
+     RETURNING ",
+    delivered!(),
+    ", token"
+);
+
+/// Rows that were sent, on PostgreSQL: they go, their receipts stay, and what stood behind them goes on; in one
+/// statement, since this and the taking are what a message costs.
+pub(super) const SENT_POSTGRES: &str = "WITH clock AS MATERIALIZED (
+        SELECT coalesce($3, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
+     ), gone AS (
+        DELETE FROM semel_outbox AS o USING unnest($1::bigint[], $2::bigint[]) AS a(id, token)
+        WHERE o.id = a.id AND o.token = a.token
+        RETURNING o.tenant, o.message_id, o.ordering_key, o.number, o.receipt
+     ), noted AS (
+        INSERT INTO semel_receipts (tenant, message_id, sent_at)
+        SELECT tenant, message_id, now FROM gone, clock WHERE receipt
+        ON CONFLICT (tenant, message_id) DO UPDATE SET sent_at = excluded.sent_at
+     ), freed AS (
+        UPDATE semel_outbox AS o
+        SET state = CASE WHEN o.not_before > clock.now THEN 'waiting' ELSE 'ready' END,
+            due_at = CASE WHEN o.not_before > clock.now THEN o.not_before END
+        FROM gone AS g
+        CROSS JOIN LATERAL (SELECT n.id FROM semel_outbox AS n
+                            WHERE n.tenant = g.tenant AND n.ordering_key = g.ordering_key AND n.number > g.number
+                            ORDER BY n.number LIMIT 1) AS next
+        CROSS JOIN clock
+        WHERE g.ordering_key IS NOT NULL AND o.id = next.id AND o.state = 'blocked'
+        RETURNING o.state
+     )
+     SELECT state FROM freed";
+
+/// Differs because SQLite has no statement that does several things: three in one hop, in the order that each finds what
+/// it needs.
+pub(super) const SENT_SQLITE: &str = "UPDATE semel_outbox
+     SET state = CASE WHEN not_before > $2 THEN 'waiting' ELSE 'ready' END,
+         due_at = CASE WHEN not_before > $2 THEN not_before END
+     WHERE state = 'blocked'
+       AND id IN (SELECT (SELECT n.id FROM semel_outbox AS n
+                          WHERE n.tenant = o.tenant AND n.ordering_key = o.ordering_key AND n.number > o.number
+                          ORDER BY n.number LIMIT 1)
+                  FROM jsonb_each($1) AS r CROSS JOIN semel_outbox AS o
+                  WHERE o.id = r.value ->> 0 AND o.token = r.value ->> 1 AND o.ordering_key IS NOT NULL)
+     RETURNING state;
+     INSERT INTO semel_receipts (tenant, message_id, sent_at)
+     SELECT o.tenant, o.message_id, $2
+     FROM jsonb_each($1) AS r CROSS JOIN semel_outbox AS o
+     WHERE o.id = r.value ->> 0 AND o.token = r.value ->> 1 AND o.receipt
+     ON CONFLICT (tenant, message_id) DO UPDATE SET sent_at = excluded.sent_at;
+     DELETE FROM semel_outbox WHERE (id, token) IN (SELECT value ->> 0, value ->> 1 FROM jsonb_each($1))";
+
+/// What each database says in its own words, for the test that prepares each.
+#[cfg(test)]
+pub(crate) const HOT_POSTGRES: &[(&str, &str)] = &[
+    ("TAKE", TAKE_POSTGRES),
+    ("SENT", SENT_POSTGRES),
+    ("DELIVER", DELIVER_POSTGRES),
+    ("CHANNEL", super::notify::CHANNEL),
+    ("NOTIFY", super::notify::NOTIFY),
+];
+/// As above.
+#[cfg(test)]
+pub(crate) const HOT_SQLITE: &[(&str, &str)] =
+    &[("TAKE", TAKE_SQLITE), ("SENT", SENT_SQLITE), ("DELIVER", DELIVER_SQLITE)];

@@ -1,0 +1,285 @@
+//! Messages that could not be handled: kept once, tried when due, counted, and in the end a person's.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use bytes::Bytes;
+use semel::{
+    Fence, Fingerprint, Store as _,
+    messaging::{LetterFilter, MessageStore as _, NewLetter, Origin, Received, Retry, RetryRow},
+    store::Commit,
+};
+use semel_store::{Database, Tx};
+
+use super::tools::*;
+use crate::Lab;
+
+const LEASE: Duration = secs(30);
+
+/// A message that failed once, under a key of the suite's consumer.
+fn letter(key: &str, retry: Retry) -> NewLetter {
+    let message = Received {
+        id: Some(format!("id of {key}")),
+        tenant: Some("acme".into()),
+        queue: "news".into(),
+        kind: "note".into(),
+        body: Bytes::from(key.to_owned()),
+        headers: BTreeMap::from([("a".into(), "b".into())]),
+        number: Some(3),
+        put_at: Some(Lab::START),
+        origin: Some(Origin { operation: 7, fence: Fence(9) }),
+    };
+    NewLetter {
+        tenant: "acme".into(),
+        consumer: "reader".into(),
+        key: key.into(),
+        fingerprint: Fingerprint::of_bytes(key.as_bytes()),
+        message,
+        failures: 1,
+        reason: format!("{key} failed"),
+        retry,
+    }
+}
+
+fn now() -> Retry {
+    Retry::After(Duration::ZERO)
+}
+
+async fn keep(store: &Database, letter: NewLetter) {
+    soon(store.put_letter(letter)).await.unwrap();
+}
+
+async fn take(store: &Database) -> Vec<RetryRow> {
+    soon(store.take_retries("reader", 10, LEASE)).await.unwrap()
+}
+
+fn all() -> LetterFilter {
+    LetterFilter { tenant: "acme".into(), ..LetterFilter::default() }
+}
+
+/// The keys of the dead letters that match, newest first.
+async fn dead(store: &Database, filter: &LetterFilter) -> Vec<String> {
+    let (mut found, mut after) = (Vec::new(), None);
+    loop {
+        let page = soon(store.letters(filter, after, 2)).await.unwrap();
+        assert!(page.items.len() <= 2);
+        found.extend(page.items.into_iter().map(|letter| letter.key));
+        match page.next {
+            Some(next) => after = Some(next),
+            None => break,
+        }
+    }
+    let count = store.count_letters(filter).await.unwrap();
+    assert_eq!((count.n, count.exact), (found.len() as u64, true));
+    found
+}
+
+async fn begin(store: &Database) -> Tx {
+    soon(store.begin(store.longest_transaction())).await.unwrap()
+}
+
+/// A message is kept once: by its tenant, consumer, key and body.
+pub async fn a_letter_is_kept_once(lab: Lab) {
+    let store = lab.open().await;
+    for retry in [now(), Retry::Dead] {
+        for reason in ["first", "second"] {
+            keep(&store, NewLetter { reason: reason.into(), ..letter("k", retry) }).await;
+        }
+        keep(&store, NewLetter { tenant: "other".into(), ..letter("k", retry) }).await;
+        keep(&store, NewLetter { consumer: "other".into(), ..letter("k", retry) }).await;
+        keep(&store, NewLetter { fingerprint: Fingerprint::of_bytes(b"another body"), ..letter("k", retry) }).await;
+        keep(&store, letter("l", retry)).await;
+    }
+    for table in ["semel_retries", "semel_dead_letters"] {
+        assert_eq!(lab.number(&format!("SELECT count(*) FROM {table}")).await, 5, "{table}");
+        let kept = format!("SELECT reason FROM {table} WHERE key = 'k' ORDER BY id");
+        assert_eq!(lab.texts(&kept).await[0], "first", "one that is kept stays as it is");
+    }
+}
+
+/// What is kept is what came.
+pub async fn a_letter_comes_back_whole(lab: Lab) {
+    let store = lab.open().await;
+    let whole = letter("whole", now());
+    keep(&store, whole.clone()).await;
+    let row = take(&store).await.remove(0);
+    assert_eq!((&row.message, &row.key, &row.tenant), (&whole.message, &whole.key, &whole.tenant));
+    assert_eq!((row.fingerprint, row.failures, row.starts), (whole.fingerprint, 1, 1));
+    // Anybody may have sent it: it may say nothing of itself, or what no table can hold.
+    let strange = Received {
+        id: Some("a\0b".into()),
+        tenant: None,
+        queue: "news".into(),
+        kind: "k\0".into(),
+        body: Bytes::from_static(b"\xff\0"),
+        headers: BTreeMap::from([("h".into(), "\0".into())]),
+        number: None,
+        put_at: None,
+        origin: None,
+    };
+    let reason = format!("\0{}", "x".repeat(10_000));
+    keep(&store, NewLetter { message: strange.clone(), reason, ..letter("strange\0", Retry::Dead) }).await;
+    let id = soon(store.letters(&all(), None, 10)).await.unwrap().items[0].id;
+    let kept = soon(store.letter("acme", id)).await.unwrap().unwrap();
+    assert_eq!((&kept.message.body, &kept.message.headers), (&strange.body, &strange.headers));
+    assert_eq!((kept.message.id.as_deref(), kept.message.tenant), (Some("a\u{fffd}b"), None));
+    assert_eq!((kept.failures, kept.died_at, kept.consumer.as_str()), (1, Lab::START, "reader"));
+    assert_eq!(kept.reason.len(), 4096 + "\u{fffd}".len() - 1, "a reason is cut, not refused");
+    assert!(soon(store.letter("other", id)).await.unwrap().is_none());
+}
+
+/// A retry is taken when it is due, by one consumer, and that it is begun counts even if nobody says how it ended.
+pub async fn a_retry_is_begun_by_one_and_counted(lab: Lab) {
+    let (store, other) = (lab.open().await, lab.open().await);
+    let wake = store.retry_wake();
+    keep(&store, letter("later", Retry::After(secs(10)))).await;
+    soon(wake.woken()).await;
+    assert_eq!(store.next_retry("reader").await.unwrap(), Some(Lab::START + secs(10)));
+    assert_eq!(store.next_retry("nobody").await.unwrap(), None);
+    lab.pass(secs(10) - TICK);
+    assert!(take(&store).await.is_empty());
+    lab.pass(TICK);
+    assert!(soon(store.take_retries("nobody", 10, LEASE)).await.unwrap().is_empty());
+    let (a, b) = tokio::join!(take(&store), take(&other));
+    assert_eq!(a.len() + b.len(), 1);
+    let first = a.into_iter().chain(b).next().unwrap();
+    assert_eq!(first.starts, 1);
+    assert_eq!(store.next_retry("reader").await.unwrap(), Some(Lab::START + secs(10) + LEASE));
+    lab.pass(LEASE - TICK);
+    assert!(take(&store).await.is_empty(), "somebody is at it");
+    lab.pass(TICK);
+    let second = take(&store).await.remove(0);
+    assert_eq!((second.starts, second.failures), (2, 1), "it was begun twice, and nobody said that it failed");
+    assert!(second.token > first.token);
+}
+
+/// Whoever lost his lease settles nothing.
+pub async fn an_old_token_ends_no_retry(lab: Lab) {
+    let store = lab.open().await;
+    keep(&store, letter("k", now())).await;
+    let old = take(&store).await.remove(0);
+    lab.pass(LEASE);
+    let new = take(&store).await.remove(0);
+    let tx = begin(&store).await;
+    assert!(!soon(store.retry_done(&tx, old.id, old.token)).await.unwrap());
+    store.roll_back(&tx).await;
+    for retry in [now(), Retry::Dead] {
+        assert!(!soon(store.retry_failed(old.id, old.token, "late", retry)).await.unwrap());
+    }
+    assert!(dead(&store, &all()).await.is_empty());
+    assert!(take(&store).await.is_empty(), "the new one still has it");
+    let tx = begin(&store).await;
+    assert!(soon(store.retry_done(&tx, new.id, new.token)).await.unwrap());
+    assert!(matches!(store.commit(&tx).await, Commit::Done));
+    assert_eq!(store.next_retry("reader").await.unwrap(), None);
+}
+
+/// A retry goes with its effect, or not at all.
+pub async fn a_retry_ends_with_its_effect(lab: Lab) {
+    let store = lab.open().await;
+    keep(&store, letter("k", now())).await;
+    let row = take(&store).await.remove(0);
+    let tx = begin(&store).await;
+    assert!(soon(store.retry_done(&tx, row.id, row.token)).await.unwrap());
+    store.roll_back(&tx).await;
+    assert_eq!(lab.number("SELECT count(*) FROM semel_retries").await, 1);
+    let tx = begin(&store).await;
+    assert!(soon(store.retry_done(&tx, row.id, row.token)).await.unwrap());
+    assert!(matches!(store.commit(&tx).await, Commit::Done));
+    assert_eq!(lab.number("SELECT count(*) FROM semel_retries").await, 0);
+}
+
+/// A retry that failed is tried again later, or is a dead letter.
+pub async fn a_retry_that_fails_is_tried_again_or_dead(lab: Lab) {
+    let store = lab.open().await;
+    keep(&store, letter("k", now())).await;
+    let row = take(&store).await.remove(0);
+    assert!(soon(store.retry_failed(row.id, row.token, "again", Retry::After(secs(5)))).await.unwrap());
+    assert!(take(&store).await.is_empty());
+    lab.pass(secs(5));
+    let row = take(&store).await.remove(0);
+    assert_eq!((row.failures, row.starts), (2, 2));
+    assert!(soon(store.retry_failed(row.id, row.token, "enough", Retry::Dead)).await.unwrap());
+    assert_eq!(lab.number("SELECT count(*) FROM semel_retries").await, 0);
+    let letter = soon(store.letters(&all(), None, 10)).await.unwrap().items.remove(0);
+    assert_eq!((letter.key.as_str(), letter.reason.as_str(), letter.failures), ("k", "enough", 3));
+    assert_eq!((letter.died_at, letter.message), (Lab::START + secs(5), row.message));
+}
+
+/// Each part of a filter counts, and what stands for anything elsewhere stands for itself.
+pub async fn letters_are_found_by_their_filter(lab: Lab) {
+    let store = lab.open().await;
+    let reasons =
+        [("a", "100% wrong"), ("b", "100 times wrong"), ("c", "under_score"), ("d", "underXscore"), ("e", "Wow!")];
+    for (key, reason) in reasons {
+        keep(&store, NewLetter { reason: reason.into(), ..letter(key, Retry::Dead) }).await;
+        lab.pass(secs(1));
+    }
+    keep(&store, NewLetter { consumer: "other".into(), ..letter("f", Retry::Dead) }).await;
+    let mut elsewhere = letter("g", Retry::Dead);
+    elsewhere.message.queue = "elsewhere".into();
+    keep(&store, elsewhere).await;
+    keep(&store, NewLetter { tenant: "other".into(), ..letter("h", Retry::Dead) }).await;
+    assert_eq!(dead(&store, &all()).await, ["g", "f", "e", "d", "c", "b", "a"]);
+    for (text, keys) in
+        [("100%", vec!["a"]), ("r_s", vec!["c"]), ("WRONG", vec!["b", "a"]), ("w!", vec!["e"]), ("\\", vec![])]
+    {
+        assert_eq!(dead(&store, &LetterFilter { reason: Some(text.into()), ..all() }).await, keys, "{text}");
+    }
+    let since = |n| Some(Lab::START + secs(n));
+    assert_eq!(dead(&store, &LetterFilter { since: since(1), before: since(3), ..all() }).await, ["c", "b"]);
+    assert_eq!(dead(&store, &LetterFilter { consumer: Some("other".into()), ..all() }).await, ["f"]);
+    assert_eq!(dead(&store, &LetterFilter { queue: Some("elsewhere".into()), ..all() }).await, ["g"]);
+    assert_eq!(dead(&store, &LetterFilter { tenant: "other".into(), ..all() }).await, ["h"]);
+    let page = soon(store.letters(&all(), None, 500)).await.unwrap();
+    let ids = vec![page.items[1].id, page.items[6].id, i64::MAX];
+    assert_eq!(dead(&store, &LetterFilter { ids: ids.clone(), ..all() }).await, ["f", "a"]);
+    assert_eq!(dead(&store, &LetterFilter { ids, tenant: "other".into(), ..all() }).await, [""; 0]);
+}
+
+/// Letters that a person gives back are retries that were never tried, all of a round or none.
+pub async fn letters_are_given_back_to_their_consumers(lab: Lab) {
+    let store = lab.open().await;
+    for key in ["a", "b", "c"] {
+        keep(&store, letter(key, Retry::Dead)).await;
+    }
+    keep(&store, NewLetter { tenant: "other".into(), ..letter("d", Retry::Dead) }).await;
+    // In a caller's transaction that is rolled back.
+    let tx = begin(&store).await;
+    assert_eq!(soon(store.redrive_letters_in(&tx, &all(), None, 10, "ann")).await.unwrap().moved, 3);
+    store.roll_back(&tx).await;
+    assert!(take(&store).await.is_empty());
+    assert_eq!(dead(&store, &all()).await.len(), 3);
+    // In rounds.
+    let wake = store.retry_wake();
+    let first = soon(store.redrive_letters(&all(), None, 2, "ann")).await.unwrap();
+    assert_eq!((first.moved, first.more), (2, true));
+    soon(wake.woken()).await;
+    let second = soon(store.redrive_letters(&all(), first.last, 2, "ann")).await.unwrap();
+    assert_eq!((second.moved, second.more), (1, false));
+    let none = soon(store.redrive_letters(&all(), second.last, 2, "ann")).await.unwrap();
+    assert_eq!((none.moved, none.last, none.more), (0, None, false));
+    let rows = take(&store).await;
+    assert_eq!(rows.iter().map(|row| row.key.as_str()).collect::<Vec<_>>(), ["a", "b", "c"]);
+    assert!(rows.iter().all(|row| (row.failures, row.starts) == (0, 1)));
+    assert_eq!(lab.number("SELECT count(*) FROM semel_dead_letters").await, 1, "another tenant's stays");
+    let audit = lab.texts("SELECT actor || ' ' || action || ' ' || tenant FROM semel_audit ORDER BY id").await;
+    assert_eq!(audit, ["ann letters.redrive acme", "ann letters.redrive acme"]);
+    assert!(lab.texts("SELECT after FROM semel_audit ORDER BY id").await[0].contains("\"moved\":2"));
+}
+
+/// A letter that a person discards is gone, and who did so, and why, is known.
+pub async fn a_discarded_letter_is_audited(lab: Lab) {
+    let store = lab.open().await;
+    keep(&store, letter("k", Retry::Dead)).await;
+    let id = soon(store.letters(&all(), None, 10)).await.unwrap().items[0].id;
+    assert!(!soon(store.discard_letter("other", id, "ann", "x")).await.unwrap());
+    assert!(soon(store.discard_letter("acme", id, "ann", "a duplicate")).await.unwrap());
+    assert!(!soon(store.discard_letter("acme", id, "ann", "again")).await.unwrap());
+    assert!(dead(&store, &all()).await.is_empty());
+    let told = "SELECT actor || ' ' || action || ' ' || subject || ' ' || reason FROM semel_audit";
+    assert_eq!(lab.texts(told).await, [format!("ann letters.discard {id} a duplicate")]);
+    assert!(lab.texts("SELECT before FROM semel_audit").await[0].contains("k failed"));
+    // A letter may come again after that.
+    keep(&store, letter("k", Retry::Dead)).await;
+    assert_eq!(dead(&store, &all()).await, ["k"]);
+}

@@ -1,0 +1,568 @@
+//! The outbox: both or neither, by one relay at a time, in the order of its keys, and nothing is forgotten.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use bytes::Bytes;
+use semel::{
+    Error, Fence, Store as _,
+    messaging::{
+        Backlog, Lent, Mark, MarkRow, Message, MessageStore as _, Origin, OutboxFilter, OutboxState, Taken, Topic, Wake,
+    },
+    store::Commit,
+};
+use semel_store::{Database, Tx};
+
+use super::tools::*;
+use crate::{Kind, Lab};
+
+const LEASE: Duration = secs(30);
+
+/// A message of the suite's tenant.
+fn message(body: &str) -> Message {
+    Message::new("acme", Topic::new("news").unwrap(), "note", body.to_owned())
+}
+
+/// A message with an ordering key.
+fn keyed(key: &str, body: &str) -> Message {
+    Message { ordering_key: Some(key.into()), ..message(body) }
+}
+
+async fn begin(store: &Database) -> Tx {
+    soon(store.begin(store.longest_transaction())).await.unwrap()
+}
+
+async fn commit(store: &Database, tx: &Tx) {
+    assert!(matches!(soon(store.commit(tx)).await, Commit::Done));
+}
+
+/// Puts messages in a transaction of their own.
+async fn put(store: &Database, messages: Vec<Message>) {
+    let tx = begin(store).await;
+    soon(store.put(&tx, messages)).await.unwrap();
+    commit(store, &tx).await;
+}
+
+async fn take(store: &Database) -> Taken {
+    soon(store.take(100, LEASE)).await.unwrap()
+}
+
+fn body(lent: &Lent) -> String {
+    String::from_utf8(lent.envelope.message.body.to_vec()).unwrap()
+}
+
+fn bodies(taken: &Taken) -> Vec<String> {
+    taken.rows.iter().map(body).collect()
+}
+
+/// The same mark for all rows that were taken; how many others became ready.
+async fn mark(store: &Database, taken: &Taken, mark: &Mark) -> u64 {
+    let row = |lent: &Lent| MarkRow { id: lent.id, token: taken.token, mark: mark.clone() };
+    soon(store.mark(taken.rows.iter().map(row).collect())).await.unwrap()
+}
+
+/// The states of all rows, oldest first.
+async fn states(store: &Database) -> Vec<(String, OutboxState)> {
+    let filter = OutboxFilter { tenant: "acme".into(), ..OutboxFilter::default() };
+    let listing = soon(store.outbox(&filter, None, 500)).await.unwrap();
+    let read =
+        |row: semel::messaging::OutboxRow| (String::from_utf8(row.envelope.message.body.to_vec()).unwrap(), row.state);
+    listing.items.into_iter().map(read).collect()
+}
+
+/// Whether it was woken and nobody has noticed yet.
+async fn is_woken(wake: &Wake) -> bool {
+    tokio::time::timeout(Duration::from_millis(50), wake.woken()).await.is_ok()
+}
+
+/// A message goes out if its transaction commits, and never was if it does not.
+pub async fn a_message_is_there_if_its_transaction_commits(lab: Lab) {
+    let store = lab.open().await;
+    let tx = begin(&store).await;
+    soon(store.put(&tx, vec![message("never"), keyed("k", "never")])).await.unwrap();
+    store.roll_back(&tx).await;
+    let tx = begin(&store).await;
+    soon(store.put(&tx, vec![message("never either")])).await.unwrap();
+    drop(tx);
+    assert_eq!(bodies(&take(&store).await), [""; 0]);
+    put(&store, vec![keyed("k", "there")]).await;
+    let taken = take(&store).await;
+    assert_eq!(bodies(&taken), ["there"]);
+    assert_eq!(taken.rows[0].envelope.number, Some(1), "a number that was rolled back is given again");
+}
+
+/// Everything that a message says arrives at the relay.
+pub async fn a_message_comes_back_whole(lab: Lab) {
+    let store = lab.open().await;
+    let whole = Message {
+        body: Bytes::from_static(b"\xff\0binary"),
+        headers: BTreeMap::from([("a".into(), "b\0\"é".into()), ("empty".into(), String::new())]),
+        ordering_key: Some("kéy".into()),
+        not_before: Some(Lab::START),
+        receipt: true,
+        origin: Some(Origin { operation: 7, fence: Fence(9) }),
+        ..message("")
+    };
+    let plain = Message { kind: String::new(), ..message("") };
+    put(&store, vec![whole.clone(), plain.clone()]).await;
+    let taken = take(&store).await;
+    assert_eq!((&taken.rows[0].envelope.message, &taken.rows[1].envelope.message), (&whole, &plain));
+    assert_eq!((taken.rows[0].envelope.number, taken.rows[1].envelope.number), (Some(1), None));
+    assert_eq!((taken.rows[0].envelope.put_at, taken.rows[0].failures), (Lab::START, 0));
+    assert!(taken.token != 0);
+}
+
+/// A message that no broker would take, and an id that is there already, are refused, with the reason.
+pub async fn what_cannot_be_sent_is_not_put(lab: Lab) {
+    let store = lab.open().await;
+    let tx = begin(&store).await;
+    let bad = Message { ordering_key: Some(String::new()), ..message("x") };
+    let refused = soon(store.put(&tx, vec![message("good"), bad])).await;
+    assert!(matches!(&refused, Err(Error::Invalid(why)) if why.contains("ordering_key")), "{refused:?}");
+    store.roll_back(&tx).await;
+    let first = message("first");
+    put(&store, vec![first.clone()]).await;
+    for batch in [vec![Message { body: "second".into(), ..first.clone() }], vec![message("a"); 2]] {
+        let tx = begin(&store).await;
+        let refused = soon(store.put(&tx, batch)).await;
+        assert!(matches!(&refused, Err(Error::Refused(why)) if why.contains("already")), "{refused:?}");
+        store.roll_back(&tx).await;
+    }
+    assert_eq!(bodies(&take(&store).await), ["first"]);
+}
+
+/// Relays are woken by a commit with messages in it, in the same process and, on PostgreSQL, on other nodes.
+pub async fn a_commit_wakes_the_relays(lab: Lab) {
+    let (store, other) = (lab.open().await, lab.open().await);
+    let (one, two, far) = (store.outbox_wake(), store.outbox_wake(), other.outbox_wake());
+    if lab.kind() == Kind::Postgres {
+        // Whoever has just begun to listen looks once, for what he may have missed.
+        for wake in [&one, &two, &far] {
+            soon(wake.woken()).await;
+        }
+    }
+    let tx = begin(&store).await;
+    soon(store.put(&tx, vec![message("x")])).await.unwrap();
+    assert!(!is_woken(&one).await, "nothing is committed yet");
+    store.roll_back(&tx).await;
+    assert!(!is_woken(&one).await, "nothing was committed");
+    put(&store, vec![message("y")]).await;
+    soon(one.woken()).await;
+    soon(two.woken()).await;
+    if lab.kind() == Kind::Postgres {
+        soon(far.woken()).await;
+        assert!(!is_woken(&one).await, "a node does not wake itself twice");
+    }
+    // A transaction without messages, and one that an embedder speaks of.
+    let tx = begin(&store).await;
+    commit(&store, &tx).await;
+    assert!(!is_woken(&one).await);
+    store.wake_outbox();
+    soon(one.woken()).await;
+}
+
+/// Rows are leased oldest first, and never to two at once.
+pub async fn a_row_is_in_one_relays_hands(lab: Lab) {
+    let nodes = [lab.open().await, lab.open().await];
+    put(&nodes[0], (0..200).map(|n| message(&format!("{n:03}"))).collect()).await;
+    let first = soon(nodes[0].take(3, LEASE)).await.unwrap();
+    assert_eq!(bodies(&first), ["000", "001", "002"]);
+    let mut relays = tokio::task::JoinSet::new();
+    for n in 0..4 {
+        let store = nodes[n % 2].clone();
+        relays.spawn(async move {
+            let mut mine = Vec::new();
+            loop {
+                let taken = store.take(7, LEASE).await.unwrap();
+                assert!(taken.rows.is_sorted_by_key(|row| row.id));
+                assert!(taken.rows.len() <= 7);
+                if taken.rows.is_empty() {
+                    return mine;
+                }
+                mine.extend(bodies(&taken));
+            }
+        });
+    }
+    let mut all: Vec<String> = soon(relays.join_all()).await.into_iter().flatten().collect();
+    all.sort();
+    assert_eq!(all, (3..200).map(|n| format!("{n:03}")).collect::<Vec<_>>());
+}
+
+/// A lease ends: the row is taken again, and its old holder has nothing more to say.
+pub async fn a_lapsed_lease_is_taken_anew(lab: Lab) {
+    let store = lab.open().await;
+    put(&store, vec![Message { receipt: true, ..message("x") }]).await;
+    let old = take(&store).await;
+    lab.pass(LEASE - TICK);
+    assert!(take(&store).await.rows.is_empty(), "its lease has not ended");
+    lab.pass(TICK);
+    let new = take(&store).await;
+    assert_eq!(bodies(&new), ["x"]);
+    assert!(new.token > old.token);
+    let error = || "late".to_owned();
+    for late in [
+        Mark::Sent,
+        Mark::PutBack,
+        Mark::Retry { error: error(), after: secs(1) },
+        Mark::Later { error: error(), after: secs(1) },
+        Mark::Unroutable { error: error(), after: secs(1) },
+        Mark::Park { error: error() },
+    ] {
+        mark(&store, &old, &late).await;
+        assert_eq!(states(&store).await, [("x".to_owned(), OutboxState::Ready)], "{late:?}");
+        assert!(take(&store).await.rows.is_empty(), "{late:?} ended another's lease");
+    }
+    let id = new.rows[0].envelope.message.id;
+    assert_eq!(store.receipt("acme", id).await.unwrap(), None);
+    mark(&store, &new, &Mark::Sent).await;
+    assert!(states(&store).await.is_empty());
+}
+
+/// What was sent is gone. When, is remembered for those who asked, for a week.
+pub async fn what_was_sent_is_gone_and_its_receipt_stays(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let store = ledger.store();
+    let (asked, unasked) = (Message { receipt: true, ..message("asked") }, message("unasked"));
+    put(store, vec![asked.clone(), unasked.clone()]).await;
+    lab.pass(secs(1));
+    let taken = take(store).await;
+    assert_eq!(mark(store, &taken, &Mark::Sent).await, 0);
+    // Sending it again is harmless.
+    assert_eq!(mark(store, &taken, &Mark::Sent).await, 0);
+    assert!(states(store).await.is_empty());
+    assert_eq!(store.receipt("acme", asked.id).await.unwrap(), Some(Lab::START + secs(1)));
+    assert_eq!(store.receipt("acme", unasked.id).await.unwrap(), None);
+    assert_eq!(store.receipt("other", asked.id).await.unwrap(), None);
+    lab.pass(secs(7 * 24 * 3600));
+    ledger.sweep().await.unwrap();
+    assert!(store.receipt("acme", asked.id).await.unwrap().is_some(), "it is a week old, not more");
+    lab.pass(TICK);
+    ledger.sweep().await.unwrap();
+    assert_eq!(store.receipt("acme", asked.id).await.unwrap(), None);
+}
+
+/// Each mark has its own state, time and count.
+pub async fn a_mark_says_what_becomes_of_a_row(lab: Lab) {
+    let store = lab.open().await;
+    let error = |text: &str| text.to_owned();
+    let cases = [
+        ("a", Mark::PutBack, OutboxState::Ready, 0, None),
+        ("b", Mark::Retry { error: error("no"), after: secs(10) }, OutboxState::Waiting, 1, Some(10)),
+        ("c", Mark::Later { error: error("?"), after: secs(20) }, OutboxState::Waiting, 0, Some(20)),
+        ("d", Mark::Unroutable { error: error("nowhere"), after: secs(30) }, OutboxState::Unroutable, 0, Some(30)),
+        ("e", Mark::Park { error: error("enough") }, OutboxState::Parked, 1, None),
+        ("f", Mark::Sent, OutboxState::Ready, 0, None),
+    ];
+    put(&store, cases.iter().map(|(name, ..)| message(name)).collect()).await;
+    let taken = take(&store).await;
+    let row = |(lent, (_, mark, ..)): (&Lent, &(_, Mark, _, _, _))| MarkRow {
+        id: lent.id,
+        token: taken.token,
+        mark: mark.clone(),
+    };
+    soon(store.mark(taken.rows.iter().zip(&cases).map(row).collect())).await.unwrap();
+    let filter = OutboxFilter { tenant: "acme".into(), ..OutboxFilter::default() };
+    let listed = store.outbox(&filter, None, 500).await.unwrap().items;
+    assert_eq!(listed.len(), 5, "one was sent");
+    for (row, (name, mark, state, failures, after)) in listed.iter().zip(&cases) {
+        assert_eq!((row.state, row.failures), (*state, *failures), "{name}");
+        assert_eq!(row.due_at, after.map(|after| Lab::START + secs(after)), "{name}");
+        let told = match mark {
+            Mark::Sent | Mark::PutBack => None,
+            Mark::Retry { error, .. }
+            | Mark::Later { error, .. }
+            | Mark::Unroutable { error, .. }
+            | Mark::Park { error } => Some(error.clone()),
+        };
+        assert_eq!(row.error, told, "{name}");
+    }
+    assert_eq!(bodies(&take(&store).await), ["a"], "what was put back can be had at once");
+    // One after the other they become due.
+    for (after, due) in [(10, "b"), (20, "c"), (30, "d")] {
+        assert_eq!(soon(store.tend()).await.unwrap().next_due, Some(Lab::START + secs(after)));
+        lab.pass(secs(10) - TICK);
+        assert_eq!(soon(store.tend()).await.unwrap().ready, 0);
+        lab.pass(TICK);
+        assert_eq!(soon(store.tend()).await.unwrap().ready, 1);
+        let taken = soon(store.take(100, secs(3600))).await.unwrap();
+        let taken: Vec<String> = bodies(&taken).into_iter().filter(|body| body != "a").collect();
+        assert_eq!(taken, [due]);
+    }
+    assert_eq!(
+        soon(store.tend()).await.unwrap(),
+        semel::messaging::Tended::default(),
+        "a parked row waits for a person"
+    );
+}
+
+/// A message is not published before its time.
+pub async fn a_message_waits_for_its_time(lab: Lab) {
+    let store = lab.open().await;
+    let later = |body, key: Option<&str>| Message {
+        not_before: Some(Lab::START + secs(60)),
+        ordering_key: key.map(Into::into),
+        ..message(body)
+    };
+    put(&store, vec![keyed("k", "head"), later("plain", None), later("behind", Some("k"))]).await;
+    let taken = take(&store).await;
+    assert_eq!(bodies(&taken), ["head"]);
+    assert_eq!(mark(&store, &taken, &Mark::Sent).await, 0, "the one behind it is not due");
+    assert_eq!(soon(store.tend()).await.unwrap().next_due, Some(Lab::START + secs(60)));
+    lab.pass(secs(60) - TICK);
+    soon(store.tend()).await.unwrap();
+    assert!(take(&store).await.rows.is_empty());
+    lab.pass(TICK);
+    let tended = soon(store.tend()).await.unwrap();
+    assert_eq!((tended.ready, tended.next_due, tended.more), (2, None, false));
+    assert_eq!(bodies(&take(&store).await), ["plain", "behind"]);
+}
+
+/// Rows commit in another order than that of their ids. None is forgotten for it.
+pub async fn a_row_that_commits_late_is_still_taken(lab: Lab) {
+    if lab.kind() == Kind::Sqlite {
+        // One transaction after the other: there are none that commit late.
+        return;
+    }
+    let store = lab.open().await;
+    let late = begin(&store).await;
+    soon(store.put(&late, vec![message("late")])).await.unwrap();
+    put(&store, vec![message("early")]).await;
+    let taken = take(&store).await;
+    assert_eq!(bodies(&taken), ["early"]);
+    mark(&store, &taken, &Mark::Sent).await;
+    assert!(take(&store).await.rows.is_empty());
+    commit(&store, &late).await;
+    let after = take(&store).await;
+    assert_eq!(bodies(&after), ["late"]);
+    assert!(after.rows[0].id < taken.rows[0].id);
+}
+
+/// Of an ordering key one message is in hand at a time, in the order of the numbers, which have no gaps.
+pub async fn the_messages_of_a_key_go_one_after_the_other(lab: Lab) {
+    let store = lab.open().await;
+    put(&store, vec![keyed("k", "1"), keyed("l", "1"), message("plain"), keyed("k", "2")]).await;
+    let tx = begin(&store).await;
+    soon(store.put(&tx, vec![keyed("k", "never")])).await.unwrap();
+    store.roll_back(&tx).await;
+    put(&store, vec![keyed("k", "3"), keyed("k", "4")]).await;
+    let taken = take(&store).await;
+    assert_eq!(bodies(&taken), ["1", "1", "plain"]);
+    assert!(take(&store).await.rows.is_empty());
+    mark(&store, &taken, &Mark::Retry { error: "no".into(), after: secs(1) }).await;
+    put(&store, vec![keyed("k", "5")]).await;
+    assert!(take(&store).await.rows.is_empty(), "a head that waits keeps the others waiting");
+    lab.pass(secs(1));
+    soon(store.tend()).await.unwrap();
+    let mut taken = take(&store).await;
+    assert_eq!(bodies(&taken), ["1", "1", "plain"]);
+    assert_eq!(mark(&store, &taken, &Mark::Sent).await, 1);
+    for n in 2..=5 {
+        taken = take(&store).await;
+        assert_eq!(bodies(&taken), [n.to_string()]);
+        assert_eq!(taken.rows[0].envelope.number, Some(n));
+        assert_eq!(mark(&store, &taken, &Mark::Sent).await, u64::from(n < 5));
+    }
+    put(&store, vec![keyed("k", "6")]).await;
+    let taken = take(&store).await;
+    assert_eq!((bodies(&taken), taken.rows[0].envelope.number), (vec!["6".to_owned()], Some(6)));
+}
+
+/// A parked message keeps its own key waiting, not others, until a person lets it go or takes it out of the way.
+pub async fn a_parked_message_blocks_its_own_key_only(lab: Lab) {
+    let store = lab.open().await;
+    let heads = [keyed("a", "a1"), keyed("b", "b1")];
+    put(&store, heads.to_vec()).await;
+    put(&store, vec![keyed("a", "a2"), keyed("b", "b2"), keyed("c", "c1")]).await;
+    let taken = soon(store.take(2, LEASE)).await.unwrap();
+    assert_eq!(bodies(&taken), ["a1", "b1"]);
+    mark(&store, &taken, &Mark::Park { error: "refused".into() }).await;
+    let others = take(&store).await;
+    assert_eq!(bodies(&others), ["c1"]);
+    mark(&store, &others, &Mark::Sent).await;
+    lab.pass(secs(3600));
+    soon(store.tend()).await.unwrap();
+    assert!(take(&store).await.rows.is_empty(), "nobody has decided");
+    let [a, b] = heads.map(|head| head.id);
+    for id in [a, b] {
+        assert!(!store.redrive_outbox("other", id, "ann").await.unwrap());
+        assert!(!store.skip_outbox("other", id, "ann", "x").await.unwrap());
+    }
+    let wake = store.outbox_wake();
+    assert!(soon(store.redrive_outbox("acme", a, "ann")).await.unwrap());
+    soon(wake.woken()).await;
+    let taken = take(&store).await;
+    assert_eq!(bodies(&taken), ["a1"]);
+    assert!(!store.redrive_outbox("acme", a, "ann").await.unwrap(), "a relay is at it");
+    assert!(!store.skip_outbox("acme", a, "ann", "x").await.unwrap(), "a relay is at it");
+    assert_eq!(mark(&store, &taken, &Mark::Sent).await, 1);
+    assert!(soon(store.skip_outbox("acme", b, "bob", "it is nonsense")).await.unwrap());
+    assert!(!store.skip_outbox("acme", b, "bob", "again").await.unwrap());
+    assert_eq!(bodies(&take(&store).await), ["a2", "b2"]);
+    let told = "SELECT actor || ' ' || action || ' ' || reason || ' ' || tenant FROM semel_audit ORDER BY id";
+    assert_eq!(lab.texts(told).await, ["ann outbox.redrive  acme", "bob outbox.skip it is nonsense acme"]);
+    let subjects = lab.texts("SELECT subject FROM semel_audit ORDER BY id").await;
+    assert_eq!(subjects, [a.to_string(), b.to_string()]);
+    assert!(lab.texts("SELECT before FROM semel_audit ORDER BY id").await[1].contains("parked"));
+}
+
+/// A message that was put while the one before it was on its way out is not forgotten.
+pub async fn what_nothing_blocks_goes_on(lab: Lab) {
+    let store = lab.open().await;
+    put(&store, vec![keyed("k", "1")]).await;
+    let first = take(&store).await;
+    if lab.kind() == Kind::Postgres {
+        let tx = begin(&store).await;
+        soon(store.put(&tx, vec![keyed("k", "2"), keyed("k", "3")])).await.unwrap();
+        assert_eq!(mark(&store, &first, &Mark::Sent).await, 0, "nobody can see the next yet");
+        commit(&store, &tx).await;
+    } else {
+        // It takes two transactions at the same time; with one writer, a person who meddles.
+        put(&store, vec![keyed("k", "2"), keyed("k", "3")]).await;
+        lab.execute("DELETE FROM semel_outbox WHERE number = 1").await.unwrap();
+    }
+    assert!(take(&store).await.rows.is_empty());
+    put(&store, vec![keyed("l", "head"), keyed("l", "tail")]).await;
+    assert_eq!(soon(store.tend()).await.unwrap().ready, 1);
+    assert_eq!(bodies(&take(&store).await), ["2", "head"], "and nothing overtakes what is there");
+    assert_eq!(soon(store.tend()).await.unwrap().ready, 0);
+}
+
+/// Tending goes through all keys, a bounded number at a time.
+pub async fn tending_goes_round_all_keys(lab: Lab) {
+    let store = lab.open().await;
+    let put_keys =
+        |n: std::ops::Range<usize>, body: &'static str| n.map(move |n| keyed(&format!("{n:05}"), body)).collect();
+    put(&store, put_keys(0..1100, "head")).await;
+    put(&store, put_keys(0..1100, "tail")).await;
+    lab.execute("DELETE FROM semel_outbox WHERE number = 1 AND ordering_key IN ('00003', '01050', '01099')")
+        .await
+        .unwrap();
+    assert_eq!(soon(store.tend()).await.unwrap().ready, 1);
+    assert_eq!(soon(store.tend()).await.unwrap().ready, 2);
+    lab.execute("DELETE FROM semel_outbox WHERE number = 1 AND ordering_key = '00000'").await.unwrap();
+    assert_eq!(soon(store.tend()).await.unwrap().ready, 1, "it begins again at the first");
+}
+
+/// Two that put under the same keys in opposite orders wait for each other, and both get through.
+pub async fn crossing_puts_never_deadlock(lab: Lab) {
+    let nodes = [lab.open().await, lab.open().await];
+    let mut putting = tokio::task::JoinSet::new();
+    for n in 0..4 {
+        let store = nodes[n % 2].clone();
+        putting.spawn(async move {
+            for _ in 0..10 {
+                let mut batch: Vec<Message> = (0..20).map(|k| keyed(&format!("{k:02}"), "x")).collect();
+                if n % 2 == 1 {
+                    batch.reverse();
+                }
+                put(&store, batch).await;
+            }
+        });
+    }
+    soon(putting.join_all()).await;
+    assert_eq!(lab.number("SELECT count(*) FROM semel_outbox").await, 800);
+    assert_eq!(lab.number("SELECT count(DISTINCT number) FROM semel_outbox WHERE ordering_key = '07'").await, 40);
+    assert_eq!(lab.number("SELECT max(number) FROM semel_outbox WHERE ordering_key = '07'").await, 40);
+    assert_eq!(lab.number("SELECT count(*) FROM semel_outbox WHERE state = 'ready'").await, 20, "one of each key");
+}
+
+/// A thousand at once, in their order.
+pub async fn a_thousand_messages_go_in_one_put(lab: Lab) {
+    let store = lab.open().await;
+    let name = |n: usize| format!("{n:04}");
+    put(&store, (0..1000).map(|n| message(&name(n))).collect()).await;
+    let taken = soon(store.take(1000, LEASE)).await.unwrap();
+    assert_eq!(bodies(&taken), (0..1000).map(name).collect::<Vec<_>>());
+    assert_eq!(mark(&store, &taken, &Mark::Sent).await, 0);
+    assert!(states(&store).await.is_empty());
+    put(&store, Vec::new()).await;
+}
+
+/// Equal ids and keys of two tenants never meet.
+pub async fn tenants_have_outboxes_of_their_own(lab: Lab) {
+    let store = lab.open().await;
+    let ours = keyed("k", "ours");
+    let theirs = Message { tenant: "other".into(), body: "theirs".into(), ..ours.clone() };
+    put(&store, vec![ours.clone(), theirs]).await;
+    let taken = take(&store).await;
+    assert_eq!(bodies(&taken), ["ours", "theirs"]);
+    assert!(taken.rows.iter().all(|row| row.envelope.number == Some(1)));
+    assert_eq!(states(&store).await, [("ours".to_owned(), OutboxState::Ready)]);
+    put(&store, vec![keyed("k", "next")]).await;
+    let (a, b) = (&taken.rows[0], &taken.rows[1]);
+    let sent = |lent: &Lent| vec![MarkRow { id: lent.id, token: taken.token, mark: Mark::Sent }];
+    assert_eq!(soon(store.mark(sent(b))).await.unwrap(), 0);
+    assert!(take(&store).await.rows.is_empty());
+    assert_eq!(soon(store.mark(sent(a))).await.unwrap(), 1);
+}
+
+/// What is listed and counted is what is there, in pages.
+pub async fn the_outbox_can_be_looked_at(lab: Lab) {
+    let store = lab.open().await;
+    assert_eq!(store.backlog().await.unwrap().oldest, None);
+    put(&store, (0..5).map(|n| message(&n.to_string())).collect()).await;
+    lab.pass(secs(5));
+    let elsewhere = Message { topic: Topic::new("elsewhere").unwrap(), ..message("e") };
+    let soon_due = Message { not_before: Some(Lab::START + secs(60)), ..message("w") };
+    put(&store, vec![elsewhere, soon_due, keyed("k", "head"), keyed("k", "tail")]).await;
+    let taken = soon(store.take(2, LEASE)).await.unwrap();
+    let with = |mark: Mark, lent: &Lent| MarkRow { id: lent.id, token: taken.token, mark };
+    let unroutable = Mark::Unroutable { error: "no queue".into(), after: secs(60) };
+    let marks = vec![with(unroutable, &taken.rows[0]), with(Mark::Park { error: "no".into() }, &taken.rows[1])];
+    soon(store.mark(marks)).await.unwrap();
+    let backlog: Backlog = store.backlog().await.unwrap();
+    let counted: Vec<u64> = backlog.counts.iter().map(|(_, n)| *n).collect();
+    assert_eq!(counted, [5, 1, 1, 1, 1]);
+    assert_eq!(backlog.counts.iter().map(|(state, _)| *state).collect::<Vec<_>>(), OutboxState::ALL);
+    assert_eq!(backlog.oldest, Some(Lab::START));
+    let filter = |state: Option<OutboxState>, topic: Option<&str>| OutboxFilter {
+        tenant: "acme".into(),
+        state,
+        topic: topic.map(|topic| Topic::new(topic).unwrap()),
+    };
+    let list = async |filter: &OutboxFilter| {
+        let (mut found, mut after) = (Vec::new(), None);
+        loop {
+            let page = store.outbox(filter, after, 2).await.unwrap();
+            assert!(page.items.len() <= 2);
+            found.extend(page.items.iter().map(|row| String::from_utf8(row.envelope.message.body.to_vec()).unwrap()));
+            match page.next {
+                Some(next) => after = Some(next),
+                None => return found,
+            }
+        }
+    };
+    assert_eq!(list(&filter(None, None)).await, ["0", "1", "2", "3", "4", "e", "w", "head", "tail"]);
+    assert_eq!(list(&filter(Some(OutboxState::Ready), None)).await, ["2", "3", "4", "e", "head"]);
+    assert_eq!(list(&filter(Some(OutboxState::Unroutable), None)).await, ["0"]);
+    assert_eq!(list(&filter(Some(OutboxState::Parked), None)).await, ["1"]);
+    assert_eq!(list(&filter(Some(OutboxState::Waiting), None)).await, ["w"]);
+    assert_eq!(list(&filter(Some(OutboxState::Blocked), None)).await, ["tail"]);
+    assert_eq!(list(&filter(None, Some("elsewhere"))).await, ["e"]);
+    assert_eq!(list(&OutboxFilter { tenant: "other".into(), ..OutboxFilter::default() }).await, [""; 0]);
+}
+
+/// Nonsense is refused by the tables themselves, and a person can read them.
+pub async fn the_outbox_tables_refuse_nonsense(lab: Lab) {
+    let store = lab.open().await;
+    put(&store, vec![keyed("k", "José")]).await;
+    for (what, sql) in [
+        ("an unknown state", "state = 'sent'"),
+        ("waiting for no time", "state = 'waiting'"),
+        ("ready at a time", "due_at = 1"),
+        ("parked without a reason", "state = 'parked'"),
+        ("unroutable without a reason", "state = 'unroutable', due_at = 1"),
+        ("blocked and leased", "state = 'blocked', token = 1"),
+        ("a number without a key", "ordering_key = NULL"),
+        ("a key without a number", "number = NULL"),
+        ("a number below one", "number = 0"),
+        ("blocked by no key", "state = 'blocked', ordering_key = NULL, number = NULL"),
+        ("half an origin", "operation = 1"),
+        ("fewer than no failures", "failures = -1"),
+    ] {
+        let refused = lab.execute(&format!("UPDATE semel_outbox SET {sql}")).await;
+        assert!(matches!(refused, Err(sqlx::Error::Database(_))), "{what} was accepted: {refused:?}");
+    }
+    assert_eq!(lab.execute("UPDATE semel_outbox SET failures = 2").await.unwrap(), 1);
+    assert_eq!(lab.texts("SELECT body FROM semel_outbox_readable").await, ["José"]);
+    assert!(lab.texts("SELECT CAST(put_at AS TEXT) FROM semel_outbox_readable").await[0].contains("12:26:40"));
+}

@@ -1,0 +1,550 @@
+//! Broker to handler.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use semel::{
+    Fingerprint,
+    messaging::{ConsumerOptions, MessageStore as _, NewLetter, Received, Refusal, Retry},
+};
+use semel_testkit::{
+    Kind,
+    faults::{Fault, On, Proxy},
+};
+use tokio::sync::{Notify, Semaphore};
+
+use super::{
+    brokers::{Hand, Word},
+    moody::Moody,
+    tools::{Books, CONSUMER, Place, TENANT, consumer, eventually, quick_consumer, received, soon},
+};
+use crate::support::on_both_databases;
+
+on_both_databases!(
+    a_message_delivered_three_times_takes_effect_once,
+    copies_in_one_batch_take_effect_once,
+    two_copies_at_once_enter_the_handler_once,
+    what_fails_is_tried_again_until_it_works,
+    one_bad_message_in_a_batch_spoils_none_of_the_others,
+    poison_is_a_dead_letter_in_the_end_and_the_queue_goes_on,
+    what_never_will_work_is_a_dead_letter_at_once,
+    a_panic_is_a_failure,
+    what_cannot_be_understood_is_a_dead_letter,
+    another_body_under_a_known_id_is_a_conflict,
+    what_was_delivered_before_is_counted_before_it_runs,
+    what_was_delivered_before_and_done_is_acknowledged,
+    one_that_kills_its_process_is_parked,
+    a_store_that_is_away_is_waited_for,
+    a_failure_that_the_store_could_have_caused_is_not_counted,
+    a_commit_without_an_answer_is_found_in_the_inbox,
+    a_retry_whose_commit_has_no_answer_takes_effect_once,
+    a_consumer_that_stops_has_nothing_left_in_its_hands,
+    a_consumer_that_stops_while_the_store_is_away_gives_back_what_it_holds,
+    a_letter_that_is_redriven_is_handled,
+);
+
+async fn a_message_delivered_three_times_takes_effect_once(kind: Kind) {
+    let place = Place::new(kind).await;
+    let (hand, books) = (Hand::new(), Books::new());
+    let running = place.consumer(&hand, &books, quick_consumer()).await;
+    let all: Vec<_> = (0..40).map(|n| received(&format!("m{n}"))).collect();
+    for _ in 0..3 {
+        all.iter().for_each(|message| hand.deliver(message));
+    }
+    eventually(async || hand.acked() == 120).await;
+    running.stop().await;
+    let effects = place.effects().await;
+    assert_eq!((effects.len(), effects.values().max()), (40, Some(&1)));
+    assert_eq!(books.committed(), 40);
+    assert_eq!(place.letters().await.len(), 0);
+}
+
+/// All wait before the consumer begins, so that it finds them together.
+async fn copies_in_one_batch_take_effect_once(kind: Kind) {
+    let place = Place::new(kind).await;
+    let (hand, books) = (Hand::new(), Books::new());
+    let message = received("m");
+    let other = Received { body: Bytes::from_static(b"other"), ..message.clone() };
+    for message in [&message, &message, &other, &message, &received("n")] {
+        hand.deliver(message);
+    }
+    let running = place.consumer(&hand, &books, ConsumerOptions { concurrency: 1, ..quick_consumer() }).await;
+    eventually(async || hand.acked() == 5).await;
+    running.stop().await;
+    assert_eq!(place.effects().await, [("m".to_owned(), 1), ("n".to_owned(), 1)].into());
+    let letters = place.letters().await;
+    assert_eq!(letters.len(), 1);
+    assert_eq!(letters[0].message.body, "other");
+}
+
+/// The first is in the middle of it when the second comes, at another node.
+async fn two_copies_at_once_enter_the_handler_once(kind: Kind) {
+    let place = Place::new(kind).await;
+    let (entered, gate) = (Arc::new(Notify::new()), Arc::new(Semaphore::new(0)));
+    let books = Books::that({
+        let (entered, gate) = (entered.clone(), gate.clone());
+        move |_, _| {
+            let (entered, gate) = (entered.clone(), gate.clone());
+            async move {
+                entered.notify_one();
+                drop(gate.acquire().await);
+                Ok(())
+            }
+        }
+    });
+    let hands = [Hand::new(), Hand::new()];
+    let first = place.consumer(&hands[0], &books, quick_consumer()).await;
+    let second = place.consumer(&hands[1], &books, quick_consumer()).await;
+    let message = received("m");
+    hands[0].deliver(&message);
+    soon(entered.notified()).await;
+    hands[1].deliver(&message);
+    // If the second were let in, this would be the time.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!((books.entered("m"), hands[1].acked()), (1, 0));
+    gate.close();
+    eventually(async || hands.iter().all(|hand| hand.acked() == 1)).await;
+    first.stop().await;
+    second.stop().await;
+    assert_eq!((books.entered("m"), place.effects().await), (1, [("m".to_owned(), 1)].into()));
+}
+
+async fn what_fails_is_tried_again_until_it_works(kind: Kind) {
+    let place = Place::new(kind).await;
+    let hand = Hand::new();
+    let books = Books::that(|_, run| async move {
+        match run {
+            1 | 2 => Err(Refusal::Retry("not yet".into())),
+            _ => Ok(()),
+        }
+    });
+    let backoff = semel::Backoff { first: Duration::from_secs(10), cap: Duration::from_secs(60) };
+    let running = place.consumer(&hand, &books, ConsumerOptions { backoff, ..quick_consumer() }).await;
+    hand.deliver(&received("m"));
+    eventually(async || hand.acked() == 1).await;
+    for runs in 1..=2 {
+        eventually(async || place.db.next_retry(CONSUMER).await.unwrap().is_some()).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert_eq!(books.entered("m"), runs, "it waits for its time");
+        assert_eq!(place.effects().await.len(), 0, "what failed was rolled back");
+        place.lab.pass(Duration::from_secs(60));
+        eventually(async || books.entered("m") > runs).await;
+    }
+    place.until_effects(1).await;
+    running.stop().await;
+    assert_eq!((books.entered("m"), books.committed()), (3, 1));
+    assert_eq!(place.effects().await, [("m".to_owned(), 1)].into());
+    assert_eq!(place.db.next_retry(CONSUMER).await.unwrap(), None, "and the retry is gone");
+}
+
+async fn one_bad_message_in_a_batch_spoils_none_of_the_others(kind: Kind) {
+    let place = Place::new(kind).await;
+    let hand = Hand::new();
+    let books = Books::that(|text, _| async move {
+        match &*text {
+            "m7" => Err(Refusal::Dead("seven".into())),
+            _ => Ok(()),
+        }
+    });
+    (0..20).for_each(|n| hand.deliver(&received(&format!("m{n}"))));
+    let running = place.consumer(&hand, &books, ConsumerOptions { concurrency: 1, ..quick_consumer() }).await;
+    eventually(async || hand.acked() == 20).await;
+    running.stop().await;
+    let effects = place.effects().await;
+    assert_eq!((effects.len(), effects.values().max(), effects.get("m7")), (19, Some(&1), None));
+    let letters = place.letters().await;
+    assert_eq!((letters.len(), &*letters[0].reason, letters[0].failures), (1, "seven", 1));
+}
+
+async fn poison_is_a_dead_letter_in_the_end_and_the_queue_goes_on(kind: Kind) {
+    let place = Place::new(kind).await;
+    let hand = Hand::new();
+    let books = Books::that(|text, run| async move {
+        match text.starts_with("poison") {
+            true => Err(Refusal::Retry(format!("run {run} was no good\n\0"))),
+            false => Ok(()),
+        }
+    });
+    let options = ConsumerOptions { max_failures: 4, ..quick_consumer() };
+    let running = place.consumer(&hand, &books, options).await;
+    for n in 0..5 {
+        hand.deliver(&received(&format!("poison{n}")));
+        hand.deliver(&received(&format!("m{n}")));
+    }
+    eventually(async || place.letters().await.len() == 5).await;
+    eventually(async || hand.acked() == 10).await;
+    running.stop().await;
+    assert_eq!(place.effects().await.len(), 5);
+    for letter in place.letters().await {
+        assert_eq!((letter.failures, letter.consumer.as_str(), letter.tenant.as_str()), (4, CONSUMER, TENANT));
+        assert!(letter.reason.starts_with("run ") && !letter.reason.contains('\0'), "{:?}", letter.reason);
+    }
+    assert_eq!(place.db.next_retry(CONSUMER).await.unwrap(), None);
+}
+
+async fn what_never_will_work_is_a_dead_letter_at_once(kind: Kind) {
+    let place = Place::new(kind).await;
+    let hand = Hand::new();
+    let books = Books::that(|_, _| async { Err(Refusal::Dead("no such customer".into())) });
+    let running = place.consumer(&hand, &books, quick_consumer()).await;
+    hand.deliver(&received("m"));
+    eventually(async || hand.acked() == 1).await;
+    running.stop().await;
+    let letters = place.letters().await;
+    assert_eq!((letters.len(), &*letters[0].reason, books.entered("m")), (1, "no such customer", 1));
+    assert_eq!(place.effects().await.len(), 0);
+}
+
+async fn a_panic_is_a_failure(kind: Kind) {
+    let place = Place::new(kind).await;
+    let hand = Hand::new();
+    let books = Books::that(|text, _| async move {
+        assert!(text != "poison", "cannot digest this");
+        Ok(())
+    });
+    for text in ["m0", "poison", "m1"] {
+        hand.deliver(&received(text));
+    }
+    let running = place.consumer(&hand, &books, ConsumerOptions { max_failures: 2, ..quick_consumer() }).await;
+    eventually(async || hand.acked() == 3 && place.letters().await.len() == 1).await;
+    running.stop().await;
+    let letters = place.letters().await;
+    assert!(letters[0].reason.contains("cannot digest this"), "{}", letters[0].reason);
+    assert_eq!(letters[0].failures, 2);
+    assert_eq!(place.effects().await.keys().collect::<Vec<_>>(), ["m0", "m1"]);
+}
+
+async fn what_cannot_be_understood_is_a_dead_letter(kind: Kind) {
+    let place = Place::new(kind).await;
+    let (hand, books) = (Hand::new(), Books::new());
+    let running = place.consumer(&hand, &books, quick_consumer()).await;
+    let nameless = Received { id: None, ..received("nameless") };
+    hand.deliver(&nameless);
+    hand.deliver(&nameless);
+    hand.deliver(&Received { id: Some("x".repeat(300)), ..received("long name") });
+    hand.deliver(&Received { id: Some("a\0b".into()), ..received("odd name") });
+    hand.deliver(&received("m"));
+    eventually(async || hand.acked() == 5).await;
+    running.stop().await;
+    let mut letters: Vec<_> =
+        place.letters().await.into_iter().map(|letter| (letter.message.body, letter.reason)).collect();
+    letters.sort();
+    assert_eq!(letters.len(), 3, "{letters:?}");
+    assert_eq!(letters[1], (Bytes::from_static(b"nameless"), "the message has no id".to_owned()));
+    assert_eq!(place.effects().await, [("m".to_owned(), 1)].into());
+}
+
+async fn another_body_under_a_known_id_is_a_conflict(kind: Kind) {
+    let place = Place::new(kind).await;
+    let (hand, books) = (Hand::new(), Books::new());
+    let running = place.consumer(&hand, &books, quick_consumer()).await;
+    let first = received("first");
+    hand.deliver(&first);
+    eventually(async || hand.acked() == 1).await;
+    let second = Received { body: Bytes::from_static(b"second"), ..first.clone() };
+    hand.deliver(&second);
+    let third = Received { body: Bytes::from_static(b"third"), ..first.clone() };
+    hand.deliver_again(&third);
+    eventually(async || hand.acked() == 3).await;
+    running.stop().await;
+    assert_eq!(place.effects().await, [("first".to_owned(), 1)].into());
+    let letters = place.letters().await;
+    assert_eq!(letters.len(), 2);
+    for letter in letters {
+        assert!(letter.reason.starts_with("conflict"), "{}", letter.reason);
+        for body in [&first.body, &letter.message.body] {
+            assert!(letter.reason.contains(&Fingerprint::of_bytes(body).to_string()), "{}", letter.reason);
+        }
+    }
+}
+
+async fn what_was_delivered_before_is_counted_before_it_runs(kind: Kind) {
+    let place = Place::new(kind).await;
+    let (entered, gate) = (Arc::new(Notify::new()), Arc::new(Semaphore::new(0)));
+    let books = Books::that({
+        let (entered, gate) = (entered.clone(), gate.clone());
+        move |_, _| {
+            let (entered, gate) = (entered.clone(), gate.clone());
+            async move {
+                entered.notify_one();
+                drop(gate.acquire().await);
+                Ok(())
+            }
+        }
+    });
+    let hand = Hand::new();
+    let running = place.consumer(&hand, &books, quick_consumer()).await;
+    let message = received("m");
+    hand.deliver_again(&message);
+    soon(entered.notified()).await;
+    assert_eq!(hand.words(), [("m".to_owned(), Word::Acked)], "it is ours before it is begun");
+    gate.close();
+    place.until_effects(1).await;
+    hand.deliver_again(&message);
+    eventually(async || hand.acked() == 2).await;
+    running.stop().await;
+    assert_eq!((books.entered("m"), books.committed()), (1, 1));
+    assert_eq!(place.effects().await, [("m".to_owned(), 1)].into());
+}
+
+async fn what_was_delivered_before_and_done_is_acknowledged(kind: Kind) {
+    let place = Place::new(kind).await;
+    let (hand, books) = (Hand::new(), Books::new());
+    let running = place.consumer(&hand, &books, quick_consumer()).await;
+    let message = received("m");
+    hand.deliver(&message);
+    eventually(async || hand.acked() == 1).await;
+    hand.deliver_again(&message);
+    eventually(async || hand.acked() == 2).await;
+    running.stop().await;
+    assert_eq!(books.entered("m"), 1);
+    assert_eq!(place.db.next_retry(CONSUMER).await.unwrap(), None, "nobody has to look at it again");
+}
+
+/// Takes a retry as a consumer would that dies before it says how it ended.
+async fn begin_and_die(place: &Place) {
+    let lease = Duration::from_secs(10);
+    let taken = place.db.take_retries(CONSUMER, 10, lease).await.unwrap();
+    assert_eq!(taken.len(), 1);
+    place.lab.pass(lease);
+}
+
+async fn one_that_kills_its_process_is_parked(kind: Kind) {
+    let place = Place::new(kind).await;
+    let put = async |text: &str| {
+        let message = received(text);
+        let fingerprint = Fingerprint::of_bytes(&message.body);
+        let letter = NewLetter {
+            tenant: TENANT.into(),
+            consumer: CONSUMER.into(),
+            key: message.id.clone().unwrap(),
+            fingerprint,
+            message,
+            failures: 0,
+            reason: "delivered before".into(),
+            retry: Retry::After(Duration::ZERO),
+        };
+        place.db.put_letter(letter).await.unwrap();
+    };
+    let options = ConsumerOptions { max_crashes: 2, ..quick_consumer() };
+    let (hand, books) = (Hand::new(), Books::new());
+    put("killer").await;
+    begin_and_die(&place).await;
+    begin_and_die(&place).await;
+    let running = place.consumer(&hand, &books, options.clone()).await;
+    eventually(async || place.letters().await.len() == 1).await;
+    running.stop().await;
+    let letters = place.letters().await;
+    assert!(letters[0].reason.contains("2 runs"), "{}", letters[0].reason);
+    assert_eq!(books.entered("killer"), 0, "it was not run a third time");
+
+    put("unlucky").await;
+    begin_and_die(&place).await;
+    let running = place.consumer(&hand, &books, options).await;
+    place.until_effects(1).await;
+    running.stop().await;
+    assert_eq!(place.letters().await.len(), 1, "one crash may happen to anybody");
+}
+
+async fn a_store_that_is_away_is_waited_for(kind: Kind) {
+    let place = Place::new(kind).await;
+    let moody = Moody::new(place.lab.open().await);
+    let (hand, books) = (Hand::new(), Books::new());
+    let running = consumer(moody.clone(), &hand, &books, quick_consumer());
+    hand.deliver(&received("before"));
+    eventually(async || hand.acked() == 1).await;
+    moody.go_away();
+    (0..10).for_each(|n| hand.deliver(&received(&format!("m{n}"))));
+    hand.deliver_again(&received("again"));
+    hand.deliver(&Received { id: None, ..received("nameless") });
+    eventually(async || moody.refused() > 10).await;
+    assert_eq!(hand.words(), [("before".to_owned(), Word::Acked)], "it holds what it has");
+    moody.come_back();
+    eventually(async || hand.acked() == 13).await;
+    place.until_effects(12).await;
+    running.stop().await;
+    assert_eq!(place.effects().await.values().max(), Some(&1));
+    let letters = place.letters().await;
+    assert_eq!((letters.len(), &*letters[0].message.body), (1, &b"nameless"[..]));
+}
+
+/// It goes away in the middle of a run, and the handler cannot tell why its statement failed.
+async fn a_failure_that_the_store_could_have_caused_is_not_counted(kind: Kind) {
+    let place = Place::new(kind).await;
+    let moody = Moody::new(place.lab.open().await);
+    let books = Books::that({
+        let moody = moody.clone();
+        move |_, run| {
+            let moody = moody.clone();
+            async move {
+                if run > 1 {
+                    return Ok(());
+                }
+                moody.go_away();
+                Err(Refusal::Retry("a statement failed".into()))
+            }
+        }
+    });
+    let hand = Hand::new();
+    // One failure would be too many.
+    let running = consumer(moody.clone(), &hand, &books, ConsumerOptions { max_failures: 1, ..quick_consumer() });
+    hand.deliver(&received("m"));
+    eventually(async || moody.refused() > 2).await;
+    moody.come_back();
+    eventually(async || hand.acked() == 1).await;
+    running.stop().await;
+    assert_eq!((books.entered("m"), place.letters().await.len()), (2, 0));
+    assert_eq!(place.effects().await, [("m".to_owned(), 1)].into());
+}
+
+async fn a_commit_without_an_answer_is_found_in_the_inbox(kind: Kind) {
+    let place = Place::new(kind).await;
+    let moody = Moody::new(place.lab.open().await);
+    let (hand, books) = (Hand::new(), Books::new());
+    moody.make_commits_silent(1);
+    (0..5).for_each(|n| hand.deliver(&received(&format!("m{n}"))));
+    let running = consumer(moody, &hand, &books, ConsumerOptions { concurrency: 1, ..quick_consumer() });
+    eventually(async || hand.acked() == 5).await;
+    running.stop().await;
+    let effects = place.effects().await;
+    assert_eq!((effects.len(), effects.values().max(), books.all_entered()), (5, Some(&1), 5));
+    assert_eq!(place.letters().await.len(), 0);
+}
+
+async fn a_retry_whose_commit_has_no_answer_takes_effect_once(kind: Kind) {
+    let place = Place::new(kind).await;
+    let moody = Moody::new(place.lab.open().await);
+    let books = Books::that({
+        let moody = moody.clone();
+        move |_, _| {
+            moody.make_commits_silent(1);
+            async { Ok(()) }
+        }
+    });
+    let hand = Hand::new();
+    let running = consumer(moody, &hand, &books, quick_consumer());
+    hand.deliver_again(&received("m"));
+    eventually(async || books.committed() == 1).await;
+    running.stop().await;
+    assert_eq!((books.entered("m"), place.effects().await), (1, [("m".to_owned(), 1)].into()));
+    assert_eq!(place.db.next_retry(CONSUMER).await.unwrap(), None);
+    assert_eq!(place.letters().await.len(), 0);
+}
+
+async fn a_consumer_that_stops_has_nothing_left_in_its_hands(kind: Kind) {
+    let place = Place::new(kind).await;
+    let (entered, gate) = (Arc::new(Notify::new()), Arc::new(Semaphore::new(0)));
+    let books = Books::that({
+        let (entered, gate) = (entered.clone(), gate.clone());
+        move |_, _| {
+            let (entered, gate) = (entered.clone(), gate.clone());
+            async move {
+                entered.notify_one();
+                drop(gate.acquire().await);
+                Ok(())
+            }
+        }
+    });
+    let hand = Hand::new();
+    let options = ConsumerOptions { concurrency: 1, batch: 1, prefetch: 4, ..quick_consumer() };
+    let running = place.consumer(&hand, &books, options).await;
+    (0..10).for_each(|n| hand.deliver(&received(&format!("m{n}"))));
+    soon(entered.notified()).await;
+    running.ask_to_stop();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(!running.has_ended(), "it ends what it has begun");
+    gate.close();
+    running.stop().await;
+    let words = hand.words();
+    assert_eq!(words[0], ("m0".to_owned(), Word::Acked));
+    assert!(words[1..].iter().all(|(_, word)| *word == Word::PutBack), "{words:?}");
+    assert!((1..=5).contains(&words.len()), "no more was taken than may be: {words:?}");
+    assert_eq!(place.effects().await, [("m0".to_owned(), 1)].into());
+}
+
+async fn a_consumer_that_stops_while_the_store_is_away_gives_back_what_it_holds(kind: Kind) {
+    let place = Place::new(kind).await;
+    let moody = Moody::new(place.lab.open().await);
+    let (hand, books) = (Hand::new(), Books::new());
+    moody.go_away();
+    (0..6).for_each(|n| hand.deliver(&received(&format!("m{n}"))));
+    hand.deliver_again(&received("m6"));
+    let running = consumer(moody.clone(), &hand, &books, quick_consumer());
+    eventually(async || moody.refused() > 3).await;
+    running.stop().await;
+    let words = hand.words();
+    assert!(words.iter().all(|(_, word)| *word == Word::PutBack), "{words:?}");
+    assert_eq!(books.all_entered(), 0);
+}
+
+async fn a_letter_that_is_redriven_is_handled(kind: Kind) {
+    let place = Place::new(kind).await;
+    let mended = Arc::new(AtomicUsize::new(0));
+    let books = Books::that({
+        let mended = mended.clone();
+        move |_, _| {
+            let works = mended.load(Ordering::SeqCst) > 0;
+            async move { if works { Ok(()) } else { Err(Refusal::Dead("out of order".into())) } }
+        }
+    });
+    let hand = Hand::new();
+    let running = place.consumer(&hand, &books, quick_consumer()).await;
+    (0..3).for_each(|n| hand.deliver(&received(&format!("m{n}"))));
+    eventually(async || place.letters().await.len() == 3).await;
+    mended.store(1, Ordering::SeqCst);
+    let filter = semel::messaging::LetterFilter { tenant: TENANT.into(), ..Default::default() };
+    let redriven = place.db.redrive_letters(&filter, None, 10, "me").await.unwrap();
+    assert_eq!(redriven.moved, 3);
+    place.until_effects(3).await;
+    running.stop().await;
+    assert_eq!(place.effects().await.values().max(), Some(&1));
+    assert_eq!(place.letters().await.len(), 0);
+}
+
+/// The real thing: the connection to PostgreSQL is cut at the commit, before it or after it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_cut_at_the_commit_is_no_failure_and_no_second_effect() {
+    let place = Place::in_real_time(Kind::Postgres).await;
+    let proxy = Proxy::start(&place.lab.url).await;
+    let db = semel_store::Database::open(&proxy.url(&place.lab.url), place.lab.settings()).await.unwrap();
+    let (hand, books) = (Hand::new(), Books::new());
+    let running = consumer(db, &hand, &books, quick_consumer());
+    for (n, fault) in [Fault::CutRequest, Fault::CutAnswer(0), Fault::CutAnswer(5)].into_iter().enumerate() {
+        proxy.plan(On::Query("SELECT 1; COMMIT"), fault);
+        hand.deliver(&received(&format!("m{n}")));
+        eventually(async || hand.acked() == n + 1).await;
+        assert!(proxy.met().is_some(), "{fault:?}");
+    }
+    running.stop().await;
+    let effects = place.effects().await;
+    assert_eq!((effects.len(), effects.values().max()), (3, Some(&1)));
+    assert_eq!(place.letters().await.len(), 0);
+}
+
+/// On SQLite, where a transaction has five seconds.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_that_takes_too_long_is_a_failure() {
+    let place = Place::in_real_time(Kind::Sqlite).await;
+    let books = Books::that(|text, _| async move {
+        if text == "slow" {
+            std::future::pending::<()>().await;
+        }
+        Ok(())
+    });
+    let hand = Hand::new();
+    let running = place.consumer(&hand, &books, ConsumerOptions { max_failures: 1, ..quick_consumer() }).await;
+    hand.deliver(&received("slow"));
+    eventually(async || place.letters().await.len() == 1).await;
+    hand.deliver(&received("m"));
+    eventually(async || hand.acked() == 2).await;
+    running.stop().await;
+    let letters = place.letters().await;
+    assert!(letters[0].reason.contains("open for more than"), "{}", letters[0].reason);
+    assert_eq!(place.effects().await, [("m".to_owned(), 1)].into());
+}

@@ -1,0 +1,113 @@
+//! All of it: outbox, relay, the broker in the database, inbox, handler.
+
+use std::{sync::Arc, time::Duration};
+
+use semel::{
+    Timestamp, Uptime,
+    messaging::{Broker as _, ConsumerOptions, Envelope, Published, Queue, Refusal, RelayOptions},
+};
+use semel_store::EmbeddedBroker;
+use semel_testkit::Kind;
+
+use super::tools::{Books, Place, QUEUE, eventually, messages, quick_consumer, quick_relay};
+use crate::support::on_both_databases;
+
+on_both_databases!(
+    two_relays_and_four_consumers_at_once,
+    each_message_published_three_times_takes_effect_once,
+    nothing_is_lost_when_all_is_stopped_and_started,
+);
+
+async fn broker(place: &Place) -> Arc<EmbeddedBroker> {
+    let broker = EmbeddedBroker::new(place.lab.open().await);
+    broker.declare(vec![Queue::new(QUEUE)]).await.unwrap();
+    Arc::new(broker)
+}
+
+/// Every fifth message fails the first time.
+fn fickle() -> Books {
+    Books::that(|text, run| async move {
+        match text.ends_with('5') && run == 1 {
+            true => Err(Refusal::Retry("not at first".into())),
+            false => Ok(()),
+        }
+    })
+}
+
+async fn two_relays_and_four_consumers_at_once(kind: Kind) {
+    let place = Place::in_real_time(kind).await;
+    let books = fickle();
+    let mut running = Vec::new();
+    for _ in 0..2 {
+        let options = RelayOptions { batch: 32, ..quick_relay() };
+        running.push(place.relay(&broker(&place).await, options).await);
+    }
+    for _ in 0..4 {
+        let options = ConsumerOptions { prefetch: 32, ..quick_consumer() };
+        running.push(place.consumer(&broker(&place).await, &books, options).await);
+    }
+    for chunk in messages(400).chunks(20) {
+        place.put(chunk.to_vec()).await;
+    }
+    place.until_effects(400).await;
+    place.until_outbox_is_empty().await;
+    for running in running {
+        running.stop().await;
+    }
+    let effects = place.effects().await;
+    assert_eq!((effects.len(), effects.values().max()), (400, Some(&1)));
+    assert_eq!(place.letters().await.len(), 0);
+}
+
+async fn each_message_published_three_times_takes_effect_once(kind: Kind) {
+    let place = Place::in_real_time(kind).await;
+    let (books, broker) = (fickle(), broker(&place).await);
+    let envelopes: Vec<_> = messages(100)
+        .into_iter()
+        .map(|message| Envelope { message, number: None, put_at: Timestamp::from_micros(1) })
+        .collect();
+    let running = [
+        place.consumer(&broker, &books, quick_consumer()).await,
+        place.consumer(&broker, &books, quick_consumer()).await,
+    ];
+    for _ in 0..3 {
+        let answers = broker.publish(envelopes.clone(), Uptime::now() + Duration::from_secs(10)).await;
+        assert!(answers.iter().all(|answer| *answer == Published::Confirmed), "{answers:?}");
+    }
+    place.until_effects(100).await;
+    eventually(async || place.lab.number("SELECT count(*) FROM semel_queue").await == 0).await;
+    for running in running {
+        running.stop().await;
+    }
+    let effects = place.effects().await;
+    assert_eq!((effects.len(), effects.values().max()), (100, Some(&1)));
+}
+
+async fn nothing_is_lost_when_all_is_stopped_and_started(kind: Kind) {
+    let place = Place::in_real_time(kind).await;
+    let books = fickle();
+    place.put(messages(200)).await;
+    let mut rounds = 0;
+    while place.effects().await.len() < 200 {
+        let broker = broker(&place).await;
+        let relay = place.relay(&broker, RelayOptions { batch: 8, ..quick_relay() }).await;
+        let consumer = place.consumer(&broker, &books, ConsumerOptions { batch: 4, ..quick_consumer() }).await;
+        // Longer each time, so that there is an end to it.
+        rounds += 1;
+        tokio::time::sleep(Duration::from_millis(20 * rounds)).await;
+        relay.stop().await;
+        consumer.stop().await;
+        let left = async |table: &str| place.lab.number(&format!("SELECT count(*) FROM {table}")).await;
+        assert!(
+            rounds < 60,
+            "{} of 200 took effect; in the outbox are {}, in the queue {}, to be tried again {}",
+            place.effects().await.len(),
+            left("semel_outbox").await,
+            left("semel_queue").await,
+            left("semel_retries").await
+        );
+    }
+    assert!(rounds > 1, "it was never stopped half-way");
+    assert_eq!(place.effects().await.values().max(), Some(&1));
+    assert_eq!(place.letters().await.len(), 0);
+}

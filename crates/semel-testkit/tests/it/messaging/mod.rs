@@ -1,0 +1,8 @@
+//! Outbox to broker, broker to handler: whatever breaks in between, each message takes effect once.
+
+mod brokers;
+mod consumer;
+mod end_to_end;
+mod moody;
+mod relay;
+mod tools;

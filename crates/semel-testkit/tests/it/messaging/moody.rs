@@ -1,0 +1,262 @@
+//! A store that goes away and comes back when the test says so.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use semel::{
+    Error, Fence, Key, Operation, Outcome, Result, Scope, Store, Timestamp,
+    look::{Count, Filter, Listing, Page},
+    machine::{Answer, Request},
+    messaging::{
+        Backlog, DeadLetter, LetterCount, LetterFilter, LetterPage, MarkRow, Message, MessageId, MessageStore,
+        NewLetter, OutboxFilter, OutboxListing, Redriven, Retry, RetryRow, Taken, Tended, Wake,
+    },
+    store::{AnswerCount, Applied, Commit, Decision, Glance, LeaseWrite, SeenAgain, Story, Swept},
+};
+use semel_store::{Database, Tx};
+
+/// A database, and a switch.
+#[derive(Clone)]
+pub(super) struct Moody {
+    db: Database,
+    away: Arc<AtomicBool>,
+    /// How many commits from now on are made without anybody being told.
+    silent_commits: Arc<AtomicUsize>,
+    refused: Arc<AtomicUsize>,
+}
+
+impl Moody {
+    pub(super) fn new(db: Database) -> Self {
+        Self { db, away: Arc::default(), silent_commits: Arc::default(), refused: Arc::default() }
+    }
+
+    pub(super) fn go_away(&self) {
+        self.away.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn come_back(&self) {
+        self.away.store(false, Ordering::SeqCst);
+    }
+
+    pub(super) fn make_commits_silent(&self, n: usize) {
+        self.silent_commits.store(n, Ordering::SeqCst);
+    }
+
+    /// How many calls were made while it was away.
+    pub(super) fn refused(&self) -> usize {
+        self.refused.load(Ordering::SeqCst)
+    }
+
+    fn db(&self) -> Result<&Database> {
+        match self.away.load(Ordering::SeqCst) {
+            false => Ok(&self.db),
+            true => {
+                self.refused.fetch_add(1, Ordering::SeqCst);
+                Err(Error::Unavailable("the test says so".into()))
+            }
+        }
+    }
+}
+
+impl Store for Moody {
+    type Tx = Tx;
+
+    async fn claim(&self, batch: Vec<Arc<Request>>) -> Result<Vec<Applied>> {
+        self.db()?.claim(batch).await
+    }
+
+    async fn write(&self, batch: Vec<LeaseWrite>) -> Result<Vec<Applied>> {
+        self.db()?.write(batch).await
+    }
+
+    fn one_writer(&self) -> bool {
+        self.db.one_writer()
+    }
+
+    async fn flush(&self, claims: Vec<Arc<Request>>, writes: Vec<LeaseWrite>) -> Result<(Vec<Applied>, Vec<Applied>)> {
+        self.db()?.flush(claims, writes).await
+    }
+
+    async fn glimpse(&self, request: &Arc<Request>) -> Result<Option<Applied>> {
+        self.db()?.glimpse(request).await
+    }
+
+    async fn renew(&self, batch: Vec<(i64, Fence)>) -> Result<Vec<Answer>> {
+        self.db()?.renew(batch).await
+    }
+
+    async fn decide(&self, id: i64, decision: Decision, actor: &str, reason: &str) -> Result<Applied> {
+        self.db()?.decide(id, decision, actor, reason).await
+    }
+
+    fn longest_transaction(&self) -> Duration {
+        self.db.longest_transaction()
+    }
+
+    async fn begin(&self, limit: Duration) -> Result<Tx> {
+        self.db()?.begin(limit).await
+    }
+
+    async fn complete_in(&self, tx: &Tx, id: i64, fence: Fence, outcome: Outcome) -> Result<Applied> {
+        self.db()?.complete_in(tx, id, fence, outcome).await
+    }
+
+    async fn claim_in(&self, tx: &Tx, request: Arc<Request>) -> Result<Applied> {
+        self.db()?.claim_in(tx, request).await
+    }
+
+    async fn claim_all_in(&self, tx: &Tx, requests: Vec<Arc<Request>>) -> Result<Vec<Applied>> {
+        self.db()?.claim_all_in(tx, requests).await
+    }
+
+    async fn commit(&self, tx: &Tx) -> Commit {
+        if let Err(error) = self.db() {
+            self.db.roll_back(tx).await;
+            return Commit::Unknown(error.to_string());
+        }
+        let committed = self.db.commit(tx).await;
+        let silent = self.silent_commits.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
+        if silent.is_ok() { Commit::Unknown("the test says so".into()) } else { committed }
+    }
+
+    async fn roll_back(&self, tx: &Tx) {
+        self.db.roll_back(tx).await;
+    }
+
+    async fn read_back(&self, id: i64) -> Result<Option<Operation>> {
+        self.db()?.read_back(id).await
+    }
+
+    async fn sweep(&self, limit: u32) -> Result<Swept> {
+        self.db()?.sweep(limit).await
+    }
+
+    async fn note_repeats(&self, repeats: Vec<SeenAgain>, answers: Vec<AnswerCount>) -> Result<()> {
+        self.db()?.note_repeats(repeats, answers).await
+    }
+
+    async fn glance(&self, ids: Vec<i64>) -> Result<Vec<Glance>> {
+        self.db()?.glance(ids).await
+    }
+
+    async fn now(&self) -> Result<Timestamp> {
+        self.db()?.now().await
+    }
+
+    async fn by_id(&self, tenant: &str, id: i64) -> Result<Option<Operation>> {
+        self.db()?.by_id(tenant, id).await
+    }
+
+    async fn by_key(&self, scope: &Scope, key: &Key) -> Result<Option<Operation>> {
+        self.db()?.by_key(scope, key).await
+    }
+
+    async fn list(&self, filter: &Filter, page: Page) -> Result<Listing> {
+        self.db()?.list(filter, page).await
+    }
+
+    async fn journal(&self, id: i64) -> Result<Story> {
+        self.db()?.journal(id).await
+    }
+
+    async fn counts(&self, tenant: &str, since_hour: i64) -> Result<Vec<Count>> {
+        self.db()?.counts(tenant, since_hour).await
+    }
+}
+
+impl MessageStore for Moody {
+    async fn put(&self, tx: &Tx, messages: Vec<Message>) -> Result<()> {
+        self.db()?.put(tx, messages).await
+    }
+
+    async fn take(&self, limit: u32, lease: Duration) -> Result<Taken> {
+        self.db()?.take(limit, lease).await
+    }
+
+    async fn mark(&self, marks: Vec<MarkRow>) -> Result<u64> {
+        self.db()?.mark(marks).await
+    }
+
+    async fn tend(&self) -> Result<Tended> {
+        self.db()?.tend().await
+    }
+
+    fn outbox_wake(&self) -> Wake {
+        self.db.outbox_wake()
+    }
+
+    async fn receipt(&self, tenant: &str, id: MessageId) -> Result<Option<Timestamp>> {
+        self.db()?.receipt(tenant, id).await
+    }
+
+    async fn outbox(&self, filter: &OutboxFilter, after: Option<i64>, limit: u32) -> Result<OutboxListing> {
+        self.db()?.outbox(filter, after, limit).await
+    }
+
+    async fn redrive_outbox(&self, tenant: &str, id: MessageId, actor: &str) -> Result<bool> {
+        self.db()?.redrive_outbox(tenant, id, actor).await
+    }
+
+    async fn skip_outbox(&self, tenant: &str, id: MessageId, actor: &str, reason: &str) -> Result<bool> {
+        self.db()?.skip_outbox(tenant, id, actor, reason).await
+    }
+
+    async fn backlog(&self) -> Result<Backlog> {
+        self.db()?.backlog().await
+    }
+
+    async fn put_letter(&self, letter: NewLetter) -> Result<()> {
+        self.db()?.put_letter(letter).await
+    }
+
+    async fn take_retries(&self, consumer: &str, limit: u32, lease: Duration) -> Result<Vec<RetryRow>> {
+        self.db()?.take_retries(consumer, limit, lease).await
+    }
+
+    async fn retry_done(&self, tx: &Tx, id: i64, token: i64) -> Result<bool> {
+        self.db()?.retry_done(tx, id, token).await
+    }
+
+    async fn retry_failed(&self, id: i64, token: i64, reason: &str, retry: Retry) -> Result<bool> {
+        self.db()?.retry_failed(id, token, reason, retry).await
+    }
+
+    async fn next_retry(&self, consumer: &str) -> Result<Option<Timestamp>> {
+        self.db()?.next_retry(consumer).await
+    }
+
+    fn retry_wake(&self) -> Wake {
+        self.db.retry_wake()
+    }
+
+    async fn letters(&self, filter: &LetterFilter, after: Option<i64>, limit: u32) -> Result<LetterPage> {
+        self.db()?.letters(filter, after, limit).await
+    }
+
+    async fn letter(&self, tenant: &str, id: i64) -> Result<Option<DeadLetter>> {
+        self.db()?.letter(tenant, id).await
+    }
+
+    async fn count_letters(&self, filter: &LetterFilter) -> Result<LetterCount> {
+        self.db()?.count_letters(filter).await
+    }
+
+    async fn redrive_letters(
+        &self,
+        filter: &LetterFilter,
+        after: Option<i64>,
+        limit: u32,
+        actor: &str,
+    ) -> Result<Redriven> {
+        self.db()?.redrive_letters(filter, after, limit, actor).await
+    }
+
+    async fn discard_letter(&self, tenant: &str, id: i64, actor: &str, reason: &str) -> Result<bool> {
+        self.db()?.discard_letter(tenant, id, actor, reason).await
+    }
+}

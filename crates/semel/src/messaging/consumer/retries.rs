@@ -1,0 +1,200 @@
+//! What failed or may have killed its process, each alone.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{
+    sync::{Semaphore, SemaphorePermit},
+    task::JoinSet,
+};
+
+use super::{
+    Handler, Shared,
+    attempt::{Item, Undone},
+    letters::{conflict, tidy},
+};
+use crate::{
+    Error, Result, Uptime, crash_point,
+    messaging::{
+        MessageStore, Retry, RetryRow,
+        pause::{Pause, Stop},
+    },
+};
+
+/// How often to look without being woken.
+const POLL: Duration = Duration::from_secs(1);
+
+/// The first retry of each consumer of a process: one after the other. If one of them kills the process, none of the
+/// others was begun, and none is counted as having done so.
+static FIRST: Semaphore = Semaphore::const_new(1);
+
+/// How long to wait for one's turn at the first: another consumer's handler may take long.
+const TURN: Duration = Duration::from_secs(1);
+
+/// Runs the retries of a consumer until it is time to stop; up to `most` at once.
+///
+/// What is taken is begun at once, since it is counted. After a start there is one, then two, and so on for as long as
+/// the process lives: a message that kills it should take few others down with it.
+pub(super) async fn work<S: MessageStore, H: Handler<S>>(shared: Arc<Shared<S, H>>, most: usize, mut stop: Stop) {
+    let wake = shared.store().retry_wake();
+    let mut runs: JoinSet<()> = JoinSet::new();
+    let (mut width, mut pause) = (1, Pause::new());
+    loop {
+        while let Some(ended) = runs.try_join_next() {
+            width = survived(ended, width, most);
+        }
+        if stop.is_now() {
+            break;
+        }
+        if runs.len() >= width {
+            tokio::select! {
+                () = stop.come() => break,
+                Some(ended) = runs.join_next() => width = survived(ended, width, most),
+            }
+            continue;
+        }
+        match next(&shared, width - runs.len(), width == 1, &mut runs).await {
+            Ok(Some(wait)) => {
+                pause.reset();
+                tokio::select! {
+                    () = stop.come() => break,
+                    () = wake.woken() => {}
+                    () = shared.retry.notified() => {}
+                    () = tokio::time::sleep(wait) => {}
+                    Some(ended) = runs.join_next() => width = survived(ended, width, most),
+                }
+            }
+            Ok(None) => pause.reset(),
+            Err(error) => {
+                shared.store_is_away(&error);
+                pause.wait(&mut stop).await;
+            }
+        }
+    }
+    while runs.join_next().await.is_some() {}
+}
+
+/// A run ended, and we are still there.
+fn survived(ended: Result<(), tokio::task::JoinError>, width: usize, most: usize) -> usize {
+    if let Err(error) = ended {
+        tracing::error!(%error, "a retry ended early");
+    }
+    (width * 2).min(most)
+}
+
+/// Begins what is due; how long to wait if there was nothing.
+async fn next<S: MessageStore, H: Handler<S>>(
+    shared: &Arc<Shared<S, H>>,
+    room: usize,
+    first: bool,
+    runs: &mut JoinSet<()>,
+) -> Result<Option<Duration>> {
+    // Looking is cheaper than taking, and there is nothing most of the time.
+    let Some(due) = shared.store().next_retry(&shared.name).await? else { return Ok(Some(POLL)) };
+    let wait = due.since(shared.store().now().await?);
+    if !wait.is_zero() {
+        return Ok(Some(wait.min(POLL)));
+    }
+    let turn: Option<SemaphorePermit<'static>> = match first {
+        true => tokio::time::timeout(TURN, FIRST.acquire()).await.ok().and_then(Result::ok),
+        false => None,
+    };
+    // Longer than any transaction, so that nobody else begins it while we are at it. A shorter one does no harm but to
+    // count: who has begun has the row locked.
+    let lease = shared.options.retry_lease.unwrap_or_else(|| shared.store().longest_transaction() * 2);
+    let deadline = Uptime::now() + lease;
+    let limit = u32::try_from(room).unwrap_or(u32::MAX);
+    let rows = shared.store().take_retries(&shared.name, limit, lease).await?;
+    shared.store_is_back();
+    if rows.is_empty() {
+        // Somebody else has it.
+        return Ok(Some(POLL));
+    }
+    crash_point!("consumer.retry_taken");
+    let mut turn = turn;
+    for row in rows {
+        let (shared, turn) = (shared.clone(), turn.take());
+        runs.spawn(async move {
+            let _turn = turn;
+            shared.retry(row, deadline).await;
+        });
+    }
+    Ok(None)
+}
+
+impl<S: MessageStore, H: Handler<S>> Shared<S, H> {
+    async fn retry(self: &Arc<Self>, row: RetryRow, deadline: Uptime) {
+        let crashes = row.starts.saturating_sub(row.failures).saturating_sub(1);
+        if crashes >= self.options.max_crashes {
+            let why = format!("{crashes} runs were cut off, or killed their process");
+            return self.failed(&row, deadline, &why, Retry::Dead).await;
+        }
+        let items = match self.identify(&row.message) {
+            Ok(name) => Arc::new(vec![Item::new(row.message.clone(), name)]),
+            Err(why) => return self.failed(&row, deadline, &why, Retry::Dead).await,
+        };
+        let item: &Item = &items[0];
+        let mut pause = Duration::from_millis(50);
+        let mut unknown = false;
+        loop {
+            match self.attempt(&items, Some(&row)).await {
+                Ok(_) => return self.committed(&item.message),
+                Err(Undone::Lost) => {
+                    // By the commit whose fate was unknown, if there was one.
+                    if unknown {
+                        self.committed(&item.message);
+                    }
+                    return;
+                }
+                Err(Undone::Conflict(first)) => {
+                    let (why, dead) = conflict(first, item);
+                    return self.failed(&row, deadline, &why, dead).await;
+                }
+                Err(Undone::Refused(refusal)) => {
+                    let nth = row.failures.saturating_add(1);
+                    let (why, retry) = self.after(refusal, nth, row.id);
+                    return self.failed(&row, deadline, &why, retry).await;
+                }
+                Err(Undone::Store(Error::Stopping)) => return,
+                Err(Undone::Store(error)) => {
+                    unknown |= matches!(error, Error::OutcomeUnknown(_));
+                    self.store_is_away(&error);
+                    // Past the deadline somebody else may have it, and it comes back by itself.
+                    if deadline.has_passed() {
+                        return;
+                    }
+                    tokio::time::sleep(pause.min(deadline.remaining())).await;
+                    pause = (pause * 2).min(Duration::from_secs(1));
+                }
+            }
+        }
+    }
+
+    /// Writes down that a retry failed, for as long as it is ours.
+    async fn failed(&self, row: &RetryRow, deadline: Uptime, why: &str, retry: Retry) {
+        let why = tidy(why);
+        let mut pause = Duration::from_millis(50);
+        loop {
+            match self.store().retry_failed(row.id, row.token, &why, retry).await {
+                Ok(ours) => {
+                    crash_point!("consumer.retry_failed");
+                    match retry {
+                        Retry::After(_) => self.retry.notify_one(),
+                        Retry::Dead if ours => {
+                            tracing::warn!(consumer = self.name, "a message became a dead letter");
+                        }
+                        Retry::Dead => {}
+                    }
+                    return;
+                }
+                Err(error) if error.is_transient() && !deadline.has_passed() => {
+                    self.store_is_away(&error);
+                    tokio::time::sleep(pause.min(deadline.remaining())).await;
+                    pause = (pause * 2).min(Duration::from_secs(1));
+                }
+                Err(error) => {
+                    return tracing::error!(%error, consumer = self.name, "the failure of a retry was not kept");
+                }
+            }
+        }
+    }
+}

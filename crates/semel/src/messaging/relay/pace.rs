@@ -1,0 +1,135 @@
+//! How much at once, and when to pause.
+
+use std::time::{Duration, Instant};
+
+use super::{
+    super::{
+        Broker, BrokerHealth,
+        pause::{Pause, Stop},
+    },
+    publish::Summary,
+};
+
+/// How often to look how the broker is while it is away: looking asks nobody.
+const GLANCE: Duration = Duration::from_millis(20);
+
+/// The pace of a relay.
+///
+/// A message that cuts its connection takes all others that are on their way down with it, and nobody can tell which
+/// one it was. So after a batch without answers fewer go together, in the end each alone, and only that one waits.
+pub(super) struct Pace {
+    most: u32,
+    in_flight: usize,
+    batch: u32,
+    pause: Pause,
+    must_pause: bool,
+    /// Whether it was said already that the broker is away: once, not every round.
+    said: bool,
+    woken: bool,
+}
+
+impl Pace {
+    pub(super) fn new(most: u32, in_flight: usize) -> Self {
+        let most = most.max(1);
+        Self { most, in_flight, batch: most, pause: Pause::new(), must_pause: false, said: false, woken: false }
+    }
+
+    /// How many rows to take.
+    pub(super) fn batch(&self) -> u32 {
+        self.batch
+    }
+
+    /// How many batches may be on their way.
+    pub(super) fn in_flight(&self) -> usize {
+        if self.batch < self.most { 1 } else { self.in_flight }
+    }
+
+    /// Somebody says that there is something.
+    pub(super) fn woken(&mut self) {
+        self.woken = true;
+    }
+
+    /// Whether somebody said so, since the last time this was asked.
+    pub(super) fn was_woken(&mut self) -> bool {
+        std::mem::take(&mut self.woken)
+    }
+
+    /// A batch came back.
+    pub(super) fn ended(&mut self, summary: Summary) {
+        if summary.answered > 0 {
+            self.pause.reset();
+            if std::mem::take(&mut self.said) {
+                tracing::info!("the broker answers again; the relay goes on");
+            }
+        } else {
+            self.must_pause = true;
+            self.say(summary.why.as_deref().unwrap_or("no answer"));
+        }
+        if summary.unknown > 0 {
+            self.batch = (self.batch / 2).max(1);
+        } else if summary.answered > 0 {
+            self.batch = self.batch.saturating_mul(2).min(self.most);
+        }
+    }
+
+    /// Whether nothing should be taken just now.
+    pub(super) fn must_pause(&self) -> bool {
+        self.must_pause
+    }
+
+    /// Pauses if that is due: for a while, or until a broker that was away is there. While it asks for a pause, it has
+    /// one; nothing is leased only to be put back.
+    pub(super) async fn hold(&mut self, broker: &dyn Broker, stop: &mut Stop) {
+        let was_up = broker.health() == BrokerHealth::Up;
+        let end = Instant::now() + if self.must_pause { self.pause.next() } else { Duration::ZERO };
+        self.must_pause = false;
+        loop {
+            match broker.health() {
+                BrokerHealth::Up if !was_up => return,
+                BrokerHealth::Blocked(why) => self.say(&why),
+                BrokerHealth::Up | BrokerHealth::Down(_) if Instant::now() >= end => return,
+                BrokerHealth::Up | BrokerHealth::Down(_) => {}
+            }
+            if !stop.sleep(GLANCE).await {
+                return;
+            }
+        }
+    }
+
+    fn say(&mut self, why: &str) {
+        if !std::mem::replace(&mut self.said, true) {
+            tracing::warn!(why, "the broker takes no messages; the relay waits");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ended(answered: usize, unknown: usize) -> Summary {
+        Summary { answered, unknown, why: None }
+    }
+
+    #[test]
+    fn after_a_batch_without_answers_fewer_go_together_and_one_batch_at_a_time() {
+        let mut pace = Pace::new(8, 4);
+        assert_eq!((pace.batch(), pace.in_flight()), (8, 4));
+        for batch in [4, 2, 1, 1] {
+            pace.ended(ended(0, 8));
+            assert_eq!((pace.batch(), pace.in_flight(), pace.must_pause()), (batch, 1, true));
+        }
+        for batch in [2, 4, 8, 8] {
+            pace.ended(ended(1, 0));
+            assert_eq!(pace.batch(), batch);
+        }
+        assert_eq!(pace.in_flight(), 4);
+    }
+
+    #[test]
+    fn a_broker_that_is_away_does_not_make_batches_smaller() {
+        let mut pace = Pace::new(8, 4);
+        pace.ended(ended(0, 0));
+        assert_eq!((pace.batch(), pace.in_flight(), pace.must_pause()), (8, 4, true));
+    }
+}

@@ -1,0 +1,107 @@
+//! A batch on its way, and what is said of its rows.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use super::{
+    super::{Broker, Lent, Mark, MarkRow, Published, Taken},
+    RelayOptions,
+    marker::Finished,
+};
+use crate::{Backoff, Uptime, crash_point};
+
+/// The wait of a message about which no word came back. Nothing is wrong with most of them, so it begins short; one
+/// that cuts its connection every time must be seldom enough to let the others go.
+const UNKNOWN: Backoff = Backoff { first: Duration::from_millis(200), cap: Duration::from_secs(60) };
+
+/// How many messages without a word are remembered. Beyond it they are forgotten, and wait a little less.
+const REMEMBERED: usize = 10_000;
+
+/// How a batch ended.
+pub(super) struct Summary {
+    /// On how many messages the broker had a word, whichever.
+    pub(super) answered: usize,
+    /// How many were sent without one.
+    pub(super) unknown: usize,
+    /// What was said of one that had none.
+    pub(super) why: Option<String>,
+}
+
+/// Brings batches to the broker.
+pub(super) struct Publisher {
+    broker: Arc<dyn Broker>,
+    options: RelayOptions,
+    /// How often there was no word about a row.
+    unknown: Mutex<HashMap<i64, u32>>,
+}
+
+impl Publisher {
+    pub(super) fn new(broker: Arc<dyn Broker>, options: RelayOptions) -> Self {
+        Self { broker, options, unknown: Mutex::default() }
+    }
+
+    /// Publishes what was leased by a take that was sent at `sent`.
+    pub(super) async fn publish(&self, taken: Taken, sent: Uptime) -> (Finished, Summary) {
+        let lease = self.options.lease;
+        let envelopes = taken.rows.iter().map(|row| row.envelope.clone()).collect();
+        // A tenth for the marks, and for clocks that do not go alike.
+        let answers = self.broker.publish(envelopes, sent + lease * 9 / 10);
+        let answers = tokio::time::timeout((sent + lease).remaining(), answers).await.unwrap_or_default();
+        let mut answers = answers.into_iter();
+        let mut summary = Summary { answered: 0, unknown: 0, why: None };
+        let mut marks = Vec::with_capacity(taken.rows.len());
+        for row in &taken.rows {
+            let answer = answers.next().unwrap_or_else(|| Published::Unknown("the broker said nothing in time".into()));
+            match &answer {
+                Published::Confirmed | Published::Refused(_) | Published::Unroutable(_) => summary.answered += 1,
+                Published::Unknown(why) => {
+                    summary.unknown += 1;
+                    summary.why = Some(why.clone());
+                }
+                Published::NotSent(why) => summary.why = Some(why.clone()),
+            }
+            marks.push(MarkRow { id: row.id, token: taken.token, mark: self.mark(row, answer) });
+        }
+        if marks.iter().any(|mark| mark.mark == Mark::Sent) {
+            crash_point!("relay.published");
+        }
+        (Finished { marks, deadline: sent + lease }, summary)
+    }
+
+    /// Says of all rows that they were not begun.
+    pub(super) fn put_back(&self, taken: Taken, sent: Uptime) -> Finished {
+        let mark = |row: Lent| MarkRow { id: row.id, token: taken.token, mark: Mark::PutBack };
+        Finished { marks: taken.rows.into_iter().map(mark).collect(), deadline: sent + self.options.lease }
+    }
+
+    /// What the broker's word means for a row.
+    fn mark(&self, row: &Lent, answer: Published) -> Mark {
+        let mut unknown = self.unknown.lock().unwrap_or_else(PoisonError::into_inner);
+        if !matches!(answer, Published::Unknown(_)) {
+            unknown.remove(&row.id);
+        }
+        match answer {
+            Published::Confirmed => Mark::Sent,
+            Published::NotSent(_) => Mark::PutBack,
+            Published::Unroutable(error) => Mark::Unroutable { error, after: self.options.unroutable },
+            Published::Refused(error) => {
+                let failures = row.failures.saturating_add(1);
+                match failures >= self.options.max_failures {
+                    true => Mark::Park { error },
+                    false => Mark::Retry { error, after: self.options.backoff.after(failures, row.id) },
+                }
+            }
+            Published::Unknown(error) => {
+                if unknown.len() >= REMEMBERED {
+                    unknown.clear();
+                }
+                let times = unknown.entry(row.id).or_default();
+                *times += 1;
+                Mark::Later { error, after: UNKNOWN.after(*times, row.id) }
+            }
+        }
+    }
+}
