@@ -144,6 +144,8 @@ impl Broker for Amqp {
 
     fn health(&self) -> BrokerHealth {
         match self.shared.publishing.state() {
+            // Lost a moment ago, and its keeper does not know yet.
+            State::Up(open) if !open.is_up() => BrokerHealth::Down("the connection was lost".into()),
             State::Up(open) => open.blocked().map_or(BrokerHealth::Up, BrokerHealth::Blocked),
             State::Down(why) => BrokerHealth::Down(why),
             State::Closed => BrokerHealth::Down("it is closed".into()),

@@ -62,7 +62,10 @@ async fn bind_dead(connection: &Connection) -> lapin::Result<()> {
 fn quorum(name: &str) -> FieldTable {
     let mut arguments = classic(name);
     arguments.insert("x-queue-type".into(), text("quorum"));
-    if name != DEAD {
+    if name == DEAD {
+        // There is no queue behind this one: since RabbitMQ 4, what came back twenty times would be gone.
+        arguments.insert("x-delivery-limit".into(), AMQPValue::LongInt(i32::MAX));
+    } else {
         // Without these, a message that is dead-lettered while its new queue is away is gone. The one needs the other.
         arguments.insert("x-dead-letter-strategy".into(), text("at-least-once"));
         arguments.insert("x-overflow".into(), text("reject-publish"));

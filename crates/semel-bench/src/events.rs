@@ -16,7 +16,7 @@ use semel_server::{
     http::{App, health::AlwaysReady, principal::Local},
     node::Node,
     serve::{self, DRAIN},
-    services::notifications::Notifications,
+    services::notifications::{Deliverer, Notifications},
     stop::Stop,
 };
 use semel_store::{Database, EmbeddedBroker, on};
@@ -37,6 +37,9 @@ pub(crate) const RABBITMQ: &str = "events, RabbitMQ";
 
 /// Each event becomes so many notifications: one recipient, two channels.
 const EACH: i64 = 2;
+
+/// The events are those of so many restaurants. Events of one go out one after the other.
+const RESTAURANTS: usize = 100;
 
 pub(crate) async fn measure(plan: &Plan, backend: Backend, report: &mut Report) -> Result<()> {
     let most = if plan.rounds == 1 { 2_000 } else { 10_000 };
@@ -64,18 +67,21 @@ async fn run(site: &Site, ledger: &Ledger<Database>, broker: Arc<dyn Broker>, mo
     let config = told.config().map_err(|mistakes| anyhow::anyhow!("{mistakes}"))?.notifications.clone();
     let stop = Stop::new();
     let node = Node::new(broker.clone(), &stop);
-    let notifications = Notifications::open(ledger, broker, config).await?;
+    let notifications = Notifications::open(ledger, broker, config.clone()).await?;
     node.declare(notifications.queues());
     node.relay(ledger.store().clone(), RelayOptions::default());
-    for listener in notifications.listeners(&ConsumerOptions::default()) {
+    let deliverer = Deliverer::open(ledger, &config.channels)?;
+    for listener in notifications.listeners(&ConsumerOptions::default(), &deliverer) {
         node.spawn(listener.run(node.stopping()));
     }
     let app = App { readiness: Arc::new(AlwaysReady), authenticate: Arc::new(Local), routes: notifications.routes() };
     let socket = TcpListener::bind("127.0.0.1:0").await?;
     let client = Client::of(socket.local_addr()?);
     let server = tokio::spawn(serve::run(socket, app.into_router(), stop.clone(), DRAIN));
-    let recipient = r#"{"groupId":5,"channels":["PUSH","EMAIL"]}"#;
-    client.send("PUT", "/recipients/restaurant/10", None, recipient).await?;
+    for group in 0..RESTAURANTS {
+        let recipient = format!(r#"{{"groupId":{group},"channels":["PUSH","EMAIL"]}}"#);
+        client.send("PUT", &format!("/recipients/restaurant/{group}"), None, &recipient).await?;
+    }
     // Queues are declared and consumers are there before the clock starts.
     tokio::time::sleep(Duration::from_millis(500)).await;
 
@@ -91,8 +97,9 @@ async fn run(site: &Site, ledger: &Ledger<Database>, broker: Arc<dyn Broker>, mo
                 if n >= most {
                     return anyhow::Ok(took);
                 }
+                let group = n % RESTAURANTS;
                 let event = format!(
-                    r#"{{"eventId":"evt-{n}","aggregateType":"RESTAURANT","aggregateId":5,"eventType":"RESERVATION_REQUESTED","payload":{{"n":{n}}}}}"#
+                    r#"{{"eventId":"evt-{n}","aggregateType":"RESTAURANT","aggregateId":{group},"eventType":"RESERVATION_REQUESTED","payload":{{"n":{n}}}}}"#
                 );
                 let sent = Instant::now();
                 client.send("POST", "/events", None, &event).await?;
@@ -105,7 +112,9 @@ async fn run(site: &Site, ledger: &Ledger<Database>, broker: Arc<dyn Broker>, mo
         took.extend(done??);
     }
     let wanted = i64::try_from(most)? * EACH;
+    let patience = Instant::now() + Duration::from_secs(120);
     while committed(ledger.store()).await? < wanted {
+        anyhow::ensure!(Instant::now() < patience, "notifications are missing after two minutes");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let done = Figure::new(took, begun.elapsed(), site.cpu.used() - cpu);

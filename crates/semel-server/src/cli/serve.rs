@@ -86,7 +86,7 @@ async fn start(config: &Config, ledger: &Ledger<Database>, node: &Node) -> anyho
         node.relay(ledger.store().clone(), config.messages.relay());
     }
     if has(NodeRole::Worker) {
-        for listener in notifications.listeners(&config.messages.consumer()) {
+        for listener in notifications.listeners(&config.messages.consumer(), &deliverer) {
             node.consume(listener.run(node.stopping()));
         }
         node.keep_given_up(&config.broker_url, ledger.store().clone());

@@ -5,6 +5,7 @@ pub mod fields;
 pub mod health;
 pub mod loopback;
 mod openapi;
+pub mod path;
 pub mod principal;
 pub mod problem;
 mod problem_page;

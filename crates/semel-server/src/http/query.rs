@@ -57,7 +57,9 @@ impl Query {
     /// Takes a parameter, by a function that reads it.
     pub fn take<T>(&mut self, name: &str, read: impl FnOnce(&str) -> Result<T, &'static str>) -> Option<T> {
         let value = self.given.remove(name)?;
-        read(&value).map_err(|message| self.wrong.note(name, message)).ok()
+        // PostgreSQL takes no NUL in a text, so nothing that could be found has one.
+        let read = if value.contains('\0') { Err("must not have a NUL character") } else { read(&value) };
+        read.map_err(|message| self.wrong.note(name, message)).ok()
     }
 
     /// Takes `limit` and `cursor`.
@@ -140,6 +142,7 @@ mod tests {
             "cursor=",
             "curser=1",
             "limit=1&limit=2",
+            "cursor=7%00",
         ] {
             assert!(place(query).unwrap_err().contains("invalid-query"), "{query}");
         }

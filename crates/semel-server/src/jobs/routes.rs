@@ -1,9 +1,6 @@
 //! `/jobs`.
 
-use axum::{
-    extract::{Path, State},
-    response::Response,
-};
+use axum::{extract::State, response::Response};
 
 use super::{
     Jobs,
@@ -12,6 +9,7 @@ use super::{
 };
 use crate::http::{
     answers::{Page, missing, patiently, shown},
+    path::Id,
     principal::Principal,
     problem::Problem,
     query::Query,
@@ -43,11 +41,7 @@ pub(super) async fn list(
 }
 
 /// `GET /jobs/{id}`
-pub(super) async fn show(
-    State(jobs): State<Jobs>,
-    principal: Principal,
-    Path(id): Path<String>,
-) -> Result<Response, Problem> {
+pub(super) async fn show(State(jobs): State<Jobs>, principal: Principal, Id(id): Id) -> Result<Response, Problem> {
     let id = JobId::parse(&id).ok_or_else(missing)?;
     let found = patiently(jobs.find(&principal.tenant, id)).await?;
     Ok(shown(&found.ok_or_else(missing)?))

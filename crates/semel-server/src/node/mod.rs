@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use semel::messaging::{Broker, MessageStore, Queue, Relay, RelayOptions};
+use semel::messaging::{Broker, BrokerHealth, MessageStore, Queue, Relay, RelayOptions};
 use semel_amqp::Amqp;
 use semel_store::{Database, EmbeddedBroker};
 use tokio::{sync::watch, task::JoinSet};
@@ -22,6 +22,10 @@ pub use ready::AsksTheStore;
 
 /// How long to wait before queues are declared again that could not be.
 const DECLARE_PAUSE: Duration = Duration::from_secs(1);
+
+/// After how many tries a broker that is there, and does not make all queues, is worked with all the same: it may only
+/// have been starting.
+const PATIENT_TRIES: u32 = 3;
 
 /// The broker that the configuration names. It may be away: the outbox waits for it, and so do the consumers.
 ///
@@ -97,17 +101,22 @@ impl Node {
         self.intake.spawn(task);
     }
 
-    /// Sees to it that the queues are there, as soon as the broker is.
+    /// Sees to it that the queues are there, as soon as the broker is. One that it refuses to make (somebody has made it
+    /// otherwise) is tried again and again, and does not keep the others waiting.
     pub fn declare(&self, queues: Vec<Queue>) {
         let (broker, declared, mut stop) = (self.broker.clone(), self.declared.clone(), self.stopping());
         self.spawn(async move {
-            loop {
+            for tries in 1_u32.. {
                 match broker.declare(queues.clone()).await {
                     Ok(()) => {
                         declared.send_replace(true);
                         return;
                     }
-                    Err(error) => tracing::warn!(%error, "queues cannot be declared yet"),
+                    Err(error) if tries.is_power_of_two() => tracing::warn!(%error, "queues cannot be declared yet"),
+                    Err(_) => {}
+                }
+                if tries >= PATIENT_TRIES && broker.health() == BrokerHealth::Up {
+                    declared.send_replace(true);
                 }
                 tokio::select! {
                     () = tokio::time::sleep(DECLARE_PAUSE) => {}
@@ -154,4 +163,54 @@ async fn once_declared(
         _ = stop.wait_for(|stop| *stop) => return,
     }
     task.await;
+}
+
+#[cfg(test)]
+mod tests {
+    use semel::{
+        Error, Uptime,
+        messaging::{BoxFuture, Deliveries, Envelope, Published},
+    };
+
+    use super::*;
+
+    /// A broker that does not make all queues.
+    struct Refusing(BrokerHealth);
+
+    impl Broker for Refusing {
+        fn declare(&self, _queues: Vec<Queue>) -> BoxFuture<'_, semel::Result<()>> {
+            Box::pin(async { Err(Error::Unavailable("a queue of this name has other arguments".into())) })
+        }
+
+        fn publish(&self, _batch: Vec<Envelope>, _until: Uptime) -> BoxFuture<'_, Vec<Published>> {
+            Box::pin(async { Vec::new() })
+        }
+
+        fn consume(&self, _queue: &str, _prefetch: u16) -> BoxFuture<'_, semel::Result<Box<dyn Deliveries>>> {
+            Box::pin(async { Err(Error::Unavailable("there is none".into())) })
+        }
+
+        fn health(&self) -> BrokerHealth {
+            self.0.clone()
+        }
+
+        fn close(&self) -> BoxFuture<'_, ()> {
+            Box::pin(async {})
+        }
+    }
+
+    #[tokio::test]
+    async fn a_queue_that_cannot_be_made_does_not_keep_the_others_waiting() {
+        let (up, away) = (BrokerHealth::Up, BrokerHealth::Down("it is away".into()));
+        let nodes = [up, away].map(|health| Node::new(Arc::new(Refusing(health)), &Stop::new()));
+        let began = nodes.each_ref().map(|node| {
+            let (began, begins) = tokio::sync::oneshot::channel();
+            node.declare(vec![Queue::new("news")]);
+            node.consume(async { began.send(()).unwrap_or_default() });
+            begins
+        });
+        let [up, mut away] = began;
+        tokio::time::timeout(Duration::from_secs(60), up).await.expect("it never began").unwrap();
+        assert!(away.try_recv().is_err(), "a broker that is away is waited for");
+    }
 }

@@ -26,6 +26,7 @@ on_both_databases! {
     of_many_who_send_an_event_at_once_one_has_made_it
     the_directory_says_who_belongs_where
     a_repeated_change_of_the_directory_is_none
+    what_no_database_could_have_is_asked_for_in_vain
 }
 
 /// A server on a place's database, and requests to it.
@@ -377,4 +378,27 @@ fn a_repeated_change_of_the_directory_is_none(place: &Place) {
     }
     assert_eq!(rows(place, "SELECT CAST(revision AS TEXT) FROM notification_directories"), ["1"]);
     assert_eq!(rows(place, "SELECT CAST(COUNT(*) AS TEXT) FROM notification_recipients"), ["1"]);
+}
+
+/// PostgreSQL takes no NUL in a text, and bytes that are no UTF-8 are no text at all.
+fn what_no_database_could_have_is_asked_for_in_vain(place: &Place) {
+    let api = accepting(place);
+    for path in ["/events/a%00", "/events/%FF", "/dead-letters/%FF", "/jobs/%FF", "/recipients/admin/%00"] {
+        let missing = api.get(path);
+        assert_eq!((missing.status, missing.problem().as_str()), (404, "not-found"), "{path}");
+    }
+    for path in ["/notifications/%FF/read", "/outbox/%FF/redrive", "/dead-letters/%FF/redrive"] {
+        let missing = api.post(path, &json!({}));
+        assert_eq!((missing.status, missing.problem().as_str()), (404, "not-found"), "{path}");
+    }
+    for path in [
+        "/notifications?userId=%00",
+        "/notifications?eventId=a%00",
+        "/recipients/admin?groupId=%00",
+        "/dead-letters?consumer=%00",
+        "/notifications/stream?kind=admin&userId=%00",
+    ] {
+        let refused = api.get(path);
+        assert_eq!((refused.status, refused.problem().as_str()), (400, "invalid-query"), "{path}");
+    }
 }

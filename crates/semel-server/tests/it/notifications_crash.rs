@@ -134,3 +134,37 @@ fn no_point_is_left_out() {
     let missing: Vec<_> = all.filter(|point| !named.contains(*point)).collect();
     assert!(missing.is_empty(), "{missing:?}");
 }
+
+/// What the other tests rely on: the count notices one that is missing, one that is too many, and a fan-out that ran
+/// twice, whose rows cannot be there twice.
+#[test]
+fn the_count_notices_every_kind_of_difference() {
+    let mut fleet = Fleet::sqlite();
+    let server = fleet.start(ALL, &[]);
+    fleet.invite(&server);
+    fleet.send(server.address, &events("e", 4));
+    fleet.all_is_well(vec![server]);
+    for (change, back) in [
+        (
+            "UPDATE notifications SET user_id = user_id || 'x' WHERE id = 3",
+            "UPDATE notifications SET user_id = rtrim(user_id, 'x') WHERE id = 3",
+        ),
+        (
+            "INSERT INTO notifications (tenant, event_id, kind, user_id, notification_type)
+             VALUES ('default', 'e-0', 'restaurant', 'dan', 'PUSH')",
+            "DELETE FROM notifications WHERE user_id = 'dan'",
+        ),
+        (
+            "UPDATE notification_fanouts SET notifications = 2 * notifications WHERE event_id = 'e-1'",
+            "UPDATE notification_fanouts SET notifications = notifications / 2 WHERE event_id = 'e-1'",
+        ),
+        ("UPDATE notification_fanouts SET done_at = NULL", "UPDATE notification_fanouts SET done_at = 1"),
+        // This one is nobody's business.
+        ("INSERT INTO semel_queues (name) VALUES ('x')", "DELETE FROM semel_queues WHERE name = 'x'"),
+    ] {
+        execute(&fleet.place, change);
+        let noticed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| fleet.counts())).is_err();
+        assert_eq!(noticed, !change.contains("semel_queues"), "{change}");
+        execute(&fleet.place, back);
+    }
+}

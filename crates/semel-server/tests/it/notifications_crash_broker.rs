@@ -52,7 +52,8 @@ fn away_and_back(fleet: &mut Fleet, away: impl Fn(), back: impl Fn() + Sync) {
 fn on_a_wire(fleet: &mut Fleet, flow: Flow) {
     let url = fleet.rabbitmq.clone().unwrap();
     let wire = fleet.runtime.block_on(Wire::to(&url));
-    fleet.broker = wire.url(&url);
+    // With a heartbeat that tells soon that nobody answers any more.
+    fleet.broker = format!("{}?heartbeat=1", wire.url(&url));
     away_and_back(
         fleet,
         || wire.set(flow),
@@ -72,6 +73,12 @@ fn a_connection_that_is_cut_and_mended_loses_nothing_on_postgres() {
 #[test]
 fn a_connection_that_is_cut_and_mended_loses_nothing_on_sqlite() {
     on_a_wire(&mut Fleet::sqlite_rabbitmq(), Flow::Away);
+}
+
+/// What is published arrives, and nobody says so: it is published again, and found in the inbox.
+#[test]
+fn confirmations_that_never_come_lose_nothing_and_double_nothing() {
+    on_a_wire(&mut Fleet::postgres_rabbitmq(), Flow::Deaf);
 }
 
 /// A node of the test's own is killed, and comes back with what is on its disk.

@@ -1,7 +1,11 @@
 //! Servers that stand still for longer than what they have in their hands is theirs, and then go on as if nothing had
 //! happened.
 
-use std::{thread, time::Duration};
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Duration,
+};
 
 use rustix::process::Signal;
 
@@ -22,14 +26,17 @@ fn one_stands_still(fleet: &mut Fleet, point: &str) {
     let still = fleet.start_dying(ALL, &format!("{point}:2:stop"), &[]);
     fleet.invite(&still);
     let (fleet, other) = (&*fleet, fleet.start(ALL, &[]));
+    let stood_still = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
             // It may stand still with a request in its hands.
-            for round in (0..500).take_while(|_| !is_still(&still)) {
+            for round in (0..100).take_while(|_| !stood_still.load(Ordering::SeqCst)) {
                 fleet.try_send(still.address, &events(&format!("r{round}"), 8));
+                thread::sleep(Duration::from_millis(50));
             }
         });
         eventually(SOON, "it stands still", || is_still(&still));
+        stood_still.store(true, Ordering::SeqCst);
         thread::sleep(LONG);
         still.process.signal(Signal::CONT);
     });

@@ -29,6 +29,7 @@ on_both_databases! {
     those_who_are_named_go_in_chunks_too
     a_message_of_another_program_is_heard_once_by_its_event_id
     what_cannot_be_understood_is_a_dead_letter
+    what_cannot_go_on_is_a_dead_letter_at_once
     notifications_are_listed_and_read
 }
 
@@ -286,6 +287,25 @@ fn what_cannot_be_understood_is_a_dead_letter(place: &Place) {
     assert!(reasons[0].starts_with("the message is malformed: no JSON"), "{reasons:?}");
     assert!(reasons[1].starts_with("unknown event type"), "{reasons:?}");
     assert!(reasons[2].starts_with("wrong queue"), "{reasons:?}");
+}
+
+/// The message that goes on says where, which makes it longer: here, too long.
+fn what_cannot_go_on_is_a_dead_letter_at_once(place: &Place) {
+    let api = Api::start_with(place, &[("SEMEL_NOTIFICATIONS_CHUNK", "1")]);
+    fill(place, 2);
+    let body = |filler: usize| {
+        let named = json!([{ "kind": "restaurant", "userId": "u00000" }, { "kind": "restaurant", "userId": "u00001" },
+            { "kind": "admin", "userId": "x".repeat(filler) }]);
+        json!({ "event_id": "e", "event_type": "T", "aggregate_type": "RESTAURANT", "recipientType": "USER",
+            "payload": {}, "recipients": named })
+        .to_string()
+    };
+    say(place, "notification.restaurant", &[&body((1 << 20) - body(0).len())]);
+    eventually(SOON, "it is a dead letter", || {
+        let letters = api.get("/dead-letters").json();
+        letters["items"].as_array().unwrap().iter().any(|one| one["failures"] == 1 && one["key"] == "e")
+    });
+    assert_eq!(api.notifications("").len(), 0, "nothing of it has happened");
 }
 
 fn notifications_are_listed_and_read(place: &Place) {

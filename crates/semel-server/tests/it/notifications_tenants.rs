@@ -16,7 +16,7 @@ use semel::{
 use semel_server::{
     config,
     http::{App, health::AlwaysReady},
-    services::notifications::Notifications,
+    services::notifications::{Deliverer, Notifications},
 };
 use semel_store::{Database, EmbeddedBroker, Settings};
 use serde_json::{Value, json};
@@ -55,7 +55,8 @@ fn tenants_never_meet(place: &Place) {
         let (stop, stopping) = watch::channel(false);
         let mut tasks = tokio::task::JoinSet::new();
         tasks.spawn(Relay::new(database, broker, RelayOptions::default()).run(stopping.clone()));
-        for listener in notifications.listeners(&ConsumerOptions::default()) {
+        let deliverer = Deliverer::open(&ledger, &config::Notifications::default().channels).unwrap();
+        for listener in notifications.listeners(&ConsumerOptions::default(), &deliverer) {
             tasks.spawn(listener.run(stopping.clone()));
         }
         let (readiness, authenticate) = (Arc::new(AlwaysReady), Arc::new(Believes));

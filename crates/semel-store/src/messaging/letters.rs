@@ -97,6 +97,11 @@ impl Database {
                 let done = on!(work.conn(), c => sqlx::query(sql.retry_done).bind(id).bind(token).execute(c).await
                     .map(|done| done.rows_affected()))
                 .map_err(broken)?;
+                if done == 0 {
+                    // Somebody else has it, maybe only since the statement before: then it is not dead.
+                    work.forget().await;
+                    return Ok(false);
+                }
                 self.finish(work, 1).await?;
                 done
             }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use semel::{
     Error, Result, Timestamp,
-    messaging::{Mark, MarkRow, Message, OutboxState, Taken, Tended},
+    messaging::{Lent, Mark, MarkRow, Message, OutboxState, Taken, Tended},
     micros,
 };
 use serde_json::{Value, json};
@@ -90,14 +90,16 @@ impl Database {
     }
 
     pub(super) async fn take_rows(&self, limit: u32, lease: Duration) -> Result<Taken> {
-        let (limit, lease) = (i64::from(limit), micros(lease));
+        let (most, lease) = (i64::from(limit), micros(lease));
+        let bytes = i64::try_from(Taken::MOST_BYTES).unwrap_or(i64::MAX);
         let rows: Vec<LentRow> = match self.inner() {
             Inner::Postgres(db) => {
                 let mut seat = db.messages.take().await?;
                 let rows = sqlx::query_as(TAKE_POSTGRES)
-                    .bind(limit)
+                    .bind(most)
                     .bind(lease)
                     .bind(db.clock.fixed())
+                    .bind(bytes)
                     .fetch_all(&mut *seat)
                     .await
                     .map_err(broken)?;
@@ -108,10 +110,11 @@ impl Database {
                 let (mut work, now, token) = self.drawn().await?;
                 let Conn::Sqlite(conn) = work.conn() else { return Ok(Taken::default()) };
                 let rows: Vec<LentRow> = sqlx::query_as(TAKE_SQLITE)
-                    .bind(limit)
+                    .bind(most)
                     .bind(lease)
                     .bind(now.as_micros())
                     .bind(token)
+                    .bind(bytes)
                     .fetch_all(conn)
                     .await
                     .map_err(broken)?;
@@ -124,9 +127,10 @@ impl Database {
             }
         };
         let token = rows.first().map_or(0, |row| row.token);
-        let mut rows = rows.into_iter().map(LentRow::read).collect::<Result<Vec<_>>>()?;
+        let more = rows.len() >= limit as usize || rows.iter().map(LentRow::weight).sum::<usize>() >= Taken::MOST_BYTES;
+        let mut rows: Vec<Lent> = rows.into_iter().filter_map(legible).collect();
         rows.sort_unstable_by_key(|row| row.id);
-        Ok(Taken { rows, token })
+        Ok(Taken { rows, token, more })
     }
 
     pub(super) async fn mark_rows(&self, marks: Vec<MarkRow>) -> Result<u64> {
@@ -228,6 +232,13 @@ impl Database {
     pub fn wake_outbox(&self) {
         self.messages().wakes.tell(News::Outbox);
     }
+}
+
+/// A row that was taken. One that cannot be read stays leased, and comes again: a newer version may read it. The others
+/// of its batch must not wait for that.
+fn legible(row: LentRow) -> Option<Lent> {
+    let id = row.id();
+    row.read().inspect_err(|error| tracing::error!(row = id, %error, "a message in the outbox cannot be read")).ok()
 }
 
 /// What a mark makes of its row.

@@ -165,6 +165,15 @@ pub(super) struct LentRow {
 }
 
 impl LentRow {
+    pub(super) fn id(&self) -> i64 {
+        self.row.id
+    }
+
+    /// What its body takes up.
+    pub(super) fn weight(&self) -> usize {
+        self.row.body.len()
+    }
+
     pub(super) fn read(self) -> Result<Lent> {
         Ok(Lent { id: self.row.id, failures: count(self.row.failures), envelope: self.row.envelope()? })
     }

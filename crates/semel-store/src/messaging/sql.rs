@@ -209,13 +209,15 @@ statements! {
          SET due_at = clock.now + $3, token = 0, failures = failures + 1, reason = $4
          FROM (SELECT {now $5} AS now) AS clock
          WHERE id = $1 AND token = $2";
-    /// A retry that failed too often becomes a dead letter;
+    /// A retry that failed too often becomes a dead letter. One that is there, of a copy of it, tells of this death, and
+    /// is locked by that: left alone, it could be re-driven onto the very retry that is about to go, and both be gone.
     retry_dead = concat!(
         "INSERT INTO semel_dead_letters (", letter!(), ", failures, reason, died_at)
          SELECT ", letter!(), ", failures + 1, $3, clock.now
          FROM semel_retries CROSS JOIN (SELECT {now $4} AS now) AS clock
          WHERE id = $1 AND token = $2
-         ON CONFLICT (tenant, consumer, key, fingerprint) DO NOTHING");
+         ON CONFLICT (tenant, consumer, key, fingerprint)
+         DO UPDATE SET failures = excluded.failures, reason = excluded.reason, died_at = excluded.died_at");
     /// When the next retry of a consumer is due.
     next_retry = "SELECT due_at FROM semel_retries WHERE consumer = $1 ORDER BY due_at LIMIT 1";
 
@@ -290,16 +292,20 @@ statements! {
          WHERE q.id = r.id AND q.token = r.token";
 }
 
-/// Rows for a relay, on PostgreSQL: the lease, its time and its token in one statement, which is a commit of its own.
+/// Rows for a relay, on PostgreSQL: the lease, its time and its token in one statement, which is a commit of its own. Of
+/// those that are found, the first so many bytes: a length is known without reading the body.
 pub(super) const TAKE_POSTGRES: &str = concat!(
     "WITH lease AS MATERIALIZED (
         SELECT coalesce($3, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
                current_setting('semel.epoch')::bigint + nextval('semel_fence') AS token)
      UPDATE semel_outbox SET lease_until = lease.now + $2, token = lease.token
      FROM lease
-     WHERE id = ANY (ARRAY(SELECT r.id FROM semel_outbox AS r
-                           WHERE r.state = 'ready' AND r.lease_until <= (SELECT now FROM lease)
-                           ORDER BY r.id LIMIT $1 FOR UPDATE SKIP LOCKED))
+     WHERE id = ANY (ARRAY(SELECT s.id FROM (
+                               SELECT f.id, sum(f.bytes) OVER (ORDER BY f.id) - f.bytes AS before FROM (
+                                   SELECT r.id, octet_length(r.body) AS bytes FROM semel_outbox AS r
+                                   WHERE r.state = 'ready' AND r.lease_until <= (SELECT now FROM lease)
+                                   ORDER BY r.id LIMIT $1 FOR UPDATE SKIP LOCKED) AS f) AS s
+                           WHERE s.before < $4))
      RETURNING id, failures, ",
     envelope!(),
     ", semel_outbox.token"
@@ -308,7 +314,11 @@ pub(super) const TAKE_POSTGRES: &str = concat!(
 /// Differs because SQLite's time and token were drawn when the transaction began.
 pub(super) const TAKE_SQLITE: &str = concat!(
     "UPDATE semel_outbox SET lease_until = $3 + $2, token = $4
-     WHERE id IN (SELECT id FROM semel_outbox WHERE state = 'ready' AND lease_until <= $3 ORDER BY id LIMIT $1)
+     WHERE id IN (SELECT s.id FROM (
+                      SELECT f.id, sum(f.bytes) OVER (ORDER BY f.id) - f.bytes AS before FROM (
+                          SELECT id, length(body) AS bytes FROM semel_outbox
+                          WHERE state = 'ready' AND lease_until <= $3 ORDER BY id LIMIT $1) AS f) AS s
+                  WHERE s.before < $5)
      RETURNING id, failures, ",
     envelope!(),
     ", token"

@@ -133,9 +133,11 @@ pub async fn what_nobody_wants_is_unroutable_and_nowhere(lab: &impl BrokerLab) {
 
 /// Each message has its own answer, also where the others fare differently.
 pub async fn one_that_is_unroutable_does_not_hide_among_others(lab: &impl BrokerLab) {
-    let (broker, queue, nowhere) = (lab.broker().await, lab.name(), lab.name());
-    broker.declare(vec![Queue::new(&queue)]).await.unwrap();
+    let broker = lab.broker().await;
     for _ in 0..5 {
+        // A queue of its own each time: the consumer of the time before may not be gone yet, and put back what it got.
+        let (queue, nowhere) = (lab.name(), lab.name());
+        broker.declare(vec![Queue::new(&queue)]).await.unwrap();
         let lost = |i: usize| i % 7 == 3 || i == 199;
         let batch = (0..200).map(|i| envelope(if lost(i) { &nowhere } else { &queue }, i.to_string())).collect();
         let answers = publish(&*broker, batch).await;

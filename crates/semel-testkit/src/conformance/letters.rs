@@ -205,6 +205,24 @@ pub async fn a_retry_that_fails_is_tried_again_or_dead(lab: Lab) {
     assert_eq!((letter.died_at, letter.message), (Lab::START + secs(5), row.message));
 }
 
+/// A copy of a message that is a dead letter may be tried, and die as well: they are one letter, which tells of the last
+/// death, and a re-driving that began before is not for it.
+pub async fn a_copy_that_dies_is_the_same_letter(lab: Lab) {
+    let store = lab.open().await;
+    keep(&store, letter("k", Retry::Dead)).await;
+    let asked = LetterFilter { before: Some(Lab::START + TICK), ..all() };
+    lab.pass(secs(1));
+    keep(&store, letter("k", now())).await;
+    let row = take(&store).await.remove(0);
+    assert!(soon(store.retry_failed(row.id, row.token, "as well", Retry::Dead)).await.unwrap());
+    let letters = soon(store.letters(&all(), None, 10)).await.unwrap().items;
+    let told: Vec<_> = letters.iter().map(|letter| (letter.reason.as_str(), letter.failures, letter.died_at)).collect();
+    assert_eq!(told, [("as well", 2, Lab::START + secs(1))]);
+    assert_eq!(soon(store.redrive_letters(&asked, None, 10, "ann")).await.unwrap().moved, 0);
+    assert_eq!(soon(store.redrive_letters(&all(), None, 10, "ann")).await.unwrap().moved, 1);
+    assert_eq!(take(&store).await.len(), 1);
+}
+
 /// Each part of a filter counts, and what stands for anything elsewhere stands for itself.
 pub async fn letters_are_found_by_their_filter(lab: Lab) {
     let store = lab.open().await;

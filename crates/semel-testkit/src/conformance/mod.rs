@@ -183,6 +183,8 @@ macro_rules! conformance_suite {
                     what_cannot_be_sent_is_not_put,
                     a_commit_wakes_the_relays,
                     a_row_is_in_one_relays_hands,
+                    a_take_is_bounded_in_bytes,
+                    a_row_that_cannot_be_read_keeps_no_other_waiting,
                     a_lapsed_lease_is_taken_anew,
                     what_was_sent_is_gone_and_its_receipt_stays,
                     a_mark_says_what_becomes_of_a_row,
@@ -204,6 +206,7 @@ macro_rules! conformance_suite {
                     an_old_token_ends_no_retry,
                     a_retry_ends_with_its_effect,
                     a_retry_that_fails_is_tried_again_or_dead,
+                    a_copy_that_dies_is_the_same_letter,
                     letters_are_found_by_their_filter,
                     letters_are_given_back_to_their_consumers,
                     a_discarded_letter_is_audited;

@@ -187,6 +187,31 @@ pub async fn a_row_is_in_one_relays_hands(lab: Lab) {
     assert_eq!(all, (3..200).map(|n| format!("{n:03}")).collect::<Vec<_>>());
 }
 
+/// What a relay has in its hands fits into memory, however long the bodies are; and it is told that there is more.
+pub async fn a_take_is_bounded_in_bytes(lab: Lab) {
+    let store = lab.open().await;
+    let long = "x".repeat(1 << 20);
+    let fit = Taken::MOST_BYTES / long.len();
+    put(&store, (0..fit + 2).map(|_| message(&long)).collect()).await;
+    for (expected, more) in [(fit, true), (2, false), (0, false)] {
+        let taken = take(&store).await;
+        assert_eq!((taken.rows.len(), taken.more), (expected, more));
+    }
+}
+
+/// A row that this version cannot read waits for one that can; the others go.
+pub async fn a_row_that_cannot_be_read_keeps_no_other_waiting(lab: Lab) {
+    let store = lab.open().await;
+    put(&store, vec![message("a"), message("b"), message("c")]).await;
+    lab.execute("UPDATE semel_outbox SET body = substr(body, 1, 1) WHERE id = (SELECT min(id) FROM semel_outbox)")
+        .await
+        .unwrap();
+    let taken = take(&store).await;
+    assert_eq!(bodies(&taken), ["b", "c"]);
+    mark(&store, &taken, &Mark::Sent).await;
+    assert_eq!(lab.number("SELECT count(*) FROM semel_outbox").await, 1, "nothing is lost");
+}
+
 /// A lease ends: the row is taken again, and its old holder has nothing more to say.
 pub async fn a_lapsed_lease_is_taken_anew(lab: Lab) {
     let store = lab.open().await;

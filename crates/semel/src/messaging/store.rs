@@ -74,6 +74,13 @@ pub struct Taken {
     pub rows: Vec<Lent>,
     /// The number that says that they are ours: every mark names it.
     pub token: i64,
+    /// Whether a limit was reached, so that there may be more at once.
+    pub more: bool,
+}
+
+impl Taken {
+    /// How many bytes of bodies are taken together, but for the last one: so many are in memory until they are marked.
+    pub const MOST_BYTES: usize = 16 << 20;
 }
 
 /// A row of the outbox in a relay's hands.
@@ -212,7 +219,7 @@ pub trait MessageStore: Store {
     /// Their ordering keys are locked until then.
     fn put(&self, tx: &Self::Tx, messages: Vec<Message>) -> impl Future<Output = Result<()>> + Send;
 
-    /// Leases up to `limit` rows that are ready, oldest first.
+    /// Leases up to `limit` rows that are ready, oldest first, and no more of them than [`Taken::MOST_BYTES`].
     fn take(&self, limit: u32, lease: Duration) -> impl Future<Output = Result<Taken>> + Send;
 
     /// Says what became of leased rows; how many others became ready by that. A row that was leased anew since is

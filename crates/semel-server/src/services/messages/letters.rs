@@ -3,7 +3,7 @@
 use axum::body::Bytes;
 use axum::{
     body::Body,
-    extract::{Path, State},
+    extract::State,
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse as _, Response},
 };
@@ -25,6 +25,7 @@ use crate::{
     http::{
         answers::{Page, answer, missing, patiently, shown},
         fields::{Fields, Wrong, reason, text},
+        path::Id,
         principal::{Actor, Principal},
         problem::{INVALID_FIELDS, Problem, of_store},
         query::{Query, number, time},
@@ -125,7 +126,7 @@ pub(super) async fn list(
 pub(super) async fn show(
     State(messages): State<Messages>,
     principal: Principal,
-    Path(id): Path<String>,
+    Id(id): Id,
 ) -> Result<Response, Problem> {
     let id = number(&id).ok_or_else(missing)?;
     let found = patiently(messages.store().letter(&principal.tenant, id)).await?;
@@ -179,7 +180,7 @@ pub(super) async fn redrive(
 pub(super) async fn redrive_one(
     State(messages): State<Messages>,
     Actor(principal): Actor,
-    Path(id): Path<String>,
+    Id(id): Id,
 ) -> Result<Response, Problem> {
     let id = number(&id).ok_or_else(missing)?;
     let filter = LetterFilter { tenant: principal.tenant, ids: vec![id], ..LetterFilter::default() };
@@ -191,7 +192,7 @@ pub(super) async fn redrive_one(
 pub(super) async fn discard(
     State(messages): State<Messages>,
     Actor(principal): Actor,
-    Path(id): Path<String>,
+    Id(id): Id,
     mut fields: Fields,
 ) -> Result<Response, Problem> {
     let reason = fields.must("reason", reason);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::{
-    extract::{Path, State},
+    extract::State,
     http::StatusCode,
     response::{IntoResponse as _, Response},
 };
@@ -18,6 +18,7 @@ use super::Messages;
 use crate::http::{
     answers::{Page, missing, patiently, shown},
     fields::{Fields, reason},
+    path::Id,
     principal::{Actor, Principal},
     problem::{NOT_HELD, Problem},
     query::Query,
@@ -110,7 +111,7 @@ fn seconds(age: Duration) -> f64 {
 pub(super) async fn redrive(
     State(messages): State<Messages>,
     Actor(principal): Actor,
-    Path(id): Path<String>,
+    Id(id): Id,
 ) -> Result<Response, Problem> {
     let id = message_id(&id)?;
     let done = patiently(messages.store().redrive_outbox(&principal.tenant, id, &principal.subject)).await?;
@@ -121,7 +122,7 @@ pub(super) async fn redrive(
 pub(super) async fn skip(
     State(messages): State<Messages>,
     Actor(principal): Actor,
-    Path(id): Path<String>,
+    Id(id): Id,
     mut fields: Fields,
 ) -> Result<Response, Problem> {
     let reason = fields.must("reason", reason);

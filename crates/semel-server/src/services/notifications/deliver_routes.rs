@@ -1,11 +1,6 @@
 //! `POST /notifications/{id}/resolve`: a person says what became of a delivery.
 
-use axum::{
-    Router,
-    extract::{Path, State},
-    response::Response,
-    routing::post,
-};
+use axum::{Router, extract::State, response::Response, routing::post};
 use semel::{
     Operation, Outcome, State as OperationState, Store as _, Verdict,
     machine::{Answer, NotNow},
@@ -20,6 +15,7 @@ use super::{
 use crate::http::{
     answers::{missing, patiently, shown},
     fields::{Fields, reason, text},
+    path::Id,
     principal::Actor,
     problem::{DELIVERY_RUNNING, DELIVERY_SETTLED, Problem, of_store},
     query::number,
@@ -73,7 +69,7 @@ impl Said {
 async fn resolve(
     State(deliverer): State<Deliverer>,
     Actor(principal): Actor,
-    Path(id): Path<String>,
+    Id(id): Id,
     mut fields: Fields,
 ) -> Result<Response, Problem> {
     let (said, why) = (fields.must("status", Said::read), fields.must("reason", reason));

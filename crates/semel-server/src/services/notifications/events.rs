@@ -4,7 +4,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use axum::{
     Json,
-    extract::{FromRequest as _, Path, Request, State},
+    extract::{FromRequest as _, Request, State},
     http::StatusCode,
     response::{IntoResponse as _, Response},
 };
@@ -24,6 +24,7 @@ use super::{
 use crate::http::{
     answers::{missing, patiently, shown},
     fields::Wrong,
+    path::Id,
     principal::Actor,
     problem::{BODY_TIMEOUT, EVENT_MISMATCH, Problem, STORE_UNAVAILABLE, of_store},
 };
@@ -124,7 +125,7 @@ struct Reached {
 pub(super) async fn show(
     State(service): State<Arc<Service>>,
     principal: Principal,
-    Path(event_id): Path<String>,
+    Id(event_id): Id,
 ) -> Result<Response, Problem> {
     let found = patiently(find(&service, &principal.tenant, &event_id)).await?;
     Ok(shown(&found.ok_or_else(missing)?))

@@ -2,10 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::{
-    extract::{Path, State},
-    response::Response,
-};
+use axum::{extract::State, response::Response};
 use semel::Store as _;
 use semel_http::Principal;
 
@@ -16,6 +13,7 @@ use super::{
 };
 use crate::http::{
     answers::{Page, missing, patiently, shown},
+    path::Id,
     principal::Actor,
     problem::{Problem, of_store},
     query::{Query, number},
@@ -57,7 +55,7 @@ pub(super) async fn list(
 pub(super) async fn read(
     State(service): State<Arc<Service>>,
     Actor(principal): Actor,
-    Path(id): Path<String>,
+    Id(id): Id,
 ) -> Result<Response, Problem> {
     let id = number(&id).ok_or_else(missing)?;
     let now = service.database.now().await.map_err(of_store)?.as_micros();

@@ -13,6 +13,7 @@ use semel::{
 use semel_store::{Database, Tx};
 
 use super::{
+    Deliverer,
     message::{self, Place, Told},
     model::Kind,
     tables::{fanouts, recipients::Part},
@@ -26,6 +27,8 @@ pub struct Listener {
     pub(super) config: Arc<config::Notifications>,
     /// Wakes who gives notifications their place in the stream.
     pub(super) in_app: Wake,
+    /// Wakes who brings them to endpoints.
+    pub(super) deliverer: Deliverer,
 }
 
 impl Handler<Database> for Listener {
@@ -47,6 +50,10 @@ impl Handler<Database> for Listener {
             let next = self.fan_out(tenant(message), &told, tx).await;
             let next = next.map_err(|error| Refusal::Retry(error.to_string()))??;
             if let Some(next) = next {
+                if next.check().is_err() {
+                    // It would be so however often it is tried.
+                    return Err(Refusal::Dead("recipients are more than the message that goes on can name".into()));
+                }
                 crash_point!("fanout.goes_on");
                 self.database.put(tx, vec![next]).await.map_err(|error| Refusal::Retry(error.to_string()))?;
             }
@@ -57,6 +64,7 @@ impl Handler<Database> for Listener {
 
     fn committed(&self, _message: &Received) {
         self.in_app.wake();
+        self.deliverer.wake();
     }
 }
 

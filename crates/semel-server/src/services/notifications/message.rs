@@ -11,6 +11,9 @@ use crate::config::Routes;
 pub(super) const BROADCAST: &str = "BROADCAST";
 pub(super) const USER: &str = "USER";
 
+/// How the name of a chunk begins in an inbox.
+const CHUNK: &str = "fanout:";
+
 /// A message, member by member. Members that are not known here are nobody's business but their writer's.
 #[derive(Default, Serialize, Deserialize)]
 pub(super) struct Body {
@@ -122,7 +125,8 @@ pub(super) fn read(kind: Kind, routes: &Routes, bytes: &[u8]) -> Result<Told, Re
         ));
     }
     for (name, text) in [("event_type", &body.event_type), ("aggregate_type", &body.aggregate_type)] {
-        if text.is_empty() || text.len() > 4 * super::reading::LONGEST_NAME || text.chars().any(char::is_control) {
+        if text.is_empty() || text.chars().count() > super::reading::LONGEST_NAME || text.chars().any(char::is_control)
+        {
             let why = format!("the message is malformed: {name} must be 1 to 100 characters, none of them a control");
             return Err(dead(why));
         }
@@ -132,6 +136,9 @@ pub(super) fn read(kind: Kind, routes: &Routes, bytes: &[u8]) -> Result<Told, Re
         // Neither type is repeated: whoever wrote the message may have put anything there.
         let why = if kinds.is_empty() { "unknown event type: no rule" } else { "wrong queue: no rule" };
         return Err(dead(format!("{why} sends this aggregate_type and event_type to {}", kind.name())));
+    }
+    if body.fanout.as_ref().is_some_and(|place| place.cursor.chars().any(char::is_control)) {
+        return Err(dead("the message is malformed: the cursor of fanout is no user's id".into()));
     }
     if body.fanout.is_none() && !body.payload.as_ref().is_some_and(|payload| payload.get().starts_with('{')) {
         return Err(dead("the message is malformed: payload must be an object".into()));
@@ -170,16 +177,14 @@ fn place(error: &serde_json::Error) -> String {
 /// The name of a message in its listener's inbox: the event's, and for a later chunk one that is made from the event
 /// and the place. Whatever id the message travels under says nothing.
 pub(super) fn inbox_key(body: &Body) -> String {
-    match &body.fanout {
-        None => body.event_id.clone(),
-        Some(place) => {
-            let of = semel::Fingerprint::fields()
-                .field("event_id", body.event_id.as_bytes())
-                .field("cursor", place.cursor.as_bytes())
-                .finish();
-            format!("fanout:{}", of.to_hex())
-        }
-    }
+    let of = semel::Fingerprint::fields().field("event_id", body.event_id.as_bytes());
+    let of = match &body.fanout {
+        // An event may have any id, also one that looks like the name of another's chunk: it must not take its place.
+        None if body.event_id.starts_with(CHUNK) => of,
+        None => return body.event_id.clone(),
+        Some(place) => of.field("cursor", place.cursor.as_bytes()),
+    };
+    format!("{CHUNK}{}", of.finish().to_hex())
 }
 
 #[cfg(test)]
@@ -218,6 +223,8 @@ mod tests {
             ("agency_id", json!(null), "agency_id is missing"),
             ("agency_id", json!({}), "agency_id must be"),
             ("payload", json!("text"), "payload"),
+            ("event_type", json!("x".repeat(101)), "event_type must be"),
+            ("fanout", json!({ "cursor": "\0", "as_of": 1 }), "cursor"),
         ] {
             let mut message = good.clone();
             message[member] = value;
@@ -233,8 +240,17 @@ mod tests {
             let fanout = cursor.map(|cursor| Place { cursor: cursor.to_owned(), as_of: 1 });
             inbox_key(&Body { event_id: event.to_owned(), fanout, ..Body::default() })
         };
-        let names =
-            [body("e", None), body("e", Some("a")), body("e", Some("b")), body("ea", Some("")), body("f", Some("a"))];
+        // An id that is the name of another's chunk, too.
+        let forged = body("e", Some("a"));
+        let names = [
+            body("e", None),
+            body("e", Some("a")),
+            body("e", Some("b")),
+            body("ea", Some("")),
+            body("f", Some("a")),
+            body(&forged, None),
+            body(&body(&forged, None), None),
+        ];
         assert_eq!(names.iter().collect::<std::collections::BTreeSet<_>>().len(), names.len());
         assert!(names.iter().all(|name| semel::Key::new(name).is_ok()));
     }

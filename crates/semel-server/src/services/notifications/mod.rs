@@ -113,15 +113,16 @@ impl Notifications {
         Kind::ALL.map(|kind| Queue::new(kind.queue())).into()
     }
 
-    /// The listeners, one per kind of recipient.
+    /// The listeners, one per kind of recipient; they wake the deliverer of this node.
     #[must_use]
-    pub fn listeners(&self, options: &ConsumerOptions) -> Vec<Consumer<Database, Listener>> {
+    pub fn listeners(&self, options: &ConsumerOptions, deliverer: &Deliverer) -> Vec<Consumer<Database, Listener>> {
         let listener = |kind: Kind| {
             let handler = Listener {
                 database: self.service.database.clone(),
                 kind,
                 config: self.service.config.clone(),
                 in_app: self.in_app.clone(),
+                deliverer: deliverer.clone(),
             };
             let (ledger, broker) = (self.service.ledger.clone(), self.broker.clone());
             Consumer::new(ledger, broker, kind.queue(), kind.queue(), handler, options.clone())

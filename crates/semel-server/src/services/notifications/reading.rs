@@ -106,7 +106,8 @@ struct Reading<'a> {
 
 impl Reading<'_> {
     fn event(&mut self, raw: &str, mut fields: Fields) -> Option<NewEvent> {
-        let id = fields.must("eventId", |raw| Key::new(&text(raw)?).map_err(|error| error.to_string()));
+        let rule = "must be 1 to 255 bytes without control characters";
+        let id = fields.must("eventId", |raw| Key::new(&text(raw)?).map_err(|_| rule.to_owned()));
         let aggregate_type = fields.must("aggregateType", name);
         let named_aggregate = fields.has("aggregateId");
         let aggregate_id = fields.may("aggregateId", Ident::read);

@@ -30,10 +30,15 @@ static FIRST: Semaphore = Semaphore::const_new(1);
 /// How long to wait for one's turn at the first: another consumer's handler may take long.
 const TURN: Duration = Duration::from_secs(1);
 
+/// Every retry of a process that is counted has one of these; one that was cut off before has all of them. So it runs
+/// alone: if it is what kills the process, nobody else is counted with it, again and again, until they count as killers.
+static LIVES: Semaphore = Semaphore::const_new(ALL as usize);
+const ALL: u32 = 1 << 16;
+
 /// Runs the retries of a consumer until it is time to stop; up to `most` at once.
 ///
 /// What is taken is begun at once, since it is counted. After a start there is one, then two, and so on for as long as
-/// the process lives: a message that kills it should take few others down with it.
+/// the process lives: a message that kills it should take few others down with it, and none of them twice.
 pub(super) async fn work<S: MessageStore, H: Handler<S>>(shared: Arc<Shared<S, H>>, most: usize, mut stop: Stop) {
     let wake = shared.store().retry_wake();
     let mut runs: JoinSet<()> = JoinSet::new();
@@ -52,7 +57,7 @@ pub(super) async fn work<S: MessageStore, H: Handler<S>>(shared: Arc<Shared<S, H
             }
             continue;
         }
-        match next(&shared, width - runs.len(), width == 1, &mut runs).await {
+        match next(&shared, width == 1, &mut runs).await {
             Ok(Some(wait)) => {
                 pause.reset();
                 tokio::select! {
@@ -81,10 +86,9 @@ fn survived(ended: Result<(), tokio::task::JoinError>, width: usize, most: usize
     (width * 2).min(most)
 }
 
-/// Begins what is due; how long to wait if there was nothing.
+/// Begins one that is due; how long to wait if there was none.
 async fn next<S: MessageStore, H: Handler<S>>(
     shared: &Arc<Shared<S, H>>,
-    room: usize,
     first: bool,
     runs: &mut JoinSet<()>,
 ) -> Result<Option<Duration>> {
@@ -98,32 +102,42 @@ async fn next<S: MessageStore, H: Handler<S>>(
         true => tokio::time::timeout(TURN, FIRST.acquire()).await.ok().and_then(Result::ok),
         false => None,
     };
+    // Before it is taken, and so counted.
+    let Ok(Ok(life)) = tokio::time::timeout(TURN, LIVES.acquire()).await else { return Ok(Some(Duration::ZERO)) };
     // Longer than any transaction, so that nobody else begins it while we are at it. A shorter one does no harm but to
     // count: who has begun has the row locked.
     let lease = shared.options.retry_lease.unwrap_or_else(|| shared.store().longest_transaction() * 2);
     let deadline = Uptime::now() + lease;
-    let limit = u32::try_from(room).unwrap_or(u32::MAX);
-    let rows = shared.store().take_retries(&shared.name, limit, lease).await?;
-    shared.store_is_back();
-    if rows.is_empty() {
+    let Some(row) = shared.store().take_retries(&shared.name, 1, lease).await?.pop() else {
+        shared.store_is_back();
         // Somebody else has it.
         return Ok(Some(POLL));
-    }
+    };
+    shared.store_is_back();
     crash_point!("consumer.retry_taken");
-    let mut turn = turn;
-    for row in rows {
-        let (shared, turn) = (shared.clone(), turn.take());
-        runs.spawn(async move {
-            let _turn = turn;
-            shared.retry(row, deadline).await;
-        });
+    if crashes(&row) > 0 {
+        drop(life);
+        // In time to run after all, if somebody else's handler never ends.
+        let _alone = tokio::time::timeout(lease / 2, LIVES.acquire_many(ALL)).await;
+        shared.retry(row, deadline).await;
+        return Ok(None);
     }
+    let shared = shared.clone();
+    runs.spawn(async move {
+        let _held = (turn, life);
+        shared.retry(row, deadline).await;
+    });
     Ok(None)
+}
+
+/// How many runs of it were begun before this one, and neither failed nor ended.
+fn crashes(row: &RetryRow) -> u32 {
+    row.starts.saturating_sub(row.failures).saturating_sub(1)
 }
 
 impl<S: MessageStore, H: Handler<S>> Shared<S, H> {
     async fn retry(self: &Arc<Self>, row: RetryRow, deadline: Uptime) {
-        let crashes = row.starts.saturating_sub(row.failures).saturating_sub(1);
+        let crashes = crashes(&row);
         if crashes >= self.options.max_crashes {
             let why = format!("{crashes} runs were cut off, or killed their process");
             return self.failed(&row, deadline, &why, Retry::Dead).await;

@@ -196,11 +196,11 @@ impl<S: MessageStore> Relay<S> {
         // Counted from before the take, so that our time is up before the database's.
         let sent = Uptime::now();
         let taken = self.store.take(limit, self.options.lease).await?;
+        let full = taken.more;
         if taken.rows.is_empty() {
-            return Ok(Found::Nothing);
+            return Ok(if full { Found::Full } else { Found::Nothing });
         }
         crash_point!("relay.taken");
-        let full = taken.rows.len() >= usize::try_from(limit).unwrap_or(usize::MAX);
         let (publisher, finished) = (state.publisher.clone(), state.finished.clone());
         if state.stop.is_now() {
             let _ = finished.send(publisher.put_back(taken, sent)).await;

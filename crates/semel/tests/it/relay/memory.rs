@@ -97,7 +97,7 @@ impl MessageStore for Memory {
             let envelope = Envelope { message, number: None, put_at: Timestamp::from_micros(1) };
             rows.push(Lent { id, failures: 0, envelope });
         }
-        Ok(Taken { rows, token })
+        Ok(Taken { more: rows.len() >= limit as usize, rows, token })
     }
 
     async fn mark(&self, marks: Vec<MarkRow>) -> Result<u64> {

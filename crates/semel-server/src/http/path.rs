@@ -1,0 +1,20 @@
+//! What a path names.
+
+use axum::{
+    extract::{FromRequestParts, Path},
+    http::request::Parts,
+};
+
+use super::{answers::missing, problem::Problem};
+
+/// The one id in a path. What is no text, or has a NUL in it, which PostgreSQL takes in no text, names nothing.
+pub struct Id(pub String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Id {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let path = Path::<String>::from_request_parts(parts, state).await;
+        path.ok().filter(|Path(id)| !id.contains('\0')).map(|Path(id)| Self(id)).ok_or_else(missing)
+    }
+}
