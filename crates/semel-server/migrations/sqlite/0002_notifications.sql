@@ -86,6 +86,7 @@ CREATE TABLE notifications (
         CHECK ((stream_seq IS NOT NULL) = (notification_type = 'IN_APP' AND status = 'SENT'))
 );
 CREATE INDEX notifications_by_user ON notifications (tenant, kind, user_id, id);
+CREATE INDEX notifications_by_tenant ON notifications (tenant, id);
 CREATE INDEX notifications_by_event ON notifications (tenant, event_id, id);
 CREATE INDEX notifications_for_the_stream ON notifications (id) WHERE notification_type = 'IN_APP' AND status = 'PENDING';
 CREATE UNIQUE INDEX notifications_stream ON notifications (stream_seq) WHERE stream_seq IS NOT NULL;

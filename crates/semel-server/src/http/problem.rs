@@ -214,7 +214,7 @@ pub static DELIVERY_SETTLED: Kind = Kind {
     status: StatusCode::CONFLICT,
     retryable: false,
     title: "The delivery is settled",
-    meaning: "The delivery of this notification is not in doubt and has not failed, so there is nothing to decide.",
+    meaning: "There is nothing to decide about the delivery of this notification in this way: it was sent, or goes its ordinary way.",
     remedy: "The member notificationStatus tells how it stands now. What was sent cannot be taken back.",
 };
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use rustix::process::Signal;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::{
     desk::{execute, post, serve},
@@ -39,6 +39,9 @@ on_both_databases! {
     a_person_has_it_sent_again
     a_person_ends_it
     a_person_cannot_decide_what_is_settled
+    what_an_application_sent_itself_is_never_sent_by_an_endpoint_that_comes_later
+    what_is_being_delivered_cannot_be_said_to_be_sent
+    an_endpoint_that_is_away_costs_no_attempts
 }
 
 /// The settings of the channel EMAIL.
@@ -404,17 +407,82 @@ fn a_person_cannot_decide_what_is_settled(place: &Place) {
     for id in ["999999", "x"] {
         assert_eq!(post(&server, &format!("/notifications/{id}/resolve"), body).status, 404, "{id}");
     }
-    // Nobody has tried to deliver this one.
+    assert_eq!((statuses(place), endpoint.calls().len()), (vec!["SENT".to_owned()], 1));
+}
+
+fn what_an_application_sent_itself_is_never_sent_by_an_endpoint_that_comes_later(place: &Place) {
+    let server = serve(place, "api", &[]);
+    fanned_out(place, 3, "EMAIL");
     execute(
         place,
         "INSERT INTO notifications (tenant, event_id, kind, user_id, notification_type)
-         VALUES ('default', 'e1', 'customer', 'u1', 'SMS')",
+         VALUES ('default', 'e1', 'customer', 'u1', 'IN_APP')",
     );
-    let untried: Value = rows(place, "SELECT CAST(max(id) AS TEXT) FROM notifications")[0].parse().unwrap();
-    let answer = post(&server, &format!("/notifications/{untried}/resolve"), body);
-    assert_eq!(
-        (answer.problem().as_str(), &answer.json()["notificationStatus"]),
-        ("delivery-settled", &json!("PENDING"))
-    );
-    assert_eq!((statuses(place), endpoint.calls().len()), (vec!["SENT".to_owned(), "PENDING".to_owned()], 1));
+    let ids = rows(place, "SELECT CAST(id AS TEXT) FROM notifications ORDER BY id");
+    let say = |server: &Server, id: &str, status: &str| {
+        let body = json!({ "status": status, "reason": "our own mailer" }).to_string();
+        post(server, &format!("/notifications/{id}/resolve"), &body)
+    };
+    // That it waits is so already; and what is read from the stream gets its place by itself.
+    for (id, status) in [(&ids[0], "PENDING"), (&ids[3], "SENT")] {
+        let answer = say(&server, id, status);
+        assert_eq!(answer.problem(), "delivery-settled", "{}", answer.body);
+        assert_eq!(answer.json()["notificationStatus"], "PENDING");
+    }
+    for _ in 0..2 {
+        for (id, status) in [(&ids[0], "SENT"), (&ids[1], "FAILED")] {
+            let answer = say(&server, id, status);
+            assert_eq!((answer.status, &answer.json()["status"]), (200, &json!(status)), "{}", answer.body);
+        }
+    }
+    assert_eq!(statuses(place), ["SENT", "FAILED", "PENDING", "PENDING"]);
+    let sent = rows(place, "SELECT CAST(id AS TEXT) FROM notifications WHERE sent_at IS NOT NULL");
+    assert_eq!(sent, [ids[0].clone()]);
+    let story = place.say(["why", "--scope", "notifications/deliver.EMAIL", &ids[0], "--quiet"]);
+    assert!(story.contains("our own mailer") && story.contains("local"), "{story}");
+    assert_eq!(say(&server, &ids[0], "FAILED").problem(), "delivery-settled");
+    drop(server);
+
+    // The ledger knows, also where the statuses were not written.
+    execute(place, "UPDATE notifications SET status = 'PENDING', sent_at = NULL, error = NULL");
+    let endpoint = Endpoint::that([]);
+    let _server = start(place, &endpoint, "hold");
+    eventually(SOON, "all are looked at", || statuses(place) == ["SENT", "FAILED", "SENT", "SENT"]);
+    let called: Vec<_> = endpoint.calls().iter().map(|call| call.body["notificationId"].to_string()).collect();
+    assert_eq!(called, [ids[2].clone()], "only the one that nobody had spoken of");
+}
+
+fn what_is_being_delivered_cannot_be_said_to_be_sent(place: &Place) {
+    one(place);
+    let endpoint = Endpoint::that([Does::Waits]);
+    let url = endpoint.url();
+    let mut variables = email(&url, "hold");
+    variables.push(("SEMEL_NOTIFICATIONS_CHANNELS_EMAIL_TIMEOUT", "20s"));
+    let server = serve(place, ROLES, &variables);
+    endpoint.is_called(1);
+    let path = format!("/notifications/{}/resolve", endpoint.calls()[0].body["notificationId"]);
+    for status in ["SENT", "FAILED"] {
+        let answer = post(&server, &path, &json!({ "status": status, "reason": "x" }).to_string());
+        assert_eq!((answer.status, answer.problem().as_str()), (409, "delivery-running"), "{}", answer.body);
+    }
+    assert_eq!(statuses(place), ["PENDING"]);
+    endpoint.let_go();
+    becomes(place, "SENT");
+    assert_eq!(endpoint.calls().len(), 1);
+}
+
+fn an_endpoint_that_is_away_costs_no_attempts(place: &Place) {
+    one(place);
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let url = format!("http://{address}/deliver");
+    let mut variables = email(&url, "hold");
+    variables.push(("SEMEL_NOTIFICATIONS_CHANNELS_EMAIL_MAX_ATTEMPTS", "2"));
+    let _server = serve(place, ROLES, &variables);
+    eventually(SOON, "it says why", || error(place).contains("could not be reached"));
+    eventually(SOON, "it was tried as often as it may fail", || told(place).matches("put back").count() >= 2);
+    assert_eq!(statuses(place), ["PENDING"]);
+    // Both attempts are still there: one that fails, and one that does not.
+    let endpoint = Endpoint::on(TcpListener::bind(address).unwrap(), [Does::Answers(503)]);
+    becomes(place, "SENT");
+    assert_eq!(endpoint.calls().len(), 2);
 }

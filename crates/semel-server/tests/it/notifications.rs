@@ -11,6 +11,7 @@ use std::{
 use serde_json::{Value, json};
 
 use crate::{
+    desk::execute,
     place::{Place, on_both_databases},
     proposals::rows,
     support::{Answer, SOON, Server, eventually, send},
@@ -27,6 +28,7 @@ on_both_databases! {
     the_directory_says_who_belongs_where
     a_repeated_change_of_the_directory_is_none
     what_no_database_could_have_is_asked_for_in_vain
+    an_event_that_has_left_stays_so_when_its_receipt_is_forgotten
 }
 
 /// A server on a place's database, and requests to it.
@@ -378,6 +380,23 @@ fn a_repeated_change_of_the_directory_is_none(place: &Place) {
     }
     assert_eq!(rows(place, "SELECT CAST(revision AS TEXT) FROM notification_directories"), ["1"]);
     assert_eq!(rows(place, "SELECT CAST(COUNT(*) AS TEXT) FROM notification_recipients"), ["1"]);
+}
+
+/// Where another program reads the queue there is nothing but the receipt to tell when it left, and that is kept for a
+/// week.
+fn an_event_that_has_left_stays_so_when_its_receipt_is_forgotten(place: &Place) {
+    let api = Api::start_with(place, &[("SEMEL_ROLES", "api,relay")]);
+    api.event(&of_restaurant("evt-001", 5));
+    let status = || api.show("evt-001")["processedEvent"]["status"].clone();
+    eventually(SOON, "it is published", || status() == "SUCCESS");
+    assert!(api.show("evt-001")["processedEvent"]["processedAt"].is_string());
+    execute(place, "DELETE FROM semel_receipts");
+    let shown = api.show("evt-001");
+    assert_eq!(
+        (&shown["outbox"]["status"], &shown["processedEvent"]["status"]),
+        (&json!("PROCESSED"), &json!("SUCCESS"))
+    );
+    assert_eq!(shown["kinds"][0]["published"], true);
 }
 
 /// PostgreSQL takes no NUL in a text, and bytes that are no UTF-8 are no text at all.

@@ -119,7 +119,7 @@ CREATE TABLE semel_retries (
     operation      BIGINT,
     fence          BIGINT,
     failures       BIGINT NOT NULL,
-    starts         BIGINT NOT NULL DEFAULT 0,      -- runs that were begun from here
+    starts         BIGINT NOT NULL DEFAULT 0,      -- runs that were begun
     reason         TEXT NOT NULL,
     due_at         BIGINT NOT NULL,                -- while a consumer has it: when its lease ends
     token          BIGINT NOT NULL DEFAULT 0,      -- which consumer; 0 is nobody

@@ -109,7 +109,7 @@ CREATE TABLE semel_retries (
     operation      INTEGER,
     fence          INTEGER,
     failures       INTEGER NOT NULL,
-    starts         INTEGER NOT NULL DEFAULT 0,      -- runs that were begun from here
+    starts         INTEGER NOT NULL DEFAULT 0,      -- runs that were begun
     reason         TEXT NOT NULL,
     due_at         INTEGER NOT NULL,                -- while a consumer has it: when its lease ends
     token          INTEGER NOT NULL DEFAULT 0,      -- which consumer; 0 is nobody

@@ -5,7 +5,7 @@
 //! be nobody's for a minute.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -32,11 +32,16 @@ const LEAVE: Duration = Duration::from_secs(5);
 /// How long to wait for more room while the consumer has something to do: a batch costs little more than a single one.
 const GATHER: Duration = Duration::from_millis(1);
 
+/// How many rows that cannot be read are remembered, so that each is told of once and not whenever it comes round.
+const MOST_UNREAD: usize = 10_000;
+
 /// The messages of one queue.
 pub(super) struct Embedded {
     rows: mpsc::UnboundedReceiver<QueueRow>,
     hands: Arc<Hands>,
     said: Lane<Said, bool>,
+    /// Rows that cannot be read, and of which that was said.
+    unread: HashSet<i64>,
     /// Dropped with the rest, and so ends the task.
     _stop: watch::Sender<()>,
     leaving: Arc<Leaving>,
@@ -112,7 +117,7 @@ impl Embedded {
         let fetch =
             Fetch { store, queue, prefetch, hands: hands.clone(), sender, wake, down, leaving: leaving.clone() };
         tokio::spawn(fetch.run(stopped));
-        Self { rows, hands, said, _stop, leaving }
+        Self { rows, hands, said, unread: HashSet::new(), _stop, leaving }
     }
 }
 
@@ -130,8 +135,17 @@ impl Deliveries for Embedded {
                         let acknowledge = Box::new(Word { id, token, hands, said, spoken: false });
                         return Delivery { message, redelivered, acknowledge };
                     }
-                    // It is held on to, so that it does not come again at once: a newer version may read it.
-                    Err(error) => tracing::error!(row = id, %error, "a message in a queue cannot be read"),
+                    // Nobody has it until its time is over, and then a newer version may read it. It takes no room from
+                    // others meanwhile, nor is it held on to.
+                    Err(error) => {
+                        self.hands.let_lapse(id, token);
+                        if self.unread.len() >= MOST_UNREAD {
+                            self.unread.clear();
+                        }
+                        if self.unread.insert(id) {
+                            tracing::error!(row = id, %error, "a message in a queue cannot be read");
+                        }
+                    }
                 }
             }
         })
@@ -147,6 +161,12 @@ impl Hands {
         if let Some(held) = self.lock().get_mut(&(id, token)) {
             held.handed = true;
         }
+    }
+
+    /// Forgets a message, which is nobody's until its time is over.
+    fn let_lapse(self: &Arc<Self>, id: i64, token: i64) {
+        let gone = self.lock().remove(&(id, token));
+        drop(gone.map(|_| Room(self.clone())));
     }
 
     /// What is to be held on to. What was abandoned is let go in its time.

@@ -75,6 +75,19 @@ impl Database {
         Ok(done.map_err(broken)? == 1)
     }
 
+    pub(super) async fn give_back_retry(&self, id: i64, token: i64) -> Result<bool> {
+        let sql = self.messages().sql.retry_not_begun;
+        let mut work = self.statement().await?;
+        let back = on!(work.conn(), c => sqlx::query(sql).bind(id).bind(token).bind(self.clock()).execute(c).await
+            .map(|done| done.rows_affected()))
+        .map_err(broken)?;
+        self.finish(work, 1).await?;
+        if back > 0 {
+            self.messages().wakes.tell(News::Retries);
+        }
+        Ok(back == 1)
+    }
+
     pub(super) async fn fail_retry(&self, id: i64, token: i64, reason: &str, retry: Retry) -> Result<bool> {
         let sql = &self.messages().sql;
         let reason = rows::reason(reason);

@@ -29,6 +29,22 @@ impl Database {
         Ok(found)
     }
 
+    /// Whether a message is in the outbox: put, and neither published nor skipped yet.
+    ///
+    /// # Errors
+    /// When the database cannot be reached.
+    pub async fn is_in_outbox(&self, tenant: &str, id: MessageId) -> Result<bool> {
+        self.answer(async {
+            let mut reader = self.reader().await?;
+            let sql = "SELECT id FROM semel_outbox WHERE tenant = $1 AND message_id = $2";
+            let found: Option<i64> = on!(reader.conn(), c =>
+                sqlx::query_scalar(sql).bind(tenant).bind(id.to_string()).fetch_optional(c).await.map_err(broken)?);
+            reader.leave();
+            Ok(found.is_some())
+        })
+        .await
+    }
+
     /// The time, for one who only looks.
     pub(super) async fn look_now(&self) -> Result<i64> {
         let now = match self.inner() {

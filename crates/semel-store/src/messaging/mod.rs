@@ -123,6 +123,10 @@ impl MessageStore for Database {
         self.answer(self.end_retry(tx, id, token)).await
     }
 
+    async fn retry_not_begun(&self, id: i64, token: i64) -> Result<bool> {
+        self.answer(self.give_back_retry(id, token)).await
+    }
+
     async fn retry_failed(&self, id: i64, token: i64, reason: &str, retry: Retry) -> Result<bool> {
         self.answer(self.fail_retry(id, token, reason, retry)).await
     }

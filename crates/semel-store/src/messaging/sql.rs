@@ -23,20 +23,22 @@ macro_rules! letter {
     };
 }
 
-/// Keeps a message that could not be handled.
+/// Keeps a message that could not be handled; with what a table has of its own, and the values of that.
 macro_rules! put_letter {
-    ($table:literal, $time:literal) => {
+    ($table:literal, $own:literal, $values:literal) => {
         concat!(
             "INSERT INTO ",
             $table,
             " (",
             letter!(),
             ", failures, reason, ",
-            $time,
+            $own,
             ")
          SELECT ",
             letter!(),
-            ", failures, reason, clock.now + r.after
+            ", failures, reason, ",
+            $values,
+            "
          FROM {rows $1: tenant text, consumer text, key text, fingerprint bytes, message_id text, message_tenant text,
                queue text, kind text, body bytes, headers text, number int, put_at int, operation int, fence int,
                failures int, reason text, after int} AS r
@@ -192,10 +194,11 @@ statements! {
                     WHERE state IN ('waiting', 'unroutable', 'parked') AND state = 'parked' LIMIT $1) AS s) AS parked,
                 (SELECT put_at FROM semel_outbox WHERE state = 'ready' ORDER BY id LIMIT 1) AS oldest";
 
-    /// A message to be tried again. One that is there stays as it is.
-    put_retry = put_letter!("semel_retries", "due_at");
+    /// A message to be tried again. One that is there stays as it is. Runs that failed elsewhere were begun as well: what
+    /// was begun and did not fail is what was cut off.
+    put_retry = put_letter!("semel_retries", "starts, due_at", "r.failures, clock.now + r.after");
     /// A message for a person. One that is there stays as it is.
-    put_dead = put_letter!("semel_dead_letters", "died_at");
+    put_dead = put_letter!("semel_dead_letters", "died_at", "clock.now + r.after");
     /// Retries of a consumer that are due, oldest first; that they are begun counts.
     take_retries = concat!(
         "UPDATE semel_retries SET due_at = $3 + $4, token = $5, starts = starts + 1
@@ -203,6 +206,12 @@ statements! {
          RETURNING id, ", letter!(), ", failures, starts, token");
     /// A retry whose effect is being committed.
     retry_done = "DELETE FROM semel_retries WHERE id = $1 AND token = $2";
+    /// A retry that was taken and not begun: as if it had never been taken.
+    retry_not_begun =
+        "UPDATE semel_retries
+         SET due_at = clock.now, token = 0, starts = starts - 1
+         FROM (SELECT {now $3} AS now) AS clock
+         WHERE id = $1 AND token = $2";
     /// A retry that failed.
     retry_later =
         "UPDATE semel_retries
@@ -240,10 +249,10 @@ statements! {
         "SELECT id FROM semel_dead_letters
          WHERE id {unlocked SELECT id FROM semel_dead_letters WHERE ", meant!(), " AND id > $8 ORDER BY id LIMIT $9}
          ORDER BY id");
-    /// They become retries that are due now.
+    /// They become retries that are due now, and of which nothing is counted.
     redrive_letters = concat!(
-        "INSERT INTO semel_retries (", letter!(), ", failures, reason, due_at)
-         SELECT ", letter!(), ", 0, reason, clock.now
+        "INSERT INTO semel_retries (", letter!(), ", failures, starts, reason, due_at)
+         SELECT ", letter!(), ", 0, 0, reason, clock.now
          FROM semel_dead_letters CROSS JOIN (SELECT {now $2} AS now) AS clock
          WHERE id IN (SELECT i.id FROM {rows $1: id int} AS i)
          ORDER BY id

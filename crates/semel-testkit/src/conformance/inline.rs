@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
-use semel::{Backoff, Claim, Ledger, Options, Policy, State, Store as _, Work, store::Commit};
+use semel::{
+    Backoff, Claim, Fingerprint, Ledger, Options, Policy, State, Store as _, Work,
+    messaging::{Inbox, InboxKey, Once},
+    store::Commit,
+};
 use semel_store::{Database, Settings, Tx, on};
 
 use super::tools::*;
@@ -116,6 +120,38 @@ pub async fn inline_claims_in_one_go_are_answered_one_by_one(lab: Lab) {
     assert_eq!(claims(works).await, ["acquired", "replay", "acquired", "mismatch"]);
     assert_eq!(claims(Vec::new()).await, Vec::<&str>::new());
     assert_eq!(counted(&ledger, State::Completed).await, 4);
+}
+
+/// The inbox lets a message through once per consumer, and tells a repeat from another message of the same key.
+pub async fn an_inbox_lets_a_message_through_once(lab: Lab) {
+    make_effects(&lab).await;
+    let ledger = lab.ledger().await;
+    let inbox = Inbox::new(ledger.clone());
+    let key = |body: &str| InboxKey {
+        tenant: "acme".into(),
+        key: "m1".into(),
+        fingerprint: Fingerprint::of_bytes(body.as_bytes()),
+    };
+    for (consumer, body, commits, first) in [
+        ("billing", "one", false, true),
+        ("billing", "one", true, true),
+        ("billing", "one", true, false),
+        ("shipping", "one", true, true),
+    ] {
+        let tx = begin(&ledger).await;
+        let once = soon(inbox.once(&tx, consumer, &key(body))).await.unwrap();
+        assert_eq!(matches!(once, Once::First(_)), first, "{consumer}");
+        assert_eq!(once == Once::Again, !first, "{consumer}");
+        if commits {
+            commit(&ledger, &tx).await;
+        } else {
+            ledger.store().roll_back(&tx).await;
+        }
+    }
+    let tx = begin(&ledger).await;
+    let other = soon(inbox.once(&tx, "billing", &key("two"))).await.unwrap();
+    assert_eq!(other, Once::Conflict(key("one").fingerprint));
+    commit(&ledger, &tx).await;
 }
 
 /// Crowds with the same keys in different orders: one effect per key, and nobody waits for ever.

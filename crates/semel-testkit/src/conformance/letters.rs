@@ -103,7 +103,7 @@ pub async fn a_letter_comes_back_whole(lab: Lab) {
     keep(&store, whole.clone()).await;
     let row = take(&store).await.remove(0);
     assert_eq!((&row.message, &row.key, &row.tenant), (&whole.message, &whole.key, &whole.tenant));
-    assert_eq!((row.fingerprint, row.failures, row.starts), (whole.fingerprint, 1, 1));
+    assert_eq!((row.fingerprint, row.failures, row.starts), (whole.fingerprint, 1, 2));
     // Anybody may have sent it: it may say nothing of itself, or what no table can hold.
     let strange = Received {
         id: Some("a\0b".into()),
@@ -142,14 +142,40 @@ pub async fn a_retry_is_begun_by_one_and_counted(lab: Lab) {
     let (a, b) = tokio::join!(take(&store), take(&other));
     assert_eq!(a.len() + b.len(), 1);
     let first = a.into_iter().chain(b).next().unwrap();
-    assert_eq!(first.starts, 1);
+    assert_eq!((first.starts, first.failures), (2, 1), "the run that failed was begun as well");
     assert_eq!(store.next_retry("reader").await.unwrap(), Some(Lab::START + secs(10) + LEASE));
     lab.pass(LEASE - TICK);
     assert!(take(&store).await.is_empty(), "somebody is at it");
     lab.pass(TICK);
     let second = take(&store).await.remove(0);
-    assert_eq!((second.starts, second.failures), (2, 1), "it was begun twice, and nobody said that it failed");
+    assert_eq!((second.starts, second.failures), (3, 1), "it was begun again, and nobody said that it failed");
     assert!(second.token > first.token);
+}
+
+/// What was taken and not begun is there again at once, as if it had never been taken; whoever lost it gives nothing back.
+pub async fn a_retry_that_was_not_begun_is_not_counted(lab: Lab) {
+    let store = lab.open().await;
+    keep(&store, letter("failed", now())).await;
+    keep(&store, NewLetter { failures: 0, ..letter("never run", now()) }).await;
+    let first = take(&store).await;
+    assert_eq!(first.iter().map(|row| (row.failures, row.starts)).collect::<Vec<_>>(), [(1, 2), (0, 1)]);
+    let wake = store.retry_wake();
+    for row in &first {
+        assert!(soon(store.retry_not_begun(row.id, row.token)).await.unwrap());
+        assert!(!soon(store.retry_not_begun(row.id, row.token)).await.unwrap(), "once");
+    }
+    soon(wake.woken()).await;
+    let second = take(&store).await;
+    assert_eq!(second.iter().map(|row| (row.failures, row.starts)).collect::<Vec<_>>(), [(1, 2), (0, 1)]);
+    for row in &first {
+        assert!(!soon(store.retry_not_begun(row.id, row.token)).await.unwrap(), "it is another one's");
+    }
+    assert!(take(&store).await.is_empty());
+    // One that is late gives it back all the same, if nobody else has taken it.
+    lab.pass(LEASE * 2);
+    assert!(soon(store.retry_not_begun(second[0].id, second[0].token)).await.unwrap());
+    let third = take(&store).await;
+    assert_eq!(third.iter().map(|row| (row.failures, row.starts)).collect::<Vec<_>>(), [(1, 2), (0, 2)]);
 }
 
 /// Whoever lost his lease settles nothing.
@@ -197,7 +223,7 @@ pub async fn a_retry_that_fails_is_tried_again_or_dead(lab: Lab) {
     assert!(take(&store).await.is_empty());
     lab.pass(secs(5));
     let row = take(&store).await.remove(0);
-    assert_eq!((row.failures, row.starts), (2, 2));
+    assert_eq!((row.failures, row.starts), (2, 3));
     assert!(soon(store.retry_failed(row.id, row.token, "enough", Retry::Dead)).await.unwrap());
     assert_eq!(lab.number("SELECT count(*) FROM semel_retries").await, 0);
     let letter = soon(store.letters(&all(), None, 10)).await.unwrap().items.remove(0);

@@ -136,6 +136,7 @@ macro_rules! conformance_suite {
                     an_inline_claim_goes_by_what_is_there,
                     inline_claims_in_one_go_are_answered_one_by_one,
                     inline_crowds_share_their_keys,
+                    an_inbox_lets_a_message_through_once,
                     a_forgotten_transaction_ends_by_itself,
                     a_commit_says_whether_anything_was_committed,
                     a_dropped_transaction_is_rolled_back,
@@ -203,6 +204,7 @@ macro_rules! conformance_suite {
                     a_letter_is_kept_once,
                     a_letter_comes_back_whole,
                     a_retry_is_begun_by_one_and_counted,
+                    a_retry_that_was_not_begun_is_not_counted,
                     an_old_token_ends_no_retry,
                     a_retry_ends_with_its_effect,
                     a_retry_that_fails_is_tried_again_or_dead,
@@ -213,6 +215,7 @@ macro_rules! conformance_suite {
                 queues:
                     a_message_whose_time_is_over_is_delivered_again,
                     what_was_not_begun_is_not_redelivered,
+                    a_message_that_cannot_be_read_keeps_no_other_waiting,
                     a_topic_without_a_queue_is_unroutable,
                     a_broker_is_as_well_as_its_database;
                 stores:

@@ -92,6 +92,35 @@ pub async fn what_was_not_begun_is_not_redelivered(lab: Lab) {
     assert!(soon(b.acknowledge.ack()).await.is_err(), "it was put back with the rest");
 }
 
+/// What another version has written takes nobody's room, however much of it there is, and comes again in its time.
+pub async fn a_message_that_cannot_be_read_keeps_no_other_waiting(lab: Lab) {
+    let broker = broker(&lab).await;
+    publish(&broker, &["a", "b", "c"]).await;
+    let headers = lab.texts("SELECT headers FROM semel_queue").await.remove(0);
+    lab.execute("UPDATE semel_queue SET headers = 'of another version'").await.unwrap();
+    publish(&broker, &["d", "e"]).await;
+    let mut deliveries = consume(&broker, 2).await;
+    let mut held = Vec::new();
+    for expected in ["d", "e"] {
+        let (body, delivery) = next(&mut deliveries).await;
+        assert_eq!(body, expected);
+        held.push(delivery);
+    }
+    for delivery in held {
+        soon(delivery.acknowledge.ack()).await.unwrap();
+    }
+    lab.execute(&format!("UPDATE semel_queue SET headers = '{headers}'")).await.unwrap();
+    lab.pass(VISIBILITY - TICK);
+    assert!(is_quiet(&mut deliveries).await, "its time is not over");
+    lab.pass(TICK);
+    for expected in ["a", "b", "c"] {
+        let (body, delivery) = next(&mut deliveries).await;
+        assert_eq!(body, expected);
+        soon(delivery.acknowledge.ack()).await.unwrap();
+    }
+    assert_eq!(lab.number("SELECT count(*) FROM semel_queue").await, 0);
+}
+
 /// Until there is a queue a message is nowhere, and so is a consumer.
 pub async fn a_topic_without_a_queue_is_unroutable(lab: Lab) {
     let broker = broker(&lab).await;

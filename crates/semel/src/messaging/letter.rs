@@ -52,8 +52,7 @@ pub struct RetryRow {
     pub message: Received,
     /// How many runs have failed.
     pub failures: u32,
-    /// How many runs were begun from here, this one included. Those that did not fail, either, have killed their
-    /// process or were cut off.
+    /// How many runs were begun, this one included. Those that did not fail have killed their process or were cut off.
     pub starts: u32,
 }
 

@@ -8,11 +8,14 @@
 //! - [`Message`], [`Envelope`], [`Received`]: a message before, on, and after its way
 //! - [`Broker`]: what a broker must do (`semel-store` has one in the database, `semel-amqp` is RabbitMQ)
 //! - [`MessageStore`]: what a database must do
-//! - [`Relay`]: outbox to broker
-//! - [`Consumer`]: broker to handler; failures become retries, and in the end [letters](DeadLetter) for a person
+//! - [`Outbox`]: into it, in your transaction; [`Relay`]: from there to the broker
+//! - [`Inbox`]: once per consumer, in your transaction
+//! - [`Consumer`]: broker to handler, all of it; failures become retries, and in the end [letters](DeadLetter) for a
+//!   person
 
 mod broker;
 mod consumer;
+mod inbox;
 mod letter;
 mod message;
 mod pause;
@@ -21,6 +24,7 @@ mod store;
 
 pub use broker::{Acknowledge, BoxFuture, Broker, BrokerHealth, Deliveries, Delivery, Published, Queue};
 pub use consumer::{Consumer, ConsumerOptions, Handler, InboxKey, Refusal};
+pub use inbox::{Inbox, Once, Outbox};
 pub use letter::{Count as LetterCount, DeadLetter, LetterFilter, LetterPage, NewLetter, Retry, RetryRow};
 pub use message::{Envelope, Message, MessageId, Origin, Received, Topic};
 pub use relay::{Relay, RelayOptions};

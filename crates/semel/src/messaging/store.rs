@@ -279,6 +279,10 @@ pub trait MessageStore: Store {
     /// Removes a retry in the transaction of its effect. `false` means that the lease was lost: roll back.
     fn retry_done(&self, tx: &Self::Tx, id: i64, token: i64) -> impl Future<Output = Result<bool>> + Send;
 
+    /// Gives back a retry that was taken and not begun after all: it is due now, and its start is not counted. `false`
+    /// means that the lease was lost.
+    fn retry_not_begun(&self, id: i64, token: i64) -> impl Future<Output = Result<bool>> + Send;
+
     /// Says that a retry failed: again later, or dead. `false` means that the lease was lost.
     fn retry_failed(
         &self,

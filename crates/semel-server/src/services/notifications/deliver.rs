@@ -10,8 +10,8 @@ use std::{
 };
 
 use semel::{
-    Backoff, Claim, Context, Failure, Fingerprint, Key, Labels, Ledger, Outcome, Policy, Ran, Result, Retry, Scope,
-    Store as _, Unfinished, Uptime, Work, crash_point, messaging::Wake,
+    Backoff, Claim, Context, Failure, Fingerprint, Key, Labels, Ledger, OnLost, Outcome, Policy, Ran, Result, Retry,
+    Scope, Store as _, Unfinished, Uptime, Work, crash_point, messaging::Wake,
 };
 use semel_store::{Database, Tx};
 use serde_json::{json, value::RawValue};
@@ -53,8 +53,8 @@ const RETENTION: Duration = Duration::from_secs(90 * 24 * 3600);
 /// How long to wait for an endpoint that is at the same notification already.
 const IN_FLIGHT: Duration = Duration::from_secs(5);
 
-/// How long a channel pauses when its endpoint cannot be reached: at first, and at most. Without it, an endpoint that
-/// is away for a minute would use up the attempts of everything that waits.
+/// How long a channel pauses when its endpoint cannot be reached: at first, and at most. Nothing was sent, so it costs
+/// no attempt; without the pause, everything that waits would be tried over and over.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
 /// Delivers the notifications of all channels that have an endpoint. Clones share it.
@@ -73,6 +73,24 @@ struct Line {
     caller: Caller,
     wake: Wake,
     pause: Mutex<Pause>,
+}
+
+/// A call that was not made, or that the endpoint was at already: it costs no attempt.
+struct PutBack {
+    wait: Duration,
+    why: Option<String>,
+}
+
+/// Why a call did not deliver.
+enum NotDelivered {
+    Unfinished(Unfinished),
+    PutBack(PutBack),
+}
+
+impl From<Unfinished> for NotDelivered {
+    fn from(unfinished: Unfinished) -> Self {
+        Self::Unfinished(unfinished)
+    }
 }
 
 #[derive(Default)]
@@ -126,6 +144,18 @@ pub(super) fn scope(tenant: &str, channel: &str) -> Result<Scope> {
 /// The key of a notification's delivery.
 pub(super) fn key(id: i64) -> Result<Key> {
     Key::new(&id.to_string())
+}
+
+/// The delivery of a notification, as the ledger is asked about it.
+pub(super) fn delivery(tenant: &str, channel: &str, id: i64, policy: Policy) -> Result<Work> {
+    let fingerprint = Fingerprint::of_bytes(id.to_string().as_bytes());
+    let work = Work::new(scope(tenant, channel)?, key(id)?, fingerprint);
+    Ok(work.policy(policy).labels(Labels::default().with(1, channel)?))
+}
+
+/// The policy of a claim that calls nobody: whoever was lost on the way has sent nothing.
+pub(super) fn without_a_call() -> Policy {
+    Policy { lease: LEASES.0, retention: Some(RETENTION), on_lost: OnLost::Rerun, ..Policy::default() }
 }
 
 /// Takes and delivers the notifications of a channel.
@@ -256,14 +286,24 @@ impl Line {
     }
 
     async fn ask(self: &Arc<Self>, due: &Due) -> Result<Stands> {
-        let fingerprint = Fingerprint::of_bytes(due.id.to_string().as_bytes());
-        let work = Work::new(scope(&due.tenant, self.channel)?, key(due.id)?, fingerprint)
-            .policy(self.policy())
-            .labels(Labels::default().with(1, self.channel)?);
+        let work = delivery(&due.tenant, self.channel, due.id, self.policy())?;
         let (line, asked) = (self.clone(), due.clone());
+        // The ledger keeps no word about what was put back, but whoever looks at the notification wants one.
+        let put_back = Arc::<Mutex<Option<PutBack>>>::default();
+        let noted = put_back.clone();
         let call = move |context| {
-            let (line, due) = (line.clone(), asked.clone());
-            async move { line.call(&due, &context).await }
+            let (line, due, noted) = (line.clone(), asked.clone(), noted.clone());
+            async move {
+                match line.call(&due, &context).await {
+                    Ok(outcome) => Ok(outcome),
+                    Err(NotDelivered::Unfinished(unfinished)) => Err(unfinished),
+                    Err(NotDelivered::PutBack(back)) => {
+                        let wait = back.wait;
+                        *noted.lock().unwrap_or_else(PoisonError::into_inner) = Some(back);
+                        Err(Unfinished::NotYet(wait))
+                    }
+                }
+            }
         };
         Ok(match self.ledger.run(work, call).await? {
             Claim::Acquired(Ran::Completed(_)) | Claim::Replay(_) => Stands::Sent,
@@ -272,7 +312,10 @@ impl Line {
             }
             Claim::Acquired(Ran::Failed(failure)) => Stands::Failed(failure.error),
             Claim::Acquired(Ran::Doubted(reason)) => Stands::InDoubt(reason),
-            Claim::Acquired(Ran::Released) => Stands::Later(IN_FLIGHT, None),
+            Claim::Acquired(Ran::Released) => match put_back.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                Some(back) => Stands::Later(back.wait, back.why),
+                None => Stands::Later(IN_FLIGHT, None),
+            },
             Claim::Acquired(Ran::LeaseLost) => Stands::Later(self.lease(), None),
             Claim::InFlight(there) => Stands::Later(there.retry_after, None),
             Claim::NotYet(there) => Stands::Later(there.retry_after, there.operation.error.clone()),
@@ -290,23 +333,26 @@ impl Line {
     }
 
     /// The call itself, under the lease.
-    async fn call(&self, due: &Due, context: &Context<Database>) -> Result<Outcome, Unfinished> {
+    async fn call(&self, due: &Due, context: &Context<Database>) -> Result<Outcome, NotDelivered> {
         let attempt = context.operation().failures + 1;
         let fail = |error: String, wait: Option<Duration>| {
             let config = self.caller.config();
             let last = usize::try_from(attempt).is_ok_and(|attempt| attempt >= config.max_attempts);
             let wait = wait.unwrap_or_else(|| self.backoff().after(attempt, context.operation().id));
             let retry = if last { Retry::Never } else { Retry::After(wait) };
-            Err(Unfinished::Failed(Failure { error, retry }))
+            Err(Unfinished::Failed(Failure { error, retry }).into())
         };
+        let put_back = |wait, why| Err(NotDelivered::PutBack(PutBack { wait, why }));
         let (content, address) = match self.read(due).await {
             Ok(Some(read)) => read,
-            Ok(None) => return Err(Unfinished::failed_for_good("the event is not there any more")),
-            Err(_) => return Err(Unfinished::NotYet(POLL)),
+            Ok(None) => return Err(Unfinished::failed_for_good("the event is not there any more").into()),
+            Err(_) => return put_back(POLL, None),
         };
         let payload =
             std::str::from_utf8(&content.payload).ok().and_then(|text| RawValue::from_string(text.into()).ok());
-        let Some(payload) = payload else { return Err(Unfinished::failed_for_good("the event's payload is no JSON")) };
+        let Some(payload) = payload else {
+            return Err(Unfinished::failed_for_good("the event's payload is no JSON").into());
+        };
         let told = Told {
             notification_id: due.id,
             event_id: &due.event_id,
@@ -326,12 +372,18 @@ impl Line {
         self.reached(reached);
         match called {
             Called::Taken(status) => Ok(Outcome::kept(json!({ "status": status.as_u16() }).to_string())),
-            Called::Refused(status) => Err(Unfinished::failed_for_good(format!("the endpoint answered {status}"))),
+            Called::Refused(status) => {
+                Err(Unfinished::failed_for_good(format!("the endpoint answered {status}")).into())
+            }
             Called::NotNow(status, wait) => fail(format!("the endpoint answered {status}"), wait),
-            Called::InFlight(wait) => Err(Unfinished::NotYet(wait.unwrap_or(IN_FLIGHT).max(POLL))),
-            Called::NotSent(why) => fail(format!("the endpoint could not be reached: {why}"), None),
+            Called::InFlight(wait) => put_back(wait.unwrap_or(IN_FLIGHT).max(POLL), None),
+            // Nothing was sent, so an endpoint that is away, however long, costs no attempts.
+            Called::NotSent(why) => {
+                let pause = self.paused().unwrap_or(PAUSES.0);
+                put_back(pause, Some(format!("the endpoint could not be reached: {why}")))
+            }
             // Nobody knows whether it arrived: only an endpoint that honours keys may be called again.
-            Called::Unknown(why) if self.caller.config().on_lost.doubts() => Err(Unfinished::Unknown(why)),
+            Called::Unknown(why) if self.caller.config().on_lost.doubts() => Err(Unfinished::Unknown(why).into()),
             Called::Unknown(why) => fail(why, None),
         }
     }

@@ -1,15 +1,17 @@
 //! `POST /notifications/{id}/resolve`: a person says what became of a delivery.
 
+use std::time::Duration;
+
 use axum::{Router, extract::State, response::Response, routing::post};
 use semel::{
-    Operation, Outcome, State as OperationState, Store as _, Verdict,
+    Claim, Operation, Outcome, State as OperationState, Store as _, Verdict,
     machine::{Answer, NotNow},
     store::Decision,
 };
 use serde_json::json;
 
 use super::{
-    deliver::{Deliverer, in_transaction, key, scope},
+    deliver::{Deliverer, delivery, in_transaction, key, scope, without_a_call},
     deliver_tables::{self as tables, Mark},
 };
 use crate::http::{
@@ -30,6 +32,12 @@ impl Deliverer {
         Router::new().route("/notifications/{id}/resolve", post(resolve)).with_state(self.clone())
     }
 }
+
+/// The channel that is read from the stream: what is pending there gets its place by itself.
+const IN_APP: &str = "IN_APP";
+
+/// How long a delivery that was entered waits for the decision about it.
+const UNTIL_DECIDED: Duration = Duration::from_secs(5);
 
 /// What a person may say.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -80,10 +88,13 @@ async fn resolve(
 
     let (channel, status) = patiently(find(&deliverer, tenant, id)).await?.ok_or_else(missing)?;
     let settled = |status: &str| Problem::new(&DELIVERY_SETTLED).with("notificationStatus", status);
-    let Some(operation) = patiently(find_operation(&deliverer, tenant, &channel, id)).await? else {
-        // Nobody has tried to deliver it, so there is nothing to say about it.
-        return Err(settled(&status));
-    };
+    let mut found = patiently(find_operation(&deliverer, tenant, &channel, id)).await?;
+    if found.is_none() && status == "PENDING" && said != Said::Pending && channel != IN_APP {
+        patiently(enter(&deliverer, tenant, &channel, id)).await?;
+        found = patiently(find_operation(&deliverer, tenant, &channel, id)).await?;
+    }
+    // Nobody has tried to deliver it, and so it stands.
+    let Some(operation) = found else { return Err(settled(&status)) };
     let decision = Decision::Resolve { verdict: said.verdict(), expected: Some(operation.fence) };
     let decided = deliverer.ledger().decide(operation.id, decision, &principal.subject, &why);
     let answer = patiently(decided).await?.answer;
@@ -124,6 +135,18 @@ fn stands_by(operation: &Operation) -> Said {
         OperationState::Failed if operation.parked => Said::Failed,
         _ => Said::Pending,
     }
+}
+
+/// Enters a delivery that nobody has tried into the ledger, so that it can be decided about like any other: the person
+/// who asks has sent it, or never will. If a deliverer is faster, the ledger has its run instead. If this node dies
+/// before the decision, nothing was said, and the delivery is as free as it was.
+async fn enter(deliverer: &Deliverer, tenant: &str, channel: &str, id: i64) -> semel::Result<()> {
+    let work = delivery(tenant, channel, id, without_a_call())?;
+    if let Claim::Acquired(lease) = deliverer.ledger().claim(work).await? {
+        // Without a delay, what was put back would leave no row; and until then no deliverer takes it.
+        let _ = lease.release(UNTIL_DECIDED).await?;
+    }
+    Ok(())
 }
 
 async fn find(deliverer: &Deliverer, tenant: &str, id: i64) -> semel::Result<Option<(String, String)>> {

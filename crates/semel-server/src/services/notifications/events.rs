@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use axum::{
     Json,
     extract::{FromRequest as _, Request, State},
-    http::StatusCode,
+    http::{HeaderMap, StatusCode, header},
     response::{IntoResponse as _, Response},
 };
 use bytes::Bytes;
@@ -13,6 +13,7 @@ use semel::messaging::MessageStore as _;
 use semel_http::Principal;
 use serde::Serialize;
 use serde_json::{json, value::RawValue};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
     Service,
@@ -41,6 +42,7 @@ pub(super) async fn create(
     Actor(principal): Actor,
     request: Request,
 ) -> Result<Response, Problem> {
+    let _room = room(&service, request.headers()).await?;
     let body = tokio::time::timeout(PATIENCE, Bytes::from_request(request, &())).await;
     let body = body.map_err(|_| Problem::new(&BODY_TIMEOUT))??;
     let given = reading::read(&body, &principal.tenant, &service.config.routes)?;
@@ -66,6 +68,19 @@ pub(super) async fn create(
         }
         Accepted::Failed(error) => Err(unavailable(error)),
     }
+}
+
+/// Room for the body, until it is answered: many large ones at once would fill the memory.
+async fn room(service: &Service, headers: &HeaderMap) -> Result<OwnedSemaphorePermit, Problem> {
+    let length = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+    let length = length.unwrap_or(BODY_LIMIT).min(BODY_LIMIT);
+    let kibibytes = u32::try_from(length / 1024 + 1).unwrap_or(u32::MAX);
+    let room = tokio::time::timeout(PATIENCE, service.room.clone().acquire_many_owned(kibibytes)).await;
+    room.ok().and_then(Result::ok).ok_or_else(|| {
+        Problem::new(&STORE_UNAVAILABLE)
+            .detail("Too many events are on their way in already. Send the same again: events are stored once.")
+            .retry_after(Duration::from_secs(1))
+    })
 }
 
 /// Whatever went wrong may have gone wrong after the commit; sending it again does no harm.
@@ -149,9 +164,14 @@ async fn find(service: &Service, tenant: &str, event_id: &str) -> semel::Result<
         // What the listener has was published, also where the receipt is not written yet or is forgotten by now.
         let arrived = fanout.as_ref().map(|fanout| fanout.begun_at);
         let published_at = receipt.map(semel::Timestamp::as_micros).or(arrived);
+        // Receipts are forgotten after a while, and a person may have skipped it: it has left if it is not there.
+        let waits = match sent.id() {
+            Some(id) if published_at.is_none() => service.database.is_in_outbox(tenant, id).await?,
+            _ => false,
+        };
         kinds.push(Reached {
             kind: sent.kind.clone(),
-            published: published_at.is_some(),
+            published: !waits,
             published_at,
             listener_done: fanout.as_ref().is_some_and(|fanout| fanout.done_at.is_some()),
             notifications: fanout.map_or(0, |fanout| fanout.notifications),

@@ -41,7 +41,7 @@ use semel::{
     messaging::{Broker, Consumer, ConsumerOptions, Queue, Wake},
 };
 use semel_store::{Database, Tx};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use crate::config;
 use accept::Acceptor;
@@ -61,12 +61,18 @@ pub struct Notifications {
     in_app: Wake,
 }
 
+/// How many kibibytes of events are taken in at the same time: eight of the largest bodies, or tens of thousands of
+/// ordinary events.
+const ROOM: usize = 64 << 10;
+
 /// What the routes share.
 struct Service {
     ledger: Ledger<Database>,
     database: Database,
     config: Arc<config::Notifications>,
     acceptor: Acceptor,
+    /// For bodies of events that are on their way in, in kibibytes.
+    room: Arc<Semaphore>,
     feed: Arc<Feed>,
 }
 
@@ -88,6 +94,7 @@ impl Notifications {
             database: ledger.store().clone(),
             config: Arc::new(config),
             acceptor: Acceptor::open(ledger.clone()),
+            room: Arc::new(Semaphore::new(ROOM)),
             feed,
         };
         Ok(Self { service: Arc::new(service), broker, in_app: Wake::default() })

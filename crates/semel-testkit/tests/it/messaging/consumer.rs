@@ -22,7 +22,7 @@ use tokio::sync::{Notify, Semaphore};
 use super::{
     brokers::{Hand, Word},
     moody::Moody,
-    tools::{Books, CONSUMER, Place, TENANT, consumer, eventually, quick_consumer, received, soon},
+    tools::{Books, CONSUMER, Place, Running, TENANT, consumer, eventually, quick_consumer, received, soon},
 };
 use crate::support::on_both_databases;
 
@@ -40,6 +40,9 @@ on_both_databases!(
     what_was_delivered_before_is_counted_before_it_runs,
     what_was_delivered_before_and_done_is_acknowledged,
     one_that_kills_its_process_is_parked,
+    a_retry_that_stops_before_its_turn_is_not_counted,
+    a_retry_that_gets_no_turn_is_not_counted,
+    a_retry_that_the_store_cut_off_is_not_counted,
     a_store_that_is_away_is_waited_for,
     a_failure_that_the_store_could_have_caused_is_not_counted,
     a_commit_without_an_answer_is_found_in_the_inbox,
@@ -315,26 +318,122 @@ async fn begin_and_die(place: &Place) {
     place.lab.pass(lease);
 }
 
+/// Puts a retry that is due.
+async fn put_retry(place: &Place, text: &str) {
+    let message = received(text);
+    let letter = NewLetter {
+        tenant: TENANT.into(),
+        consumer: CONSUMER.into(),
+        key: message.id.clone().unwrap(),
+        fingerprint: Fingerprint::of_bytes(&message.body),
+        message,
+        failures: 0,
+        reason: "delivered before".into(),
+        retry: Retry::After(Duration::ZERO),
+    };
+    place.db.put_letter(letter).await.unwrap();
+}
+
+/// A retry that runs elsewhere in this process until the semaphore is closed, so that none can run alone.
+async fn somebody_at_it() -> (Place, Running, Arc<Semaphore>) {
+    let place = Place::new(Kind::Postgres).await;
+    let (entered, gate) = (Arc::new(Notify::new()), Arc::new(Semaphore::new(0)));
+    let books = Books::that({
+        let (entered, gate) = (entered.clone(), gate.clone());
+        move |_, _| {
+            let (entered, gate) = (entered.clone(), gate.clone());
+            async move {
+                entered.notify_one();
+                drop(gate.acquire().await);
+                Ok(())
+            }
+        }
+    });
+    put_retry(&place, "long").await;
+    let running = place.consumer(&Hand::new(), &books, quick_consumer()).await;
+    soon(entered.notified()).await;
+    (place, running, gate)
+}
+
+const STARTS: &str = "SELECT starts FROM semel_retries";
+
+async fn a_retry_that_stops_before_its_turn_is_not_counted(kind: Kind) {
+    let (_elsewhere, long, gate) = somebody_at_it().await;
+    let place = Place::new(kind).await;
+    let (hand, books) = (Hand::new(), Books::new());
+    put_retry(&place, "unlucky").await;
+    begin_and_die(&place).await;
+    let lease = Some(Duration::from_secs(3600));
+    let options = ConsumerOptions { retry_lease: lease, max_crashes: 2, ..quick_consumer() };
+    for _ in 0..2 {
+        let running = place.consumer(&hand, &books, options.clone()).await;
+        eventually(async || place.lab.number(STARTS).await == 2).await;
+        running.stop().await;
+        assert_eq!((place.lab.number(STARTS).await, books.entered("unlucky")), (1, 0));
+    }
+    gate.close();
+    let running = place.consumer(&hand, &books, options).await;
+    place.until_effects(1).await;
+    running.stop().await;
+    long.stop().await;
+    assert_eq!((books.entered("unlucky"), place.letters().await.len()), (1, 0));
+}
+
+async fn a_retry_that_gets_no_turn_is_not_counted(kind: Kind) {
+    let (_elsewhere, long, gate) = somebody_at_it().await;
+    let place = Place::new(kind).await;
+    let moody = Moody::new(place.lab.open().await);
+    let (hand, books) = (Hand::new(), Books::new());
+    put_retry(&place, "unlucky").await;
+    begin_and_die(&place).await;
+    let lease = Some(Duration::from_millis(200));
+    let options = ConsumerOptions { retry_lease: lease, max_crashes: 2, ..quick_consumer() };
+    let running = consumer(moody.clone(), &hand, &books, options);
+    eventually(async || moody.given_back() > 2).await;
+    assert_eq!(books.entered("unlucky"), 0);
+    gate.close();
+    place.until_effects(1).await;
+    running.stop().await;
+    long.stop().await;
+    assert_eq!((books.entered("unlucky"), place.letters().await.len()), (1, 0));
+}
+
+/// The clock stands, so that what is not given back does not come again by itself.
+async fn a_retry_that_the_store_cut_off_is_not_counted(kind: Kind) {
+    let place = Place::new(kind).await;
+    let moody = Moody::new(place.lab.open().await);
+    let books = Books::that({
+        let moody = moody.clone();
+        move |_, run| {
+            if run <= 3 {
+                moody.go_away();
+            }
+            async { Ok(()) }
+        }
+    });
+    let hand = Hand::new();
+    put_retry(&place, "m").await;
+    // One crash would be too many.
+    let lease = Some(Duration::from_millis(200));
+    let options = ConsumerOptions { retry_lease: lease, max_crashes: 1, ..quick_consumer() };
+    let running = consumer(moody.clone(), &hand, &books, options);
+    for run in 1..=3 {
+        let before = moody.given_back();
+        eventually(async || books.entered("m") == run && moody.given_back() > before).await;
+        moody.come_back();
+        eventually(async || books.entered("m") > run).await;
+    }
+    place.until_effects(1).await;
+    running.stop().await;
+    assert_eq!(place.effects().await, [("m".to_owned(), 1)].into());
+    assert_eq!(place.letters().await.len(), 0);
+}
+
 async fn one_that_kills_its_process_is_parked(kind: Kind) {
     let place = Place::new(kind).await;
-    let put = async |text: &str| {
-        let message = received(text);
-        let fingerprint = Fingerprint::of_bytes(&message.body);
-        let letter = NewLetter {
-            tenant: TENANT.into(),
-            consumer: CONSUMER.into(),
-            key: message.id.clone().unwrap(),
-            fingerprint,
-            message,
-            failures: 0,
-            reason: "delivered before".into(),
-            retry: Retry::After(Duration::ZERO),
-        };
-        place.db.put_letter(letter).await.unwrap();
-    };
     let options = ConsumerOptions { max_crashes: 2, ..quick_consumer() };
     let (hand, books) = (Hand::new(), Books::new());
-    put("killer").await;
+    put_retry(&place, "killer").await;
     begin_and_die(&place).await;
     begin_and_die(&place).await;
     let running = place.consumer(&hand, &books, options.clone()).await;
@@ -344,7 +443,7 @@ async fn one_that_kills_its_process_is_parked(kind: Kind) {
     assert!(letters[0].reason.contains("2 runs"), "{}", letters[0].reason);
     assert_eq!(books.entered("killer"), 0, "it was not run a third time");
 
-    put("unlucky").await;
+    put_retry(&place, "unlucky").await;
     begin_and_die(&place).await;
     let running = place.consumer(&hand, &books, options).await;
     place.until_effects(1).await;

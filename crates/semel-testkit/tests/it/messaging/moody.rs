@@ -28,11 +28,13 @@ pub(super) struct Moody {
     /// How many commits from now on are made without anybody being told.
     silent_commits: Arc<AtomicUsize>,
     refused: Arc<AtomicUsize>,
+    given_back: Arc<AtomicUsize>,
 }
 
 impl Moody {
     pub(super) fn new(db: Database) -> Self {
-        Self { db, away: Arc::default(), silent_commits: Arc::default(), refused: Arc::default() }
+        let (refused, given_back) = (Arc::default(), Arc::default());
+        Self { db, away: Arc::default(), silent_commits: Arc::default(), refused, given_back }
     }
 
     pub(super) fn go_away(&self) {
@@ -50,6 +52,11 @@ impl Moody {
     /// How many calls were made while it was away.
     pub(super) fn refused(&self) -> usize {
         self.refused.load(Ordering::SeqCst)
+    }
+
+    /// How often somebody tried to give back a retry, heard or not.
+    pub(super) fn given_back(&self) -> usize {
+        self.given_back.load(Ordering::SeqCst)
     }
 
     fn db(&self) -> Result<&Database> {
@@ -220,6 +227,11 @@ impl MessageStore for Moody {
 
     async fn retry_done(&self, tx: &Tx, id: i64, token: i64) -> Result<bool> {
         self.db()?.retry_done(tx, id, token).await
+    }
+
+    async fn retry_not_begun(&self, id: i64, token: i64) -> Result<bool> {
+        self.given_back.fetch_add(1, Ordering::SeqCst);
+        self.db()?.retry_not_begun(id, token).await
     }
 
     async fn retry_failed(&self, id: i64, token: i64, reason: &str, retry: Retry) -> Result<bool> {

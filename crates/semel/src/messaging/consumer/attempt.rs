@@ -4,7 +4,10 @@ use std::{
     future::poll_fn,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     task::Poll,
 };
 
@@ -20,11 +23,17 @@ pub(super) struct Item {
     pub(super) scope: Scope,
     pub(super) key: Key,
     pub(super) fingerprint: Fingerprint,
+    /// How often the handler was entered with it.
+    entered: AtomicU32,
 }
 
 impl Item {
     pub(super) fn new(message: Received, (scope, key, fingerprint): (Scope, Key, Fingerprint)) -> Self {
-        Self { message, scope, key, fingerprint }
+        Self { message, scope, key, fingerprint, entered: AtomicU32::new(0) }
+    }
+
+    pub(super) fn entered(&self) -> u32 {
+        self.entered.load(Ordering::Relaxed)
     }
 }
 
@@ -108,6 +117,7 @@ impl<S: MessageStore, H: Handler<S>> Shared<S, H> {
         for (item, claim) in items.iter().zip(claims) {
             handled.push(match claim {
                 Claim::Acquired(_) => {
+                    item.entered.fetch_add(1, Ordering::Relaxed);
                     let run = caught(async { self.handler.handle(&item.message, tx).await });
                     run.await.map_err(Undone::Refused)?;
                     Handled::Done

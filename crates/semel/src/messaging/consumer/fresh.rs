@@ -26,7 +26,7 @@ use crate::{
 
 /// How often a message is run again because its failure could not be written down: then the store may have been what
 /// failed. A message that takes its database down with it must not be run for ever.
-const BENEFITS_OF_THE_DOUBT: u32 = 3;
+pub(super) const BENEFITS_OF_THE_DOUBT: u32 = 3;
 
 /// How long a delivery is held that can be neither handled nor kept.
 const LATER: Duration = Duration::from_secs(30);

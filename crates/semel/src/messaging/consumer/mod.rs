@@ -59,7 +59,7 @@ impl Default for ConsumerOptions {
             max_crashes: 5,
             backoff: Backoff::default(),
             retry_lease: None,
-            retention: Some(Duration::from_secs(30 * 24 * 3600)),
+            retention: Some(super::inbox::RETENTION),
         }
     }
 }
@@ -176,6 +176,8 @@ struct Shared<S: MessageStore, H> {
     options: ConsumerOptions,
     /// Wakes our own retries: those that we have just put.
     retry: Notify,
+    /// Retries that were not begun, by row and token, and of which the store could not be told yet.
+    owed: Mutex<Vec<(i64, i64)>>,
     /// Whether it was said already that the store is away: once, not every round.
     away: Mutex<bool>,
 }
@@ -206,6 +208,7 @@ impl<S: MessageStore, H: Handler<S>> Consumer<S, H> {
             handler: self.handler,
             options: self.options,
             retry: Notify::new(),
+            owed: Mutex::default(),
             away: Mutex::new(false),
         });
         let (sender, receiver) = mpsc::channel(usize::from(prefetch));

@@ -1,6 +1,9 @@
 //! What failed or may have killed its process, each alone.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
 
 use tokio::{
     sync::{Semaphore, SemaphorePermit},
@@ -10,6 +13,7 @@ use tokio::{
 use super::{
     Handler, Shared,
     attempt::{Item, Undone},
+    fresh::BENEFITS_OF_THE_DOUBT,
     letters::{conflict, tidy},
 };
 use crate::{
@@ -57,7 +61,7 @@ pub(super) async fn work<S: MessageStore, H: Handler<S>>(shared: Arc<Shared<S, H
             }
             continue;
         }
-        match next(&shared, width == 1, &mut runs).await {
+        match next(&shared, width == 1, &mut runs, &mut stop).await {
             Ok(Some(wait)) => {
                 pause.reset();
                 tokio::select! {
@@ -91,7 +95,9 @@ async fn next<S: MessageStore, H: Handler<S>>(
     shared: &Arc<Shared<S, H>>,
     first: bool,
     runs: &mut JoinSet<()>,
+    stop: &mut Stop,
 ) -> Result<Option<Duration>> {
+    shared.settle().await?;
     // Looking is cheaper than taking, and there is nothing most of the time.
     let Some(due) = shared.store().next_retry(&shared.name).await? else { return Ok(Some(POLL)) };
     let wait = due.since(shared.store().now().await?);
@@ -117,9 +123,15 @@ async fn next<S: MessageStore, H: Handler<S>>(
     crash_point!("consumer.retry_taken");
     if crashes(&row) > 0 {
         drop(life);
-        // In time to run after all, if somebody else's handler never ends.
-        let _alone = tokio::time::timeout(lease / 2, LIVES.acquire_many(ALL)).await;
-        shared.retry(row, deadline).await;
+        let alone = tokio::select! {
+            () = stop.come() => None,
+            // In time to run before the lease ends. If somebody else's handler never does, another process may have it.
+            alone = tokio::time::timeout(lease / 2, LIVES.acquire_many(ALL)) => alone.ok().and_then(Result::ok),
+        };
+        match alone {
+            Some(_alone) => shared.retry(row, deadline).await,
+            None => shared.not_begun(&row).await,
+        }
         return Ok(None);
     }
     let shared = shared.clone();
@@ -168,18 +180,50 @@ impl<S: MessageStore, H: Handler<S>> Shared<S, H> {
                     let (why, retry) = self.after(refusal, nth, row.id);
                     return self.failed(&row, deadline, &why, retry).await;
                 }
-                Err(Undone::Store(Error::Stopping)) => return,
+                Err(Undone::Store(Error::Stopping)) => return self.not_begun(&row).await,
                 Err(Undone::Store(error)) => {
                     unknown |= matches!(error, Error::OutcomeUnknown(_));
                     self.store_is_away(&error);
-                    // Past the deadline somebody else may have it, and it comes back by itself.
+                    // Past the deadline somebody else may have it, and it comes back by itself. That the store was away
+                    // says nothing about the message, unless it is the message that takes it down.
                     if deadline.has_passed() {
+                        if item.entered() <= BENEFITS_OF_THE_DOUBT {
+                            self.not_begun(&row).await;
+                        }
                         return;
                     }
                     tokio::time::sleep(pause.min(deadline.remaining())).await;
                     pause = (pause * 2).min(Duration::from_secs(1));
                 }
             }
+        }
+    }
+
+    /// Gives back a retry that did not really happen, so that nobody takes it for one that killed its process; later, if
+    /// the store is away. Whoever has it by then has another token, and keeps it.
+    async fn not_begun(&self, row: &RetryRow) {
+        match self.store().retry_not_begun(row.id, row.token).await {
+            Ok(_) => self.retry.notify_one(),
+            Err(error) if error.is_transient() => {
+                self.owed.lock().unwrap_or_else(PoisonError::into_inner).push((row.id, row.token));
+            }
+            Err(error) => tracing::error!(%error, consumer = self.name, "a retry could not be given back"),
+        }
+    }
+
+    /// Gives back what could not be given back before.
+    async fn settle(&self) -> Result<()> {
+        loop {
+            let Some((id, token)) = self.owed.lock().unwrap_or_else(PoisonError::into_inner).last().copied() else {
+                return Ok(());
+            };
+            match self.store().retry_not_begun(id, token).await {
+                Err(error) if error.is_transient() => return Err(error),
+                Err(error) => tracing::error!(%error, consumer = self.name, "a retry could not be given back"),
+                Ok(_) => {}
+            }
+            // By name: a run may have ended meanwhile, and owe another.
+            self.owed.lock().unwrap_or_else(PoisonError::into_inner).retain(|owed| *owed != (id, token));
         }
     }
 

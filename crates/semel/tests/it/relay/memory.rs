@@ -162,6 +162,10 @@ impl MessageStore for Memory {
         no_use()
     }
 
+    async fn retry_not_begun(&self, _id: i64, _token: i64) -> Result<bool> {
+        no_use()
+    }
+
     async fn retry_failed(&self, _id: i64, _token: i64, _reason: &str, _retry: Retry) -> Result<bool> {
         no_use()
     }
