@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use semel::{
-    Error, Result,
+    Error, Fence, Operation, Result, Timestamp,
     machine::{Event, Request},
     store::Applied,
 };
@@ -30,7 +30,11 @@ impl Postgres {
             }
             let key = std::iter::once((&request.scope, &request.key));
             let seen = load_by_key(&mut Conn::Postgres(conn), &self.sql, key).await?;
-            let Some(id) = seen.into_values().next().map(|op| op.id) else { continue };
+            let Some(seen) = seen.into_values().next() else { continue };
+            if let Some(applied) = unchanged(&seen, request, fences[0], now) {
+                return Ok(applied);
+            }
+            let id = seen.id;
             lock(conn, &[id]).await?;
             let rows = load_by_id(&mut Conn::Postgres(conn), &self.sql, &[id]).await?;
             let Some(row) = rows.get(&id) else { continue };
@@ -56,12 +60,13 @@ impl Postgres {
         order.sort_by(|a, b| by_key(&requests[*a]).cmp(&by_key(&requests[*b])));
         let keys = requests.iter().map(|request| (&request.scope, &request.key));
         let seen = load_by_key(&mut Conn::Postgres(conn), &self.sql, keys).await?;
-        let is_new = |n: &usize| !seen.contains_key(&(requests[*n].scope.clone(), requests[*n].key.clone()));
-        let (new, known): (Vec<usize>, Vec<usize>) = order.into_iter().partition(is_new);
-        let mut answers: Vec<Option<Applied>> = (0..requests.len()).map(|_| None).collect();
+        let row_of = |n: usize| seen.get(&(requests[n].scope.clone(), requests[n].key.clone()));
+        let (now, fences) = self.draw(conn, 1).await?;
+        let mut answers: Vec<Option<Applied>> =
+            (0..requests.len()).map(|n| unchanged(row_of(n)?, &requests[n], fences[0], now)).collect();
+        let new: Vec<usize> = order.iter().copied().filter(|n| row_of(*n).is_none()).collect();
         self.claim_new(conn, requests, &new, &mut answers).await?;
-        // Repeats are rare, and somebody may be at their rows.
-        for n in new.into_iter().chain(known) {
+        for n in order {
             if answers[n].is_none() {
                 answers[n] = Some(self.claim_in(conn, &requests[n]).await?);
             }
@@ -95,6 +100,14 @@ impl Postgres {
         }
         Ok(())
     }
+}
+
+/// The answer to a claim that changes nothing. It needs no lock, and must not take one: whoever has inserted keys and
+/// waits for the locks of others that are known already would wait in a circle with whoever does so the other way round.
+fn unchanged(row: &Operation, request: &Request, fence: Fence, now: Timestamp) -> Option<Applied> {
+    let mut changes = Changes::default();
+    let applied = changes.step(Some(row), &Event::ClaimInline { request, fence }, now);
+    changes.is_empty().then_some(applied)
 }
 
 fn by_key(request: &Request) -> (&str, &str, &str, &str) {

@@ -158,6 +158,15 @@ pub async fn an_inbox_lets_a_message_through_once(lab: Lab) {
 pub async fn inline_crowds_share_their_keys(lab: Lab) {
     make_effects(&lab).await;
     let nodes = [lab.ledger().await, lab.ledger().await];
+    // Every other key is known already: who waits for a new one must not hold a known one that somebody else wants.
+    let tx = begin(&nodes[0]).await;
+    let known: Vec<_> = (0..20).step_by(2).map(|key| format!("k{key}")).collect();
+    let works = known.iter().map(|key| work(key, Policy::default())).collect();
+    assert_eq!(soon(nodes[0].claim_all_inline(&tx, works)).await.unwrap().len(), 10);
+    for key in &known {
+        effect(&tx, key).await.unwrap();
+    }
+    commit(&nodes[0], &tx).await;
     let mut crowd = tokio::task::JoinSet::new();
     for n in 0..8 {
         let node = nodes[n % 2].clone();
