@@ -213,14 +213,6 @@ impl Store for Database {
         }
     }
 
-    fn crowded(&self) -> bool {
-        match &*self.0 {
-            Inner::Postgres(db) => db.callers.are_taken(),
-            // Its claims share their commits anyway.
-            Inner::Sqlite(_) => false,
-        }
-    }
-
     async fn begin(&self, limit: Duration) -> Result<Tx> {
         match &*self.0 {
             Inner::Postgres(db) => begin_on(&db.callers, limit).await,

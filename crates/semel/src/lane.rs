@@ -71,12 +71,6 @@ impl<I, O> Lane<I, O> {
     }
 }
 
-/// How long a batch waits for company where those in it gain nothing by leaving at once.
-const LINGER: Duration = Duration::from_millis(2);
-
-/// How many are company enough: more hardly make a call cheaper.
-const COMPANY: usize = 16;
-
 /// Makes a lane. The future is its task and ends when every [`Lane`] handle is gone and the
 /// queue is empty.
 pub fn lane<I, O, F, Fut>(limits: Limits, flush: F) -> (Lane<I, O>, impl Future<Output = ()>)
@@ -85,31 +79,12 @@ where
     F: Fn(Vec<I>) -> Fut,
     Fut: Future<Output = Result<Vec<O>>>,
 {
-    patient_lane(limits, flush, || false)
-}
-
-/// Makes a lane whose batches wait a moment for company while `crowded` says that an early answer
-/// would only make its caller wait elsewhere.
-pub fn patient_lane<I, O, F, Fut>(
-    limits: Limits,
-    flush: F,
-    crowded: impl Fn() -> bool,
-) -> (Lane<I, O>, impl Future<Output = ()>)
-where
-    I: Clone,
-    F: Fn(Vec<I>) -> Fut,
-    Fut: Future<Output = Result<Vec<O>>>,
-{
     let (sender, receiver) = mpsc::channel(limits.queue);
-    (Lane { queue: sender }, serve(limits, receiver, flush, crowded))
+    (Lane { queue: sender }, serve(limits, receiver, flush))
 }
 
-async fn serve<I, O, F, Fut>(
-    limits: Limits,
-    mut queue: mpsc::Receiver<Call<I, O>>,
-    flush: F,
-    crowded: impl Fn() -> bool,
-) where
+async fn serve<I, O, F, Fut>(limits: Limits, mut queue: mpsc::Receiver<Call<I, O>>, flush: F)
+where
     I: Clone,
     F: Fn(Vec<I>) -> Fut,
     Fut: Future<Output = Result<Vec<O>>>,
@@ -127,9 +102,6 @@ async fn serve<I, O, F, Fut>(
         };
         let mut bytes = first.bytes;
         let mut batch = vec![first];
-        if queue.len() < COMPANY && crowded() {
-            tokio::time::sleep(LINGER).await;
-        }
         let deadline = limits.regroup.then(|| Instant::now() + last.patience());
         while batch.len() < limits.calls {
             match queue.try_recv() {

@@ -4,7 +4,7 @@ use std::{future::Future, sync::Arc};
 
 use crate::{
     Error, Result,
-    lane::{Lane, Limits, lane, patient_lane},
+    lane::{Lane, Limits, lane},
     machine::Request,
     store::{Applied, LeaseWrite, Store},
 };
@@ -22,20 +22,14 @@ pub(crate) struct Lanes {
 }
 
 impl Lanes {
-    /// Opens the lanes and gives their tasks to `spawn`. `flush` brings a batch to the store, and `crowded` says
-    /// whether those who get a lease now would have to wait for a transaction.
-    pub(crate) fn open<F, Fut, T>(
-        one: bool,
-        flush: F,
-        crowded: impl Fn() -> bool + Send + 'static,
-        mut spawn: impl FnMut(BoxedTask) -> T,
-    ) -> Self
+    /// Opens the lanes and gives their tasks to `spawn`. `flush` brings a batch to the store.
+    pub(crate) fn open<F, Fut, T>(one: bool, flush: F, mut spawn: impl FnMut(BoxedTask) -> T) -> Self
     where
         F: Fn(Vec<Call>) -> Fut + Clone + Send + Sync + 'static,
         Fut: Future<Output = Result<Vec<Applied>>> + Send + 'static,
     {
         let limits = Limits { regroup: one, ..Limits::default() };
-        let (claims, serve) = patient_lane(limits, flush.clone(), crowded);
+        let (claims, serve) = lane(limits, flush.clone());
         spawn(Box::pin(serve));
         if one {
             return Self { writes: claims.clone(), claims };

@@ -123,8 +123,7 @@ impl<S: Store> Ledger<S> {
             let store = asked.clone();
             guarded(async move { patiently(|| flush(&store, &batch)).await })
         };
-        let crowd = store.clone();
-        let lanes = Lanes::open(store.one_writer(), flush, move || crowd.crowded(), |task| engine.spawn(task));
+        let lanes = Lanes::open(store.one_writer(), flush, |task| engine.spawn(task));
         let (renewer, waiters, gatherer) =
             (Arc::<Renewer>::default(), Arc::<Waiters>::default(), Arc::<Gatherer>::default());
         engine.spawn(renewer.clone().work(store.clone()));

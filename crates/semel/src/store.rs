@@ -173,12 +173,6 @@ pub trait Store: Clone + Send + Sync + 'static {
     /// The longest that a transaction of a caller may be open, however long its lease.
     fn longest_transaction(&self) -> Duration;
 
-    /// Whether callers already wait for one of the transactions that can be open at a time. A claim then need not
-    /// hurry: it had better share its commit.
-    fn crowded(&self) -> bool {
-        false
-    }
-
     /// Opens a transaction that is rolled back by itself after `limit`.
     fn begin(&self, limit: Duration) -> impl Future<Output = Result<Self::Tx>> + Send;
 

@@ -71,11 +71,6 @@ impl Seats {
         done
     }
 
-    /// Whether none is free.
-    pub(crate) fn are_taken(&self) -> bool {
-        self.free.available_permits() == 0
-    }
-
     /// Takes a connection, opening one if none is idle.
     pub(crate) async fn take(self: &Arc<Self>) -> Result<Seat> {
         let permit = tokio::time::timeout(PATIENCE, self.free.clone().acquire_owned())
