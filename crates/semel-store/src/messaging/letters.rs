@@ -262,11 +262,6 @@ impl Database {
         self.finish(work, 1).await?;
         Ok(true)
     }
-
-    /// Wakes the consumers, here and on other nodes, to look for retries.
-    pub fn wake_retries(&self) {
-        self.messages().wakes.tell(News::Retries);
-    }
 }
 
 /// Ids as a batch.

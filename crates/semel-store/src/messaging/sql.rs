@@ -164,7 +164,7 @@ statements! {
     list = outbox_row!("(state = $4 OR $4 IS NULL)");
     /// and of what is held up in it: by its own index, so that a few among millions are found at once.
     list_held = outbox_row!("state IN ('waiting', 'unroutable', 'parked') AND state = $4");
-    /// A row that a person wants to see go, as it is; nobody else is at it from here on.
+    /// A row that a person wants to see go, as it is; whether it still is so, the statement that changes it sees to.
     load_held = "SELECT id, state, topic, ordering_key, number, failures FROM semel_outbox WHERE tenant = $1 AND message_id = $2";
     /// A row that a person makes ready.
     redrive =

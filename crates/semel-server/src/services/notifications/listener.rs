@@ -99,14 +99,14 @@ impl Listener {
         crash_point!("fanout.inserted");
         fanouts::advance(&mut conn, (tenant, event_id, kind), reached.len(), wanted, !more).await?;
         match reached.last() {
-            Some((last, _)) if more => self.next(tenant, told, last, fanout.revision).map(|next| Ok(Some(next))),
+            Some((last, _)) if more => self.next(tenant, told, last).map(|next| Ok(Some(next))),
             _ => Ok(Ok(None)),
         }
     }
 
     /// The message that goes on after a user.
-    fn next(&self, tenant: &str, told: &Told, cursor: &str, as_of: i64) -> semel::Result<Message> {
-        let body = told.body.going_on(self.kind, Place { cursor: cursor.to_owned(), as_of });
+    fn next(&self, tenant: &str, told: &Told, cursor: &str) -> semel::Result<Message> {
+        let body = told.body.going_on(self.kind, Place { cursor: cursor.to_owned() });
         let bytes = body.to_bytes().map_err(|error| semel::Error::Invalid(error.to_string()))?;
         Ok(Message::new(tenant, Topic::new(&self.kind.queue())?, "notification", bytes))
     }

@@ -52,8 +52,6 @@ pub(super) struct Named {
 pub(super) struct Place {
     /// The last user that it was brought to.
     pub(super) cursor: String,
-    /// The revision of the directory that it goes by.
-    pub(super) as_of: i64,
 }
 
 impl Body {
@@ -224,7 +222,7 @@ mod tests {
             ("agency_id", json!({}), "agency_id must be"),
             ("payload", json!("text"), "payload"),
             ("event_type", json!("x".repeat(101)), "event_type must be"),
-            ("fanout", json!({ "cursor": "\0", "as_of": 1 }), "cursor"),
+            ("fanout", json!({ "cursor": "\0" }), "cursor"),
         ] {
             let mut message = good.clone();
             message[member] = value;
@@ -237,7 +235,7 @@ mod tests {
     #[test]
     fn every_chunk_has_a_name_of_its_own() {
         let body = |event: &str, cursor: Option<&str>| {
-            let fanout = cursor.map(|cursor| Place { cursor: cursor.to_owned(), as_of: 1 });
+            let fanout = cursor.map(|cursor| Place { cursor: cursor.to_owned() });
             inbox_key(&Body { event_id: event.to_owned(), fanout, ..Body::default() })
         };
         // An id that is the name of another's chunk, too.

@@ -1,28 +1,17 @@
-//! Broker to handler.
+//! Broker to handler: once per key, and what becomes of what fails.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::time::Duration;
 
 use bytes::Bytes;
 use semel::{
     Fingerprint,
-    messaging::{ConsumerOptions, MessageStore as _, NewLetter, Received, Refusal, Retry},
+    messaging::{ConsumerOptions, MessageStore as _, Received, Refusal},
 };
-use semel_testkit::{
-    Kind,
-    faults::{Fault, On, Proxy},
-};
-use tokio::sync::{Notify, Semaphore};
+use semel_testkit::Kind;
 
 use super::{
     brokers::{Hand, Word},
-    moody::Moody,
-    tools::{Books, CONSUMER, Place, Running, TENANT, consumer, eventually, quick_consumer, received, soon},
+    tools::{Books, CONSUMER, Place, TENANT, eventually, quick_consumer, received, soon},
 };
 use crate::support::on_both_databases;
 
@@ -37,19 +26,7 @@ on_both_databases!(
     a_panic_is_a_failure,
     what_cannot_be_understood_is_a_dead_letter,
     another_body_under_a_known_id_is_a_conflict,
-    what_was_delivered_before_is_counted_before_it_runs,
-    what_was_delivered_before_and_done_is_acknowledged,
-    one_that_kills_its_process_is_parked,
-    a_retry_that_stops_before_its_turn_is_not_counted,
-    a_retry_that_gets_no_turn_is_not_counted,
-    a_retry_that_the_store_cut_off_is_not_counted,
-    a_store_that_is_away_is_waited_for,
-    a_failure_that_the_store_could_have_caused_is_not_counted,
-    a_commit_without_an_answer_is_found_in_the_inbox,
-    a_retry_whose_commit_has_no_answer_takes_effect_once,
     a_consumer_that_stops_has_nothing_left_in_its_hands,
-    a_consumer_that_stops_while_the_store_is_away_gives_back_what_it_holds,
-    a_letter_that_is_redriven_is_handled,
 );
 
 async fn a_message_delivered_three_times_takes_effect_once(kind: Kind) {
@@ -89,18 +66,7 @@ async fn copies_in_one_batch_take_effect_once(kind: Kind) {
 /// The first is in the middle of it when the second comes, at another node.
 async fn two_copies_at_once_enter_the_handler_once(kind: Kind) {
     let place = Place::new(kind).await;
-    let (entered, gate) = (Arc::new(Notify::new()), Arc::new(Semaphore::new(0)));
-    let books = Books::that({
-        let (entered, gate) = (entered.clone(), gate.clone());
-        move |_, _| {
-            let (entered, gate) = (entered.clone(), gate.clone());
-            async move {
-                entered.notify_one();
-                drop(gate.acquire().await);
-                Ok(())
-            }
-        }
-    });
+    let (books, entered, gate) = Books::that_wait();
     let hands = [Hand::new(), Hand::new()];
     let first = place.consumer(&hands[0], &books, quick_consumer()).await;
     let second = place.consumer(&hands[1], &books, quick_consumer()).await;
@@ -267,289 +233,9 @@ async fn another_body_under_a_known_id_is_a_conflict(kind: Kind) {
     }
 }
 
-async fn what_was_delivered_before_is_counted_before_it_runs(kind: Kind) {
-    let place = Place::new(kind).await;
-    let (entered, gate) = (Arc::new(Notify::new()), Arc::new(Semaphore::new(0)));
-    let books = Books::that({
-        let (entered, gate) = (entered.clone(), gate.clone());
-        move |_, _| {
-            let (entered, gate) = (entered.clone(), gate.clone());
-            async move {
-                entered.notify_one();
-                drop(gate.acquire().await);
-                Ok(())
-            }
-        }
-    });
-    let hand = Hand::new();
-    let running = place.consumer(&hand, &books, quick_consumer()).await;
-    let message = received("m");
-    hand.deliver_again(&message);
-    soon(entered.notified()).await;
-    assert_eq!(hand.words(), [("m".to_owned(), Word::Acked)], "it is ours before it is begun");
-    gate.close();
-    place.until_effects(1).await;
-    hand.deliver_again(&message);
-    eventually(async || hand.acked() == 2).await;
-    running.stop().await;
-    assert_eq!((books.entered("m"), books.committed()), (1, 1));
-    assert_eq!(place.effects().await, [("m".to_owned(), 1)].into());
-}
-
-async fn what_was_delivered_before_and_done_is_acknowledged(kind: Kind) {
-    let place = Place::new(kind).await;
-    let (hand, books) = (Hand::new(), Books::new());
-    let running = place.consumer(&hand, &books, quick_consumer()).await;
-    let message = received("m");
-    hand.deliver(&message);
-    eventually(async || hand.acked() == 1).await;
-    hand.deliver_again(&message);
-    eventually(async || hand.acked() == 2).await;
-    running.stop().await;
-    assert_eq!(books.entered("m"), 1);
-    assert_eq!(place.db.next_retry(CONSUMER).await.unwrap(), None, "nobody has to look at it again");
-}
-
-/// Takes a retry as a consumer would that dies before it says how it ended.
-async fn begin_and_die(place: &Place) {
-    let lease = Duration::from_secs(10);
-    let taken = place.db.take_retries(CONSUMER, 10, lease).await.unwrap();
-    assert_eq!(taken.len(), 1);
-    place.lab.pass(lease);
-}
-
-/// Puts a retry that is due.
-async fn put_retry(place: &Place, text: &str) {
-    let message = received(text);
-    let letter = NewLetter {
-        tenant: TENANT.into(),
-        consumer: CONSUMER.into(),
-        key: message.id.clone().unwrap(),
-        fingerprint: Fingerprint::of_bytes(&message.body),
-        message,
-        failures: 0,
-        reason: "delivered before".into(),
-        retry: Retry::After(Duration::ZERO),
-    };
-    place.db.put_letter(letter).await.unwrap();
-}
-
-/// A retry that runs elsewhere in this process until the semaphore is closed, so that none can run alone.
-async fn somebody_at_it() -> (Place, Running, Arc<Semaphore>) {
-    let place = Place::new(Kind::Postgres).await;
-    let (entered, gate) = (Arc::new(Notify::new()), Arc::new(Semaphore::new(0)));
-    let books = Books::that({
-        let (entered, gate) = (entered.clone(), gate.clone());
-        move |_, _| {
-            let (entered, gate) = (entered.clone(), gate.clone());
-            async move {
-                entered.notify_one();
-                drop(gate.acquire().await);
-                Ok(())
-            }
-        }
-    });
-    put_retry(&place, "long").await;
-    let running = place.consumer(&Hand::new(), &books, quick_consumer()).await;
-    soon(entered.notified()).await;
-    (place, running, gate)
-}
-
-const STARTS: &str = "SELECT starts FROM semel_retries";
-
-async fn a_retry_that_stops_before_its_turn_is_not_counted(kind: Kind) {
-    let (_elsewhere, long, gate) = somebody_at_it().await;
-    let place = Place::new(kind).await;
-    let (hand, books) = (Hand::new(), Books::new());
-    put_retry(&place, "unlucky").await;
-    begin_and_die(&place).await;
-    let lease = Some(Duration::from_secs(3600));
-    let options = ConsumerOptions { retry_lease: lease, max_crashes: 2, ..quick_consumer() };
-    for _ in 0..2 {
-        let running = place.consumer(&hand, &books, options.clone()).await;
-        eventually(async || place.lab.number(STARTS).await == 2).await;
-        running.stop().await;
-        assert_eq!((place.lab.number(STARTS).await, books.entered("unlucky")), (1, 0));
-    }
-    gate.close();
-    let running = place.consumer(&hand, &books, options).await;
-    place.until_effects(1).await;
-    running.stop().await;
-    long.stop().await;
-    assert_eq!((books.entered("unlucky"), place.letters().await.len()), (1, 0));
-}
-
-async fn a_retry_that_gets_no_turn_is_not_counted(kind: Kind) {
-    let (_elsewhere, long, gate) = somebody_at_it().await;
-    let place = Place::new(kind).await;
-    let moody = Moody::new(place.lab.open().await);
-    let (hand, books) = (Hand::new(), Books::new());
-    put_retry(&place, "unlucky").await;
-    begin_and_die(&place).await;
-    let lease = Some(Duration::from_millis(200));
-    let options = ConsumerOptions { retry_lease: lease, max_crashes: 2, ..quick_consumer() };
-    let running = consumer(moody.clone(), &hand, &books, options);
-    eventually(async || moody.given_back() > 2).await;
-    assert_eq!(books.entered("unlucky"), 0);
-    gate.close();
-    place.until_effects(1).await;
-    running.stop().await;
-    long.stop().await;
-    assert_eq!((books.entered("unlucky"), place.letters().await.len()), (1, 0));
-}
-
-/// The clock stands, so that what is not given back does not come again by itself.
-async fn a_retry_that_the_store_cut_off_is_not_counted(kind: Kind) {
-    let place = Place::new(kind).await;
-    let moody = Moody::new(place.lab.open().await);
-    let books = Books::that({
-        let moody = moody.clone();
-        move |_, run| {
-            if run <= 3 {
-                moody.go_away();
-            }
-            async { Ok(()) }
-        }
-    });
-    let hand = Hand::new();
-    put_retry(&place, "m").await;
-    // One crash would be too many.
-    let lease = Some(Duration::from_millis(200));
-    let options = ConsumerOptions { retry_lease: lease, max_crashes: 1, ..quick_consumer() };
-    let running = consumer(moody.clone(), &hand, &books, options);
-    for run in 1..=3 {
-        let before = moody.given_back();
-        eventually(async || books.entered("m") == run && moody.given_back() > before).await;
-        moody.come_back();
-        eventually(async || books.entered("m") > run).await;
-    }
-    place.until_effects(1).await;
-    running.stop().await;
-    assert_eq!(place.effects().await, [("m".to_owned(), 1)].into());
-    assert_eq!(place.letters().await.len(), 0);
-}
-
-async fn one_that_kills_its_process_is_parked(kind: Kind) {
-    let place = Place::new(kind).await;
-    let options = ConsumerOptions { max_crashes: 2, ..quick_consumer() };
-    let (hand, books) = (Hand::new(), Books::new());
-    put_retry(&place, "killer").await;
-    begin_and_die(&place).await;
-    begin_and_die(&place).await;
-    let running = place.consumer(&hand, &books, options.clone()).await;
-    eventually(async || place.letters().await.len() == 1).await;
-    running.stop().await;
-    let letters = place.letters().await;
-    assert!(letters[0].reason.contains("2 runs"), "{}", letters[0].reason);
-    assert_eq!(books.entered("killer"), 0, "it was not run a third time");
-
-    put_retry(&place, "unlucky").await;
-    begin_and_die(&place).await;
-    let running = place.consumer(&hand, &books, options).await;
-    place.until_effects(1).await;
-    running.stop().await;
-    assert_eq!(place.letters().await.len(), 1, "one crash may happen to anybody");
-}
-
-async fn a_store_that_is_away_is_waited_for(kind: Kind) {
-    let place = Place::new(kind).await;
-    let moody = Moody::new(place.lab.open().await);
-    let (hand, books) = (Hand::new(), Books::new());
-    let running = consumer(moody.clone(), &hand, &books, quick_consumer());
-    hand.deliver(&received("before"));
-    eventually(async || hand.acked() == 1).await;
-    moody.go_away();
-    (0..10).for_each(|n| hand.deliver(&received(&format!("m{n}"))));
-    hand.deliver_again(&received("again"));
-    hand.deliver(&Received { id: None, ..received("nameless") });
-    eventually(async || moody.refused() > 10).await;
-    assert_eq!(hand.words(), [("before".to_owned(), Word::Acked)], "it holds what it has");
-    moody.come_back();
-    eventually(async || hand.acked() == 13).await;
-    place.until_effects(12).await;
-    running.stop().await;
-    assert_eq!(place.effects().await.values().max(), Some(&1));
-    let letters = place.letters().await;
-    assert_eq!((letters.len(), &*letters[0].message.body), (1, &b"nameless"[..]));
-}
-
-/// It goes away in the middle of a run, and the handler cannot tell why its statement failed.
-async fn a_failure_that_the_store_could_have_caused_is_not_counted(kind: Kind) {
-    let place = Place::new(kind).await;
-    let moody = Moody::new(place.lab.open().await);
-    let books = Books::that({
-        let moody = moody.clone();
-        move |_, run| {
-            let moody = moody.clone();
-            async move {
-                if run > 1 {
-                    return Ok(());
-                }
-                moody.go_away();
-                Err(Refusal::Retry("a statement failed".into()))
-            }
-        }
-    });
-    let hand = Hand::new();
-    // One failure would be too many.
-    let running = consumer(moody.clone(), &hand, &books, ConsumerOptions { max_failures: 1, ..quick_consumer() });
-    hand.deliver(&received("m"));
-    eventually(async || moody.refused() > 2).await;
-    moody.come_back();
-    eventually(async || hand.acked() == 1).await;
-    running.stop().await;
-    assert_eq!((books.entered("m"), place.letters().await.len()), (2, 0));
-    assert_eq!(place.effects().await, [("m".to_owned(), 1)].into());
-}
-
-async fn a_commit_without_an_answer_is_found_in_the_inbox(kind: Kind) {
-    let place = Place::new(kind).await;
-    let moody = Moody::new(place.lab.open().await);
-    let (hand, books) = (Hand::new(), Books::new());
-    moody.make_commits_silent(1);
-    (0..5).for_each(|n| hand.deliver(&received(&format!("m{n}"))));
-    let running = consumer(moody, &hand, &books, ConsumerOptions { concurrency: 1, ..quick_consumer() });
-    eventually(async || hand.acked() == 5).await;
-    running.stop().await;
-    let effects = place.effects().await;
-    assert_eq!((effects.len(), effects.values().max(), books.all_entered()), (5, Some(&1), 5));
-    assert_eq!(place.letters().await.len(), 0);
-}
-
-async fn a_retry_whose_commit_has_no_answer_takes_effect_once(kind: Kind) {
-    let place = Place::new(kind).await;
-    let moody = Moody::new(place.lab.open().await);
-    let books = Books::that({
-        let moody = moody.clone();
-        move |_, _| {
-            moody.make_commits_silent(1);
-            async { Ok(()) }
-        }
-    });
-    let hand = Hand::new();
-    let running = consumer(moody, &hand, &books, quick_consumer());
-    hand.deliver_again(&received("m"));
-    eventually(async || books.committed() == 1).await;
-    running.stop().await;
-    assert_eq!((books.entered("m"), place.effects().await), (1, [("m".to_owned(), 1)].into()));
-    assert_eq!(place.db.next_retry(CONSUMER).await.unwrap(), None);
-    assert_eq!(place.letters().await.len(), 0);
-}
-
 async fn a_consumer_that_stops_has_nothing_left_in_its_hands(kind: Kind) {
     let place = Place::new(kind).await;
-    let (entered, gate) = (Arc::new(Notify::new()), Arc::new(Semaphore::new(0)));
-    let books = Books::that({
-        let (entered, gate) = (entered.clone(), gate.clone());
-        move |_, _| {
-            let (entered, gate) = (entered.clone(), gate.clone());
-            async move {
-                entered.notify_one();
-                drop(gate.acquire().await);
-                Ok(())
-            }
-        }
-    });
+    let (books, entered, gate) = Books::that_wait();
     let hand = Hand::new();
     let options = ConsumerOptions { concurrency: 1, batch: 1, prefetch: 4, ..quick_consumer() };
     let running = place.consumer(&hand, &books, options).await;
@@ -565,65 +251,6 @@ async fn a_consumer_that_stops_has_nothing_left_in_its_hands(kind: Kind) {
     assert!(words[1..].iter().all(|(_, word)| *word == Word::PutBack), "{words:?}");
     assert!((1..=5).contains(&words.len()), "no more was taken than may be: {words:?}");
     assert_eq!(place.effects().await, [("m0".to_owned(), 1)].into());
-}
-
-async fn a_consumer_that_stops_while_the_store_is_away_gives_back_what_it_holds(kind: Kind) {
-    let place = Place::new(kind).await;
-    let moody = Moody::new(place.lab.open().await);
-    let (hand, books) = (Hand::new(), Books::new());
-    moody.go_away();
-    (0..6).for_each(|n| hand.deliver(&received(&format!("m{n}"))));
-    hand.deliver_again(&received("m6"));
-    let running = consumer(moody.clone(), &hand, &books, quick_consumer());
-    eventually(async || moody.refused() > 3).await;
-    running.stop().await;
-    let words = hand.words();
-    assert!(words.iter().all(|(_, word)| *word == Word::PutBack), "{words:?}");
-    assert_eq!(books.all_entered(), 0);
-}
-
-async fn a_letter_that_is_redriven_is_handled(kind: Kind) {
-    let place = Place::new(kind).await;
-    let mended = Arc::new(AtomicUsize::new(0));
-    let books = Books::that({
-        let mended = mended.clone();
-        move |_, _| {
-            let works = mended.load(Ordering::SeqCst) > 0;
-            async move { if works { Ok(()) } else { Err(Refusal::Dead("out of order".into())) } }
-        }
-    });
-    let hand = Hand::new();
-    let running = place.consumer(&hand, &books, quick_consumer()).await;
-    (0..3).for_each(|n| hand.deliver(&received(&format!("m{n}"))));
-    eventually(async || place.letters().await.len() == 3).await;
-    mended.store(1, Ordering::SeqCst);
-    let filter = semel::messaging::LetterFilter { tenant: TENANT.into(), ..Default::default() };
-    let redriven = place.db.redrive_letters(&filter, None, 10, "me").await.unwrap();
-    assert_eq!(redriven.moved, 3);
-    place.until_effects(3).await;
-    running.stop().await;
-    assert_eq!(place.effects().await.values().max(), Some(&1));
-    assert_eq!(place.letters().await.len(), 0);
-}
-
-/// The real thing: the connection to PostgreSQL is cut at the commit, before it or after it.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_cut_at_the_commit_is_no_failure_and_no_second_effect() {
-    let place = Place::in_real_time(Kind::Postgres).await;
-    let proxy = Proxy::start(&place.lab.url).await;
-    let db = semel_store::Database::open(&proxy.url(&place.lab.url), place.lab.settings()).await.unwrap();
-    let (hand, books) = (Hand::new(), Books::new());
-    let running = consumer(db, &hand, &books, quick_consumer());
-    for (n, fault) in [Fault::CutRequest, Fault::CutAnswer(0), Fault::CutAnswer(5)].into_iter().enumerate() {
-        proxy.plan(On::Query("SELECT 1; COMMIT"), fault);
-        hand.deliver(&received(&format!("m{n}")));
-        eventually(async || hand.acked() == n + 1).await;
-        assert!(proxy.met().is_some(), "{fault:?}");
-    }
-    running.stop().await;
-    let effects = place.effects().await;
-    assert_eq!((effects.len(), effects.values().max()), (3, Some(&1)));
-    assert_eq!(place.letters().await.len(), 0);
 }
 
 /// On SQLite, where a transaction has five seconds.

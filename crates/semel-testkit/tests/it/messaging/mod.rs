@@ -1,8 +1,10 @@
 //! Outbox to broker, broker to handler: whatever breaks in between, each message takes effect once.
 
+mod away;
 mod brokers;
 mod consumer;
 mod end_to_end;
 mod moody;
 mod relay;
+mod retries;
 mod tools;

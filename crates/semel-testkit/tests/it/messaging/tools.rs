@@ -23,7 +23,10 @@ use semel_testkit::{
     Kind, Lab,
     faults::{effect_rows, make_effect_table, take_in},
 };
-use tokio::{sync::watch, task::JoinHandle};
+use tokio::{
+    sync::{Notify, Semaphore, watch},
+    task::JoinHandle,
+};
 
 pub(super) const TENANT: &str = "acme";
 pub(super) const QUEUE: &str = "orders";
@@ -231,6 +234,21 @@ impl Books {
             Box::pin(behaviour(text, run))
         });
         Self { behaviour, entered: Arc::default(), committed: Arc::default() }
+    }
+
+    /// One that, after it has written, says so and waits until the semaphore is closed.
+    pub(super) fn that_wait() -> (Self, Arc<Notify>, Arc<Semaphore>) {
+        let (entered, gate) = (Arc::new(Notify::new()), Arc::new(Semaphore::new(0)));
+        let (says, waits) = (entered.clone(), gate.clone());
+        let books = Self::that(move |_, _| {
+            let (says, waits) = (says.clone(), waits.clone());
+            async move {
+                says.notify_one();
+                drop(waits.acquire().await);
+                Ok(())
+            }
+        });
+        (books, entered, gate)
     }
 
     /// How often the handler was entered with a text.
