@@ -16,6 +16,8 @@ use crate::{
     },
 };
 
+const EMBEDDED: &str = "embedded";
+
 /// How old the oldest message of the outbox may be before that is worth a word.
 const LAG: Duration = Duration::from_secs(60);
 
@@ -32,7 +34,7 @@ impl AsksTheStore {
     #[must_use]
     pub fn new(ledger: &Ledger<Database>, broker: Arc<dyn Broker>, url: &BrokerUrl) -> Self {
         let kind = match url {
-            BrokerUrl::Embedded => "embedded",
+            BrokerUrl::Embedded => EMBEDDED,
             BrokerUrl::Amqp(_) => "amqp",
         };
         Self { store: ledger.store().clone(), broker: Some((kind, broker)) }
@@ -74,6 +76,8 @@ impl Readiness for AsksTheStore {
                 return Report { database, broker: "none".to_owned(), degraded: Vec::new() };
             };
             let mut degraded = match broker.health() {
+                // The embedded broker is the database, and that is told already.
+                _ if *kind == EMBEDDED && database.is_err() => Vec::new(),
                 BrokerHealth::Up => Vec::new(),
                 BrokerHealth::Blocked(_) => vec!["the broker asks for a pause".to_owned()],
                 BrokerHealth::Down(_) => vec!["the broker does not answer".to_owned()],
