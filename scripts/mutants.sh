@@ -24,13 +24,15 @@ mutants() {
 fence-postgres@semel-store/src/postgres/hot.rs@s/ AND l\.fence = a\.fence AND NOT l\.successor/ AND NOT l.successor/; s/WHERE o\.id = g\.operation AND o\.fence = g\.fence/WHERE o.id = g.operation/@semel-testkit@test(=zombies::postgres::a_zombie_is_refused_on_every_write)
 fence-one-postgres@semel-store/src/postgres/hot.rs@s/WHERE l\.operation = \$1 AND l\.fence = \$2 AND NOT/WHERE l.operation = \$1 AND NOT/; s/WHERE o\.id = \$1 AND o\.fence = \$2/WHERE o.id = \$1 AND \$2::bigint > 0/@semel-store@test(=postgres::atomic::an_effect_under_a_lost_lease_never_happens)
 fence-one-sqlite@semel-store/src/sqlite/hot.rs@s/l\.operation = \$1 AND l\.fence = \$2 AND NOT/l.operation = \$1 AND NOT/; s/semel_operations\.id = \$1 AND semel_operations\.fence = \$2/semel_operations.id = \$1/; s/WHERE operation = \$1 AND fence = \$2 AND NOT/WHERE operation = \$1 AND NOT/@semel-store@test(=sqlite::atomic::an_effect_under_a_lost_lease_never_happens)
+fence-last-postgres@semel-store/migrations/postgres/0005_complete.sql@s/ AND l\.fence = held AND NOT/ AND NOT/; s/ AND o\.fence = held//@semel-store@test(=postgres::atomic::an_effect_under_a_lost_lease_never_happens)
+fence-last-sqlite@semel-store/src/sqlite/hot.rs@s/(const COMPLETE_AND_COMMIT.*?)l\.fence = \$2 AND NOT (.*?) AND semel_operations\.fence = \$2(.*?) AND fence = \$2 AND NOT (.*?) AND fence = \$2 AND state/$1NOT $2$3 AND NOT $4 AND state/s@semel-store@test(=sqlite::atomic::an_effect_under_a_lost_lease_never_happens)
 fence-renew-postgres@semel-store/src/postgres/hot.rs@s/ON l\.operation = a\.id AND l\.fence = a\.fence\n/ON l.operation = a.id\n/@semel-testkit@test(=zombies::postgres::a_zombie_is_refused_on_every_write)
 fence-renew-sqlite@semel-store/src/sqlite/hot.rs@s/(const HELD.*?)WHERE \(operation, fence\) IN \(SELECT value ->> 0, value ->> 1 FROM/$1WHERE operation IN (SELECT value ->> 0 FROM/s@semel-testkit@test(=zombies::sqlite::a_zombie_is_refused_on_every_write)
 fence-machine@semel/src/machine/settle.rs@s/Some\(op\) if op\.fence == fence => match/Some(op) if op.fence >= fence => match/@semel-testkit@test(=zombies::sqlite::a_zombie_is_refused_on_every_write)
-fence-commit@semel/src/atomic.rs@s/(Ok\(applied @ Applied \{ answer: Answer::Settled \{ successor \}, \.\. \}\) => \(applied, successor\),)/$1\n            Ok(applied) if id != 0 => (applied, false),/@semel-store@test(=postgres::atomic::a_takeover_during_an_effect_leaves_one_effect)
+fence-commit@semel/src/store.rs@s/(Ok\(applied @ Applied \{ answer: Answer::Settled \{ successor \}, \.\. \}\) => \(applied, successor\),)/$1\n        Ok(applied) if held.id != 0 => (applied, false),/@semel-store@test(=postgres::atomic::a_takeover_during_an_effect_leaves_one_effect)
 sort@semel-store/src/batch.rs@s/let mut order: Vec<usize> = \(0\.\.requests\.len\(\)\)\.collect\(\);\n    order\.sort_by\(.*?\n    \}\);\n/let order: Vec<usize> = (0..requests.len()).collect();\n/s@semel-testkit@test(=deadlocks::two_nodes_with_opposite_batches_do_not_deadlock)
 sort-known@semel-store/src/postgres/mod.rs@s/        claims\.sort_by_cached_key\(.*?\);\n//@semel-testkit@test(=deadlocks::two_nodes_with_opposite_batches_do_not_deadlock)
-read-back@semel/src/atomic.rs@s/Commit::Unknown\(why\) => self\.read_back\([^)]*\)\.await/Commit::Unknown(why) => Ok(Effect::RolledBack(rolled_back(&why)))/@semel-testkit@test(=cuts::the_connection_cut_after_every_byte_of_the_commit_reply)
+read-back@semel/src/atomic.rs@s/Ended::Unknown \{ why, successor \} => self\.read_back\([^)]*\)\.await/Ended::Unknown { why, .. } => Ok(Effect::RolledBack(rolled_back(\&why)))/@semel-testkit@test(=cuts::the_connection_cut_after_every_byte_of_the_commit_reply)
 own-claim@semel/src/machine/claim.rs@s/(fn is_own\(.*?\{\n).*?\n\}/$1    op.lease.is_none() && request.owner.is_empty()\n}/s@semel-testkit@test(=cuts::the_connection_cut_after_every_byte_of_a_claim_and_a_completion)
 made-before@semel/src/machine/settle.rs@s/None => made_before\(op, write\)/None => refused(op, fence, write, now)/@semel-testkit@test(=cuts::the_connection_cut_after_every_byte_of_a_claim_and_a_completion)
 dedup-postgres@semel-store/src/postgres/hot.rs@s/    ON CONFLICT \(tenant, service, kind, key\) DO NOTHING\n//@semel-testkit@test(=heavy::postgres::heavy_512_tasks_on_100_keys_over_two_processes_make_100_effects)
@@ -47,6 +49,29 @@ pinned-sqlite@semel-store/src/sqlite/flush.rs@s/ policy\.pinned\n/ false\n/@seme
 remember-anything@semel/src/replays.rs@s/!operation\.is_final\(read_at\) \|\| //@semel-store@test(=sqlite::pinned::what_is_not_pinned_is_never_replayed_from_memory)
 never-forget@semel/src/replays.rs@s/\|until\| until <= now/|_| false/@semel-store@test(=sqlite::pinned::a_pinned_outcome_is_forgotten_with_its_retention)
 remember-archived@semel/src/replays.rs@s/\.chain\(operation\.archive_at\)//@semel-store@test(=sqlite::pinned::a_pinned_outcome_is_forgotten_with_its_retention)
+due-exhausted@semel/src/machine/mod.rs@s/op\.parked \|\| terms\.is_some_and\(.*?\);/op.parked;/@semel-store@test(=sqlite::due::what_a_person_must_decide_about_is_never_due)
+due-tended@semel-store/src/apply.rs@s/old\.is_some_and\(\|old\| in_backlog\(old\) && old\.fence == op\.fence\)/old.is_some_and(|old| in_backlog(old) \&\& old.fence != op.fence)/@semel-store@test(=sqlite::due::what_a_person_must_decide_about_is_never_due)
+due-for-ever@semel/src/ledger.rs@s/store\.not_due\(id, fence\)\.await/drop((store, id, fence)); Ok(())/@semel-store@test(=sqlite::due::what_a_stricter_policy_gives_up_is_no_longer_due)
+due-of-another-run@semel-store/src/sql.rs@s/WHERE o\.id = \$1 AND o\.fence = \$2\)/WHERE o.id = \$1 AND CAST(\$2 AS BIGINT) > 0)/@semel-store@test(=sqlite::due::what_a_stricter_policy_gives_up_is_no_longer_due)
+since-without-grace@semel-store/src/look.rs@s/micros\(GRACE\)/micros(GRACE - GRACE)/@semel-store@test(=postgres::looking::filters_hold_together)
+webhook-turns@semel-server/src/services/webhooks/runner.rs@s/kinds\.rotate_left\(first\)/kinds.rotate_left(first - first)/@semel-server@test(=webhooks_runner::sqlite::a_function_with_much_to_do_does_not_keep_others_from_running)
+webhook-share@semel-server/src/services/webhooks/runner.rs@s/\.div_ceil\(now\.len\(\) - i\)/.div_ceil(1 + i - i)/@semel-server@test(=webhooks_runner::sqlite::a_function_that_is_slow_leaves_seats_for_others)
+webhook-tenant@semel-server/src/services/webhooks/runner.rs@s/source\.config\.tenant == kind\.tenant/source.config.tenant.len() < 65 \&\& !kind.tenant.is_empty()/@semel-server@test(=webhooks_runner::sqlite::events_of_another_tenant_are_left_alone_and_keep_nobody_waiting)
+webhook-function@semel-server/src/services/webhooks/source.rs@s/known\.is_empty\(\) \|\| function/true || known.is_empty() || function/@semel-server@test(=webhooks_refused::sqlite::a_function_that_the_source_does_not_have_is_refused)
+webhook-address@semel-server/src/services/webhooks/receive.rs@s/peer\.is_some_and/peer.is_none_or/@semel-server@test(=webhooks_refused::sqlite::a_sender_whose_address_nobody_knows_is_not_this_machine)
+webhook-hold-and-wait@semel-server/src/services/webhooks/receive.rs@s/all\.try_acquire_many_owned\(more\)/all.acquire_many_owned(more).await/@semel-server@test(=webhooks_refused::sqlite::who_holds_some_room_and_gets_no_more_is_told_so_at_once)
+webhook-tolerance@semel-http/src/webhooks/verifier.rs@s/near if near <= tolerance => \{\}/near if near <= u64::MAX => {}/@semel-http@test(=webhooks_headers::the_tolerance_goes_both_ways_and_to_the_second)
+webhook-first-secret@semel-http/src/webhooks/verifier.rs@s/self\.keys\.iter\(\)\.position\(fits\)/self.keys.iter().take(1).position(fits)/@semel-http@test(=webhooks_headers::each_of_several_secrets_counts_and_is_told)
+webhook-counts@semel-server/src/services/webhooks/event/read.rs@s/&\["\/pending_webhooks"\]/\&[]/@semel-server@test(=webhooks::sqlite::what_only_counts_deliveries_is_no_conflict)
+webhook-at-once@semel-server/src/services/webhooks/source.rs@s/\n\s+\.at_once\(\);/;/@semel-server@test(=webhooks_failing::sqlite::a_redelivery_does_not_wait_for_the_backoff)
+webhook-second-key@semel-server/src/services/webhooks/process.rs@s/if !self\.source\.config\.id_can_be_forged\(\) \{/if !self.source.config.id_can_be_forged() || !event.id.is_empty() {/@semel-server@test(=webhooks_crowd::sqlite::heavy_the_same_bytes_under_fifty_ids_at_once_are_published_once)
+webhook-conflict@semel-server/src/services/webhooks/deliver.rs@s/self\.note_conflict\(source, event, &stored, newer, true\)\.await\?;//@semel-server@test(=webhooks::sqlite::newer_data_is_processed_and_older_is_not)
+webhook-not-stored@semel-server/src/services/webhooks/deliver.rs@s/match self\.claim\(&source, &event\)\.await\.map_err\(not_stored\)\? \{/match self.claim(\&source, \&event).await.unwrap_or(Err(Status::Accepted)) {/@semel-server@test(=webhooks_crash_store::a_delivery_that_cannot_be_stored_is_answered_503)
+webhook-key@semel-server/src/services/webhooks/handler.rs@s/context\.operation\(\)\.fingerprint\.to_hex\(\)/context.fence()/@semel-server@test(=webhooks_crash::sqlite::a_server_dies_at_every_point_of_forwarding)
+webhook-key-of-data@semel-server/src/services/webhooks/handler.rs@s/context\.operation\(\)\.fingerprint\.to_hex\(\)/context.operation().id/@semel-server@test(=webhooks_failing::sqlite::newer_data_goes_under_a_key_of_its_own)
+webhook-given-up@semel-server/src/services/webhooks/runner.rs@s/ledger\.claim_due\(operation, policy\)/ledger.claim(semel::Work::again(operation).policy(policy))/@semel-server@test(=webhooks_crowd::sqlite::what_is_given_up_does_not_keep_others_from_running)
+webhook-no-pause@semel-server/src/services/webhooks/process.rs@s/wait\.map_or\(later, \|wait\| wait\.max\(later\)\)/wait.unwrap_or(later)/@semel-server@test(=webhooks_failing::sqlite::an_endpoint_that_asks_for_no_time_is_left_some)
+webhook-lease-lost@semel-server/src/services/webhooks/deliver.rs@s/Ran::LeaseLost => Ok\(Status::Rejected\)/Ran::LeaseLost => Ok(Status::Processed)/@semel-server@test(=webhooks_crash_pauses::sqlite::who_stands_still_after_a_call_completes_nothing_late)
 LIST
 }
 
@@ -92,7 +117,7 @@ echo "== without a mutation"
 mutants | while IFS='@' read -r name _ _ package tests; do
     if is_wanted "$name"; then echo "$package@$tests"; fi
 done | sort -u >"$root/target/mutants/tests"
-for package in semel-store semel-testkit; do
+for package in semel-store semel-testkit semel-http semel-server; do
     grep -q "^$package@" "$root/target/mutants/tests" || continue
     filter=$(sed -n "s/^$package@//p" "$root/target/mutants/tests" | paste -sd '|' | sed 's/|/ | /g')
     if ! said=$(run_tests "$package" "$filter"); then

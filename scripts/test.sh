@@ -11,6 +11,6 @@ fi
 
 # Built before the servers start, so that the times below are those of the tests.
 step "build tests" cargo nextest run --workspace --no-run
-step "tests" scripts/postgres.sh run scripts/rabbitmq.sh run cargo nextest run --workspace
+step "tests" scripts/python.sh run scripts/postgres.sh run scripts/rabbitmq.sh run cargo nextest run --workspace
 step "doc tests" scripts/postgres.sh run cargo test --workspace --doc
 finished=yes

@@ -5,4 +5,4 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 export SEMEL_TORTURE=1
-exec scripts/postgres.sh run scripts/rabbitmq.sh run cargo nextest run --workspace --profile torture "$@"
+exec scripts/python.sh run scripts/postgres.sh run scripts/rabbitmq.sh run cargo nextest run --workspace --profile torture "$@"

@@ -74,7 +74,12 @@ async fn run(site: &Site, ledger: &Ledger<Database>, broker: Arc<dyn Broker>, mo
     for listener in notifications.listeners(&ConsumerOptions::default(), &deliverer) {
         node.spawn(listener.run(node.stopping()));
     }
-    let app = App { readiness: Arc::new(AlwaysReady), authenticate: Arc::new(Local), routes: notifications.routes() };
+    let app = App {
+        readiness: Arc::new(AlwaysReady),
+        authenticate: Arc::new(Local),
+        routes: notifications.routes(),
+        signed: axum::Router::new(),
+    };
     let socket = TcpListener::bind("127.0.0.1:0").await?;
     let client = Client::of(socket.local_addr()?);
     let server = tokio::spawn(serve::run(socket, app.into_router(), stop.clone(), DRAIN));

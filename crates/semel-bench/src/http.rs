@@ -206,6 +206,12 @@ impl Client {
     }
 
     pub(crate) async fn send(&self, method: &str, path: &str, key: Option<&Key>, body: &str) -> Result<()> {
+        let key = key.map(|key| format!("idempotency-key: {}\r\n", key.as_str())).unwrap_or_default();
+        self.send_with(method, path, &key, body).await
+    }
+
+    /// Sends a request with more headers, each with its end of line.
+    pub(crate) async fn send_with(&self, method: &str, path: &str, headers: &str, body: &str) -> Result<()> {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mut connection = match idle {
             Some(connection) => connection,
@@ -215,10 +221,9 @@ impl Client {
                 connection
             }
         };
-        let key = key.map(|key| format!("idempotency-key: {}\r\n", key.as_str())).unwrap_or_default();
         let (address, length) = (&self.address, body.len());
         let request = format!(
-            "{method} {path} HTTP/1.1\r\nhost: {address}\r\n{key}content-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+            "{method} {path} HTTP/1.1\r\nhost: {address}\r\n{headers}content-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
         );
         connection.write_all(request.as_bytes()).await?;
         let mut answer = Vec::with_capacity(1024);

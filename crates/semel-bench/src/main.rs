@@ -4,7 +4,8 @@
 //!
 //! - `site`: a fresh database for each section
 //! - `load`: tasks that repeat an operation for a while, and what that cost
-//! - `pairs`, `replays`, `http`, `gateway`, `messages` and `events`, `growth`: the sections; `limit` is pgbench, `fill` makes the large tables
+//! - `pairs`, `replays`, `http`, `gateway`, `messages` and `events`, `webhooks`, `growth`: the sections; `limit` is pgbench, `fill`
+//!   makes the large tables
 //! - `verdict`: the aims, each with the measured ratio
 //! - `report`: tables for people, JSON for programs
 
@@ -22,6 +23,7 @@ mod replays;
 mod report;
 mod site;
 mod verdict;
+mod webhooks;
 mod work;
 
 use std::{path::PathBuf, time::Duration};
@@ -85,6 +87,8 @@ enum Section {
     Gateway,
     /// The relay next to a bare publisher, and events from end to end.
     Messages,
+    /// Signed deliveries, new and again, next to the same handler without deduplication.
+    Webhooks,
     /// New claims in a small and in a large table.
     Growth,
 }
@@ -145,6 +149,7 @@ async fn main() -> Result<()> {
                     Ok(()) => events::measure(&plan, *database, &mut report).await,
                     failed => failed,
                 },
+                Section::Webhooks => webhooks::measure(&plan, *database, &mut report).await,
                 Section::Growth => growth::measure(&plan, *database, &mut report).await,
             }
             .with_context(|| format!("{name} on {database}"))?;

@@ -63,6 +63,21 @@ impl Report {
         Some(middle(self.find(subject)?).p50)
     }
 
+    /// What the first takes longer than the second, in milliseconds: half of the operations, and 99 of 100. The median
+    /// of the rounds, as with the ratios.
+    pub(crate) fn added(&self, ours: Subject, theirs: Subject) -> Option<(f64, f64)> {
+        let both = || Some(self.find(ours)?.iter().zip(self.find(theirs)?));
+        let p50 = median(both()?.map(|(ours, theirs)| ours.p50 - theirs.p50).collect());
+        let p99 = median(both()?.map(|(ours, theirs)| ours.p99 - theirs.p99).collect());
+        Some((p50, p99))
+    }
+
+    /// The CPU time that the first costs more than the second, in milliseconds per operation.
+    pub(crate) fn added_cpu(&self, ours: Subject, theirs: Subject) -> Option<f64> {
+        let both = self.find(ours)?.iter().zip(self.find(theirs)?);
+        Some(median(both.map(|(ours, theirs)| 1e3 / ours.per_cpu - 1e3 / theirs.per_cpu).collect()))
+    }
+
     pub(crate) fn to_json(&self) -> Value {
         let figure =
             |f: &Figure| json!({ "rate": f.rate, "p50_ms": f.p50, "p99_ms": f.p99, "per_cpu_second": f.per_cpu });
@@ -96,6 +111,7 @@ impl fmt::Display for Report {
             ("http", "Requests through the HTTP layer, and the same server without it"),
             ("gateway", "Requests through the gateway, its bare hop, and the upstream itself"),
             ("messages", "Messages: the relay, a bare publisher, the wait for an idle relay, events from end to end"),
+            ("webhooks", "Webhooks: new, again, and the same handler without deduplication"),
             ("growth", "Claim + complete by the size of the table"),
         ] {
             let rows = self.figures.iter().filter(|(subject, _)| subject.section == section);

@@ -8,6 +8,7 @@ use crate::{
     replays::REPLAYS,
     report::{Report, Subject},
     site::Backend::{self, Postgres, Sqlite},
+    webhooks,
 };
 
 /// An aim, and how near the measurement came.
@@ -95,6 +96,13 @@ pub(crate) fn verdicts(report: &Report) -> Vec<Verdict> {
             bound: Bound::AtMost(10.0),
         });
     }
+    let of = |how| Subject { section: "webhooks", backend: Postgres, how, tasks: webhooks::MODERATE };
+    all.push(Verdict {
+        aim: "PostgreSQL, webhooks at a moderate load: milliseconds that deduplication adds (p50)".into(),
+        ratio: report.added(of(webhooks::NEW), of(webhooks::BARE)).map(|(p50, _)| p50),
+        cpu_ratio: None,
+        bound: Bound::AtMost(2.0),
+    });
     for backend in [Postgres, Sqlite] {
         let aim = format!("{backend}: cost per claim + complete in the large table, times that at 10 thousand rows");
         // What costs more runs at a lower rate: the small table's rate comes first.

@@ -101,17 +101,22 @@ where
     if body.size_hint().lower() > limit as u64 {
         return Err(too_large());
     }
-    let mut body = Box::pin(body);
-    let mut read = BytesMut::new();
+    let mut body = std::pin::pin!(body);
+    let (mut read, mut rest) = (Bytes::new(), BytesMut::new());
     while let Some(frame) = poll_fn(|context| body.as_mut().poll_frame(context)).await {
         let frame = frame.map_err(|_| Problem::new(&BODY_INCOMPLETE))?;
         let Ok(mut data) = frame.into_data() else { continue };
-        if read.len() + data.remaining() > limit {
+        if read.len() + rest.len() + data.remaining() > limit {
             return Err(too_large());
         }
-        read.extend_from_slice(&data.copy_to_bytes(data.remaining()));
+        let data = data.copy_to_bytes(data.remaining());
+        // Most come in one piece, which is not copied.
+        match read.is_empty() {
+            true => read = data,
+            false => rest.extend_from_slice(&data),
+        }
     }
-    Ok(read.freeze())
+    Ok(if rest.is_empty() { read } else { [&read[..], &rest[..]].concat().into() })
 }
 
 /// What could be read of an answer's body.

@@ -1,5 +1,7 @@
 //! What tells a retry from a reuse: method, path, query, content type and body.
 
+use std::borrow::Cow;
+
 use http::{header, request::Parts};
 use semel::Fingerprint;
 
@@ -19,7 +21,8 @@ pub(crate) struct Sameness {
 impl Sameness {
     pub(crate) fn fingerprint(&self, head: &Parts, path: &str, body: &[u8]) -> Fingerprint {
         let content_type = head.headers.get(header::CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
-        let content_type = String::from_utf8_lossy(content_type).trim().to_ascii_lowercase();
+        let content_type = lower_case(String::from_utf8_lossy(content_type));
+        let content_type = content_type.trim();
         let fields = Fingerprint::fields()
             .field("method", head.method.as_str().as_bytes())
             .field("path", path.as_bytes())
@@ -31,7 +34,7 @@ impl Sameness {
             let fields = fields.field("content-type", essence.as_bytes());
             return fields.field("body", &without(body, boundary.as_bytes())).finish();
         }
-        let canonical = (self.canonical_json || !self.ignored_fields.is_empty()) && is_json(&content_type);
+        let canonical = (self.canonical_json || !self.ignored_fields.is_empty()) && is_json(content_type);
         let fields = fields.field("content-type", content_type.as_bytes());
         if canonical {
             let pointers: Vec<&str> = self.ignored_fields.iter().map(String::as_str).collect();
@@ -43,19 +46,27 @@ impl Sameness {
         fields.field("body", body).finish()
     }
 
-    fn query(&self, head: &Parts) -> String {
+    fn query<'a>(&self, head: &'a Parts) -> Cow<'a, str> {
         let query = head.uri.query().unwrap_or_default();
+        if self.ignored_query.is_empty() {
+            return query.into();
+        }
         let counts = |pair: &&str| {
             let name = pair.split_once('=').map_or(*pair, |(name, _)| name);
             !self.ignored_query.iter().any(|ignored| ignored == name)
         };
-        query.split('&').filter(counts).collect::<Vec<_>>().join("&")
+        query.split('&').filter(counts).collect::<Vec<_>>().join("&").into()
     }
 }
 
 fn host(head: &Parts) -> String {
     let named = head.headers.get(header::HOST).map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned());
     named.or_else(|| head.uri.authority().map(ToString::to_string)).unwrap_or_default().to_ascii_lowercase()
+}
+
+/// The text in lower case; most is already.
+fn lower_case(text: Cow<'_, str>) -> Cow<'_, str> {
+    if text.bytes().any(|byte| byte.is_ascii_uppercase()) { text.to_ascii_lowercase().into() } else { text }
 }
 
 fn is_json(content_type: &str) -> bool {
@@ -99,8 +110,11 @@ fn without(body: &[u8], boundary: &[u8]) -> Vec<u8> {
 }
 
 /// A path in one of the ways in which it can be written: `%7e` is `~`, `%2f` is `%2F`, and `é` is `%C3%A9`.
-pub(crate) fn normal_path(path: &str) -> String {
+pub(crate) fn normal_path(path: &str) -> Cow<'_, str> {
     let bytes = path.as_bytes();
+    if bytes.iter().all(|byte| byte.is_ascii_graphic() && *byte != b'%') {
+        return path.into();
+    }
     let mut out = String::with_capacity(path.len());
     let mut at = 0;
     while let Some(byte) = bytes.get(at) {
@@ -124,7 +138,7 @@ pub(crate) fn normal_path(path: &str) -> String {
             }
         }
     }
-    out
+    out.into()
 }
 
 #[cfg(test)]

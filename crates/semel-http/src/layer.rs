@@ -1,13 +1,13 @@
 //! The layer: whose request it is, which key it has, and what the ledger says of it.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, OnceLock},
     task::{Context, Poll},
     time::Duration,
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, Request, Response, header, request::Parts};
+use http::{HeaderMap, HeaderName, Method, Request, Response, header, request::Parts};
 use http_body::Body as HttpBody;
 use semel::{Claim, Error, Fingerprint, Key, Labels, Lease, Ledger, Operation, Replay, Scope, Store, Work};
 use tower::{Layer, Service};
@@ -59,14 +59,53 @@ impl<S: Store> Idempotency<S> {
     /// The layer for a route.
     #[must_use]
     pub fn layer(&self, route: Route) -> IdempotencyLayer<S> {
-        IdempotencyLayer { shared: self.shared.clone(), route: Arc::new(route) }
+        IdempotencyLayer { shared: self.shared.clone(), route: Arc::new(Bound { route, first: OnceLock::new() }) }
     }
 }
 
 /// The layer for a route; see [`Idempotency::layer`].
 pub struct IdempotencyLayer<S: Store> {
     shared: Arc<Shared<S>>,
-    route: Arc<Route>,
+    route: Arc<Bound>,
+}
+
+/// A route that a layer has been made for.
+pub(crate) struct Bound {
+    route: Route,
+    /// Most routes have one scope; making it anew for each request is a good part of what a replay from memory costs.
+    first: OnceLock<First>,
+}
+
+/// The scope of a first request, and what it was made of.
+struct First {
+    tenant: String,
+    method: Method,
+    template: String,
+    scope: Scope,
+}
+
+impl std::ops::Deref for Bound {
+    type Target = Route;
+    fn deref(&self) -> &Route {
+        &self.route
+    }
+}
+
+impl Bound {
+    fn scope(&self, tenant: &str, method: &Method, template: &str) -> semel::Result<Scope> {
+        let same = |first: &&First| first.tenant == tenant && first.method == method && first.template == template;
+        if let Some(first) = self.first.get().filter(same) {
+            return Ok(first.scope.clone());
+        }
+        let kind = match &self.kind {
+            Some(kind) => kind.clone(),
+            None => fitting(format!("{method} {template}"), 200),
+        };
+        let scope = Scope::new(tenant, &self.service, &kind)?;
+        let (tenant, method, template) = (tenant.to_owned(), method.clone(), template.to_owned());
+        let _ = self.first.set(First { tenant, method, template, scope: scope.clone() });
+        Ok(scope)
+    }
 }
 
 impl<S: Store> Clone for IdempotencyLayer<S> {
@@ -86,7 +125,7 @@ impl<S: Store, Inner> Layer<Inner> for IdempotencyLayer<S> {
 /// A service whose requests take effect once.
 pub struct IdempotencyService<S: Store, Inner> {
     pub(crate) shared: Arc<Shared<S>>,
-    pub(crate) route: Arc<Route>,
+    pub(crate) route: Arc<Bound>,
     pub(crate) inner: Inner,
 }
 
@@ -130,7 +169,6 @@ struct Asked {
     key: Key,
     /// Where the same template leads to many resources: which of them.
     resource: Option<String>,
-    work: Work,
 }
 
 impl<S: Store, Inner> IdempotencyService<S, Inner> {
@@ -165,11 +203,11 @@ impl<S: Store, Inner> IdempotencyService<S, Inner> {
             Ok(body) => body,
             Err(problem) => return answered(problem),
         };
-        let asked = match self.shared.ask(&self.route, &head, key, &body) {
+        let (asked, work) = match self.shared.ask(&self.route, &head, key, &body) {
             Ok(asked) => asked,
             Err(problem) => return answered(problem),
         };
-        let claim = self.shared.claim(&self.route, &head.headers, &asked).await;
+        let claim = self.shared.claim(&self.route, &head.headers, &asked, work).await;
         let other = match claim.map(Claim::acquired::<()>) {
             Ok(Ok(lease)) if resource_of(lease.operation()) == asked.resource.as_deref() => {
                 // The representation that is kept must suit every client.
@@ -201,7 +239,7 @@ impl<S: Store, Inner> IdempotencyService<S, Inner> {
 
 impl<S: Store> Shared<S> {
     /// What the request asks of the ledger, or what is wrong with it.
-    fn ask(&self, route: &Route, head: &Parts, key: Key, body: &[u8]) -> Result<Asked, Problem> {
+    fn ask(&self, route: &Bound, head: &Parts, key: Key, body: &[u8]) -> Result<(Asked, Work), Problem> {
         let tenant = match (head.extensions.get::<Principal>(), &self.everyone) {
             (Some(principal), _) => &principal.tenant,
             (None, Some(everyone)) => everyone,
@@ -214,17 +252,14 @@ impl<S: Store> Shared<S> {
         let uri = head.extensions.get::<axum::extract::OriginalUri>().map_or(&head.uri, |uri| &uri.0);
         let path = normal_path(uri.path());
         let template = head.extensions.get::<axum::extract::MatchedPath>();
-        let template = template.map_or(path.as_str(), axum::extract::MatchedPath::as_str);
-        let kind = match &route.kind {
-            Some(kind) => kind.clone(),
-            None => fitting(format!("{} {template}", head.method), 200),
-        };
+        let template = template.map_or(&*path, axum::extract::MatchedPath::as_str);
         let unfit = |error: Error| {
             tracing::error!(%error, "a route cannot be named in the ledger");
             Problem::new(&problem::INTERNAL)
         };
-        let scope = Scope::new(tenant, &route.service, &kind).map_err(unfit)?;
-        let resource = (route.kind.is_some() || template != path).then(|| fitting(path.clone(), Labels::MAX_BYTES));
+        let scope = route.scope(tenant, &head.method, template).map_err(unfit)?;
+        let resource =
+            (route.kind.is_some() || template != path).then(|| fitting(path.clone().into_owned(), Labels::MAX_BYTES));
         let mut labels = Labels::default();
         labels.0[RESOURCE].clone_from(&resource);
         let mut policy = route.policy.clone();
@@ -233,11 +268,17 @@ impl<S: Store> Shared<S> {
         }
         let fingerprint = route.sameness.fingerprint(head, &path, body);
         let work = Work::new(scope.clone(), key.clone(), fingerprint).policy(policy).labels(labels);
-        Ok(Asked { scope, key, resource, work })
+        Ok((Asked { scope, key, resource }, work))
     }
 
     /// Claims; where the key is in flight and the route or the client wants to wait, waits.
-    async fn claim(&self, route: &Route, headers: &HeaderMap, asked: &Asked) -> semel::Result<Claim<Lease<S>>> {
+    async fn claim(
+        &self,
+        route: &Route,
+        headers: &HeaderMap,
+        asked: &Asked,
+        work: Work,
+    ) -> semel::Result<Claim<Lease<S>>> {
         let wait = preferred_wait(headers).map_or(route.wait, |wait| wait.min(route.longest_wait));
         let mut place = None;
         let worth = |there: &Operation| {
@@ -246,7 +287,7 @@ impl<S: Store> Shared<S> {
             }
             place.is_some()
         };
-        self.ledger.claim_or_wait_if(asked.work.clone(), wait, worth).await
+        self.ledger.claim_or_wait_if(work, wait, worth).await
     }
 }
 

@@ -11,6 +11,8 @@
 //! answered from memory) and inside of compression and CORS (which are about a connection, not about
 //! an answer). It needs to know whose request it is: a [`Principal`] in the request's extensions, or
 //! [`Idempotency::for_everyone`].
+//!
+//! [`webhooks`] stands by itself: it tells whether a delivery was signed by who claims to have sent it.
 
 mod answer;
 mod body;
@@ -23,6 +25,7 @@ pub mod problem;
 mod route;
 mod run;
 mod waiting;
+pub mod webhooks;
 
 pub use body::Body;
 pub use caller::{Attempt, Reference, Transaction, Verdict};

@@ -10,7 +10,7 @@ use semel::{
     Operation, Result, Timestamp,
     journal::Note,
     look::{Group, bucket},
-    machine::{Answer, Event, Next, Step, step},
+    machine::{Answer, Event, Next, Step, due, step},
     store::Applied,
 };
 use serde_json::{Value, json};
@@ -31,15 +31,21 @@ impl Tally {
     pub(crate) fn add(&mut self, old: Option<&Operation>, new: Option<&Operation>, now: Timestamp) {
         let Some(op) = new.or(old) else { return };
         let word = |op: Option<&Operation>| op.map_or("", |op| op.state.as_str());
-        let (from, to) = (word(old), word(new));
-        if from == to {
-            return;
-        }
         let took = match old {
             Some(old) if old.lease.is_some() => bucket(now.since(old.claimed_at)),
             _ => 0,
         };
-        *self.0.entry((Group::of(op), now.hour(), from, to, took)).or_default() += 1;
+        let mut count = |from, to, took| *self.0.entry((Group::of(op), now.hour(), from, to, took)).or_default() += 1;
+        let fence = |op: Option<&Operation>| op.map(|op| op.fence);
+        match (word(old), word(new)) {
+            // Taken over before the sweep has seen that its lease had lapsed: a run has ended all the same.
+            ("processing", "processing") if fence(old) != fence(new) => {
+                count("processing", "timed_out", took);
+                count("timed_out", "processing", 0);
+            }
+            (from, to) if from == to => {}
+            (from, to) => count(from, to, took),
+        }
     }
 
     /// Counts a plain completion, of which only this much is known.
@@ -67,6 +73,8 @@ pub(crate) struct Changes {
 struct Touched {
     loaded: Option<Operation>,
     now: Option<Operation>,
+    /// Its row of the backlog, where that changes.
+    listed: Option<Value>,
     archive: Option<Value>,
 }
 
@@ -100,8 +108,19 @@ impl Changes {
     fn put(&mut self, old: Option<&Operation>, new: Option<Operation>, archive: Option<Value>, now: Timestamp) {
         self.tally.add(old, new.as_ref(), now);
         let Some(id) = new.as_ref().or(old).map(|op| op.id) else { return };
-        let touched =
-            self.touched.entry(id).or_insert_with(|| Touched { loaded: old.cloned(), now: None, archive: None });
+        let touched = self.touched.entry(id).or_insert_with(|| Touched {
+            loaded: old.cloned(),
+            now: None,
+            listed: None,
+            archive: None,
+        });
+        // Whatever puts it there again has a new fence; the sweep, which only looks, knows nothing of the terms that
+        // its time to be claimed came from.
+        let stays = |op: &Operation| old.is_some_and(|old| in_backlog(old) && old.fence == op.fence);
+        if !new.as_ref().is_some_and(stays) {
+            let terms = old.and_then(|old| old.lease.as_ref()).map(|lease| &lease.terms);
+            touched.listed = new.as_ref().filter(|op| in_backlog(op)).map(|op| rows::listed(op, due(op, terms, now)));
+        }
         touched.now = new;
         touched.archive = archive.or(touched.archive.take());
     }
@@ -129,7 +148,7 @@ impl Changes {
         let (mut leased, mut unleased) = (Vec::new(), Vec::new());
         let (mut waiting, mut listed, mut unlisted) = (Vec::new(), Vec::new(), Vec::new());
         let (mut unwaiting, mut archived) = (Vec::new(), Vec::new());
-        for (id, Touched { loaded, now, archive }) in ids {
+        for (id, Touched { loaded, now, listed: row, archive }) in ids {
             let old = loaded.as_ref();
             let id = json!({ "id": id, "old_fence": old.map(|op| op.fence.0) });
             match now {
@@ -151,12 +170,9 @@ impl Changes {
                 None if old.is_some_and(|op| op.successor.is_some()) => unwaiting.push(id.clone()),
                 None => {}
             }
-            match now.filter(|op| in_backlog(op)) {
-                Some(op) => {
-                    listed.push(json!({ "id": op.id, "tenant": op.scope.tenant(), "state": op.state.as_str() }));
-                }
-                None if old.is_some_and(in_backlog) => unlisted.push(id),
-                None => {}
+            listed.extend(row.clone());
+            if old.is_some_and(in_backlog) && !now.is_some_and(in_backlog) {
+                unlisted.push(id);
             }
             archived.extend(archive.clone());
         }

@@ -3,20 +3,35 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use semel::{
-    Error, Fence, Key, Operation, Outcome, Result, Scope, State, Store, Timestamp,
+    Error, Fence, Key, OnMismatch, Operation, Outcome, Result, Scope, State, Store, Timestamp, crash_point,
     journal::{Repeat, Repeats},
-    look::{Count, Filter, Listing, Page},
+    look::{Count, DayTally, Due, DueKind, Filter, Listing, Page, Tallied, Tally, TallyFilter},
     machine::{Answer, Request, Write},
-    store::{AnswerCount, Applied, Commit, Decision, Glance, LeaseWrite, SeenAgain, Story, Swept},
+    store::{
+        AnswerCount, Applied, Commit, Decision, Ended, Glance, LeaseWrite, MOST_NOTES, SeenAgain, Story, Swept,
+        complete_then_commit,
+    },
 };
 use serde_json::json;
 
 use sqlx::migrate::Migrator;
 
 use crate::{
-    Clock, Conn, Tx, apply, connection::broken, counters::CountRow, messaging::Messages, on, postgres,
-    postgres::Postgres, rows, rows::OperationRow, sql::Sql, sqlite, sqlite::Sqlite, tx::begin_on,
+    Clock, Conn, Tx, apply,
+    connection::broken,
+    counters::CountRow,
+    messaging::Messages,
+    on, postgres,
+    postgres::Postgres,
+    rows,
+    sql::Sql,
+    sqlite,
+    sqlite::Sqlite,
+    tx::{Last, begin_on},
 };
+
+/// The largest outcome, in bytes, that goes along with its commit: to PostgreSQL it does so as text.
+const LITERAL: usize = 16 << 10;
 
 /// How a database is opened.
 #[derive(Clone)]
@@ -78,7 +93,7 @@ impl Database {
         &self.1
     }
 
-    fn sql(&self) -> &Sql {
+    pub(crate) fn sql(&self) -> &Sql {
         match &*self.0 {
             Inner::Postgres(db) => &db.sql,
             Inner::Sqlite(db) => &db.sql,
@@ -86,7 +101,7 @@ impl Database {
     }
 
     /// Waits for an answer, for as long as one may take.
-    async fn answered<T>(&self, asked: impl Future<Output = Result<T>>) -> Result<T> {
+    pub(crate) async fn answered<T>(&self, asked: impl Future<Output = Result<T>>) -> Result<T> {
         match &*self.0 {
             Inner::Postgres(db) => db.callers.answered(asked).await,
             // There is no network in between, and SQLite has its own limit for a busy file.
@@ -257,6 +272,25 @@ impl Store for Database {
         .await
     }
 
+    async fn complete_and_commit(&self, tx: &Tx, held: &Operation, outcome: Outcome) -> Ended {
+        // Where newer data is likely to wait, trying would only cost a trip.
+        let plain = held.lease.as_ref().is_some_and(|lease| lease.terms.on_mismatch != OnMismatch::SupersedeIfNewer);
+        if plain && outcome.body.len() <= LITERAL {
+            crash_point!("atomic.before_commit");
+            let last = match &*self.0 {
+                Inner::Postgres(db) => Last::Postgres(db.complete_sql(held, &outcome)),
+                Inner::Sqlite(db) => {
+                    Last::Sqlite { held: Box::new(held.clone()), outcome: outcome.clone(), host_clock: db.clock.host() }
+                }
+            };
+            // Otherwise it is no plain completion: the lease is gone, or newer data waits.
+            if let Some(ended) = tx.complete_and_commit(last).await {
+                return ended;
+            }
+        }
+        complete_then_commit(self, tx, held, outcome).await
+    }
+
     async fn commit(&self, tx: &Tx) -> Commit {
         tx.commit().await
     }
@@ -357,59 +391,29 @@ impl Store for Database {
         .await
     }
 
+    async fn due(&self, scope: &Scope, limit: u32) -> Result<Due> {
+        self.answered(self.look_due(scope, limit)).await
+    }
+
+    async fn due_kinds(&self, service: &str, after: (&str, &str)) -> Result<Vec<DueKind>> {
+        self.answered(self.look_due_kinds(service, after)).await
+    }
+
+    async fn not_due(&self, id: i64, fence: Fence) -> Result<()> {
+        self.answered(self.take_off_due(id, fence)).await
+    }
+
     async fn list(&self, filter: &Filter, page: Page) -> Result<Listing> {
-        let sql = self.sql();
-        let state = filter.state.map(State::as_str);
-        let text = match (&filter.label, filter.state, &filter.service, &filter.kind) {
-            (Some((1, _)), ..) => sql.list_label1,
-            (Some((2, _)), ..) => sql.list_label2,
-            (Some((3, _)), ..) => sql.list_label3,
-            (Some((4, _)), ..) => sql.list_label4,
-            (Some((slot, _)), ..) => return Err(Error::Invalid(format!("label {slot}: the slots are 1 to 4"))),
-            (None, Some(State::Processing), ..) => sql.list_processing,
-            (None, Some(State::Pending | State::Failed | State::TimedOut | State::InDoubt), ..) => sql.list_backlog,
-            (None, _, Some(_), Some(_)) => sql.list_scope,
-            (None, ..) => sql.list,
-        };
-        let limit = page.limit.clamp(1, 500);
-        let rows = self
-            .answered(async {
-                let mut reader = self.reader().await?;
-                let rows: Vec<OperationRow> = on!(reader.conn(), c => {
-                    let query = sqlx::query_as(text)
-                        .bind(&filter.tenant)
-                        .bind(page.after.unwrap_or(i64::MAX))
-                        .bind(filter.before.map_or(i64::MAX, Timestamp::as_micros))
-                        .bind(&filter.service)
-                        .bind(&filter.kind)
-                        .bind(state)
-                        .bind(i64::from(limit) + 1);
-                    match &filter.label {
-                        Some((_, label)) => query.bind(label),
-                        None => query,
-                    }
-                    .fetch_all(&mut *c)
-                    .await
-                    .map_err(broken)?
-                });
-                reader.leave();
-                Ok(rows)
-            })
-            .await?;
-        let mut items = rows.into_iter().map(OperationRow::read).collect::<Result<Vec<_>>>()?;
-        // One more than asked for was read: it tells whether there is another page.
-        let more = items.len() > limit as usize;
-        items.truncate(limit as usize);
-        let next = items.last().filter(|_| more).map(|op| op.id);
-        Ok(Listing { items, next })
+        self.answered(self.look_list(filter, page)).await
     }
 
     async fn journal(&self, id: i64) -> Result<Story> {
         self.answered(async {
             let sql = self.sql();
             let mut reader = self.reader().await?;
+            let most = i64::try_from(MOST_NOTES).unwrap_or(i64::MAX);
             let notes: Vec<rows::NoteRow> = on!(reader.conn(), c =>
-                sqlx::query_as(sql.load_journal).bind(id).fetch_all(&mut *c).await.map_err(broken)?);
+                sqlx::query_as(sql.load_journal).bind(id).bind(most).fetch_all(&mut *c).await.map_err(broken)?);
             let repeats = load_repeats(&mut reader.conn(), sql, &[id]).await?;
             reader.leave();
             let notes = notes.into_iter().map(rows::NoteRow::read).collect::<Result<Vec<_>>>()?;
@@ -430,6 +434,14 @@ impl Store for Database {
             Ok(rows.into_iter().map(CountRow::read).collect())
         })
         .await
+    }
+
+    async fn tally(&self, filter: &TallyFilter) -> Result<Tallied<Tally>> {
+        self.answered(self.look_tally(filter)).await
+    }
+
+    async fn tally_days(&self, filter: &TallyFilter) -> Result<Tallied<DayTally>> {
+        self.answered(self.look_tally_days(filter)).await
     }
 }
 

@@ -13,6 +13,8 @@ pub mod codec;
 mod connection;
 mod counters;
 mod database;
+mod hints;
+mod look;
 mod messaging;
 mod postgres;
 #[cfg(test)]

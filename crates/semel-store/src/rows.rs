@@ -178,6 +178,18 @@ pub(crate) fn lease(op: &Operation) -> Option<Value> {
     }))
 }
 
+/// An operation that nobody runs, and from when on somebody may.
+pub(crate) fn listed(op: &Operation, due: Option<Timestamp>) -> Value {
+    json!({
+        "id": op.id,
+        "tenant": op.scope.tenant(),
+        "service": op.scope.service(),
+        "kind": op.scope.kind(),
+        "state": op.state.as_str(),
+        "due": at(due),
+    })
+}
+
 /// An operation's newer data, if some waits.
 pub(crate) fn successor(op: &Operation) -> Option<Value> {
     let successor = op.successor.as_ref()?;

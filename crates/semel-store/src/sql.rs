@@ -67,20 +67,71 @@ macro_rules! brief {
     };
 }
 
+/// A page: its order, from which id on, how it finds its rows, and what every filter may ask beside that.
+macro_rules! page {
+    ($order:literal, $above:literal, $where:literal $(, $more:literal)*) => {
+        concat!(
+            brief!($where),
+            $($more,)*
+            " AND ", $above, " AND o.created_at >= $8 AND (o.archived = $10 OR $10 IS NULL)
+           AND (o.label1 = $11 OR $11 IS NULL) AND (o.label2 = $12 OR $12 IS NULL)
+           AND (o.label3 = $13 OR $13 IS NULL) AND (o.label4 = $14 OR $14 IS NULL)
+         ORDER BY ", $order, " DESC LIMIT $7"
+        )
+    };
+}
+
+/// A page of one kind: by its own index, so that a rare kind among millions is found at once.
+macro_rules! scoped {
+    ($above:literal) => {
+        page!(
+            "o.id",
+            $above,
+            "FROM semel_operations AS o
+         LEFT JOIN semel_leases AS l ON l.operation = o.id
+         LEFT JOIN semel_successors AS s ON s.operation = o.id
+         WHERE o.tenant || '/' || o.service || '/' || o.kind = CAST($1 AS TEXT) || '/' || CAST($4 AS TEXT) || '/' || CAST($5 AS TEXT)
+           AND o.id < $2 AND o.created_at < $3 AND (o.state = $6 OR $6 IS NULL)"
+        )
+    };
+}
+
 /// A page of what has a text in one of the four labels.
 macro_rules! labelled {
-    ($slot:literal) => {
-        concat!(
-            brief!(
-                "FROM semel_operations AS o
+    ($above:literal, $label:literal) => {
+        page!(
+            "o.id",
+            $above,
+            "FROM semel_operations AS o
          LEFT JOIN semel_leases AS l ON l.operation = o.id
          LEFT JOIN semel_successors AS s ON s.operation = o.id
          WHERE o.tenant = $1 AND o.id < $2 AND o.created_at < $3
            AND (o.service = $4 OR $4 IS NULL) AND (o.kind = $5 OR $5 IS NULL) AND (o.state = $6 OR $6 IS NULL)
-           AND o.label"
-            ),
-            $slot,
-            " = $8 ORDER BY o.id DESC LIMIT $7"
+           AND o.",
+            $label
+        )
+    };
+}
+
+/// Counters of some hours, folded or not, in one snapshot, the largest sums first. What is not asked for one by one is
+/// added up: it reads as nothing. `$9` is the word of a `TallyBy`.
+macro_rules! counters {
+    ($columns:literal, $by:literal) => {
+        concat!(
+            "SELECT ", $columns, ", CAST(sum(n) AS BIGINT) AS n
+         FROM (SELECT CASE WHEN $9 = 'all' THEN kind ELSE '' END AS kind,
+                      CASE WHEN $9 IN ('all', 'label1') THEN label1 ELSE '' END AS label1,
+                      CASE WHEN $9 IN ('all', 'label2') THEN label2 ELSE '' END AS label2,
+                      CASE WHEN $9 IN ('all', 'duration') THEN bucket ELSE 0 END AS bucket,
+                      hour, from_state, to_state, answer, n
+               FROM (SELECT service, kind, label1, label2, hour, from_state, to_state, answer, bucket, n FROM semel_counters
+                     WHERE tenant = $1 AND hour >= $2 AND hour < $3
+                     UNION ALL
+                     SELECT service, kind, label1, label2, hour, from_state, to_state, answer, bucket, n FROM semel_deltas
+                     WHERE tenant = $1 AND hour >= $2 AND hour < $3) AS both_tables
+               WHERE service = $4 AND (CAST($5 AS TEXT) IS NULL OR kind IN (SELECT k.kind FROM {rows $5: kind text} AS k))
+                 AND (label1 = $6 OR $6 IS NULL) AND (label2 = $7 OR $7 IS NULL)) AS asked
+         GROUP BY ", $by, " ORDER BY n DESC, ", $by, " LIMIT $8"
         )
     };
 }
@@ -101,46 +152,97 @@ statements! {
          LEFT JOIN semel_leases AS l ON l.operation = o.id
          LEFT JOIN semel_successors AS s ON s.operation = o.id");
     /// A page of everything, newest first.
-    list = brief!(
+    list = page!("o.id", "o.id > $9",
         "FROM semel_operations AS o
          LEFT JOIN semel_leases AS l ON l.operation = o.id
          LEFT JOIN semel_successors AS s ON s.operation = o.id
          WHERE o.tenant = $1 AND o.id < $2 AND o.created_at < $3
-           AND (o.service = $4 OR $4 IS NULL) AND (o.kind = $5 OR $5 IS NULL) AND (o.state = $6 OR $6 IS NULL)
-         ORDER BY o.id DESC LIMIT $7");
-    /// A page of one kind: by its own index, so that a rare kind among millions is found at once.
-    list_scope = brief!(
-        "FROM semel_operations AS o
-         LEFT JOIN semel_leases AS l ON l.operation = o.id
-         LEFT JOIN semel_successors AS s ON s.operation = o.id
-         WHERE o.tenant || '/' || o.service || '/' || o.kind = CAST($1 AS TEXT) || '/' || CAST($4 AS TEXT) || '/' || CAST($5 AS TEXT)
-           AND o.id < $2 AND o.created_at < $3 AND (o.state = $6 OR $6 IS NULL)
-         ORDER BY o.id DESC LIMIT $7");
+           AND (o.service = $4 OR $4 IS NULL) AND (o.kind = $5 OR $5 IS NULL) AND (o.state = $6 OR $6 IS NULL)");
+    /// A page of one kind. Its lower end is hidden from the planner: next to the upper one, it would take them for the
+    /// ends of a short range of ids, and read all of the table by id.
+    list_scope = scoped!("(o.id > $9) IS TRUE");
+    /// A page of one kind since a time: here the range is what it seems.
+    list_scope_since = scoped!("o.id > $9");
     /// A page of what is running: by the leases, which are few.
-    list_processing = brief!(
+    list_processing = page!("o.id", "(o.id > $9) IS TRUE",
         "FROM semel_leases AS l
          JOIN semel_operations AS o ON o.id = l.operation
          LEFT JOIN semel_successors AS s ON s.operation = o.id
          WHERE o.tenant = $1 AND o.id < $2 AND o.created_at < $3
-           AND (o.service = $4 OR $4 IS NULL) AND (o.kind = $5 OR $5 IS NULL) AND o.state = $6
-         ORDER BY o.id DESC LIMIT $7");
+           AND (o.service = $4 OR $4 IS NULL) AND (o.kind = $5 OR $5 IS NULL) AND o.state = $6");
     /// A page of what nobody runs and has not completed: by the backlog.
-    list_backlog = brief!(
+    list_backlog = page!("b.operation", "(o.id > $9) IS TRUE",
         "FROM semel_backlog AS b
          JOIN semel_operations AS o ON o.id = b.operation
          LEFT JOIN semel_leases AS l ON l.operation = o.id
          LEFT JOIN semel_successors AS s ON s.operation = o.id
          WHERE b.tenant = $1 AND b.operation < $2 AND o.created_at < $3
-           AND (o.service = $4 OR $4 IS NULL) AND (o.kind = $5 OR $5 IS NULL) AND b.state = $6
-         ORDER BY b.operation DESC LIMIT $7");
+           AND (o.service = $4 OR $4 IS NULL) AND (o.kind = $5 OR $5 IS NULL) AND b.state = $6");
     /// A page of what has a text in a label.
-    list_label1 = labelled!("1");
+    list_label1 = labelled!("(o.id > $9) IS TRUE", "label1 = $11");
     /// As `list_label1`.
-    list_label2 = labelled!("2");
+    list_label2 = labelled!("(o.id > $9) IS TRUE", "label2 = $12");
     /// As `list_label1`.
-    list_label3 = labelled!("3");
+    list_label3 = labelled!("(o.id > $9) IS TRUE", "label3 = $13");
     /// As `list_label1`.
-    list_label4 = labelled!("4");
+    list_label4 = labelled!("(o.id > $9) IS TRUE", "label4 = $14");
+    /// A page of what has a text in a label, since a time.
+    list_label1_since = labelled!("o.id > $9", "label1 = $11");
+    /// As `list_label1_since`.
+    list_label2_since = labelled!("o.id > $9", "label2 = $12");
+    /// As `list_label1_since`.
+    list_label3_since = labelled!("o.id > $9", "label3 = $13");
+    /// As `list_label1_since`.
+    list_label4_since = labelled!("o.id > $9", "label4 = $14");
+    /// The last id of which everything up to it was first claimed before a moment. By halves: ids grow with time, so
+    /// this reads some sixty rows of any number.
+    last_before =
+        "WITH RECURSIVE search(id, step) AS (
+            SELECT CAST(0 AS BIGINT), CAST(4611686018427387904 AS BIGINT)
+            UNION ALL
+            SELECT search.id + CASE WHEN (SELECT o.created_at FROM semel_operations AS o WHERE o.id >= search.id + search.step
+                                          ORDER BY o.id LIMIT 1) < $1
+                               THEN step ELSE 0 END, step / 2
+            FROM search WHERE step > 0)
+         SELECT id FROM search WHERE step = 0";
+    /// The newest operation that is archived.
+    last_archived = "SELECT max(operation) FROM semel_archive";
+    /// What nobody runs of a kind and tenant, in the order in which it is due, with the size of what is stored with it, and the
+    /// time. What has expired counts as absent.
+    find_waiting =
+        "SELECT b.operation, b.due, CAST(coalesce(length(o.payload), 0) + coalesce(length(o.checkpoint), 0) AS BIGINT) AS bytes,
+                {now $4} AS now
+         FROM semel_backlog AS b JOIN semel_operations AS o ON o.id = b.operation
+         WHERE b.service = $1 AND b.kind = $2 AND b.tenant = $3 AND b.due IS NOT NULL
+           AND (o.expires_at IS NULL OR o.expires_at > {now $4})
+         ORDER BY b.due, b.operation LIMIT $5";
+    /// The kinds of what nobody runs, of each tenant, from one on, each with when its first is due, and the time. From
+    /// one to the next by the index: however many there are of one, three rows of it are read.
+    find_waiting_kinds =
+        "WITH RECURSIVE kinds(kind, tenant, n) AS (
+            SELECT (SELECT b.kind FROM semel_backlog AS b
+                    WHERE b.service = $1 AND b.due IS NOT NULL AND (b.kind, b.tenant) > ($2, $3)
+                    ORDER BY b.kind, b.tenant LIMIT 1),
+                   (SELECT b.tenant FROM semel_backlog AS b
+                    WHERE b.service = $1 AND b.due IS NOT NULL AND (b.kind, b.tenant) > ($2, $3)
+                    ORDER BY b.kind, b.tenant LIMIT 1), CAST(1 AS BIGINT)
+            UNION ALL
+            SELECT (SELECT b.kind FROM semel_backlog AS b
+                    WHERE b.service = $1 AND b.due IS NOT NULL AND (b.kind, b.tenant) > (kinds.kind, kinds.tenant)
+                    ORDER BY b.kind, b.tenant LIMIT 1),
+                   (SELECT b.tenant FROM semel_backlog AS b
+                    WHERE b.service = $1 AND b.due IS NOT NULL AND (b.kind, b.tenant) > (kinds.kind, kinds.tenant)
+                    ORDER BY b.kind, b.tenant LIMIT 1), n + 1
+            FROM kinds WHERE kinds.kind IS NOT NULL AND n < $5)
+         SELECT kinds.kind, kinds.tenant, (SELECT b.due FROM semel_backlog AS b
+                                           WHERE b.service = $1 AND b.kind = kinds.kind AND b.tenant = kinds.tenant
+                                             AND b.due IS NOT NULL
+                                           ORDER BY b.due LIMIT 1) AS due, {now $4} AS now
+         FROM kinds WHERE kinds.kind IS NOT NULL";
+    /// What a claim found exhausted is not due, if it is still as it was then.
+    not_due =
+        "UPDATE semel_backlog SET due = NULL
+         WHERE operation = $1 AND EXISTS (SELECT 1 FROM semel_operations AS o WHERE o.id = $1 AND o.fence = $2)";
     /// The archived data of an operation.
     load_archived = "SELECT payload, outcome, outcome_kept FROM semel_archive WHERE operation = $1";
     /// What waiters need to know.
@@ -208,10 +310,12 @@ statements! {
     delete_backlog = "DELETE FROM semel_backlog WHERE operation IN (SELECT r.id FROM {rows $1: id int} AS r)";
     /// Operations that enter the backlog or change in it.
     put_backlog =
-        "INSERT INTO semel_backlog (operation, tenant, state)
-         SELECT id, tenant, state FROM {rows $1: id int, tenant text, state text} AS r
+        "INSERT INTO semel_backlog (operation, tenant, service, kind, state, due)
+         SELECT id, tenant, service, kind, state, due
+         FROM {rows $1: id int, tenant text, service text, kind text, state text, due int} AS r
          WHERE true
-         ON CONFLICT (operation) DO UPDATE SET state = excluded.state";
+         ON CONFLICT (operation) DO UPDATE
+         SET service = excluded.service, kind = excluded.kind, state = excluded.state, due = excluded.due";
     /// Newer data that has had its turn.
     delete_successors = "DELETE FROM semel_successors WHERE operation IN (SELECT r.id FROM {rows $1: id int} AS r)";
     /// Newer data that waits.
@@ -236,8 +340,17 @@ statements! {
         "INSERT INTO semel_journal (operation, at, event, fence, actor, detail)
          SELECT id, at, event, fence, actor, detail
          FROM {rows $1: id int, at int, event text, fence int, actor text, detail bytes} AS r";
-    /// The story of an operation.
-    load_journal = "SELECT at, event, fence, actor, detail FROM semel_journal WHERE operation = $1 ORDER BY id";
+    /// The end of the story of an operation.
+    load_journal =
+        "SELECT at, event, fence, actor, detail
+         FROM (SELECT id, at, event, fence, actor, detail FROM semel_journal WHERE operation = $1 ORDER BY id DESC LIMIT $2)
+              AS newest
+         ORDER BY id";
+    /// When operations last began anew: with newer data, or by somebody's word.
+    begun_anew =
+        "SELECT r.id, (SELECT j.at FROM semel_journal AS j
+                       WHERE j.operation = r.id AND j.event IN ('superseded', 'resolved') ORDER BY j.id DESC LIMIT 1) AS at
+         FROM {rows $1: id int} AS r";
     /// How often operations came again.
     load_repeats =
         "SELECT p.operation, p.repeat, p.repeats
@@ -275,6 +388,25 @@ statements! {
                WHERE tenant = $1 AND hour >= $2) AS both_tables
          GROUP BY tenant, service, kind, label1, label2, hour, from_state, to_state, answer, bucket
          ORDER BY hour, service, kind, label1, label2, answer, from_state, to_state, bucket";
+
+    /// Counts added up over hours.
+    tally = counters!(
+        "kind, label1, label2, from_state, to_state, answer, bucket",
+        "kind, label1, label2, from_state, to_state, answer, bucket");
+    /// Counts added up over days.
+    tally_days = counters!(
+        "hour / 24 AS day, from_state, to_state, answer",
+        "hour / 24, from_state, to_state, answer");
+    /// Kinds of a service that begin with a text, each by one step of the index of keys, however many operations it has.
+    find_kinds =
+        "WITH RECURSIVE kinds(kind, n) AS (
+            SELECT (SELECT o.kind FROM semel_operations AS o WHERE o.tenant = $1 AND o.service = $2 AND o.kind >= $3
+                    ORDER BY o.kind LIMIT 1), 1
+            UNION ALL
+            SELECT (SELECT o.kind FROM semel_operations AS o WHERE o.tenant = $1 AND o.service = $2 AND o.kind > kinds.kind
+                    ORDER BY o.kind LIMIT 1), n + 1
+            FROM kinds WHERE substr(kinds.kind, 1, length($3)) = $3 AND n < $4)
+         SELECT kinds.kind FROM kinds WHERE substr(kinds.kind, 1, length($3)) = $3";
 
     /// Leases that have lapsed.
     find_lapsed = "SELECT operation AS id FROM semel_leases WHERE deadline <= $1 ORDER BY operation LIMIT $2";

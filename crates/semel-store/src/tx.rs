@@ -6,7 +6,12 @@ use std::{
     time::Duration,
 };
 
-use semel::{Error, Result, store::Commit};
+use semel::{
+    Error, Operation, Outcome, Result, Timestamp,
+    machine::Answer,
+    store::{Applied, Commit, Ended},
+};
+use sqlx::Row as _;
 use tokio::{
     sync::{Mutex, MutexGuard},
     task::AbortHandle,
@@ -139,6 +144,41 @@ impl Tx {
         done.await.unwrap_or_else(|error| Commit::Unknown(error.to_string()))
     }
 
+    /// The completion of an operation and the commit, in one trip; `None` if that cannot be had so, and nothing was
+    /// ended.
+    pub(crate) async fn complete_and_commit(&self, last: Last) -> Option<Ended> {
+        let state = std::mem::replace(&mut *self.0.state.lock().await, State::Over);
+        // In its own task, as any commit.
+        let done = tokio::spawn(async move {
+            match (state, last) {
+                (State::Postgres(seat), Last::Postgres(complete)) => match on_postgres(seat, &complete).await {
+                    Ok(ended) => (Some(ended), None),
+                    Err(seat) => (None, Some(State::Postgres(seat))),
+                },
+                (State::Sqlite(mut tx), Last::Sqlite { held, outcome, host_clock }) => {
+                    match tx.complete_and_commit(&held, &outcome, host_clock).await {
+                        Ok(None) => (None, Some(State::Sqlite(tx))),
+                        Ok(Some(now)) => (Some(Ended::Committed(completed(now))), None),
+                        Err(error) => (Some(ended(told(&error))), None),
+                    }
+                }
+                (state, _) => (None, Some(state)),
+            }
+        });
+        let (ended, state) = match done.await {
+            Ok(done) => done,
+            Err(error) => (Some(ended(Commit::Unknown(error.to_string()))), None),
+        };
+        if let Some(state) = state {
+            *self.0.state.lock().await = state;
+        }
+        let news = ended.as_ref().and_then(|_| self.0.news.lock().unwrap_or_else(PoisonError::into_inner).take());
+        if let (Some((wakes, news)), Some(Ended::Committed(_) | Ended::Unknown { .. })) = (news, &ended) {
+            news.into_iter().for_each(|news| wakes.tell(news));
+        }
+        ended
+    }
+
     pub(crate) async fn roll_back(&self) {
         match std::mem::replace(&mut *self.0.state.lock().await, State::Over) {
             State::Over => {}
@@ -174,6 +214,60 @@ impl TxConnection<'_> {
             State::Sqlite(tx) => Ok(Conn::Sqlite(tx.connection())),
             State::Over => Err(over()),
         }
+    }
+}
+
+/// A completion that ends a transaction.
+pub(crate) enum Last {
+    /// As SQL.
+    Postgres(String),
+    Sqlite {
+        held: Box<Operation>,
+        outcome: Outcome,
+        host_clock: i64,
+    },
+}
+
+/// What PostgreSQL says of a completion that is not plain, see `semel_complete`.
+const NOT_PLAIN: &str = "SM001";
+
+/// Completes and commits. If that is no plain completion, the seat comes back, with the transaction as it was before:
+/// without the savepoint, all of it would be lost. In a transaction in which a statement failed, not even the savepoint
+/// can be set.
+async fn on_postgres(mut seat: Seat, complete: &str) -> Result<Ended, Seat> {
+    let limit = seat.answer_limit();
+    let all = format!("SAVEPOINT semel; {complete}; COMMIT");
+    Ok(match timeout(limit, sqlx::raw_sql(sqlx::AssertSqlSafe(all)).fetch_all(&mut *seat)).await {
+        Ok(Ok(rows)) => {
+            seat.leave();
+            match rows.first().map(|row| row.try_get(0)) {
+                Some(Ok(now)) => Ended::Committed(completed(now)),
+                // It is committed all the same, which reading it back will show.
+                _ => Ended::Unknown { why: "the completion told no time".into(), successor: false },
+            }
+        }
+        Ok(Err(sqlx::Error::Database(refused))) if refused.code().as_deref() == Some(NOT_PLAIN) => {
+            let back = sqlx::raw_sql("ROLLBACK TO SAVEPOINT semel").execute(&mut *seat);
+            match timeout(limit, back).await {
+                Ok(Ok(_)) => return Err(seat),
+                _ => Ended::Refused("the connection was lost before the commit".into()),
+            }
+        }
+        Ok(Err(error)) => ended(told(&error)),
+        Err(_) => Ended::Unknown { why: "no answer to the commit in time".into(), successor: false },
+    })
+}
+
+fn completed(now: i64) -> Box<Applied> {
+    let now = Timestamp::from_micros(now);
+    Box::new(Applied { answer: Answer::Settled { successor: false }, operation: None, now })
+}
+
+fn ended(commit: Commit) -> Ended {
+    match commit {
+        Commit::Refused(why) => Ended::Refused(why),
+        Commit::Unknown(why) => Ended::Unknown { why, successor: false },
+        Commit::Done => Ended::Unknown { why: "the commit was not asked for its answer".into(), successor: false },
     }
 }
 

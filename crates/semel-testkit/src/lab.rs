@@ -232,6 +232,7 @@ pub fn request(text: &str, payload: &[u8], policy: Policy) -> Request {
         payload: None,
         labels: Labels::default(),
         policy,
+        at_once: false,
         token: Token::random().unwrap(),
         owner: "somebody".into(),
     }

@@ -18,7 +18,7 @@ use crate::{
     messaging::Origin,
     renewer::Renewal,
     run::{Context, Ran, RanOne, Unfinished, in_own_task, run_successors},
-    store::{Applied, Commit, LeaseWrite, Store},
+    store::{Commit, Ended, LeaseWrite, Store},
 };
 
 /// How the transaction part of a run ended.
@@ -253,34 +253,24 @@ impl<S: Store> Lease<S> {
         }
     }
 
-    /// The fenced completion, then the commit.
+    /// The fenced completion, and the commit.
     async fn commit(&self, tx: &S::Tx, outcome: Outcome) -> Result<Effect> {
-        let store = self.ledger().store();
-        let (id, fence) = (self.operation().id, self.fence());
         crash_point!("atomic.before_complete");
         let (sent, stored) = (Uptime::now(), outcome.to_store());
-        let (applied, successor) = match store.complete_in(tx, id, fence, stored.clone()).await {
-            Ok(applied @ Applied { answer: Answer::Settled { successor }, .. }) => (applied, successor),
-            Ok(_) => {
-                store.roll_back(tx).await;
-                self.tell_refusal().await;
-                return Ok(Effect::Lost);
-            }
-            Err(error) => {
-                store.roll_back(tx).await;
-                return Ok(Effect::RolledBack(rolled_back(&error.to_string())));
-            }
-        };
-        crash_point!("atomic.before_commit");
-        let committed = store.commit(tx).await;
+        let ended = self.ledger().store().complete_and_commit(tx, self.operation(), stored.clone()).await;
         crash_point!("atomic.after_commit");
-        match committed {
-            Commit::Done => {
+        match ended {
+            Ended::Committed(applied) => {
+                let successor = applied.answer == Answer::Settled { successor: true };
                 self.ledger().completed(self.operation(), &stored, &applied, sent);
                 Ok(Effect::Committed { outcome, successor })
             }
-            Commit::Refused(why) => Ok(Effect::RolledBack(rolled_back(&why))),
-            Commit::Unknown(why) => self.read_back(outcome, successor, &why).await,
+            Ended::Lost => {
+                self.tell_refusal().await;
+                Ok(Effect::Lost)
+            }
+            Ended::Refused(why) => Ok(Effect::RolledBack(rolled_back(&why))),
+            Ended::Unknown { why, successor } => self.read_back(outcome, successor, &why).await,
         }
     }
 

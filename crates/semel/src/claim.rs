@@ -20,6 +20,7 @@ pub struct Work {
     payload: Option<Bytes>,
     labels: Labels,
     policy: Policy,
+    at_once: bool,
 }
 
 impl Work {
@@ -30,7 +31,15 @@ impl Work {
     #[must_use]
     pub fn new(scope: Scope, key: Key, fingerprint: Fingerprint) -> Self {
         let (labels, policy) = (Labels::default(), Policy::default());
-        Self { scope, key, fingerprint, order: None, payload: None, labels, policy }
+        Self { scope, key, fingerprint, order: None, payload: None, labels, policy, at_once: false }
+    }
+
+    /// The work of an operation that is there, as it was stored: [`Ledger::claim_due`](crate::Ledger::claim_due)
+    /// claims with it. The policy is not stored, and is the default one until it is given.
+    #[must_use]
+    pub fn again(operation: &Operation) -> Self {
+        let Operation { scope, key, fingerprint, order, payload, labels, .. } = operation.clone();
+        Self { order, payload, labels, ..Self::new(scope, key, fingerprint) }
     }
 
     /// The rules it goes by.
@@ -58,6 +67,13 @@ impl Work {
         Self { labels, ..self }
     }
 
+    /// Claims it without waiting for a backoff: whoever brings it again, such as a provider that redelivers, asks for
+    /// it to be tried now. What is exhausted, in doubt or completed stays so.
+    #[must_use]
+    pub fn at_once(self) -> Self {
+        Self { at_once: true, ..self }
+    }
+
     /// Refuses what fits no rule, before anything is claimed.
     pub(crate) fn into_request(self, owner: &str) -> Result<Request> {
         self.policy.check()?;
@@ -73,6 +89,7 @@ impl Work {
             payload: self.payload,
             labels: self.labels,
             policy: self.policy,
+            at_once: self.at_once,
             token: Token::random()?,
             owner: owner.to_owned(),
         })

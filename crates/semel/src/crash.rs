@@ -64,6 +64,9 @@ pub const SERVER_POINTS: &[&str] = &[
     "job.stepped",
     "job.committed",
     "deliver.sent",
+    "webhooks.after_store",
+    "webhooks.after_effect",
+    "webhooks.before_answer",
 ];
 
 /// What [`crash_point!`](crate::crash_point) calls: nothing, in a release build.

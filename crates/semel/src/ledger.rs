@@ -5,11 +5,12 @@ use std::{future::Future, sync::Arc, time::Duration};
 use tokio::sync::{oneshot, watch};
 
 use crate::{
-    Error, Fence, Lease, Operation, Outcome, Result, Uptime,
+    Error, Fence, Lease, Operation, Outcome, Policy, Result, Scope, Uptime,
     claim::{Claim, Work, weight},
     crash_point,
     lanes::{Call, Lanes, flush},
     lease::Settled,
+    look::{Due, DueKind},
     machine::{Answer, Request, Write},
     renewer::{OwnDeadline, Renewer},
     repeats::Gatherer,
@@ -17,6 +18,10 @@ use crate::{
     store::{Applied, Decision, LeaseWrite, Store, Swept},
     waiters::Waiters,
 };
+
+/// How long a claim waits for its lane before it looks whether it can be answered without the writer: longer than a
+/// flush and some transactions take, too short for a person to notice.
+const PATIENT: Duration = Duration::from_millis(50);
 
 /// How long a lane asks a store that is away before it tells its callers.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -163,6 +168,16 @@ impl<S: Store> Ledger<S> {
         Ok(claim)
     }
 
+    /// Claims once more for a caller whose claim was answered just now, by other rules. That answer was counted; this
+    /// one is not, because nobody has brought the key again.
+    ///
+    /// # Errors
+    /// As [`Ledger::claim`].
+    pub async fn claim_again(&self, work: Work) -> Result<Claim<Lease<S>>> {
+        let request = self.request(work)?;
+        self.ask(&request).await
+    }
+
     /// Asks to be the one who executes and, while somebody else is at it, waits up to `up_to` for
     /// that to end: the answer is then the outcome, or the lease if that run did not complete.
     ///
@@ -231,6 +246,48 @@ impl<S: Store> Ledger<S> {
         let applied = self.on_engine(async move { store.decide(id, decision, &actor, &reason).await }).await?;
         self.inner.waiters.wake(id);
         Ok(applied)
+    }
+
+    /// The kinds of a service of which something is due or will be, of each tenant, in the order of kind and tenant, from
+    /// the first one after `after` (two empty texts come before all of them). Whoever runs such things by themselves asks this every so often, and
+    /// then [`Ledger::due`] for the kinds that they have hands free for: so one kind of which there is much, or that
+    /// nobody here can run, keeps no other one waiting. It costs by the number of kinds, of which it tells of
+    /// [`DueKind::MOST`] at a time.
+    ///
+    /// # Errors
+    /// What a store can break with.
+    pub async fn due_kinds(&self, service: &str, after: (&str, &str)) -> Result<Vec<DueKind>> {
+        outside_transactions()?;
+        let (store, service) = (self.inner.store.clone(), service.to_owned());
+        let (kind, tenant) = (after.0.to_owned(), after.1.to_owned());
+        self.on_engine(async move { store.due_kinds(&service, (&kind, &tenant)).await }).await
+    }
+
+    /// What nobody runs and may be claimed now, of one scope: failed and its backoff over, released, timed out, put back
+    /// by a person, or newer data that has its turn. Each is claimed with [`Ledger::claim_due`].
+    ///
+    /// # Errors
+    /// What a store can break with.
+    pub async fn due(&self, scope: &Scope, limit: u32) -> Result<Due> {
+        outside_transactions()?;
+        let (store, scope) = (self.inner.store.clone(), scope.clone());
+        self.on_engine(async move { store.due(&scope, limit).await }).await
+    }
+
+    /// Claims what [`Ledger::due`] has found, as it is stored. If the policy allows fewer attempts than it has had, it
+    /// is no longer due: it would be found again for ever. Whatever the answer, nobody has brought the key again, so
+    /// none is counted as that.
+    ///
+    /// # Errors
+    /// As [`Ledger::claim`].
+    pub async fn claim_due(&self, operation: &Operation, policy: Policy) -> Result<Claim<Lease<S>>> {
+        let request = self.request(Work::again(operation).policy(policy))?;
+        let claim = self.ask(&request).await?;
+        if let Claim::Exhausted(there) = &claim {
+            let (store, id, fence) = (self.inner.store.clone(), there.id, there.fence);
+            self.on_engine(async move { store.not_due(id, fence).await }).await?;
+        }
+        Ok(claim)
     }
 
     /// Sweeps until nothing is left to do: orphans, expiry, archive, folding of counters. Each
@@ -351,11 +408,11 @@ impl<S: Store> Ledger<S> {
     /// Sends a claim through its lane.
     async fn send(&self, request: &Arc<Request>, sent: Uptime) -> Result<Claim<Lease<S>>> {
         crash_point!("claim.before");
-        let applied = if let Ok(Some(applied)) = self.inner.store.glimpse(request).await {
-            applied
-        } else if self.inner.options.group_commit {
+        let applied = if self.inner.options.group_commit {
             let answer = self.inner.lanes.claims.send(Call::Claim(request.clone()), weight(request)).await?;
-            Asked { ledger: self, answer: Some(answer) }.answer().await?
+            self.or_glimpse(Asked { ledger: self, answer: Some(answer) }.answer(), request).await?
+        } else if let Ok(Some(applied)) = self.inner.store.glimpse(request).await {
+            applied
         } else {
             let (store, request) = (self.inner.store.clone(), request.clone());
             self.on_engine(async move { patiently(|| store.claim(vec![request.clone()])).await }).await?.remove(0)
@@ -368,6 +425,32 @@ impl<S: Store> Ledger<S> {
             self.inner.replays.remember(&replay.operation, sent, now);
         }
         Ok(claim.map(|operation| self.lease(operation, request, sent)))
+    }
+
+    /// Waits for a lane's answer. Where there is one writer, somebody's transaction may keep it waiting; a claim that
+    /// would change nothing is then answered without it. Most transactions are over before that is worth a look.
+    async fn or_glimpse(
+        &self,
+        answer: impl Future<Output = Result<Applied>>,
+        request: &Arc<Request>,
+    ) -> Result<Applied> {
+        if !self.inner.store.one_writer() {
+            return answer.await;
+        }
+        let mut answer = std::pin::pin!(answer);
+        if let Ok(answer) = tokio::time::timeout(PATIENT, &mut answer).await {
+            return answer;
+        }
+        let glimpsed = tokio::select! {
+            biased;
+            answer = &mut answer => return answer,
+            glimpsed = self.inner.store.glimpse(request) => glimpsed,
+        };
+        match glimpsed {
+            // One that says acquired has seen this very claim, which the lane has made meanwhile: the lease is in its answer.
+            Ok(Some(applied)) if applied.answer != Answer::Acquired => Ok(applied),
+            _ => answer.await,
+        }
     }
 
     /// Sends a write under a lease through its lane.

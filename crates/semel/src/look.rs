@@ -1,8 +1,13 @@
 //! Looking: by id, by key, by label, by state and age; counters. Keyset pages, never offsets.
 
+mod tally;
+
 use std::time::Duration;
 
-use crate::{Operation, Scope, State, Timestamp};
+pub use self::tally::{
+    Counting, DayTally, Durations, Tallied, Tally, TallyBy, TallyFilter, answered, appeared, in_state, reached, runs,
+};
+use crate::{Labels, Operation, Scope, State, Timestamp};
 
 /// Which operations to list. Everything set must hold.
 #[derive(Clone, Debug, Default)]
@@ -13,12 +18,16 @@ pub struct Filter {
     pub service: Option<String>,
     /// Of this kind.
     pub kind: Option<String>,
-    /// With this text in this label slot (1 to 4).
-    pub label: Option<(usize, String)>,
+    /// With the text of each label that is set.
+    pub labels: Labels,
     /// In this state.
     pub state: Option<State>,
+    /// First claimed at this moment or later.
+    pub since: Option<Timestamp>,
     /// First claimed before this moment.
     pub before: Option<Timestamp>,
+    /// Whether its data has gone to the archive.
+    pub archived: Option<bool>,
 }
 
 impl Filter {
@@ -64,6 +73,43 @@ pub struct Listing {
     pub next: Option<i64>,
 }
 
+/// What nobody runs and may be claimed of a scope, the longest due first.
+#[derive(Clone, Debug, Default)]
+pub struct Due {
+    /// The operations, whole: what was stored with them is what should run.
+    pub operations: Vec<Operation>,
+    /// When the first one is due that is not among these. If that is in the past, there are more already.
+    pub next: Option<Timestamp>,
+    /// How long that is from now, by the database's clock.
+    pub wait: Option<Duration>,
+}
+
+impl Due {
+    /// How many operations are told of at most.
+    pub const MOST: u32 = 64;
+
+    /// How many bytes of stored data, unless the first one alone has more.
+    pub const BYTES: usize = 16 << 20;
+}
+
+/// A kind of which a tenant has something that is due or will be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DueKind {
+    /// The kind.
+    pub kind: String,
+    /// The tenant.
+    pub tenant: String,
+    /// When the first of it is due.
+    pub next: Timestamp,
+    /// How long that is from now, by the database's clock; zero if it is due already.
+    pub wait: Duration,
+}
+
+impl DueKind {
+    /// How many kinds are told of at most. If it is that many, the rest come after the last of them.
+    pub const MOST: u32 = 1000;
+}
+
 /// What a counter counts by: the first two labels are few-valued by contract.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Group {
@@ -88,7 +134,7 @@ impl Group {
 
     /// The group of a scope and labels.
     #[must_use]
-    pub fn new(scope: &Scope, labels: &crate::Labels) -> Self {
+    pub fn new(scope: &Scope, labels: &Labels) -> Self {
         let label = |slot: usize| labels.0[slot].clone().unwrap_or_default();
         Self {
             tenant: scope.tenant().to_owned(),
@@ -144,22 +190,6 @@ pub fn bucket(duration: Duration) -> i32 {
 #[must_use]
 pub fn bucket_floor(bucket: i32) -> Duration {
     Duration::from_secs_f64((f64::from(bucket) / 4.0).exp2() / 1e6)
-}
-
-/// Adds up how many operations are in a state.
-#[must_use]
-pub fn in_state(counts: &[Count], state: State) -> i64 {
-    counts
-        .iter()
-        .map(|count| match &count.what {
-            Counted::Change { from, to, .. } => {
-                let came = if to == state.as_str() { count.n } else { 0 };
-                let went = if from == state.as_str() { count.n } else { 0 };
-                came - went
-            }
-            Counted::Answer(_) => 0,
-        })
-        .sum()
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! are never counted here.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -26,10 +26,24 @@ const EVERY: Duration = Duration::from_secs(1);
 /// How many operations may have unwritten repeats before they are written at once.
 const MOST: usize = 16_384;
 
+/// In how many parts they are gathered, each with a lock of its own: replays from memory are quick enough to meet at
+/// a single one.
+const PARTS: usize = 8;
+
 #[derive(Default)]
 struct Gathered {
-    repeats: HashMap<(i64, Repeat), Repeats>,
-    answers: HashMap<Counted, i64>,
+    repeats: HashMap<(i64, Repeat), Seen>,
+    /// Answers about operations for which there was no room.
+    more: HashMap<Counted, i64>,
+}
+
+/// What was seen of an operation.
+struct Seen {
+    repeats: Repeats,
+    scope: Scope,
+    labels: [Option<String>; 2],
+    /// How often it was answered in which word; there are one or two of them.
+    answers: Vec<(&'static str, i64)>,
 }
 
 /// What an answer is counted by: the scope, the first two labels, and its word. The group of the
@@ -38,8 +52,27 @@ type Counted = (Scope, [Option<String>; 2], &'static str);
 
 #[derive(Default)]
 pub(crate) struct Gatherer {
-    gathered: Mutex<Gathered>,
+    gathered: [Mutex<Gathered>; PARTS],
     full: Notify,
+}
+
+impl Seen {
+    fn of(operation: &Operation) -> Self {
+        let (scope, labels) = (operation.scope.clone(), labels_of(operation));
+        Self { repeats: Repeats::default(), scope, labels, answers: Vec::with_capacity(1) }
+    }
+
+    fn add(&mut self, word: &'static str, n: i64) {
+        match self.answers.iter_mut().find(|(known, _)| *known == word) {
+            Some((_, count)) => *count += n,
+            None => self.answers.push((word, n)),
+        }
+    }
+}
+
+fn labels_of(operation: &Operation) -> [Option<String>; 2] {
+    let [label1, label2, ..] = &operation.labels.0;
+    [label1.clone(), label2.clone()]
 }
 
 impl Gatherer {
@@ -53,15 +86,22 @@ impl Gatherer {
             Repeat::Conflict => request.fingerprint.to_hex(),
         };
         let sighting = Sighting { at, answer: word.into(), fingerprint };
-        let [label1, label2, ..] = &operation.labels.0;
-        let counted = (operation.scope.clone(), [label1.clone(), label2.clone()], word);
-        let mut gathered = self.lock();
-        // With the store away for long, further operations are only counted by their answer.
-        if gathered.repeats.len() < 2 * MOST {
-            gathered.repeats.entry((operation.id, repeat)).or_default().add(sighting);
+        let part = usize::try_from(operation.id.unsigned_abs()).unwrap_or(0) % PARTS;
+        let mut gathered = self.lock(part);
+        let room = gathered.repeats.len() < 2 * MOST / PARTS;
+        match gathered.repeats.entry((operation.id, repeat)) {
+            Entry::Vacant(_) if !room => {
+                // With the store away for long, further operations are only counted by their answer.
+                let counted = (operation.scope.clone(), labels_of(operation), word);
+                *gathered.more.entry(counted).or_default() += 1;
+            }
+            entry => {
+                let seen = entry.or_insert_with(|| Seen::of(operation));
+                seen.repeats.add(sighting);
+                seen.add(word, 1);
+            }
         }
-        *gathered.answers.entry(counted).or_default() += 1;
-        if gathered.repeats.len() >= MOST {
+        if gathered.repeats.len() >= MOST / PARTS {
             drop(gathered);
             self.full.notify_one();
         }
@@ -81,44 +121,64 @@ impl Gatherer {
     /// Writes what has gathered. What cannot be written now is kept for the next time, as long as
     /// there is room for it.
     pub(crate) async fn flush<S: Store>(&self, store: &S) {
-        let Gathered { repeats, answers } = std::mem::take(&mut *self.lock());
-        if repeats.is_empty() && answers.is_empty() {
+        let parts: Vec<Gathered> = (0..PARTS).map(|part| std::mem::take(&mut *self.lock(part))).collect();
+        let seen = parts.iter().flat_map(|part| &part.repeats).map(|((id, repeat), seen)| SeenAgain {
+            id: *id,
+            repeat: *repeat,
+            repeats: seen.repeats.clone(),
+        });
+        let seen: Vec<_> = seen.collect();
+        let mut counts: HashMap<(&Scope, &[Option<String>; 2], &'static str), i64> = HashMap::new();
+        for part in &parts {
+            for Seen { scope, labels, answers, .. } in part.repeats.values() {
+                for (word, n) in answers {
+                    *counts.entry((scope, labels, *word)).or_default() += n;
+                }
+            }
+            for ((scope, labels, word), n) in &part.more {
+                *counts.entry((scope, labels, *word)).or_default() += n;
+            }
+        }
+        if counts.is_empty() {
             return;
         }
         crash_point!("repeats.before");
-        let seen = repeats.iter().map(|((id, repeat), repeats)| SeenAgain {
-            id: *id,
-            repeat: *repeat,
-            repeats: repeats.clone(),
-        });
-        let counts = answers.iter().map(|((scope, [label1, label2], answer), n)| {
+        let counts = counts.into_iter().map(|((scope, [label1, label2], answer), n)| {
             let labels = Labels([label1.clone(), label2.clone(), None, None]);
-            AnswerCount { group: Group::new(scope, &labels), answer, n: *n }
+            AnswerCount { group: Group::new(scope, &labels), answer, n }
         });
-        if let Err(error) = store.note_repeats(seen.collect(), counts.collect()).await {
+        if let Err(error) = store.note_repeats(seen, counts.collect()).await {
             tracing::warn!(%error, "repeats could not be written; trying again");
-            self.put_back(Gathered { repeats, answers });
+            parts.into_iter().enumerate().for_each(|(part, gathered)| self.put_back(part, gathered));
             return;
         }
         crash_point!("repeats.noted");
     }
 
-    fn put_back(&self, earlier: Gathered) {
-        let mut now = self.lock();
-        for (id, mut repeats) in earlier.repeats {
+    fn put_back(&self, part: usize, earlier: Gathered) {
+        let mut now = self.lock(part);
+        for (id, mut seen) in earlier.repeats {
             match now.repeats.remove(&id) {
-                Some(later) => repeats.merge(later),
-                None if now.repeats.len() >= MOST => continue,
+                Some(later) => {
+                    seen.repeats.merge(later.repeats);
+                    later.answers.iter().for_each(|(word, n)| seen.add(word, *n));
+                }
+                None if now.repeats.len() >= MOST / PARTS => {
+                    for (word, n) in seen.answers {
+                        *now.more.entry((seen.scope.clone(), seen.labels.clone(), word)).or_default() += n;
+                    }
+                    continue;
+                }
                 None => {}
             }
-            now.repeats.insert(id, repeats);
+            now.repeats.insert(id, seen);
         }
-        for (counted, n) in earlier.answers {
-            *now.answers.entry(counted).or_default() += n;
+        for (counted, n) in earlier.more {
+            *now.more.entry(counted).or_default() += n;
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Gathered> {
-        self.gathered.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self, part: usize) -> MutexGuard<'_, Gathered> {
+        self.gathered[part].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

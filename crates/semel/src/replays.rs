@@ -143,6 +143,7 @@ mod tests {
             payload: None,
             labels: Labels::default(),
             policy: Policy { pinned: true, retention: Some(HOUR), ..Policy::default() },
+            at_once: false,
             token: Token([0; 16]),
             owner: "worker".into(),
         }

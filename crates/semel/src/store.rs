@@ -6,9 +6,9 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    Fence, Operation, Outcome, Result, Scope, State, Timestamp,
+    Fence, Operation, Outcome, Result, Scope, State, Timestamp, crash_point,
     journal::{Note, Repeat, Repeats, Sighting},
-    look::{Count, Filter, Group, Listing, Page},
+    look::{Count, DayTally, Due, DueKind, Filter, Group, Listing, Page, Tallied, Tally, TallyFilter},
     machine::{Answer, Request, Verdict, Write},
 };
 
@@ -97,7 +97,10 @@ pub struct SeenAgain {
     pub repeats: Repeats,
 }
 
-/// The notes of an operation, oldest first, and in which ways its key came again.
+/// How many notes are told of an operation: the newest. What is put back for days has more.
+pub const MOST_NOTES: usize = 1000;
+
+/// The newest notes of an operation, oldest first, and in which ways its key came again.
 pub type Story = (Vec<Note>, Vec<(Repeat, Repeats)>);
 
 /// Claims that did not get the lease since the last flush, by answer.
@@ -121,6 +124,46 @@ pub enum Commit {
     Unknown(String),
     /// The database refused; nothing of it happened.
     Refused(String),
+}
+
+/// How a transaction ended that was to complete its operation.
+#[derive(Clone, Debug)]
+pub enum Ended {
+    /// The effect and the completion are durable.
+    Committed(Box<Applied>),
+    /// The lease was lost; nothing of it happened.
+    Lost,
+    /// The database refused; nothing of it happened.
+    Refused(String),
+    /// The connection was lost on the way: it may or may not be durable.
+    Unknown {
+        /// What was heard last.
+        why: String,
+        /// Whether newer data waits, should it be durable.
+        successor: bool,
+    },
+}
+
+/// Completes an operation in a transaction, then commits that: for stores that cannot do both in one trip, and
+/// whenever newer data may be waiting.
+pub async fn complete_then_commit<S: Store>(store: &S, tx: &S::Tx, held: &Operation, outcome: Outcome) -> Ended {
+    let (applied, successor) = match store.complete_in(tx, held.id, held.fence, outcome).await {
+        Ok(applied @ Applied { answer: Answer::Settled { successor }, .. }) => (applied, successor),
+        Ok(_) => {
+            store.roll_back(tx).await;
+            return Ended::Lost;
+        }
+        Err(error) => {
+            store.roll_back(tx).await;
+            return Ended::Refused(error.to_string());
+        }
+    };
+    crash_point!("atomic.before_commit");
+    match store.commit(tx).await {
+        Commit::Done => Ended::Committed(Box::new(applied)),
+        Commit::Refused(why) => Ended::Refused(why),
+        Commit::Unknown(why) => Ended::Unknown { why, successor },
+    }
 }
 
 /// What the engine asks of a database. All batches are answered in the order of their items, and
@@ -203,6 +246,17 @@ pub trait Store: Clone + Send + Sync + 'static {
         }
     }
 
+    /// The fenced completion of an operation that is held, and the commit: in one trip where that can be done.
+    /// After this the handle and its clones are dead.
+    fn complete_and_commit(
+        &self,
+        tx: &Self::Tx,
+        held: &Operation,
+        outcome: Outcome,
+    ) -> impl Future<Output = Ended> + Send {
+        complete_then_commit(self, tx, held, outcome)
+    }
+
     /// Commits. After this the handle and its clones are dead.
     fn commit(&self, tx: &Self::Tx) -> impl Future<Output = Commit> + Send;
 
@@ -232,17 +286,41 @@ pub trait Store: Clone + Send + Sync + 'static {
     /// One operation by id, within a tenant; with its archived data where there is some.
     fn by_id(&self, tenant: &str, id: i64) -> impl Future<Output = Result<Option<Operation>>> + Send;
 
-    /// One operation by key.
+    /// One operation by key; with its archived data where there is some.
     fn by_key(&self, scope: &Scope, key: &crate::Key) -> impl Future<Output = Result<Option<Operation>>> + Send;
 
-    /// A page of operations.
+    /// What nobody runs and may be claimed now, of one scope, the longest due first: what [`due`](crate::machine::due)
+    /// says of each, written with the change that made it so. At most `limit` of them, within the bounds of [`Due`].
+    /// It is a look and no claim: others may see the same ones.
+    fn due(&self, scope: &Scope, limit: u32) -> impl Future<Output = Result<Due>> + Send;
+
+    /// The kinds of a service of which something is due or will be, of each tenant, in the order of kind and tenant (by
+    /// bytes), from the first one after `after`; at most [`DueKind::MOST`]. It costs by the number of kinds, however much there is of each. What has
+    /// expired is still counted here until the sweep has been by.
+    fn due_kinds(&self, service: &str, after: (&str, &str)) -> impl Future<Output = Result<Vec<DueKind>>> + Send;
+
+    /// Takes an operation off what is due, if it still has this fence: a claim was told that it is exhausted, by a
+    /// policy that allows less than the one it ran under.
+    fn not_due(&self, id: i64, fence: Fence) -> impl Future<Output = Result<()>> + Send;
+
+    /// A page of operations. It reads what runs, or what nobody runs and has not completed, where a state says so;
+    /// else an index by label, the last one that is set, or by scope, from the newest on until the page is full. What
+    /// has been archived lies at the old end of that, and a last page of what has not reads over all of it.
     fn list(&self, filter: &Filter, page: Page) -> impl Future<Output = Result<Listing>> + Send;
 
-    /// The notes of an operation, oldest first, and its repeats.
+    /// The notes of an operation, oldest first, and its repeats. Of more than [`MOST_NOTES`] it tells the newest.
     fn journal(&self, id: i64) -> impl Future<Output = Result<Story>> + Send;
 
     /// The counters of a tenant since an hour, folded and not yet folded.
     fn counts(&self, tenant: &str, since_hour: i64) -> impl Future<Output = Result<Vec<Count>>> + Send;
+
+    /// The counters of a tenant added up over hours, by what was counted and what [`TallyBy`](crate::look::TallyBy) says;
+    /// folded and not yet folded, in one snapshot. It reads the tenant's counters of these hours and what the sweep has yet to fold,
+    /// and no operation: an hour of millions costs what an hour of one does.
+    fn tally(&self, filter: &TallyFilter) -> impl Future<Output = Result<Tallied<Tally>>> + Send;
+
+    /// As [`tally`](Self::tally), by day and what was counted.
+    fn tally_days(&self, filter: &TallyFilter) -> impl Future<Output = Result<Tallied<DayTally>>> + Send;
 }
 
 impl SeenAgain {

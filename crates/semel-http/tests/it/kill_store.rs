@@ -82,7 +82,7 @@ async fn wired() -> (Shop, Proxy, Client) {
     (shop, proxy, client)
 }
 
-const COMMIT: On = On::Query("SELECT 1; COMMIT");
+const COMMIT: On = On::Query("SAVEPOINT semel");
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_whose_answer_is_lost_is_read_back() {

@@ -26,6 +26,7 @@ use crate::{
         messages::Messages,
         notifications::{Deliverer, Notifications},
         proposals::Proposals,
+        webhooks::{Handlers, Receiver},
     },
     stop::Stop,
 };
@@ -35,11 +36,23 @@ use crate::{
 pub(super) struct Serve {
     #[command(flatten)]
     flags: Flags,
+
+    /// Take events at /webhooks/stripe that nobody has signed, from this machine only: for trying things out
+    #[arg(long)]
+    dev: bool,
 }
 
 impl Serve {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let config = super::load(&self.flags)?;
+        let mut config = super::load(&self.flags)?;
+        if self.dev {
+            anyhow::ensure!(
+                config.listen.is_loopback(),
+                "--dev is for this machine only, and {} is not",
+                config.listen
+            );
+            config.webhooks = config.webhooks.for_trying();
+        }
         // PostgreSQL tells every start that the tables are there already, which is news to nobody.
         log::start("info,sqlx::postgres::notice=warn");
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start")?;
@@ -58,29 +71,30 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
     let ledger = ledger::open(&config.database_url, Options::default()).await?.ledger;
     let broker = node::broker(&config.broker_url, ledger.store(), &config.messages)?;
     let node = Node::new(broker.clone(), &stop);
-    let routes = start(config, &ledger, &node).await?;
+    let (routes, signed) = start(config, &ledger, &node).await?;
     let readiness = AsksTheStore::new(&ledger, broker, &config.broker_url);
-    let app = App { readiness: Arc::new(readiness), authenticate: Arc::new(Local), routes };
+    let app = App { readiness: Arc::new(readiness), authenticate: Arc::new(Local), routes, signed };
     super::say(&greeting(config, listener.local_addr()?))?;
 
     until_stopped(listener, app.into_router(), &ledger, stop, node.stop()).await;
     Ok(())
 }
 
-/// Opens the services and starts what this node's roles ask for. The routes of the services.
-async fn start(config: &Config, ledger: &Ledger<Database>, node: &Node) -> anyhow::Result<Router> {
+/// Opens the services and starts what this node's roles ask for. The routes of the services, and those of webhooks.
+async fn start(config: &Config, ledger: &Ledger<Database>, node: &Node) -> anyhow::Result<(Router, Router)> {
     let has = |role| config.roles.contains(role);
     let proposals = Proposals::open(ledger, config.proposals).await?;
     let notifications = Notifications::open(ledger, node.broker(), config.notifications.clone()).await?;
     let deliverer = Deliverer::open(ledger, &config.notifications.channels)?;
     let jobs = Jobs::open(ledger, Messages::job_kinds(ledger)).await?;
     let messages = Messages::open(ledger, &jobs).await?;
+    let webhooks = Receiver::open(ledger, config.webhooks.clone(), &Handlers::default()).await?;
     if has(NodeRole::Sweeper) {
         ledger.sweep_every(config.sweep.every);
         proposals.clean_up_every(config.sweep.every);
     }
     if has(NodeRole::Relay) || has(NodeRole::Worker) {
-        node.declare(notifications.queues());
+        node.declare([notifications.queues(), webhooks.queues()].concat());
     }
     if has(NodeRole::Relay) {
         node.relay(ledger.store().clone(), config.messages.relay());
@@ -93,13 +107,16 @@ async fn start(config: &Config, ledger: &Ledger<Database>, node: &Node) -> anyho
         node.spawn(notifications.in_app(node.stopping()));
         node.spawn(deliverer.clone().run(node.stopping()));
         node.spawn(jobs.clone().run(node.stopping()));
+        node.spawn(webhooks.run(node.stopping()));
     }
     if !has(NodeRole::Api) {
-        return Ok(Router::new());
+        return Ok((Router::new(), Router::new()));
     }
+    node.spawn(webhooks.count(node.stopping()));
     notifications.end_streams_on(node.stopping());
-    let routes = [notifications.routes(), deliverer.routes(), jobs.routes(), messages.routes()];
-    Ok(routes.into_iter().fold(proposals.routes(), Router::merge))
+    let routes =
+        [notifications.routes(), deliverer.routes(), jobs.routes(), messages.routes(), webhooks.routes_for_people()];
+    Ok((routes.into_iter().fold(proposals.routes(), Router::merge), webhooks.routes()))
 }
 
 /// Serves until a stop is asked for; then requests in flight, what else this node does, and the ledger after them, have

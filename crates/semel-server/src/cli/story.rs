@@ -3,6 +3,7 @@
 use semel::{
     Operation, State, Timestamp,
     journal::{Event, Note, Repeat, Repeats},
+    store::MOST_NOTES,
 };
 
 use super::words::{command_line, outcome, plain, resolve, span, times};
@@ -24,6 +25,7 @@ impl Story<'_> {
         lines.extend(command_line(op).map(|command| format!("The command: {command}")));
         lines.push(String::new());
         lines.push(self.first_claim());
+        lines.extend(left_out(self.notes));
         lines.extend(self.notes.iter().map(|note| self.note(note)));
         lines.extend(self.completion());
         lines.push(String::new());
@@ -174,7 +176,13 @@ fn event(note: &Note, took: &str) -> String {
 pub(super) fn gone(id: i64, notes: &[Note]) -> Vec<String> {
     let head = format!("Operation {id} is gone, and its key is free. What is left of its story:");
     let lines = notes.iter().map(|note| format!("{}  {}", note.at, event(note, "")));
-    [head, String::new()].into_iter().chain(lines).collect()
+    [head, String::new()].into_iter().chain(left_out(notes)).chain(lines).collect()
+}
+
+/// That the story has no beginning, where it may not.
+fn left_out(notes: &[Note]) -> Option<String> {
+    (notes.len() >= MOST_NOTES)
+        .then(|| format!("Of its notes only the last {MOST_NOTES} are told; any older are left out."))
 }
 
 fn came_again(repeat: Repeat, repeats: &Repeats) -> String {

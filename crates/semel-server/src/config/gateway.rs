@@ -144,7 +144,8 @@ impl Value for Option<Upstream> {
     }
 }
 
-struct Tenant(String);
+/// Whose something is.
+pub(super) struct Tenant(pub(super) String);
 
 impl Value for Tenant {
     const EXAMPLE: &'static str = "default";

@@ -25,6 +25,7 @@ mod secret_url;
 mod show;
 mod store;
 mod value;
+mod webhooks;
 
 use std::{path::PathBuf, time::Duration};
 
@@ -41,6 +42,10 @@ pub use report::{Mistake, Mistakes, Origin, Report};
 pub use roles::{NodeRole, Roles};
 pub use secret_url::SecretUrl;
 pub use store::{BrokerUrl, DatabaseUrl};
+pub(crate) use webhooks::is_function;
+pub use webhooks::{
+    Archive, Deed, Functions, Hmac, Pointer, Rule, Rules, Secrets, Source, SourceKind, TimeOfDay, Webhooks,
+};
 
 use reader::Reader;
 
@@ -69,6 +74,8 @@ pub struct Config {
     pub proposals: Proposals,
     /// The notifications service.
     pub notifications: Notifications,
+    /// The webhooks service.
+    pub webhooks: Webhooks,
     /// The reverse proxy.
     pub gateway: Gateway,
 }
@@ -98,6 +105,7 @@ pub fn read(flags: &Flags, environment: &Environment, data_dir: impl Into<PathBu
     let messages = Messages::read(&mut reader);
     let proposals = Proposals::read(&mut reader);
     let notifications = Notifications::read(&mut reader);
+    let webhooks = Webhooks::read(&mut reader);
     let gateway = gateway::read(&mut reader, &listen);
 
     if !listen.is_loopback() {
@@ -123,6 +131,7 @@ pub fn read(flags: &Flags, environment: &Environment, data_dir: impl Into<PathBu
         messages,
         proposals,
         notifications,
+        webhooks,
         gateway,
     })
 }

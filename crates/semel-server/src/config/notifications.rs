@@ -104,7 +104,7 @@ impl Routes {
 }
 
 /// Whether a text fits a pattern in which `*` stands for anything.
-fn glob(pattern: &str, text: &str) -> bool {
+pub(super) fn glob(pattern: &str, text: &str) -> bool {
     let Some((first, rest)) = pattern.split_once('*') else { return pattern == text };
     let Some(mut left) = text.strip_prefix(first) else { return false };
     let mut parts: Vec<_> = rest.split('*').collect();

@@ -68,6 +68,26 @@ impl Value for bool {
     }
 }
 
+/// Yes, no, or nothing said.
+impl Value for Option<bool> {
+    const EXAMPLE: &'static str = "true";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        if text.is_empty() { Ok(None) } else { bool::parse(text).map(Some) }
+    }
+
+    fn from_toml(value: &toml::Value) -> Result<Self, String> {
+        match value {
+            toml::Value::String(text) => Self::parse(text),
+            other => bool::from_toml(other).map(Some),
+        }
+    }
+
+    fn to_toml(&self) -> toml::Value {
+        self.map_or_else(|| "".into(), toml::Value::Boolean)
+    }
+}
+
 /// A length of time, or for ever.
 impl Value for Option<Duration> {
     const EXAMPLE: &'static str = "30days";

@@ -1,6 +1,6 @@
 //! Picks each field's value from the layers, and keeps account of what was read and what was wrong.
 
-use std::path::PathBuf;
+use std::{borrow::Cow, collections::BTreeSet, path::PathBuf};
 
 use super::{
     Config, Environment, Flags, Mistake, Origin, Report,
@@ -41,8 +41,9 @@ impl<'a> Reader<'a> {
 
     /// Reads one field by its full name. A wrong value is noted, and the default stands in, so that the fields after
     /// it are checked too.
-    pub(super) fn field<T: Value>(&mut self, name: &'static str, default: impl FnOnce() -> T) -> T {
-        let (given, origin) = self.given(name);
+    pub(super) fn field<T: Value>(&mut self, name: impl Into<Cow<'static, str>>, default: impl FnOnce() -> T) -> T {
+        let name = name.into();
+        let (given, origin) = self.given(&name);
         let read = given.and_then(|given| match given {
             Some(value) => T::from_toml(&value).map(Some).map_err(|message| vec![message]),
             None => Ok(None),
@@ -50,7 +51,7 @@ impl<'a> Reader<'a> {
         let value = match read {
             Ok(value) => value.unwrap_or_else(default),
             Err(messages) => {
-                let wrong = |message| Mistake::of(name, origin.clone(), message);
+                let wrong = |message| Mistake::of(&name, origin.clone(), message);
                 self.mistakes.extend(messages.into_iter().map(wrong));
                 default()
             }
@@ -60,15 +61,45 @@ impl<'a> Reader<'a> {
     }
 
     /// Notes that a field which was read is wrong after all.
-    pub(super) fn mistake(&mut self, name: &'static str, message: String) {
+    pub(super) fn mistake(&mut self, name: &str, message: String) {
         let read = self.entries.iter().find(|entry| entry.name == name);
         let origin = read.map_or(Origin::Default, |entry| entry.origin.clone());
         self.mistakes.push(Mistake::of(name, origin, message));
     }
 
+    /// How many mistakes there are so far.
+    pub(super) fn mistakes(&self) -> usize {
+        self.mistakes.len()
+    }
+
+    /// The names of the sections within a section, where those are for people to choose: what the file has there, and
+    /// what the environment says of a section's `field`. A name that needs quotes in TOML is given with them.
+    pub(super) fn sections(&self, within: &str, field: &str) -> BTreeSet<String> {
+        let prefix = format!("{within}.");
+        let name = |field: &str| {
+            let rest = field.strip_prefix(&prefix)?;
+            let end = match rest.strip_prefix('"') {
+                Some(quoted) => quoted.find('"')? + 2,
+                None => rest.find('.').unwrap_or(rest.len()),
+            };
+            Some(rest[..end].to_owned())
+        };
+        let mut names: BTreeSet<String> = self.file.keys().filter_map(|field| name(field)).collect();
+        let (before, after) = (variable(&prefix), variable(&format!(".{field}")).replace("SEMEL_", ""));
+        let is_set = |name: &&str| matches!(self.environment.get(name), Ok(Some(text)) if !text.is_empty());
+        let set = self.environment.ours().filter(is_set);
+        let told = set.filter_map(|name| name.strip_prefix(&before)?.strip_suffix(&after));
+        for told in told {
+            if !names.iter().any(|name| variable(name) == format!("SEMEL_{told}")) {
+                names.insert(told.to_lowercase());
+            }
+        }
+        names
+    }
+
     /// Ends the reading: whatever was given but never asked for does not exist.
     pub(super) fn finish(mut self, config: Config) -> Report {
-        let known: Vec<&str> = self.entries.iter().map(|entry| entry.name).collect();
+        let known: Vec<&str> = self.entries.iter().map(|entry| &*entry.name).collect();
         for (name, given) in &self.file {
             if !known.contains(&name.as_str()) {
                 self.mistakes.push(Mistake::of(name, given.origin.clone(), unknown(name, &known)));
@@ -131,7 +162,7 @@ fn open(flags: &Flags, environment: &Environment) -> Result<Option<(PathBuf, Str
 
 /// The environment variable of a field.
 fn variable(field: &str) -> String {
-    format!("SEMEL_{}", field.replace('.', "_").to_uppercase())
+    format!("SEMEL_{}", field.replace(['.', '-'], "_").to_uppercase())
 }
 
 fn unknown(name: &str, known: &[&str]) -> String {
@@ -139,10 +170,23 @@ fn unknown(name: &str, known: &[&str]) -> String {
     if known.iter().any(|field| field.starts_with(&within)) {
         return format!("is a section: write [{name}] and its fields below");
     }
-    match nearest(name, known) {
+    // What is in a section that exists was meant for it: the same field of another section is no help.
+    let (section, field) = name.rsplit_once('.').unwrap_or(("", name));
+    let within = |known: &str| known.rsplit_once('.').unwrap_or(("", known)).0 == section;
+    let beside: Vec<&str> = known.iter().filter(|known| within(known)).map(|known| last(known)).collect();
+    let near = match (section, beside.is_empty()) {
+        ("", _) | (_, true) => nearest(name, known).map(str::to_owned),
+        _ => nearest(field, &beside).map(|near| format!("{section}.{near}")),
+    };
+    match near {
         Some(near) => format!("there is no such field; did you mean {near}?"),
         None => "there is no such field".to_owned(),
     }
+}
+
+/// The last part of a field's full name.
+fn last(name: &str) -> &str {
+    name.rsplit_once('.').map_or(name, |(_, last)| last)
 }
 
 /// The name most like a wrong one, if any is much like it.

@@ -1,6 +1,6 @@
 //! What reading the configuration found.
 
-use std::{fmt, path::PathBuf};
+use std::{borrow::Cow, fmt, path::PathBuf};
 
 use super::Config;
 
@@ -38,7 +38,7 @@ impl Report {
 /// One field as it is in effect; secrets already hidden.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
-    pub(super) name: &'static str,
+    pub(super) name: Cow<'static, str>,
     pub(super) shown: toml::Value,
     pub(super) origin: Origin,
 }

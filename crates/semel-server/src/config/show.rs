@@ -13,7 +13,7 @@ impl Report {
         let mut text = String::new();
         let mut section = "";
         // Fields outside any section must come first: in TOML a section has no end but the next one.
-        let mut entries: Vec<_> = self.entries.iter().map(|entry| (split(entry.name), entry)).collect();
+        let mut entries: Vec<_> = self.entries.iter().map(|entry| (split(&entry.name), entry)).collect();
         entries.sort_by_key(|((within, _), _)| !within.is_empty());
         for ((within, name), entry) in entries {
             if within != section {
@@ -33,7 +33,7 @@ impl Report {
         for entry in &self.entries {
             let at = entry.name.split('.').fold(&mut config, |within, name| &mut within[name]);
             *at = json!(entry.shown);
-            origins[entry.name] = entry.origin.to_string().into();
+            origins[&*entry.name] = entry.origin.to_string().into();
         }
         json!({ "config": config, "origins": origins })
     }
@@ -48,6 +48,7 @@ fn escaped(value: &Value) -> Value {
     match value {
         Value::String(text) => Value::String(escape(text)),
         Value::Array(items) => Value::Array(items.iter().map(escaped).collect()),
+        Value::Table(table) => Value::Table(table.iter().map(|(name, value)| (name.clone(), escaped(value))).collect()),
         other => other.clone(),
     }
 }

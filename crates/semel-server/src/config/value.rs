@@ -55,6 +55,12 @@ impl Value for Duration {
     }
 
     fn to_toml(&self) -> toml::Value {
+        /// Whole days stay days: "90days" is what people write, and its months would be no months of the calendar.
+        const DAY: u64 = 24 * 3600;
+        let days = self.as_secs() / DAY;
+        if days > 1 && *self == Self::from_secs(days * DAY) {
+            return format!("{days}days").into();
+        }
         humantime::format_duration(*self).to_string().into()
     }
 }

@@ -52,6 +52,12 @@ impl Wrong {
         }
     }
 
+    /// Whether nothing was noted.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.told.is_empty()
+    }
+
     /// Nothing, or the problem that lists everything.
     ///
     /// # Errors

@@ -21,7 +21,8 @@ pub(super) async fn refuse_foreign(request: Request, next: Next) -> Result<Respo
     Ok(next.run(request).await)
 }
 
-fn check(uri: &Uri, headers: &HeaderMap) -> Result<(), Problem> {
+/// Says what is wrong with where a request is for, or where it comes from.
+pub(crate) fn check(uri: &Uri, headers: &HeaderMap) -> Result<(), Problem> {
     let refused = || {
         let problem = Problem::new(&HOST_NOT_ALLOWED);
         match headers.get_all(header::HOST).iter().count() {

@@ -40,6 +40,9 @@ pub struct App {
     pub authenticate: Arc<dyn Authenticate>,
     /// The services' routes; each request that reaches one has a [`principal::Principal`].
     pub routes: Router,
+    /// Routes that anybody may call, because what is sent there proves by itself who sent it: webhooks. They come
+    /// through proxies, with the `Host` that their sender knows, so that is not looked at.
+    pub signed: Router,
 }
 
 impl App {
@@ -61,7 +64,12 @@ impl App {
             .fallback(async || Problem::new(&problem::NOT_FOUND))
             .layer(DefaultBodyLimit::max(BODY_LIMIT))
             .layer(middleware::from_fn(catch_panic));
-        if loopback_only { router.layer(middleware::from_fn(loopback::refuse_foreign)) } else { router }
+        let router = if loopback_only { router.layer(middleware::from_fn(loopback::refuse_foreign)) } else { router };
+        let signed = self
+            .signed
+            .method_not_allowed_fallback(async || Problem::new(&problem::METHOD_NOT_ALLOWED))
+            .layer(middleware::from_fn(catch_panic));
+        router.merge(signed)
     }
 }
 

@@ -11,12 +11,13 @@ use serde_json::Value;
 use crate::{jobs, services};
 
 /// The parts: what every server has, and the services'.
-const PARTS: [&str; 6] = [
+const PARTS: [&str; 7] = [
     include_str!("openapi.json"),
     services::proposals::OPENAPI,
     services::messages::OPENAPI,
     services::notifications::OPENAPI,
     services::notifications::DELIVERIES_OPENAPI,
+    services::webhooks::OPENAPI,
     jobs::OPENAPI,
 ];
 

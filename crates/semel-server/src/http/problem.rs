@@ -228,8 +228,101 @@ pub static DELIVERY_RUNNING: Kind = Kind {
     remedy: "Wait for the outcome, and decide then if there is still something to decide.",
 };
 
+/// A webhook is not signed.
+pub static SIGNATURE_REFUSED: Kind = Kind {
+    name: "signature-refused",
+    status: StatusCode::BAD_REQUEST,
+    retryable: false,
+    title: "Not signed",
+    meaning: "The delivery is not signed by its source, or was signed too long ago.",
+    remedy: "The member reason says in a word what is wrong. Compare the secret with the sender's, and the clocks of both \
+             machines. A proxy between the two must not change the body. Nothing was stored.",
+};
+
+/// A webhook is signed, and makes no sense.
+pub static EVENT_MALFORMED: Kind = Kind {
+    name: "event-malformed",
+    status: StatusCode::BAD_REQUEST,
+    retryable: false,
+    title: "Not an event",
+    meaning: "The delivery is signed, but is not what events of this source look like.",
+    remedy: "The member errors lists everything that is wrong. Check that the source's kind is that of the sender, and \
+             that it sends JSON. Nothing was stored.",
+};
+
+/// A test event for a live source, or the other way round.
+pub static LIVEMODE_MISMATCH: Kind = Kind {
+    name: "livemode-mismatch",
+    status: StatusCode::BAD_REQUEST,
+    retryable: false,
+    title: "Event of the other mode",
+    meaning: "This source takes live events only, or test events only, and this is one of the others.",
+    remedy: "Give each mode a source and a secret of its own, or leave livemode out of the source. Nothing was stored.",
+};
+
+/// The body is compressed.
+pub static BODY_ENCODED: Kind = Kind {
+    name: "body-encoded",
+    status: StatusCode::UNSUPPORTED_MEDIA_TYPE,
+    retryable: false,
+    title: "Body encoded",
+    meaning: "The body has a Content-Encoding. The signature is over the bytes as they are sent, and nothing is \
+              inflated before it was looked at.",
+    remedy: "Send the body as it is, without Content-Encoding.",
+};
+
+/// More bodies are on their way in than there is room for.
+pub static TOO_MANY_DELIVERIES: Kind = Kind {
+    name: "too-many-deliveries",
+    status: StatusCode::SERVICE_UNAVAILABLE,
+    retryable: true,
+    title: "Too many deliveries",
+    meaning: "More deliveries to this source are on their way in than this node has room for.",
+    remedy: "Send it again after the time that Retry-After tells. Nothing was stored. If it lasts, somebody may be opening \
+             connections and sending nothing: limit what one address may do at the proxy.",
+};
+
+/// An event was stored, and processing it failed.
+pub static WEBHOOK_FAILED: Kind = Kind {
+    name: "webhook-failed",
+    status: StatusCode::INTERNAL_SERVER_ERROR,
+    retryable: true,
+    title: "The event was not processed",
+    meaning: "The event is stored, but this attempt to process it failed.",
+    remedy: "It is tried again after a while, and at once when it is sent again, as long as it has attempts left. What \
+             went wrong is told at GET /webhooks/{source}/events/{id}.",
+};
+
+/// An event is being processed.
+pub static EVENT_RUNNING: Kind = Kind {
+    name: "event-running",
+    status: StatusCode::CONFLICT,
+    retryable: true,
+    title: "The event is being processed",
+    meaning: "This event is being processed at this moment, or has moved on since it was looked at.",
+    remedy: "Look at it again. If it has not completed by then, ask again.",
+};
+
+/// An event has taken effect.
+pub static EVENT_COMPLETED: Kind = Kind {
+    name: "event-completed",
+    status: StatusCode::CONFLICT,
+    retryable: false,
+    title: "The event has taken effect",
+    meaning: "This event was processed, and what took effect is not done again.",
+    remedy: "What it led to is in its processing_result. To have the effect once more, send an event with another id.",
+};
+
 /// The server's own kinds.
-static OWN: [&Kind; 21] = [
+static OWN: [&Kind; 29] = [
+    &TOO_MANY_DELIVERIES,
+    &EVENT_RUNNING,
+    &EVENT_COMPLETED,
+    &SIGNATURE_REFUSED,
+    &EVENT_MALFORMED,
+    &LIVEMODE_MISMATCH,
+    &BODY_ENCODED,
+    &WEBHOOK_FAILED,
     &ROLE_NOT_ALLOWED,
     &NOT_HELD,
     &DELIVERY_SETTLED,

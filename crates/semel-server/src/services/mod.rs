@@ -1,8 +1,10 @@
 //! The services, each a folder: its routes, its rules and its tables.
 
+mod call;
 pub mod messages;
 pub mod notifications;
 pub mod proposals;
+pub mod webhooks;
 
 use semel_store::Database;
 

@@ -17,6 +17,8 @@ use crate::support::{SOON, eventually};
 pub(crate) enum Does {
     /// Answers with a status.
     Answers(u16),
+    /// Answers with a status, and asks for so many seconds.
+    AsksFor(u64, u16),
     /// Answers 202, but not before it is let go.
     Waits,
     /// Never answers.
@@ -113,6 +115,12 @@ impl State {
                 Does::Answers(status) => {
                     let answer = format!("HTTP/1.1 {status} X\r\ncontent-length: 2\r\nlocation: /elsewhere\r\n\r\nok");
                     if connection.write_all(answer.as_bytes()).is_err() {
+                        return;
+                    }
+                }
+                Does::AsksFor(seconds, status) => {
+                    let head = format!("HTTP/1.1 {status} X\r\ncontent-length: 0\r\nretry-after: {seconds}\r\n\r\n");
+                    if connection.write_all(head.as_bytes()).is_err() {
                         return;
                     }
                 }

@@ -45,7 +45,7 @@ fn one_stands_still(fleet: &mut Fleet, point: &str) {
     fleet.all_is_well(vec![other, still]);
 }
 
-fn is_still(server: &Server) -> bool {
+pub(crate) fn is_still(server: &Server) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", server.process.pid().as_raw_pid())).unwrap();
     stat.rsplit_once(')').unwrap().1.trim_start().starts_with('T')
 }

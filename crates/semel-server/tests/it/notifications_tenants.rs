@@ -60,7 +60,8 @@ fn tenants_never_meet(place: &Place) {
             tasks.spawn(listener.run(stopping.clone()));
         }
         let (readiness, authenticate) = (Arc::new(AlwaysReady), Arc::new(Believes));
-        let app = App { readiness, authenticate, routes: notifications.routes() }.into_router();
+        let app =
+            App { readiness, authenticate, routes: notifications.routes(), signed: axum::Router::new() }.into_router();
 
         for (tenant, channels) in [("acme", ["PUSH"]), ("umbrella", ["SMS"])] {
             let body = json!({ "groupId": 5, "channels": channels });

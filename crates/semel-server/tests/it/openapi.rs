@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// Every path that the server promises, with its methods.
-const PATHS: [(&str, &[&str]); 33] = [
+const PATHS: [(&str, &[&str]); 40] = [
     ("/", &["get"]),
     ("/healthz", &["get"]),
     ("/readyz", &["get"]),
@@ -43,6 +43,13 @@ const PATHS: [(&str, &[&str]); 33] = [
     ("/outbox/{messageId}/skip", &["post"]),
     ("/jobs", &["get"]),
     ("/jobs/{id}", &["get"]),
+    ("/functions/v1/stripe-events-monitor", &["get"]),
+    ("/webhooks/{source}", &["post"]),
+    ("/webhooks/{source}/{function}", &["post"]),
+    ("/webhooks/{source}/monitor", &["get"]),
+    ("/webhooks/{source}/events", &["get"]),
+    ("/webhooks/{source}/events/{id}", &["get"]),
+    ("/webhooks/{source}/events/{id}/retry", &["post"]),
 ];
 
 /// Those that read no body, and those whose answer has no end.
@@ -53,13 +60,14 @@ const ENDLESS: [&str; 1] = ["/notifications/stream"];
 fn filled(path: &str) -> String {
     let names = [("{name}", "in-flight"), ("{id}", "1"), ("{messageId}", "1"), ("{eventId}", "e"), ("{kind}", "admin")];
     let filled = names.iter().fold(path.to_owned(), |path, (name, value)| path.replace(name, value));
-    filled.replace("{userId}", "u")
+    filled.replace("{userId}", "u").replace("{source}", "stripe").replace("{function}", "f")
 }
 
 #[test]
 fn the_openapi_document_is_the_truth() {
     let place = Place::sqlite();
-    let api = Api::start(&place);
+    let source = [("SEMEL_WEBHOOKS_STRIPE_KIND", "stripe"), ("SEMEL_WEBHOOKS_STRIPE_SECRETS", "whsec_x")];
+    let api = Api::start_with(&place, &source);
     api.proposta();
     let document = api.server.get("/openapi.json");
     assert_eq!((document.status, document.header("content-type")), (200, Some("application/json")));
@@ -96,7 +104,9 @@ fn the_openapi_document_is_the_truth() {
         // 0.29 is no multiple of 0.01 to who reads both as floats.
         assert!(valor["multipleOf"].is_null() && valor["description"].as_str().unwrap().contains("two decimals"));
     }
-    for name in ["delivery-running", "delivery-settled", "not-held", "role-not-allowed"] {
+    for name in
+        ["delivery-running", "delivery-settled", "event-completed", "event-running", "not-held", "role-not-allowed"]
+    {
         assert_eq!(api.server.get(&format!("/problems/{name}")).status, 200, "{name}");
     }
     for name in ["email-em-uso", "versao-desatualizada", "estado-invalido", "invalid-fields", "invalid-json"] {

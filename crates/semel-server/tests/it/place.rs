@@ -54,6 +54,11 @@ impl Place {
         Self { url, dir: TempDir::new().unwrap(), schema: Some(schema) }
     }
 
+    /// A ledger on a server of the test's own.
+    pub(crate) fn at(url: String) -> Self {
+        Self { url, dir: TempDir::new().unwrap(), schema: None }
+    }
+
     /// The program, on this ledger, in this directory.
     pub(crate) fn semel<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> Command {
         let mut command = semel();

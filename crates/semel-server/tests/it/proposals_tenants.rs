@@ -53,7 +53,9 @@ impl Asks {
         let ledger = Ledger::new(database, Options::default()).unwrap();
         let proposals = Proposals::open(&ledger, config::Proposals::default()).await.unwrap();
         let (readiness, authenticate) = (Arc::new(AlwaysReady), Arc::new(Believes));
-        Self { app: App { readiness, authenticate, routes: proposals.routes() }.into_router() }
+        Self {
+            app: App { readiness, authenticate, routes: proposals.routes(), signed: axum::Router::new() }.into_router(),
+        }
     }
 
     async fn ask(&self, who: &str, method: &str, path: &str, body: Value) -> (u16, Value) {

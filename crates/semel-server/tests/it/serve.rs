@@ -196,7 +196,7 @@ async fn requests_in_flight_are_waited_for_only_so_long() {
 async fn serve_app(readiness: impl Readiness, routes: Router) -> std::net::SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let app = App { readiness: Arc::new(readiness), authenticate: Arc::new(Local), routes };
+    let app = App { readiness: Arc::new(readiness), authenticate: Arc::new(Local), routes, signed: Router::new() };
     tokio::spawn(serve::run(listener, app.into_router(), Stop::new(), Duration::ZERO));
     address
 }

@@ -59,7 +59,7 @@ impl Database {
     }
 
     /// What to bind for `{now}`: a time that is set, or what SQLite's host says.
-    pub(super) fn clock(&self) -> Option<i64> {
+    pub(crate) fn clock(&self) -> Option<i64> {
         match self.inner() {
             Inner::Postgres(db) => db.clock.fixed(),
             Inner::Sqlite(db) => Some(db.clock.host()),

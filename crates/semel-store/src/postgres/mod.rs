@@ -1,6 +1,5 @@
 //! The ledger on PostgreSQL.
 
-mod hints;
 mod hot;
 mod inline;
 mod seats;
@@ -12,14 +11,13 @@ use std::{
 };
 
 use semel::{
-    Error, Fence, Operation, Result, Timestamp, crash_point,
+    Error, Fence, Operation, Outcome, Result, Timestamp, crash_point,
     machine::{Answer, Request, Write},
     micros,
     store::{Applied, Decision, LeaseWrite, Swept},
 };
 use sqlx::{PgConnection, migrate::Migrator, postgres::PgConnectOptions};
 
-use self::hints::Hints;
 #[cfg(test)]
 pub(crate) use self::hot::ALL as HOT;
 pub(crate) use self::seats::{Seat, Seats};
@@ -28,9 +26,10 @@ use crate::{
     apply::{Changes, load_by_id, load_by_key},
     batch::{self, ByKey, decided, in_order, late_renewal, note_late, saved, swept_rows},
     clock::Clock,
-    codec::encode,
+    codec::{encode, hex},
     connection::broken,
     counters,
+    hints::Hints,
     sql::{Dialect, Sql},
 };
 
@@ -385,6 +384,14 @@ impl Postgres {
         Ok(applied)
     }
 
+    /// The fenced completion as text, to go along with a commit.
+    pub(crate) fn complete_sql(&self, held: &Operation, outcome: &Outcome) -> String {
+        let (id, fence, kept) = (held.id, held.fence, outcome.kept);
+        let body = hex(&encode(&outcome.body));
+        let fixed = self.clock.fixed().map_or_else(|| "NULL".to_owned(), |fixed| fixed.to_string());
+        format!("SELECT semel_complete({id}, {fence}, decode('{body}', 'hex'), {kept}, {fixed})")
+    }
+
     /// The fenced completion in a caller's transaction.
     pub(crate) async fn complete_in(&self, conn: &mut PgConnection, write: LeaseWrite) -> Result<Applied> {
         let writes = [write];
@@ -545,7 +552,7 @@ async fn roll_back(conn: &mut PgConnection) -> Result<()> {
 }
 
 /// Locks rows, waiting for whoever holds them.
-async fn lock(conn: &mut PgConnection, ids: &[i64]) -> Result<()> {
+pub(crate) async fn lock(conn: &mut PgConnection, ids: &[i64]) -> Result<()> {
     for sql in [hot::LOCK_LEASES, hot::LOCK_OPERATIONS] {
         sqlx::query(sql).bind(ids).execute(&mut *conn).await.map_err(broken)?;
     }

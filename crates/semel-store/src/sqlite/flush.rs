@@ -17,7 +17,7 @@ use semel::{
 use serde_json::{Value, json};
 use sqlx::SqliteConnection;
 
-use super::{Sqlite, Writer, hot};
+use super::{READERS, Sqlite, Writer, hot};
 use crate::{
     Conn,
     apply::{Changes, Tally, load_by_id, load_by_key},
@@ -28,8 +28,51 @@ use crate::{
 };
 
 impl Sqlite {
-    /// Claims and writes under leases, in one commit.
+    /// Claims and writes under leases, in one commit. Claims that a reader can answer do not go to the writer.
     pub(crate) async fn flush(
+        &self,
+        requests: &[Arc<Request>],
+        writes: &[LeaseWrite],
+    ) -> Result<(Vec<Applied>, Vec<Applied>)> {
+        // A reader that is away, or in use, only means that the writer has to answer.
+        let mut answers = self.read_known(requests).await.unwrap_or_default();
+        requests.iter().for_each(|request| self.hints.remember(request));
+        if answers.is_empty() {
+            return self.flush_all(requests, writes).await;
+        }
+        let left: Vec<usize> = (0..requests.len()).filter(|i| !answers.contains_key(i)).collect();
+        let mut written = Vec::new();
+        if !left.is_empty() || !writes.is_empty() {
+            let requests: Vec<_> = left.iter().map(|i| requests[*i].clone()).collect();
+            let claimed;
+            (claimed, written) = self.flush_all(&requests, writes).await?;
+            answers.extend(left.into_iter().zip(claimed));
+        }
+        Ok((in_order(answers, requests.len())?, written))
+    }
+
+    /// The answers to those claims whose key was seen a moment ago and that would change nothing.
+    async fn read_known(&self, requests: &[Arc<Request>]) -> Result<HashMap<usize, Applied>> {
+        let seen: Vec<usize> = (0..requests.len()).filter(|i| self.hints.knows(&requests[*i])).collect();
+        if seen.is_empty() {
+            return Ok(HashMap::new());
+        }
+        // Slow looks at everything must not keep claims and settles waiting.
+        let mut reader = match self.readers.try_acquire() {
+            Some(reader) => reader,
+            None if self.readers.size() < READERS => self.readers.acquire().await.map_err(broken)?,
+            None => return Ok(HashMap::new()),
+        };
+        let clock: i64 = sqlx::query_scalar(hot::NOW).fetch_one(&mut *reader).await.map_err(broken)?;
+        let now = Timestamp::from_micros(clock.max(self.clock.host()));
+        let keys = seen.iter().map(|i| (&requests[*i].scope, &requests[*i].key));
+        let rows = load_by_key(&mut Conn::Sqlite(&mut reader), &self.sql, keys).await?;
+        let (_, calm) = batch::read_all(requests, &rows, seen, now);
+        let row = |i: usize| rows.get(&(requests[i].scope.clone(), requests[i].key.clone())).cloned();
+        Ok(calm.into_iter().map(|(i, answer)| (i, Applied { answer, operation: row(i), now })).collect())
+    }
+
+    async fn flush_all(
         &self,
         requests: &[Arc<Request>],
         writes: &[LeaseWrite],

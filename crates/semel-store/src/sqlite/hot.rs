@@ -56,6 +56,24 @@ pub(crate) const COMPLETE_ONE: &str = "UPDATE semel_meta SET clock = max(clock, 
      RETURNING tenant, service, kind, coalesce(label1, '') AS label1, coalesce(label2, '') AS label2, claimed_at, settled_at;
      DELETE FROM semel_leases WHERE operation = $1 AND fence = $2 AND NOT successor";
 
+/// One plain completion at the end of a caller's transaction, with its count and the commit: one hop for all of it.
+/// Where the lease is gone, or newer data waits, the count has no tenant: its insert fails, and the commit is not
+/// reached.
+pub(crate) const COMPLETE_AND_COMMIT: &str = "UPDATE semel_meta SET clock = max(clock, $5) WHERE only = 1;
+     UPDATE semel_operations
+     SET state = 'completed', settled_at = m.clock, expires_at = m.clock + l.retention, archive_at = m.clock + l.tombstone,
+         outcome = $3, outcome_kept = $4, error = NULL, checkpoint = NULL
+     FROM semel_meta AS m CROSS JOIN semel_leases AS l
+     WHERE m.only = 1 AND l.operation = $1 AND l.fence = $2 AND NOT l.successor
+       AND semel_operations.id = $1 AND semel_operations.fence = $2
+     RETURNING settled_at;
+     DELETE FROM semel_leases WHERE operation = $1 AND fence = $2 AND NOT successor;
+     INSERT INTO semel_deltas
+        (tenant, service, kind, label1, label2, hour, from_state, to_state, answer, bucket, n)
+     VALUES ((SELECT tenant FROM semel_operations WHERE id = $1 AND fence = $2 AND state = 'completed'),
+             $6, $7, $8, $9, (SELECT clock / 3600000000 FROM semel_meta WHERE only = 1), 'processing', 'completed', '', $10, 1);
+     COMMIT";
+
 /// The counts of a transaction, as [`Sql::insert_deltas`](crate::sql::Sql), and its end.
 pub(crate) const COUNT_AND_COMMIT: &str = "INSERT INTO semel_deltas
         (tenant, service, kind, label1, label2, hour, from_state, to_state, answer, bucket, n)
@@ -88,6 +106,7 @@ pub(crate) const ALL: &[(&str, &str)] = &[
     ("MADE", MADE),
     ("COMPLETE", COMPLETE),
     ("COMPLETE_ONE", COMPLETE_ONE),
+    ("COMPLETE_AND_COMMIT", COMPLETE_AND_COMMIT),
     ("COUNT_AND_COMMIT", COUNT_AND_COMMIT),
     ("HELD", HELD),
     ("RENEW", RENEW),

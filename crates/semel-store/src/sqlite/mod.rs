@@ -39,8 +39,12 @@ use crate::{
     clock::Clock,
     connection::broken,
     counters,
+    hints::Hints,
     sql::{Dialect, Sql},
 };
+
+/// How many may read at the same time.
+const READERS: u32 = 4;
 
 pub(crate) struct Sqlite {
     pub(crate) writer: Arc<Mutex<Writer>>,
@@ -49,6 +53,7 @@ pub(crate) struct Sqlite {
     pub(crate) sql: Sql,
     pub(crate) clock: Clock,
     pub(crate) checkpoints: Checkpoints,
+    hints: Hints,
     /// Whether a caller's transaction has the writer.
     pub(crate) held: Arc<AtomicBool>,
 }
@@ -66,13 +71,14 @@ impl Sqlite {
         migrator.dangerous_set_table_name("semel_migrations");
         migrate(&mut connection, &migrator).await?;
         let checkpoints = Checkpoints::new(options.clone());
-        let readers = SqlitePoolOptions::new().max_connections(4).connect_lazy_with(options.read_only(true));
+        let readers = SqlitePoolOptions::new().max_connections(READERS).connect_lazy_with(options.read_only(true));
         Ok(Self {
             writer: Writer::new(connection),
             readers,
             sql: Sql::new(Dialect::Sqlite),
             clock,
             checkpoints,
+            hints: Hints::default(),
             held: Arc::default(),
         })
     }

@@ -10,13 +10,16 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use semel::{Error, Result};
+use semel::{Error, Operation, Outcome, Result, Timestamp, look::bucket};
 use serde_json::Value;
 use sqlx::{SqliteConnection, migrate::Migrator};
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use super::hot;
-use crate::connection::broken;
+use crate::{codec::encode, connection::broken};
+
+/// SQLite's word for a column that must have a value.
+const NOT_NULL: &str = "1299";
 
 pub(crate) struct Writer {
     connection: SqliteConnection,
@@ -113,6 +116,42 @@ impl WriteTx {
         }
         self.get().open = false;
         Ok(())
+    }
+
+    /// Completes an operation and commits, in one hop; when it was completed. Nothing if that is no plain completion,
+    /// or if there is more to count: the transaction goes on then.
+    pub(crate) async fn complete_and_commit(
+        &mut self,
+        held: &Operation,
+        outcome: &Outcome,
+        host_clock: i64,
+    ) -> Result<Option<i64>, sqlx::Error> {
+        if !self.counts.is_empty() {
+            return Ok(None);
+        }
+        let took = Timestamp::from_micros(host_clock).since(held.claimed_at);
+        let label = |slot: usize| held.labels.0[slot].as_deref().unwrap_or_default();
+        let done = sqlx::query_scalar(hot::COMPLETE_AND_COMMIT)
+            .bind(held.id)
+            .bind(held.fence.0)
+            .bind(encode(&outcome.body))
+            .bind(outcome.kept)
+            .bind(host_clock)
+            .bind(held.scope.service())
+            .bind(held.scope.kind())
+            .bind(label(0))
+            .bind(label(1))
+            .bind(bucket(took))
+            .fetch_all(self.connection())
+            .await;
+        match done {
+            Ok(done) => {
+                self.get().open = false;
+                done.first().copied().map(Some).ok_or(sqlx::Error::RowNotFound)
+            }
+            Err(sqlx::Error::Database(refused)) if refused.code().as_deref() == Some(NOT_NULL) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     pub(crate) async fn roll_back(mut self) {

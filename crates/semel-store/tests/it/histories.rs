@@ -7,7 +7,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use proptest::prelude::*;
 use semel::{
     Backoff, Failure, Fence, OnLost, OnMismatch, Operation, Outcome, Policy, Retry, Store, Timestamp, Verdict,
-    machine::{Answer, Event, Next, Request, Write, step},
+    machine::{Answer, Event, Next, Request, Write, due, step},
     store::{Decision, LeaseWrite},
 };
 use semel_testkit::{Kind, Lab, key, request, scope};
@@ -15,7 +15,7 @@ use semel_testkit::{Kind, Lab, key, request, scope};
 /// One thing that happens. Small numbers choose among keys, payloads, orders and known fences.
 #[derive(Clone, Debug)]
 enum Action {
-    Claim { key: usize, payload: u8, order: Option<i64>, policy: usize, repeat: bool, stored: bool },
+    Claim { key: usize, payload: u8, order: Option<i64>, policy: usize, repeat: bool, stored: bool, at_once: bool },
     Write { key: usize, fence: usize, write: usize },
     Renew { key: usize, fence: usize },
     Decide { key: usize, decision: usize, expected: bool },
@@ -24,8 +24,17 @@ enum Action {
 }
 
 fn action() -> impl Strategy<Value = Action> {
-    let claim = (0..2usize, 0..2u8, proptest::option::of(0..3i64), 0..8usize, any::<bool>(), any::<bool>()).prop_map(
-        |(key, payload, order, policy, repeat, stored)| Action::Claim { key, payload, order, policy, repeat, stored },
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>());
+    let claim = (0..2usize, 0..2u8, proptest::option::of(0..3i64), 0..8usize, flags).prop_map(
+        |(key, payload, order, policy, (repeat, stored, at_once))| Action::Claim {
+            key,
+            payload,
+            order,
+            policy,
+            repeat,
+            stored,
+            at_once,
+        },
     );
     prop_oneof![
         6 => claim,
@@ -81,6 +90,8 @@ struct Run {
     lab: Lab,
     store: semel_store::Database,
     model: HashMap<usize, Operation>,
+    /// Of each that nobody runs, when it is due, if ever.
+    due: HashMap<usize, Option<Timestamp>>,
     /// Every fence that was ever given out, by key: old ones are tried too.
     fences: HashMap<usize, Vec<(i64, Fence)>>,
     last: HashMap<usize, Request>,
@@ -93,8 +104,8 @@ impl Run {
     async fn new(kind: Kind) -> Self {
         let lab = Lab::new(kind).await;
         let store = lab.open().await;
-        let (model, fences, last) = (HashMap::new(), HashMap::new(), HashMap::new());
-        Self { lab, store, model, fences, last, time: Lab::START }
+        let (model, due, fences, last) = (HashMap::new(), HashMap::new(), HashMap::new(), HashMap::new());
+        Self { lab, store, model, due, fences, last, time: Lab::START }
     }
 
     async fn act(&mut self, action: &Action) {
@@ -103,9 +114,10 @@ impl Run {
                 self.lab.pass(Duration::from_secs(*seconds));
                 self.time = self.time + Duration::from_secs(*seconds);
             }
-            Action::Claim { key, payload, order, policy: choice, repeat, stored } => {
+            Action::Claim { key, payload, order, policy: choice, repeat, stored, at_once } => {
                 let mut asked = request(NAMES[*key], &[*payload], policy(*choice));
                 asked.order = *order;
+                asked.at_once = *at_once;
                 asked.payload = stored.then(|| vec![*payload; 2].into());
                 asked.labels = semel::Labels::default().with(1, "blue").unwrap();
                 if let (true, Some(earlier)) = (*repeat, self.last.get(key)) {
@@ -177,11 +189,19 @@ impl Run {
     }
 
     fn model_step(&mut self, place: usize, event: &Event<'_>) -> Answer {
-        let done = step(self.model.get(&place), event, self.time);
+        let old = self.model.get(&place).cloned();
+        let done = step(old.as_ref(), event, self.time);
         match done.next {
             Next::Same => {}
-            Next::Put(op) | Next::Anew(op) => drop(self.model.insert(place, *op)),
-            Next::Gone => drop(self.model.remove(&place)),
+            Next::Put(op) | Next::Anew(op) => {
+                // A tended row is due as before: its lease, and with it the terms, ended earlier.
+                if !matches!(event, Event::Tend) {
+                    let terms = old.as_ref().and_then(|op| op.lease.as_ref()).map(|lease| &lease.terms);
+                    self.due.insert(place, due(&op, terms, self.time));
+                }
+                self.model.insert(place, *op);
+            }
+            Next::Gone => drop((self.model.remove(&place), self.due.remove(&place))),
         }
         done.answer
     }
@@ -216,6 +236,24 @@ impl Run {
             NAMES[place]
         );
     }
+
+    /// What should run by now, and when the next should.
+    async fn compare_due(&self) {
+        let counts = |place: &usize| self.model.get(place).is_some_and(|op| !op.has_expired(self.time));
+        let waits = self.due.iter().filter(|(place, _)| counts(place));
+        let mut waits: Vec<_> = waits.filter_map(|(place, due)| Some(((*due)?, self.model[place].id))).collect();
+        waits.sort_unstable();
+        let next = waits.iter().find(|(due, _)| *due > self.time).map(|(due, _)| *due);
+        let ids: Vec<_> = waits.iter().filter(|(due, _)| *due <= self.time).map(|(_, id)| *id).collect();
+        let found = self.store.due(&scope(), 64).await.unwrap();
+        assert_eq!((found.operations.iter().map(|op| op.id).collect(), found.next), (ids, next), "at {}", self.time);
+        // Of a kind it is only told when there is something, and that without a look at what has expired.
+        let kinds = self.store.due_kinds(scope().service(), ("", "")).await.unwrap();
+        let told: Vec<_> = kinds.into_iter().map(|told| (told.kind, told.next)).collect();
+        let first = self.due.values().filter_map(|due| *due).min();
+        let expected: Vec<_> = first.into_iter().map(|first| (scope().kind().to_owned(), first)).collect();
+        assert_eq!(told, expected, "at {}", self.time);
+    }
 }
 
 fn play(kind: Kind, history: &[Action]) {
@@ -224,6 +262,7 @@ fn play(kind: Kind, history: &[Action]) {
         let mut run = Run::new(kind).await;
         for action in history {
             run.act(action).await;
+            run.compare_due().await;
         }
     });
 }

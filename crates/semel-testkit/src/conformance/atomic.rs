@@ -9,7 +9,9 @@ use std::{
 };
 
 use semel::{
-    Backoff, Claim, Context, Error, OnLost, Policy, Ran, State, Store as _, Unfinished, machine::Answer, store::Commit,
+    Backoff, Claim, Context, Error, OnLost, OnMismatch, Outcome, Policy, Ran, State, Store as _, Unfinished,
+    machine::Answer,
+    store::{Commit, Ended},
 };
 use semel_store::{Database, Tx, on};
 use tokio::sync::{Notify, mpsc};
@@ -204,6 +206,13 @@ pub async fn an_effect_under_a_lost_lease_never_happens(lab: Lab) {
     assert_eq!(applied.answer, Answer::Lost);
     a.store().roll_back(&tx).await;
     assert_eq!(effects(&lab).await, [""; 0]);
+    for outcome in sizes() {
+        let tx = a.store().begin(secs(5)).await.unwrap();
+        effect(&tx, "of the zombie").await.unwrap();
+        let ended = a.store().complete_and_commit(&tx, zombie.operation(), outcome).await;
+        assert!(matches!(ended, Ended::Lost), "{ended:?}");
+        assert_eq!(effects(&lab).await, [""; 0]);
+    }
 
     let tx = b.store().begin(secs(5)).await.unwrap();
     effect(&tx, "of the owner").await.unwrap();
@@ -213,6 +222,36 @@ pub async fn an_effect_under_a_lost_lease_never_happens(lab: Lab) {
     assert!(matches!(b.store().commit(&tx).await, Commit::Done));
     assert_eq!(effects(&lab).await, ["of the owner"]);
     assert_eq!(row(&a, "k").await.outcome, Some(done("owner")));
+}
+
+/// Small outcomes may go along with the commit, large ones go before it.
+fn sizes() -> [Outcome; 2] {
+    [done("small"), Outcome::kept("x".repeat(100_000))]
+}
+
+/// Newer data that came meanwhile does not undo the effect of the older, and has its turn after it; also where the
+/// older was claimed by somebody who did not expect any.
+pub async fn an_effect_is_kept_when_newer_data_waits(lab: Lab) {
+    make_effects(&lab).await;
+    let (a, b) = (lab.ledger().await, lab.ledger().await);
+    let newer = Policy { on_mismatch: OnMismatch::SupersedeIfNewer, ..Policy::default() };
+    for (n, outcome) in sizes().into_iter().enumerate() {
+        for (policy, name) in [(Policy::default(), "unexpected"), (newer.clone(), "expected")] {
+            let name = format!("{name} {n}");
+            let lease = acquire(&a, work_with(&name, "v1", policy).order(1).payload("v1")).await;
+            let second = work_with(&name, "v2", newer.clone()).order(2).payload("v2");
+            let Claim::InFlight(there) = b.claim(second).await.unwrap() else { panic!("{name}") };
+            assert!(there.kept);
+            let tx = a.store().begin(secs(5)).await.unwrap();
+            effect(&tx, &name).await.unwrap();
+            let ended = a.store().complete_and_commit(&tx, lease.operation(), outcome.clone()).await;
+            let Ended::Committed(applied) = ended else { panic!("{name}: {ended:?}") };
+            assert_eq!(applied.answer, Answer::Settled { successor: true }, "{name}");
+            assert!(effects(&lab).await.contains(&name));
+            let op = row(&b, &name).await;
+            assert_eq!((op.state, op.payload.as_deref()), (State::Pending, Some(&b"v2"[..])), "{name}");
+        }
+    }
 }
 
 /// A takeover in the middle of a transaction: one of the two has the effect, and the other is told

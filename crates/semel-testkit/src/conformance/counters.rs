@@ -7,7 +7,10 @@ use std::{
 
 use semel::{
     Backoff, Labels, OnLost, OnMismatch, Policy, State, Store as _, Verdict,
-    look::{Count, Counted, Filter, Group, Page, bucket, in_state},
+    look::{
+        Count, Counted, DayTally, Durations, Filter, Group, Page, Tallied, Tally, TallyBy, TallyFilter, answered,
+        appeared, bucket, in_state, runs,
+    },
     store::Decision,
 };
 
@@ -68,6 +71,25 @@ async fn states(node: &Node) -> BTreeMap<State, i64> {
         *states.entry(op.state).or_default() += 1;
     }
     states
+}
+
+/// A run whose lease lapsed is counted as timed out once, whether the sweep finds it or the claim that takes over.
+pub async fn a_run_that_is_taken_over_is_counted_as_timed_out(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let policy = Policy { backoff: Backoff::NONE, ..Policy::default() };
+    for (n, sweeps) in [false, true].into_iter().enumerate() {
+        let text = format!("k{n}");
+        drop(acquire(&ledger, work(&text, policy.clone())).await);
+        lab.pass(policy.lease);
+        if sweeps {
+            ledger.sweep().await.unwrap();
+        }
+        let lease = acquire(&ledger, work(&text, policy.clone())).await;
+        assert_eq!(lease.complete(done("")).await.unwrap(), SETTLED);
+        let counts = ledger.store().counts(scope().tenant(), 0).await.unwrap();
+        let ended = [State::TimedOut, State::Completed].map(|ended| runs(&counts, ended));
+        assert_eq!(ended, [n as i64 + 1; 2], "sweeps: {sweeps}");
+    }
 }
 
 /// The counters say how many operations are in each state, exactly, folded or not; folding changes
@@ -169,4 +191,195 @@ pub async fn durations_are_told_by_the_histogram(lab: Lab) {
         }
     }
     assert_eq!(told, expected);
+}
+
+/// The counters that a filter asks for, added up by hand.
+fn added_up(counts: &[Count], filter: &TallyFilter) -> Vec<Tally> {
+    let fits = |count: &&Count| {
+        let Group { tenant, service, kind, label1, label2 } = &count.group;
+        let is = |asked: &Option<String>, text: &String| asked.as_ref().is_none_or(|asked| asked == text);
+        *tenant == filter.tenant
+            && *service == filter.service
+            && (filter.kinds.is_empty() || filter.kinds.contains(kind))
+            && is(&filter.label1, label1)
+            && is(&filter.label2, label2)
+            && count.hour >= filter.since_hour
+            && filter.until_hour.is_none_or(|until| count.hour < until)
+    };
+    let mut sums: BTreeMap<Tally, i64> = BTreeMap::new();
+    for count in counts.iter().filter(fits) {
+        let told = |of: &[TallyBy], text: &String| if of.contains(&filter.by) { text.clone() } else { String::new() };
+        let (all, Group { kind, label1, label2, .. }) = (TallyBy::All, &count.group);
+        let mut what = count.what.clone();
+        if let Counted::Change { bucket, .. } = &mut what
+            && ![all, TallyBy::Duration].contains(&filter.by)
+        {
+            *bucket = 0;
+        }
+        let (kind, label1) = (told(&[all], kind), told(&[all, TallyBy::Label1], label1));
+        let label2 = told(&[all, TallyBy::Label2], label2);
+        *sums.entry(Tally { kind, label1, label2, what, n: 0 }).or_default() += count.n;
+    }
+    sums.into_iter().map(|(tally, n)| Tally { n, ..tally }).collect()
+}
+
+fn whole<T: Ord>(tallied: Tallied<T>) -> Vec<T> {
+    assert!(!tallied.cut && tallied.lines.is_sorted());
+    tallied.lines
+}
+
+/// Whatever is asked for, a tally is what adding up the counters gives: before folding, half-way and after; and it
+/// tells how many came, how runs ended and how long they took.
+pub async fn a_tally_is_the_sum_of_its_counters(lab: Lab) {
+    let (a, b) = (lab.ledger().await, lab.ledger().await);
+    mixed_history(&lab, [&a, &b]).await;
+    lab.pass(secs(3600));
+    for (kind, label2) in [("transfer", "x"), ("transfer.x", "x"), ("trans_er", "y"), ("Transfer.x", "y")] {
+        let scope = semel::Scope::new("acme", "bank", kind).unwrap();
+        let labels = Labels::default().with(1, "red").unwrap().with(2, label2).unwrap();
+        let work = || {
+            semel::Work::new(scope.clone(), crate::key("k"), semel::Fingerprint::of_bytes(b"")).labels(labels.clone())
+        };
+        assert_eq!(acquire(&a, work()).await.complete(done("")).await.unwrap(), SETTLED);
+        assert_eq!(ask(&a, work()).await, "replay");
+    }
+    a.flush().await;
+    let hour = Lab::START.hour();
+    let text = |text: &str| Some(text.to_owned());
+    let all = TallyFilter { tenant: "acme".into(), service: "bank".into(), ..TallyFilter::default() };
+    let filters = [
+        all.clone(),
+        TallyFilter { kinds: vec!["transfer".into()], ..all.clone() },
+        TallyFilter { kinds: vec!["transfer.x".into(), "nothing".into()], ..all.clone() },
+        TallyFilter { kinds: vec!["transfer".into(), "trans_er".into()], label1: text("red"), ..all.clone() },
+        TallyFilter { label2: text("x"), ..all.clone() },
+        TallyFilter { label2: text(""), label1: text("blue"), ..all.clone() },
+        TallyFilter { since_hour: hour + 1, ..all.clone() },
+        TallyFilter { until_hour: Some(hour + 1), ..all.clone() },
+        TallyFilter { since_hour: hour, until_hour: Some(hour), ..all.clone() },
+        TallyFilter { service: "post".into(), ..all.clone() },
+        TallyFilter { tenant: "other".into(), ..all.clone() },
+        TallyFilter { by: TallyBy::Label1, ..all.clone() },
+        TallyFilter { by: TallyBy::Label2, label1: text("red"), ..all.clone() },
+        TallyFilter { by: TallyBy::Duration, kinds: vec!["transfer".into()], ..all.clone() },
+    ];
+    let mut folded = 0;
+    loop {
+        let counts = a.store().counts("acme", 0).await.unwrap();
+        for filter in &filters {
+            let expected = added_up(&counts, filter);
+            assert_eq!(whole(a.store().tally(filter).await.unwrap()), expected, "after {folded}: {filter:?}");
+        }
+        let swept = b.store().sweep(7).await.unwrap();
+        folded += swept.folded;
+        if swept.folded == 0 {
+            break;
+        }
+    }
+    assert!(folded > 20, "{folded}");
+    let empty: Vec<usize> = [8, 9, 10].to_vec();
+    for (n, filter) in filters.iter().enumerate() {
+        assert_eq!(a.store().tally(filter).await.unwrap().lines.is_empty(), empty.contains(&n), "{filter:?}");
+    }
+    let lines = a.store().tally(&all).await.unwrap().lines;
+    assert_eq!(appeared(&lines), 28);
+    assert_eq!(answered(&lines, "replay"), 4);
+    let ended = runs(&lines, State::Completed) + runs(&lines, State::Failed) + runs(&lines, State::TimedOut);
+    assert!(ended > 10 && Durations::of(&lines, None).count() > ended);
+    assert_eq!(Durations::of(&lines, Some(State::TimedOut)).count(), runs(&lines, State::TimedOut));
+    let counts = a.store().counts("acme", 0).await.unwrap();
+    for state in State::ALL {
+        assert_eq!(in_state(&lines, state), in_state(&counts, state), "{state}");
+    }
+}
+
+/// The days of a tally begin at midnight by UTC, and each is the sum of its hours.
+pub async fn a_tally_of_days_is_the_sum_of_its_hours(lab: Lab) {
+    let ledger = lab.ledger().await;
+    for n in 0..80 {
+        let lease = acquire(&ledger, work(&format!("k{n}"), Policy::default())).await;
+        let settled = if n % 3 == 0 { lease.fail(failure("no")).await } else { lease.complete(done("")).await };
+        assert_eq!(settled.unwrap(), SETTLED);
+        lab.pass(secs(3600));
+        if n == 40 {
+            ledger.sweep().await.unwrap();
+        }
+    }
+    let filter = TallyFilter { tenant: "acme".into(), service: "bank".into(), ..TallyFilter::default() };
+    let mut sums: BTreeMap<(i64, &str), i64> = BTreeMap::new();
+    let counts = ledger.store().counts("acme", 0).await.unwrap();
+    for count in &counts {
+        if let Counted::Change { to, .. } = &count.what {
+            *sums.entry((count.hour.div_euclid(24), to)).or_default() += count.n;
+        }
+    }
+    assert!(sums.keys().map(|(day, _)| day).collect::<BTreeSet<_>>().len() == 4, "{sums:?}");
+    let days = whole(ledger.store().tally_days(&filter).await.unwrap());
+    let mut told: BTreeMap<(i64, &str), i64> = BTreeMap::new();
+    for DayTally { day, what, n } in &days {
+        let Counted::Change { to, bucket: 0, .. } = what else { panic!("{what:?}") };
+        *told.entry((*day, to)).or_default() += n;
+    }
+    assert_eq!(told, sums);
+    let first = Lab::START.hour().div_euclid(24);
+    let of_day = TallyFilter { since_hour: (first + 1) * 24, until_hour: Some((first + 2) * 24), ..filter };
+    let day = ledger.store().tally_days(&of_day).await.unwrap().lines;
+    assert!(day.iter().all(|line| line.day == first + 1));
+    assert_eq!(appeared(&day), 24);
+}
+
+/// However many values a label has, a tally is bounded, and says that it is not all: the largest sums are told, always
+/// the same ones. What does not tell the label apart is whole.
+pub async fn a_tally_is_bounded_and_says_so(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let most = Tallied::<Tally>::MOST;
+    let add = async |from: u32, to: u32| {
+        let sql = format!(
+            "INSERT INTO semel_counters (tenant, service, kind, label1, label2, hour, from_state, to_state, answer, bucket, n)
+             WITH RECURSIVE counted(i) AS (SELECT {from} UNION ALL SELECT i + 1 FROM counted WHERE i < {to})
+             SELECT 'acme', 's', 'k', CAST(i AS TEXT), '', i, '', 'processing', '', 0, CASE i WHEN 7 THEN 1 ELSE 2 END FROM counted"
+        );
+        lab.execute(&sql).await.unwrap();
+    };
+    let filter = TallyFilter { tenant: "acme".into(), service: "s".into(), ..TallyFilter::default() };
+    add(1, most).await;
+    let tallied = ledger.store().tally(&filter).await.unwrap();
+    assert_eq!((tallied.lines.len(), tallied.cut), (most as usize, false));
+    add(most + 1, most + 1).await;
+    let tallied = ledger.store().tally(&filter).await.unwrap();
+    assert_eq!((tallied.lines.len(), tallied.cut), (most as usize, true));
+    assert!(!tallied.lines.iter().any(|line| line.label1 == "7"), "the smallest is left out");
+    let all = 2 * i64::from(most) + 1;
+    let days = ledger.store().tally_days(&filter).await.unwrap();
+    assert_eq!((days.cut, appeared(&days.lines)), (false, all));
+    for by in [TallyBy::Label2, TallyBy::Duration] {
+        let tallied = ledger.store().tally(&TallyFilter { by, ..filter.clone() }).await.unwrap();
+        assert_eq!((tallied.lines.len(), tallied.cut, appeared(&tallied.lines)), (1, false, all), "{by:?}");
+    }
+}
+
+/// A year of days is told whole, whatever happened on each of them.
+pub async fn a_tally_of_a_year_of_days_is_whole(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let states: Vec<_> = State::ALL.iter().map(|state| format!("SELECT '{state}' AS state")).collect();
+    let states = format!("(SELECT '' AS state UNION ALL {})", states.join(" UNION ALL "));
+    let numbers = |most: u32| {
+        format!(
+            "(WITH RECURSIVE counted(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM counted WHERE i < {most})
+              SELECT i FROM counted)"
+        )
+    };
+    let add = async |what: &str, rows: &str| {
+        let sql = format!(
+            "INSERT INTO semel_counters (tenant, service, kind, label1, label2, hour, from_state, to_state, answer, bucket, n)
+             SELECT 'acme', 's', 'k', '', '', d.i * 24, {what}, 0, 1 FROM {} AS d, {rows}",
+            numbers(367)
+        );
+        lab.execute(&sql).await.unwrap();
+    };
+    add("f.state, t.state, ''", &format!("{states} AS f, {states} AS t WHERE f.state <> t.state")).await;
+    add("'', '', CAST(a.i AS TEXT)", &format!("{} AS a", numbers(24))).await;
+    let filter = TallyFilter { tenant: "acme".into(), service: "s".into(), ..TallyFilter::default() };
+    let days = ledger.store().tally_days(&filter).await.unwrap();
+    assert_eq!((days.lines.len(), days.cut), (367 * (42 + 24), false));
 }

@@ -10,6 +10,7 @@ pub mod batches;
 pub mod brokers;
 pub mod claims;
 pub mod counters;
+pub mod due;
 pub mod fences;
 pub mod inline;
 pub mod leases;
@@ -114,6 +115,17 @@ macro_rules! conformance_suite {
                     an_operation_is_exhausted_after_its_attempts,
                     a_failed_operation_expires_too,
                     failures_and_crashes_are_counted_apart;
+                due:
+                    what_failed_is_due_after_its_backoff_on_every_node,
+                    what_a_person_must_decide_about_is_never_due,
+                    what_waits_for_nothing_is_due_at_once,
+                    what_a_stricter_policy_gives_up_is_no_longer_due,
+                    what_is_due_is_told_in_order_and_in_bounds,
+                    what_is_due_of_one_kind_hides_nothing_of_another,
+                    kinds_are_told_of_in_bounds,
+                    what_has_expired_is_not_due,
+                    a_claim_at_once_waits_for_no_backoff,
+                    a_list_from_before_it_had_times_is_brought_up_to_date;
                 atomic:
                     an_effect_commits_with_its_completion,
                     an_effect_that_fails_is_rolled_back,
@@ -123,6 +135,7 @@ macro_rules! conformance_suite {
                     known_keys_are_answered_while_an_effect_is_made,
                     an_effect_that_takes_too_long_is_rolled_back,
                     an_effect_under_a_lost_lease_never_happens,
+                    an_effect_is_kept_when_newer_data_waits,
                     a_takeover_during_an_effect_leaves_one_effect,
                     when_the_winner_rolls_back_one_waiter_wins,
                     a_loser_is_in_flight_or_waits_while_an_effect_is_made,
@@ -164,20 +177,30 @@ macro_rules! conformance_suite {
                     a_listing_never_crosses_tenants,
                     each_label_finds_what_has_it,
                     a_listing_is_what_its_filter_says,
+                    filters_hold_together,
+                    filtered_pages_are_complete,
                     pages_are_complete_while_rows_are_added,
-                    a_page_is_1_to_500_long_and_the_last_says_so;
+                    a_page_is_1_to_500_long_and_the_last_says_so,
+                    kinds_are_told_by_what_they_begin_with;
                 story:
                     an_ordinary_life_costs_no_note,
                     what_is_out_of_the_ordinary_is_told_in_order,
                     only_a_late_renewal_is_told,
                     repeats_are_counted_exactly_with_both_ends,
                     repeats_of_two_nodes_add_up,
-                    a_waiting_claim_is_one_repeat;
+                    a_waiting_claim_is_one_repeat,
+                    of_a_long_story_the_end_is_told,
+                    when_an_operation_began_anew_is_told;
                 counters:
+                    a_run_that_is_taken_over_is_counted_as_timed_out,
                     state_counts_are_exact_before_and_after_folding,
                     folding_changes_no_total,
                     answers_are_counted,
-                    durations_are_told_by_the_histogram;
+                    durations_are_told_by_the_histogram,
+                    a_tally_is_the_sum_of_its_counters,
+                    a_tally_of_days_is_the_sum_of_its_hours,
+                    a_tally_is_bounded_and_says_so,
+                    a_tally_of_a_year_of_days_is_whole;
                 outbox:
                     a_message_is_there_if_its_transaction_commits,
                     a_message_comes_back_whole,

@@ -90,6 +90,11 @@ pub async fn newer_data_waits_for_the_run_and_only_newer_replaces_it(lab: Lab) {
     let lease = acquire(&b, version("k", 8)).await;
     assert_eq!(lease.complete(done("v8")).await.unwrap(), SETTLED);
     assert_eq!(story(&a, waiting.id).await, [Event::Superseded, Event::TakenOver]);
+    let told = notes(&a, waiting.id).await.remove(0).detail;
+    for named in [5, 8].map(|n: i64| semel::Fingerprint::of_bytes(format!("v{n}").as_bytes()).to_hex()) {
+        assert!(told.contains(&named), "whole fingerprints of both: {told}");
+    }
+    assert!(told.contains("order 8 takes over from order 5"), "{told}");
     assert_eq!(counted(&a, State::Completed).await, 1);
 }
 

@@ -1,10 +1,10 @@
 //! The journal: the durable story of an operation.
 
 use semel::{
-    Backoff, Claim, Held, Policy, Store as _, Verdict,
+    Backoff, Claim, Held, OnMismatch, Policy, Store as _, Verdict,
     journal::{Event, Repeat, Repeats},
     machine::Answer,
-    store::Decision,
+    store::{Decision, MOST_NOTES},
 };
 
 use super::tools::*;
@@ -166,4 +166,59 @@ pub async fn a_waiting_claim_is_one_repeat(lab: Lab) {
     ledger.flush().await;
     let seen = repeats(&ledger, "k").await;
     assert_eq!((seen.len(), seen[0].1.count, &*seen[0].1.first[0].answer), (1, 1, "replay"));
+}
+
+/// Of a story that is too long its end is told, oldest first, and of a shorter one all.
+pub async fn of_a_long_story_the_end_is_told(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let id = acquire(&ledger, work("k", Policy::default())).await.operation().id;
+    let add = async |from: usize, to: usize| {
+        let sql = format!(
+            "INSERT INTO semel_journal (operation, at, event, fence, actor, detail)
+             WITH RECURSIVE counted(i) AS (SELECT {from} UNION ALL SELECT i + 1 FROM counted WHERE i < {to})
+             SELECT {id}, i, 'released', {id}, 'node', {} FROM counted",
+            if lab.kind() == crate::Kind::Postgres { "'\\x0100'::bytea" } else { "x'0100'" }
+        );
+        lab.execute(&sql).await.unwrap();
+    };
+    let told = async || {
+        let told = notes(&ledger, id).await;
+        assert!(told.is_sorted_by_key(|note| note.at));
+        (told.len(), told[0].at.as_micros(), told[told.len() - 1].at.as_micros())
+    };
+    add(1, MOST_NOTES).await;
+    let most = i64::try_from(MOST_NOTES).unwrap();
+    assert_eq!(told().await, (MOST_NOTES, 1, most));
+    add(MOST_NOTES + 1, MOST_NOTES + 5).await;
+    assert_eq!(told().await, (MOST_NOTES, 6, most + 5));
+}
+
+/// An operation begins anew when newer data takes its place and when a person lets it run again, and not when it is
+/// tried once more.
+pub async fn when_an_operation_began_anew_is_told(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let policy = Policy { backoff: Backoff::NONE, on_mismatch: OnMismatch::SupersedeIfNewer, ..Policy::default() };
+    let lease = acquire(&ledger, work("k", policy.clone()).order(1)).await;
+    let id = lease.operation().id;
+    assert_eq!(lease.fail(failure("no")).await.unwrap(), SETTLED);
+    lab.pass(secs(1));
+    assert_eq!(acquire(&ledger, work("k", policy.clone()).order(1)).await.fail(failure("no")).await.unwrap(), SETTLED);
+    let other = acquire(&ledger, work("other", policy.clone())).await.operation().id;
+    let anew = async || ledger.store().begun_anew(&[id, other]).await.unwrap();
+    assert!(anew().await.is_empty());
+    lab.pass(secs(1));
+    let newer = acquire(&ledger, work_with("k", "newer", policy.clone()).order(2)).await;
+    let came = ledger.store().now().await.unwrap();
+    assert_eq!(anew().await, [(id, came)].into());
+    assert_eq!(newer.fail(failure("no")).await.unwrap(), SETTLED);
+    lab.pass(secs(1));
+    let retry = Decision::Resolve { verdict: Verdict::Retry, expected: None };
+    assert_eq!(decide(&ledger, id, retry).await.answer, Answer::Resolved);
+    let decided = ledger.store().now().await.unwrap();
+    lab.pass(secs(1));
+    assert_eq!(
+        acquire(&ledger, work_with("k", "newer", policy).order(2)).await.fail(failure("no")).await.unwrap(),
+        SETTLED
+    );
+    assert_eq!((anew().await, decided > came), ([(id, decided)].into(), true));
 }

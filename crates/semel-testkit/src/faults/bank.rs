@@ -108,6 +108,18 @@ pub async fn states(db: &Database) -> BTreeMap<String, i64> {
     counted(db, "SELECT state, count(*) FROM semel_operations GROUP BY state").await
 }
 
+/// Operations that are not on the list of what nobody runs and should be, or are and should not, or at the wrong time,
+/// by state: whatever dies when, the list and the rows were written in one commit.
+pub async fn strays(db: &Database) -> BTreeMap<String, i64> {
+    let sql = "SELECT o.state, count(*) FROM semel_operations AS o LEFT JOIN semel_backlog AS b ON b.operation = o.id
+         WHERE (o.state IN ('pending', 'failed', 'timed_out', 'in_doubt')) <> (b.operation IS NOT NULL)
+            OR b.state <> o.state OR b.service <> o.service OR b.kind <> o.kind
+            OR (b.due IS NOT NULL AND (o.state = 'in_doubt' OR o.parked OR b.due < coalesce(o.not_before, o.settled_at, 1)))
+            OR (b.operation IS NOT NULL AND b.due IS NULL AND o.state <> 'in_doubt' AND NOT o.parked AND o.failures = 0)
+         GROUP BY o.state";
+    counted(db, sql).await
+}
+
 async fn counted(db: &Database, sql: &'static str) -> BTreeMap<String, i64> {
     let tx = db.begin(std::time::Duration::from_secs(5)).await.unwrap();
     let mut held = tx.connection().await.unwrap();

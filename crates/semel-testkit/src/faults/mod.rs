@@ -21,7 +21,7 @@ mod server;
 mod wire;
 pub mod worker;
 
-pub use bank::{Bank, Effect, effect_rows, make_effect_table, states, take_in};
+pub use bank::{Bank, Effect, effect_rows, make_effect_table, states, strays, take_in};
 pub use order::{Mode, Order, Told, WriteKind};
 pub use process::Process;
 pub use proxy::{Fault, On, Proxy};

@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use semel::{
-    Claim, Failure, Held, Lease, Ledger, Options, Outcome, Policy, Ran, Retry, Settled, State, Store as _, Unfinished,
-    store::Commit,
+    Claim, Failure, Held, Lease, Ledger, OnMismatch, Options, Outcome, Policy, Ran, Retry, Settled, State, Store as _,
+    Unfinished, store::Commit,
 };
 use semel_store::{Database, Settings, Tx};
 use semel_testkit::{
@@ -16,7 +16,9 @@ use semel_testkit::{
 
 use crate::support::Site;
 
-/// The end of a caller's transaction.
+/// The end of an atomic run: its completion and the commit in one;
+const COMMIT_OF_RUN: On = On::Query("SAVEPOINT semel");
+/// where newer data may wait, and of any other transaction of a caller: the commit alone.
 const COMMIT_OF_CALLER: On = On::Query("SELECT 1; COMMIT");
 /// The end of a transaction of the ledger's own.
 const COMMIT_OF_LEDGER: On = On::Query("COMMIT");
@@ -97,6 +99,11 @@ impl Wire {
     }
 }
 
+/// Newer data may come, so the completion is made before the commit.
+fn superseding(policy: Policy) -> Policy {
+    Policy { on_mismatch: OnMismatch::SupersedeIfNewer, ..policy }
+}
+
 fn usual() -> Policy {
     policy(Duration::from_secs(30))
 }
@@ -104,11 +111,19 @@ fn usual() -> Policy {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_connection_cut_after_every_byte_of_the_commit_reply() {
     let wire = Wire::new().await;
-    let cuts = wire.every_cut(COMMIT_OF_CALLER, async |name| drop(wire.run(name, usual()).await.unwrap())).await;
+    for (commit, policy) in [(COMMIT_OF_RUN, usual()), (COMMIT_OF_CALLER, superseding(usual()))] {
+        cut_the_commit(&wire, commit, policy).await;
+    }
+    wire.site.check_counters().await;
+}
+
+async fn cut_the_commit(wire: &Wire, commit: On, policy: Policy) {
+    let run = async |name: &str| wire.run(name, policy.clone()).await.unwrap();
+    let cuts = wire.every_cut(commit, async |name| drop(run(name).await)).await;
     for fault in &cuts {
-        let name = format!("{fault:?}");
-        wire.plan(COMMIT_OF_CALLER, *fault);
-        let answer = wire.run(&name, usual()).await.unwrap();
+        let name = format!("{commit:?} {fault:?}");
+        wire.plan(commit, *fault);
+        let answer = run(&name).await;
         wire.assert_met(&name);
         let (rows, stored) = (wire.rows(&name).await, wire.site.operation(&name).await);
         match (fault, answer) {
@@ -118,16 +133,15 @@ async fn the_connection_cut_after_every_byte_of_the_commit_reply() {
             }
             (Fault::CutRequest, Claim::Acquired(Ran::Failed(_))) => {
                 assert_eq!((rows, stored.state), (0, State::Failed), "{name}");
-                let again = wire.run(&name, usual()).await.unwrap();
+                let again = run(&name).await;
                 assert!(matches!(again, Claim::Acquired(Ran::Completed(_))), "{name}: {again:?}");
             }
             (_, answer) => panic!("{name} was answered {answer:?} with {rows} rows and {}", stored.state),
         }
-        let Claim::Replay(_) = wire.run(&name, usual()).await.unwrap() else { panic!("{name} is not replayed") };
+        let Claim::Replay(_) = run(&name).await else { panic!("{name} is not replayed") };
         assert_eq!(wire.rows(&name).await, 1, "{name}");
     }
     println!("{} cuts of a commit", cuts.len());
-    wire.site.check_counters().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -255,7 +269,7 @@ async fn a_connection_that_swallows_everything_is_given_up() {
 
         // A short lease: for as long, the server keeps a transaction of which it hears nothing.
         let name = format!("atomic {fault:?}");
-        wire.plan(COMMIT_OF_CALLER, fault);
+        wire.plan(COMMIT_OF_RUN, fault);
         let answer = wire.run(&name, policy(Duration::from_secs(2))).await.unwrap();
         wire.assert_met(&name);
         match (fault, answer) {
@@ -268,7 +282,7 @@ async fn a_connection_that_swallows_everything_is_given_up() {
         for on in [On::Query("BEGIN"), COMPLETE_OF_CALLER] {
             let name = format!("atomic {on:?} {fault:?}");
             wire.plan(on, fault);
-            let answer = wire.run(&name, policy(Duration::from_secs(2))).await;
+            let answer = wire.run(&name, superseding(policy(Duration::from_secs(2)))).await;
             wire.assert_met(&name);
             // That it is not known in time is an answer as well, but none that anybody may count on.
             let completed = matches!(answer, Ok(Claim::Acquired(Ran::Completed(_))));
@@ -289,7 +303,7 @@ async fn a_connection_that_swallows_everything_is_given_up() {
 async fn an_answer_that_trickles_in_is_an_answer() {
     let wire = Wire::new().await;
     let slow = Fault::Trickle(Duration::from_millis(3));
-    wire.plan(COMMIT_OF_CALLER, slow);
+    wire.plan(COMMIT_OF_RUN, slow);
     let answer = wire.run("atomic", usual()).await.unwrap();
     wire.assert_met("atomic");
     assert!(matches!(answer, Claim::Acquired(Ran::Completed(_))), "{answer:?}");

@@ -6,7 +6,7 @@ use semel::{Claim, Ledger, Operation, Options, Policy, State, Store as _, look};
 use semel_store::{Database, Settings};
 use semel_testkit::{
     Kind, Lab,
-    faults::{Bank, Process, Told, make_effect_table, states},
+    faults::{Bank, Process, Told, make_effect_table, states, strays},
     key, scope, work,
 };
 use tokio::task::JoinSet;
@@ -118,7 +118,7 @@ impl Site {
         asked.join_all().await.into_iter().collect()
     }
 
-    /// The counters must say what counting the rows says.
+    /// The counters must say what counting the rows says, and so must the list of what nobody runs.
     pub(crate) async fn check_counters(&self) {
         let mut counts = self.counts().await;
         let rows = loop {
@@ -137,6 +137,7 @@ impl Site {
                 "counted as {state}; the rows: {rows:?}"
             );
         }
+        assert_eq!(strays(&self.db).await, BTreeMap::new(), "what nobody runs and somebody should");
     }
 
     /// What the counters say.

@@ -191,7 +191,7 @@ fn by_state(
         State::Completed => Answer::Replay { mismatch },
         State::InDoubt => Answer::InDoubt { kept: false },
         State::Pending | State::Failed | State::TimedOut if is_exhausted(&op, policy) => Answer::Exhausted,
-        State::Pending | State::Failed | State::TimedOut => match op.not_before.filter(|until| *until > now) {
+        State::Pending | State::Failed | State::TimedOut => match waits_until(&op, request, now) {
             Some(until) => Answer::NotYet { until },
             None => {
                 let mut op = op.into_owned();
@@ -213,6 +213,11 @@ fn by_state(
     Step { next: Next::Same, answer, notes }
 }
 
-fn is_exhausted(op: &Operation, policy: &Policy) -> bool {
+/// The end of the backoff that the claim has to wait for.
+fn waits_until(op: &Operation, request: &Request, now: Timestamp) -> Option<Timestamp> {
+    op.not_before.filter(|until| *until > now && !request.at_once)
+}
+
+pub(super) fn is_exhausted(op: &Operation, policy: &Policy) -> bool {
     op.parked || policy.max_attempts.is_some_and(|most| op.failures >= most) || op.crashes >= policy.max_crashes
 }

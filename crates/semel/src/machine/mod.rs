@@ -115,6 +115,8 @@ pub struct Request {
     pub labels: Labels,
     /// The rules.
     pub policy: Policy,
+    /// Whether it waits for no backoff.
+    pub at_once: bool,
     /// The claim's own mark.
     pub token: Token,
     /// Who asks, for the story.
@@ -316,6 +318,20 @@ pub fn read(row: &Operation, request: &Request, now: Timestamp) -> Option<Answer
     matches!(read.next, Next::Same).then_some(read.answer)
 }
 
+/// From when on somebody may claim an operation that nobody runs, going by the terms of the lease that ended; `now` is
+/// when that happened. Nothing where it is not for a claim to decide: in doubt, parked, or out of attempts by those
+/// terms. A later claim under a more generous policy would still get it, but nobody should come and try.
+#[must_use]
+pub fn due(op: &Operation, terms: Option<&Policy>, now: Timestamp) -> Option<Timestamp> {
+    match op.state {
+        State::Processing | State::Completed | State::InDoubt => None,
+        State::Pending | State::Failed | State::TimedOut => {
+            let given_up = op.parked || terms.is_some_and(|terms| claim::is_exhausted(op, terms));
+            (!given_up).then(|| op.not_before.unwrap_or(now))
+        }
+    }
+}
+
 /// Whether its lease has ended without a word.
 fn lapsed(operation: &Operation, now: Timestamp) -> bool {
     operation.lease.as_ref().is_some_and(|lease| lease.deadline <= now)
@@ -325,7 +341,11 @@ fn lapsed(operation: &Operation, now: Timestamp) -> bool {
 /// at zero, as if that had just arrived.
 fn promote(op: &mut Operation, actor: &str, now: Timestamp) -> Option<Note> {
     let successor = op.successor.take()?;
-    let detail = format!("newer data takes over from {}", op.fingerprint);
+    // Whole, so that whoever has one of the two payloads can tell which it was.
+    let (newer, older) = (successor.fingerprint.to_hex(), op.fingerprint.to_hex());
+    let order = op.order.map_or_else(|| "none".to_owned(), |order| order.to_string());
+    let detail =
+        format!("order {} takes over from order {order}: fingerprint {newer} in place of {older}", successor.order);
     op.fingerprint = successor.fingerprint;
     op.order = Some(successor.order);
     op.payload = successor.payload;

@@ -5,6 +5,7 @@
 //! true of every row and every step, which is also what the databases' constraints say.
 
 mod claims;
+mod due;
 mod every_pair;
 mod fences;
 mod histories;

@@ -3,7 +3,7 @@
 use std::{process::ExitCode, time::Duration};
 
 use semel::{
-    Operation, Scope, State, Store as _, Timestamp,
+    Labels, Operation, Scope, State, Store as _, Timestamp,
     look::{Filter, Listing, Page},
     micros,
 };
@@ -63,13 +63,18 @@ impl List {
         let store = opened.ledger.store();
         let now = store.now().await?;
         let before = |age: Duration| Timestamp::from_micros(now.as_micros().saturating_sub(micros(age)));
+        let labels = match self.label {
+            Some((slot, text)) => Labels::default().with(slot, &text)?,
+            None => Labels::default(),
+        };
         let filter = Filter {
             tenant: self.tenant,
             service: self.service,
             kind: self.kind,
-            label: self.label,
+            labels,
             state: self.state,
             before: self.older_than.map(before),
+            ..Filter::default()
         };
         let listing = store.list(&filter, Page { after: self.cursor, limit: self.limit }).await?;
         say(&if self.json { to_json(&listing) } else { to_table(&listing, now) })?;

@@ -21,7 +21,7 @@ use tokio::{
 };
 
 use super::{
-    deliver_call::{Called, Caller, Told},
+    deliver_call::{Caller, Told},
     deliver_marks::{AT_ONCE, Stands, write_marks},
     deliver_tables::{self as tables, Due},
     tables::{
@@ -29,7 +29,10 @@ use super::{
         recipients::address,
     },
 };
-use crate::config::{Channels, LONGEST_BACKOFF};
+use crate::{
+    config::{Channels, LONGEST_BACKOFF},
+    services::call::Called,
+};
 
 /// The service of the ledger's scope.
 pub(super) const SERVICE: &str = "notifications";

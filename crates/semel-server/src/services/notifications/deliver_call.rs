@@ -1,31 +1,14 @@
-//! One call to an endpoint, and what it tells.
+//! What an endpoint of a channel is told, and how.
 
-use std::{error::Error as _, sync::Once, time::Duration};
-
-use reqwest::{
-    Client, Response, StatusCode,
-    header::{CONTENT_TYPE, RETRY_AFTER},
-    redirect, retry,
-};
+use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use semel::Fence;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use crate::config;
-
-/// How long a connection may wait for the next call. One that meets the endpoint's own closing of an idle connection
-/// may or may not have arrived, so it would be in doubt for nothing: this stays below the shortest time after which a
-/// common server closes (2 s).
-const IDLE: Duration = Duration::from_secs(1);
-
-/// How long a connection may take to be made. Until then nothing was sent.
-const CONNECT: Duration = Duration::from_secs(5);
-
-/// How much of an answer is read, for its connection to be used again. Nobody looks at it.
-const MOST_OF_AN_ANSWER: usize = 64 << 10;
-
-/// The longest time that an endpoint may ask us to wait.
-const LONGEST_WAIT: Duration = Duration::from_secs(3600);
+use crate::{
+    config,
+    services::call::{self, Called},
+};
 
 /// What an endpoint is told.
 #[derive(Serialize)]
@@ -43,26 +26,9 @@ pub(super) struct Told<'a> {
     pub(super) payload: &'a RawValue,
 }
 
-/// How a call ended.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Called {
-    /// It took it.
-    Taken(StatusCode),
-    /// It will never take it.
-    Refused(StatusCode),
-    /// It did not take it now.
-    NotNow(StatusCode, Option<Duration>),
-    /// It is at the same notification already.
-    InFlight(Option<Duration>),
-    /// Not a byte of the request was sent.
-    NotSent(String),
-    /// It may have arrived, and there is no answer.
-    Unknown(String),
-}
-
 /// Calls the endpoint of a channel.
 pub(super) struct Caller {
-    client: Client,
+    caller: call::Caller,
     config: config::Channel,
 }
 
@@ -70,26 +36,8 @@ impl Caller {
     /// # Errors
     /// When the system has no certificates to check the endpoint's by.
     pub(super) fn new(config: config::Channel) -> semel::Result<Self> {
-        static PROVIDER: Once = Once::new();
-        PROVIDER.call_once(|| {
-            // An error: somebody has chosen one already, and any will do.
-            let _ = rustls::crypto::ring::default_provider().install_default();
-        });
-        let client = Client::builder()
-            .timeout(config.timeout)
-            .connect_timeout(config.timeout.min(CONNECT))
-            .pool_idle_timeout(IDLE)
-            .pool_max_idle_per_host(config.concurrency)
-            // The key is the endpoint's, and goes nowhere else; and what is sent again is the ledger's business.
-            .redirect(redirect::Policy::none())
-            .retry(retry::never())
-            .no_proxy();
-        // A plain endpoint can be called on a system without certificates, too.
-        let client = if config.url.is_https() { client } else { client.tls_certs_only([]) };
-        let client = client.build();
-        let client = client
-            .map_err(|error| semel::Error::Invalid(format!("{} cannot be called: {}", config.url, root(&error))))?;
-        Ok(Self { client, config })
+        let caller = call::Caller::new(config.url.clone(), config.timeout, config.concurrency)?;
+        Ok(Self { caller, config })
     }
 
     pub(super) fn config(&self) -> &config::Channel {
@@ -98,90 +46,15 @@ impl Caller {
 
     /// Calls, under a key that is the same on every attempt.
     pub(super) async fn call(&self, key: &str, fence: Fence, told: &Told<'_>) -> Called {
-        let body = match serde_json::to_vec(told) {
-            Ok(body) => body,
-            Err(error) => return Called::NotSent(error.to_string()),
+        let (body, key) = match (serde_json::to_vec(told), HeaderValue::from_str(key)) {
+            (Ok(body), Ok(key)) => (body, key),
+            (Err(error), _) => return Called::NotSent(error.to_string()),
+            (_, Err(error)) => return Called::NotSent(error.to_string()),
         };
-        let request = self
-            .client
-            .post(self.config.url.expose().clone())
-            .header(CONTENT_TYPE, "application/json")
-            .header("idempotency-key", key)
-            .header("semel-fence", fence.0)
-            .body(body);
-        match request.send().await {
-            Ok(response) => {
-                let called = read(response.status(), wait(&response));
-                tokio::spawn(drain(response));
-                called
-            }
-            Err(error) if error.is_connect() || error.is_builder() => Called::NotSent(root(&error)),
-            Err(error) if error.is_timeout() => {
-                let limit = humantime::format_duration(self.config.timeout);
-                Called::Unknown(format!("the endpoint did not answer within {limit}"))
-            }
-            Err(error) => Called::Unknown(format!("the connection was lost before the answer: {}", root(&error))),
-        }
-    }
-}
-
-/// What a status means. A redirection is not followed, so it is a refusal like any other.
-fn read(status: StatusCode, wait: Option<Duration>) -> Called {
-    match status {
-        StatusCode::CONFLICT => Called::InFlight(wait),
-        StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_EARLY | StatusCode::TOO_MANY_REQUESTS => {
-            Called::NotNow(status, wait)
-        }
-        _ if status.is_success() => Called::Taken(status),
-        _ if status.is_server_error() => Called::NotNow(status, wait),
-        _ => Called::Refused(status),
-    }
-}
-
-/// How long the endpoint asks us to wait, in seconds: a date would be by its clock.
-fn wait(response: &Response) -> Option<Duration> {
-    let seconds = response.headers().get(RETRY_AFTER)?.to_str().ok()?.parse().ok()?;
-    Some(Duration::from_secs(seconds).min(LONGEST_WAIT))
-}
-
-/// Reads an answer to its end, so that its connection can be used again; a long one is not worth it.
-async fn drain(mut response: Response) {
-    let mut read = 0;
-    while let Ok(Some(chunk)) = response.chunk().await {
-        read += chunk.len();
-        if read > MOST_OF_AN_ANSWER {
-            return;
-        }
-    }
-}
-
-/// What is at the bottom of an error. Above it is the URL, which may hold a secret.
-fn root(error: &reqwest::Error) -> String {
-    let mut cause = error.source();
-    let mut said = "the request could not be made".to_owned();
-    while let Some(below) = cause {
-        said = below.to_string();
-        cause = below.source();
-    }
-    said
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_status_means_what_it_says() {
-        let means = |code| read(StatusCode::from_u16(code).unwrap(), None);
-        for code in [200, 201, 202, 204] {
-            assert!(matches!(means(code), Called::Taken(_)), "{code}");
-        }
-        for code in [301, 302, 304, 400, 401, 403, 404, 410, 413, 422] {
-            assert!(matches!(means(code), Called::Refused(_)), "{code}");
-        }
-        for code in [408, 425, 429, 500, 502, 503, 504] {
-            assert!(matches!(means(code), Called::NotNow(..)), "{code}");
-        }
-        assert_eq!(means(409), Called::InFlight(None));
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert("idempotency-key", key);
+        headers.insert("semel-fence", fence.0.into());
+        self.caller.post(headers, body.into()).await
     }
 }

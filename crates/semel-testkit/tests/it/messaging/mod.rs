@@ -4,6 +4,7 @@ mod away;
 mod brokers;
 mod consumer;
 mod end_to_end;
+mod glimpses;
 mod moody;
 mod relay;
 mod retries;

@@ -10,8 +10,8 @@ use std::{
 
 use semel::{
     Error, Fence, Key, Operation, Outcome, Result, Scope, Store, Timestamp,
-    look::{Count, Filter, Listing, Page},
-    machine::{Answer, Request},
+    look::{Count, DayTally, Due, DueKind, Filter, Listing, Page, Tallied, Tally, TallyFilter},
+    machine::{Answer, Request, read},
     messaging::{
         Backlog, DeadLetter, LetterCount, LetterFilter, LetterPage, MarkRow, Message, MessageId, MessageStore,
         NewLetter, OutboxFilter, OutboxListing, Redriven, Retry, RetryRow, Taken, Tended, Wake,
@@ -19,6 +19,7 @@ use semel::{
     store::{AnswerCount, Applied, Commit, Decision, Glance, LeaseWrite, SeenAgain, Story, Swept},
 };
 use semel_store::{Database, Tx};
+use tokio::sync::Notify;
 
 /// A database, and a switch.
 #[derive(Clone)]
@@ -29,12 +30,35 @@ pub(super) struct Moody {
     silent_commits: Arc<AtomicUsize>,
     refused: Arc<AtomicUsize>,
     given_back: Arc<AtomicUsize>,
+    late: Arc<Late>,
+}
+
+/// Flushes that are made, and whose answers wait until told to go on.
+#[derive(Default)]
+pub(super) struct Late {
+    on: AtomicBool,
+    /// Somebody has had a glimpse meanwhile.
+    pub(super) glimpsed: Notify,
+    go_on: Notify,
+}
+
+impl Late {
+    pub(super) fn end(&self) {
+        self.on.store(false, Ordering::SeqCst);
+        self.go_on.notify_one();
+    }
 }
 
 impl Moody {
     pub(super) fn new(db: Database) -> Self {
         let (refused, given_back) = (Arc::default(), Arc::default());
-        Self { db, away: Arc::default(), silent_commits: Arc::default(), refused, given_back }
+        let late = Arc::default();
+        Self { db, away: Arc::default(), silent_commits: Arc::default(), refused, given_back, late }
+    }
+
+    pub(super) fn answer_late(&self) -> Arc<Late> {
+        self.late.on.store(true, Ordering::SeqCst);
+        self.late.clone()
     }
 
     pub(super) fn go_away(&self) {
@@ -86,11 +110,21 @@ impl Store for Moody {
     }
 
     async fn flush(&self, claims: Vec<Arc<Request>>, writes: Vec<LeaseWrite>) -> Result<(Vec<Applied>, Vec<Applied>)> {
-        self.db()?.flush(claims, writes).await
+        let done = self.db()?.flush(claims, writes).await;
+        if self.late.on.load(Ordering::SeqCst) {
+            self.late.go_on.notified().await;
+        }
+        done
     }
 
     async fn glimpse(&self, request: &Arc<Request>) -> Result<Option<Applied>> {
-        self.db()?.glimpse(request).await
+        if !self.late.on.load(Ordering::SeqCst) {
+            return self.db()?.glimpse(request).await;
+        }
+        let (now, found) = (self.now().await?, self.by_key(&request.scope, &request.key).await?);
+        let applied = found.and_then(|op| Some(Applied { answer: read(&op, request, now)?, operation: Some(op), now }));
+        self.late.glimpsed.notify_one();
+        Ok(applied)
     }
 
     async fn renew(&self, batch: Vec<(i64, Fence)>) -> Result<Vec<Answer>> {
@@ -163,6 +197,18 @@ impl Store for Moody {
         self.db()?.by_key(scope, key).await
     }
 
+    async fn due(&self, scope: &Scope, limit: u32) -> Result<Due> {
+        self.db()?.due(scope, limit).await
+    }
+
+    async fn due_kinds(&self, service: &str, after: (&str, &str)) -> Result<Vec<DueKind>> {
+        self.db()?.due_kinds(service, after).await
+    }
+
+    async fn not_due(&self, id: i64, fence: Fence) -> Result<()> {
+        self.db()?.not_due(id, fence).await
+    }
+
     async fn list(&self, filter: &Filter, page: Page) -> Result<Listing> {
         self.db()?.list(filter, page).await
     }
@@ -173,6 +219,14 @@ impl Store for Moody {
 
     async fn counts(&self, tenant: &str, since_hour: i64) -> Result<Vec<Count>> {
         self.db()?.counts(tenant, since_hour).await
+    }
+
+    async fn tally(&self, filter: &TallyFilter) -> Result<Tallied<Tally>> {
+        self.db()?.tally(filter).await
+    }
+
+    async fn tally_days(&self, filter: &TallyFilter) -> Result<Tallied<DayTally>> {
+        self.db()?.tally_days(filter).await
     }
 }
 

@@ -113,9 +113,11 @@ fn happenings() -> Vec<Happening> {
             ("other", None),
         ] {
             for token in [Token([1; 16]), Token([2; 16])] {
-                let policy = Policy { on_mismatch: mismatch, ..policy() };
-                let request = Request { order, token, policy, ..ask(payload) };
-                all.extend([Happening::Claim(request.clone()), Happening::Inline(request)]);
+                for at_once in [false, true] {
+                    let policy = Policy { on_mismatch: mismatch, ..policy() };
+                    let request = Request { order, token, policy, at_once, ..ask(payload) };
+                    all.extend([Happening::Claim(request.clone()), Happening::Inline(request)]);
+                }
             }
         }
     }

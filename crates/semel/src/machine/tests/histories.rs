@@ -21,6 +21,7 @@ enum Turn {
         pinned: bool,
         again: bool,
         inline: bool,
+        at_once: bool,
     },
     /// Under the fence of one of the claims so far, the last one first, or under one to come.
     Write {
@@ -63,12 +64,14 @@ fn turns() -> impl Strategy<Value = Turn> {
     let on_lost = one_of(&[OnLost::Rerun, OnLost::Hold, OnLost::Probe]);
     // The order belongs to the payload, as an event's time belongs to the event.
     let payloads = [("a", Some(1)), ("b", Some(2)), ("c", Some(2)), ("d", Some(3)), ("e", None)];
-    let claims = (one_of(&payloads), on_lost, any::<bool>(), prop::bool::weighted(0.2), prop::bool::weighted(0.1));
+    let rare = prop::bool::weighted(0.1);
+    let claims =
+        (one_of(&payloads), on_lost, any::<bool>(), prop::bool::weighted(0.2), rare, prop::bool::weighted(0.2));
     let verdicts = [Verdict::Completed(Outcome::kept("")), Verdict::Failed, Verdict::Retry];
     let waits = [TICK, Duration::from_secs(4), LEASE, RETENTION, RETENTION * 100];
     prop_oneof![
-        8 => claims.prop_map(|((payload, order), on_lost, pinned, again, inline)| {
-            Turn::Claim { payload, order, on_lost, pinned, again, inline }
+        8 => claims.prop_map(|((payload, order), on_lost, pinned, again, inline, at_once)| {
+            Turn::Claim { payload, order, on_lost, pinned, again, inline, at_once }
         }),
         8 => (prop_oneof![4 => Just(0_usize), 1 => 0_usize..5], writes())
             .prop_map(|(back, write)| Turn::Write { back, write }),
@@ -119,7 +122,7 @@ impl History {
         // A new outcome each time: one that was changed would show.
         let outcome = Outcome::kept(self.turn.to_string());
         match turn.clone() {
-            Turn::Claim { payload, order, on_lost, pinned, again, inline } => {
+            Turn::Claim { payload, order, on_lost, pinned, again, inline, at_once } => {
                 self.life.token += u8::from(!again);
                 let token = Token([self.life.token; 16]);
                 let policy = Policy {
@@ -129,7 +132,7 @@ impl History {
                     tombstone: (order == Some(2)).then_some(RETENTION / 2),
                     ..policy()
                 };
-                let request = Request { order, token, policy, ..ask(payload) };
+                let request = Request { order, token, policy, at_once, ..ask(payload) };
                 self.happens(&if inline { Happening::Inline(request) } else { Happening::Claim(request) });
             }
             Turn::Write { back, write } => {

@@ -59,6 +59,7 @@ pub(super) fn step(before: Option<&Operation>, what: &Happening, fence: Fence, n
                 told()
             );
             changes(old, new, what, fence, now).unwrap_or_else(|law| panic!("{law}: {}", told()));
+            due_is_when_a_claim_gets_it(old, new, now).unwrap_or_else(|law| panic!("{law}: {}", told()));
         }
         (None, Next::Put(_)) => panic!("a change of nothing: {}", told()),
         (_, Next::Anew(new)) => {
@@ -147,6 +148,31 @@ fn changes(
     Ok(())
 }
 
+/// When a lease ends, what is due is told by what a claim under the same terms would be answered.
+fn due_is_when_a_claim_gets_it(old: &Operation, new: &Operation, now: Timestamp) -> Result<(), &'static str> {
+    let law = |kept: bool, law| if kept { Ok(()) } else { Err(law) };
+    let (Some(lease), None) = (&old.lease, &new.lease) else { return Ok(()) };
+    let claim = |at: Timestamp, at_once: bool| {
+        let (policy, token) = (lease.terms.clone(), Token([99; 16]));
+        let fingerprint = new.fingerprint;
+        let request = Request { fingerprint, policy, token, at_once, ..super::life::ask("") };
+        super::super::step(Some(new), &Event::Claim { request: &request, fence: Fence(i64::MAX) }, at).answer
+    };
+    match due(new, Some(&lease.terms), now) {
+        Some(at) => {
+            law(at >= now, "due is not in the past")?;
+            law(claim(at, false) == Answer::Acquired, "what is due is acquired")?;
+            law(claim(now, true) == Answer::Acquired, "and by who claims at once, now")?;
+            let before = Timestamp::from_micros(at.as_micros() - 1);
+            law(at == now || claim(before, false) == Answer::NotYet { until: at }, "and not before")
+        }
+        None => {
+            let never = matches!(new.state, State::Completed | State::InDoubt);
+            law(never || claim(now, true) == Answer::Exhausted, "what is never due is out of attempts")
+        }
+    }
+}
+
 /// What is true of every answer.
 fn answers(before: Option<&Operation>, what: &Happening, now: Timestamp, step: &Step) -> Result<(), &'static str> {
     let law = |kept: bool, law| if kept { Ok(()) } else { Err(law) };
@@ -170,7 +196,10 @@ fn answers(before: Option<&Operation>, what: &Happening, now: Timestamp, step: &
         Answer::Replay { .. } => law(after.is_some_and(|op| op.outcome.is_some()), "a replay has an outcome"),
         Answer::InFlight { until, .. } => law(after.is_some_and(|op| op.lease.is_some()) && *until > now, "in flight"),
         Answer::InDoubt { .. } => law(after.is_some_and(|op| op.state == State::InDoubt), "in doubt"),
-        Answer::NotYet { until } => law(*until > now, "not yet"),
+        Answer::NotYet { until } => {
+            let at_once = matches!(what, Happening::Claim(request) | Happening::Inline(request) if request.at_once);
+            law(*until > now && !at_once, "not yet, and who claims at once is not told so")
+        }
         Answer::Lost | Answer::NotNow(_) => law(step.next == Next::Same, "what is refused changes nothing"),
         Answer::Settled { .. } => law(after.is_none_or(|op| op.lease.is_none()), "what is settled has no lease"),
         _ => Ok(()),

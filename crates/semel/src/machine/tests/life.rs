@@ -36,6 +36,7 @@ pub(super) fn ask(payload: &str) -> Request {
         payload: None,
         labels: Labels::default(),
         policy: policy(),
+        at_once: false,
         token: Token([0; 16]),
         owner: "worker".into(),
     }

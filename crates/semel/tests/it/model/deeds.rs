@@ -205,6 +205,7 @@ impl World {
                 on_lost: self.on_lost,
                 pinned: false,
             },
+            at_once: false,
             token: Token([token; 16]),
             owner: "worker".into(),
         }

@@ -8,7 +8,7 @@ use std::{
 
 use semel::{
     Error, Fence, Key, Operation, Outcome, Result, Scope, Store, Timestamp, Uptime,
-    look::{Count, Filter, Listing, Page},
+    look::{Count, DayTally, Due, DueKind, Filter, Listing, Page, Tallied, Tally, TallyFilter},
     machine::{Answer, Request},
     messaging::{
         Backlog, BoxFuture, Broker, BrokerHealth, DeadLetter, Deliveries, Envelope, Lent, LetterCount, LetterFilter,
@@ -274,6 +274,18 @@ impl Store for Memory {
         no_use()
     }
 
+    async fn due(&self, _scope: &Scope, _limit: u32) -> Result<Due> {
+        no_use()
+    }
+
+    async fn due_kinds(&self, _service: &str, _after: (&str, &str)) -> Result<Vec<DueKind>> {
+        no_use()
+    }
+
+    async fn not_due(&self, _id: i64, _fence: Fence) -> Result<()> {
+        no_use()
+    }
+
     async fn list(&self, _filter: &Filter, _page: Page) -> Result<Listing> {
         no_use()
     }
@@ -283,6 +295,14 @@ impl Store for Memory {
     }
 
     async fn counts(&self, _tenant: &str, _since_hour: i64) -> Result<Vec<Count>> {
+        no_use()
+    }
+
+    async fn tally(&self, _filter: &TallyFilter) -> Result<Tallied<Tally>> {
+        no_use()
+    }
+
+    async fn tally_days(&self, _filter: &TallyFilter) -> Result<Tallied<DayTally>> {
         no_use()
     }
 }

@@ -1,8 +1,8 @@
 //! Keys that were seen a moment ago.
 //!
 //! A hint and nothing more: a claim whose key is remembered here is looked up first instead of
-//! inserted first, which spares a replay the failing insert. A wrong hint (the row has expired, or
-//! was purged) costs a round trip; the answer is the same.
+//! inserted first, which spares a replay the failing insert, and on SQLite the writer. A wrong hint
+//! (the row has expired, or was purged) costs a round trip; the answer is the same.
 
 use std::{
     collections::HashSet,

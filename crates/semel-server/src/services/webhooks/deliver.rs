@@ -1,0 +1,235 @@
+//! From the claim to the answer.
+
+use std::{sync::Arc, time::Duration};
+
+use semel::{Claim, Error, Lease, OnMismatch, Operation, Policy, Ran, Result, Store as _, crash_point};
+use semel_store::Database;
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::{
+    Receiver,
+    conflicts::{self, Noted},
+    event::Event,
+    process::{self, Done},
+    source::Source,
+};
+use crate::http::problem::{Problem, STORE_UNAVAILABLE, WEBHOOK_FAILED, of_store};
+
+/// How long a delivery waits for one of the source's seats. After that it is stored, and the runner takes it up.
+const SEAT_PATIENCE: Duration = Duration::from_secs(5);
+
+/// What a sender is answered, with 200.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Status {
+    /// It took effect now.
+    Processed,
+    /// It is stored, and takes effect without anybody sending it again.
+    Accepted,
+    /// It took effect before, or something newer has.
+    Skipped,
+    /// Somebody is at it. If that fails, it is tried again without anybody sending it again.
+    Rejected,
+    /// It failed as often as it may.
+    MaxRetries,
+    /// Too many runs of it were lost, or a person has set it aside.
+    Parked,
+}
+
+impl Status {
+    pub(super) const fn word(self) -> &'static str {
+        match self {
+            Self::Processed => "processed",
+            Self::Accepted => "accepted",
+            Self::Skipped => "skipped",
+            Self::Rejected => "rejected",
+            Self::MaxRetries => "max_retries",
+            Self::Parked => "parked",
+        }
+    }
+}
+
+impl Receiver {
+    /// Takes a delivery in: claims the event, and processes it if it is this one's turn.
+    pub(super) async fn deliver(self, source: Arc<Source>, event: Event) -> Result<Status, Problem> {
+        if process::took_effect_before(&self.0.ledger, &source, &event).await.map_err(not_stored)? {
+            return Ok(Status::Skipped);
+        }
+        let lease = match self.claim(&source, &event).await.map_err(not_stored)? {
+            Ok(lease) => lease,
+            Err(status) => return Ok(status),
+        };
+        crash_point!("webhooks.after_store");
+        let attempt = lease.operation().attempt();
+        if source.config.in_background {
+            self.process_in_background(lease, source, event).await.map_err(not_stored)?;
+            crash_point!("webhooks.before_answer");
+            return Ok(Status::Accepted);
+        }
+        let Some(seat) = seat(&source).await else {
+            self.put_back(lease).await.map_err(not_stored)?;
+            return Ok(Status::Accepted);
+        };
+        let ran = self.process(lease, source.clone(), event, seat).await;
+        crash_point!("webhooks.before_answer");
+        answered(ran, attempt)
+    }
+
+    /// Claims an event: the lease, or what the sender is answered without one.
+    async fn claim(&self, source: &Source, event: &Event) -> Result<Result<Lease<Database>, Status>> {
+        let now = (self.0.clock)();
+        let work = source.work(event, now)?;
+        let claim = self.0.ledger.claim(work.clone()).await?;
+        let Claim::Mismatch(stored) = claim else { return Ok(turn(claim, source)) };
+        // Other data under the same id. That is told before anything else is done about it.
+        let newer = matches!((event.created, stored.order), (Some(came), Some(there)) if came > there);
+        self.note_conflict(source, event, &stored, newer, true).await?;
+        if !newer {
+            return Ok(Err(Status::Skipped));
+        }
+        let policy = Policy { on_mismatch: OnMismatch::SupersedeIfNewer, ..source.policy(now) };
+        let claim = self.0.ledger.claim_again(work.policy(policy)).await?;
+        if let Claim::Mismatch(stored) = &claim {
+            // Something newer still came in between.
+            self.note_conflict(source, event, stored, false, false).await?;
+        }
+        Ok(turn(claim, source))
+    }
+
+    async fn note_conflict(
+        &self,
+        source: &Source,
+        event: &Event,
+        stored: &Operation,
+        taken: bool,
+        again: bool,
+    ) -> Result<()> {
+        let now = self.0.ledger.store().now().await?;
+        let (source, event) = (source.name.clone(), event.clone());
+        let (kind, there) = (stored.scope.kind().to_owned(), (stored.fingerprint, stored.order));
+        let note = self.0.ledger.transact(move |tx| async move {
+            let noted = Noted {
+                tenant: &event.tenant,
+                source: &source,
+                kind: &kind,
+                event_id: &event.id,
+                event_type: &event.kind,
+                function: &event.function,
+                came: (event.fingerprint, event.created),
+                stored: there,
+                taken,
+                again,
+            };
+            let done = async {
+                let mut held = tx.connection().await?;
+                conflicts::note(&mut held.get()?, &noted, now).await
+            };
+            let done = done.await;
+            if done.is_ok() { Ok(done) } else { Err(done) }
+        });
+        note.await??;
+        tracing::warn!(
+            source = stored.labels.0[2],
+            key = stored.short_hash(),
+            taken,
+            "other data came under the same id"
+        );
+        Ok(())
+    }
+
+    /// Processes an event under its lease, and newer data that comes meanwhile.
+    pub(super) async fn process(
+        &self,
+        lease: Lease<Database>,
+        source: Arc<Source>,
+        event: Event,
+        seat: OwnedSemaphorePermit,
+    ) -> Result<Ran> {
+        let ran = process::run(self.0.ledger.clone(), lease, source, event).await;
+        drop(seat);
+        if !matches!(ran, Ok(Ran::Completed(_))) {
+            // What was put back may be due at once.
+            self.wake();
+        }
+        ran
+    }
+
+    /// Processes an event after it was answered. Where too many are at it already, the runner takes it up.
+    async fn process_in_background(&self, lease: Lease<Database>, source: Arc<Source>, event: Event) -> Result<()> {
+        let Ok(seat) = source.seats.clone().try_acquire_owned() else { return self.put_back(lease).await };
+        let receiver = self.clone();
+        tokio::spawn(async move {
+            let (id, name) = (lease.operation().id, source.name.clone());
+            match receiver.process(lease, source, event, seat).await {
+                Ok(Ran::Completed(_) | Ran::Released) => {}
+                Ok(ran) => {
+                    tracing::warn!(source = name, operation = id, end = ?word(&ran), "an event was not processed")
+                }
+                Err(error) => tracing::warn!(source = name, operation = id, %error, "an event was not processed"),
+            }
+        });
+        Ok(())
+    }
+
+    async fn put_back(&self, lease: Lease<Database>) -> Result<()> {
+        // A lease that is lost by now is somebody else's business.
+        let _ = lease.release(Duration::ZERO).await?;
+        self.wake();
+        Ok(())
+    }
+}
+
+/// A seat for a run, if one is free in time. Nobody renews the lease meanwhile.
+async fn seat(source: &Source) -> Option<OwnedSemaphorePermit> {
+    let patience = SEAT_PATIENCE.min(source.config.lease / 2);
+    tokio::time::timeout(patience, source.seats.clone().acquire_owned()).await.ok().and_then(std::result::Result::ok)
+}
+
+/// Whose turn it is.
+fn turn(claim: Claim<Lease<Database>>, source: &Source) -> Result<Lease<Database>, Status> {
+    Err(match claim {
+        Claim::Acquired(lease) => return Ok(lease),
+        Claim::Replay(_) | Claim::Mismatch(_) => Status::Skipped,
+        Claim::InFlight(there) if there.kept => Status::Accepted,
+        Claim::InFlight(_) => Status::Rejected,
+        Claim::NotYet(_) => Status::Accepted,
+        Claim::Exhausted(operation) => {
+            let failed = usize::try_from(operation.failures).is_ok_and(|failed| failed >= source.config.max_attempts);
+            if failed { Status::MaxRetries } else { Status::Parked }
+        }
+        // Nothing is ever left in doubt here but by hand.
+        Claim::InDoubt(_) => Status::Parked,
+    })
+}
+
+/// What a sender is told of a run.
+fn answered(ran: Result<Ran>, attempt: u32) -> Result<Status, Problem> {
+    match ran.map_err(not_stored)? {
+        Ran::Completed(outcome) if Done::is_duplicate(&outcome) => Ok(Status::Skipped),
+        Ran::Completed(_) => Ok(Status::Processed),
+        Ran::Released => Ok(Status::Accepted),
+        Ran::LeaseLost => Ok(Status::Rejected),
+        // Why it failed is for whoever runs this server, not for whoever sent the event.
+        Ran::Failed(_) | Ran::Doubted(_) => Err(Problem::new(&WEBHOOK_FAILED).with("attempt", attempt)),
+    }
+}
+
+fn word(ran: &Ran) -> &'static str {
+    match ran {
+        Ran::Completed(_) => "completed",
+        Ran::Failed(_) => "failed",
+        Ran::Released => "released",
+        Ran::Doubted(_) => "doubted",
+        Ran::LeaseLost => "lease lost",
+    }
+}
+
+/// Nobody may be told 200 of what is not durable.
+fn not_stored(error: Error) -> Problem {
+    if error.is_transient() {
+        tracing::warn!(%error, "a delivery could not be stored");
+        return Problem::new(&STORE_UNAVAILABLE)
+            .detail("The database did not answer as it should. Send the same again: events take effect once.")
+            .retry_after(Duration::from_secs(1));
+    }
+    of_store(error)
+}

@@ -1,0 +1,240 @@
+//! Whether all is well with a source, or why not. Every rule is here, with its number.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+/// How many runs must have ended before their share says anything: below it, one failure would be an alarm.
+const ENOUGH_RUNS: i64 = 10;
+
+/// The share of runs that must have completed: where most fail, the source is of no use.
+const DOWN_BELOW: f64 = 0.5;
+
+/// The share of runs that may fail: a deploy or a lock time-out now and then stays below it.
+const FAILING_ABOVE: f64 = 0.05;
+
+/// How long an event may be without a sign of its run: what the source document gives orphans.
+const ORPHAN: Duration = Duration::from_secs(10 * 60);
+
+/// How long an event may wait for its next run: the source document's round of orphans takes as long, and a backoff is
+/// at most ten minutes unless set.
+pub(super) const WAITING: Duration = Duration::from_secs(15 * 60);
+
+/// How many refusals say nothing: the internet tries every door now and then.
+const KNOCKS: i64 = 10;
+
+/// What the verdict is about: what was asked for, in this hour and the one before, and what waits whatever its age.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Vitals {
+    /// Runs of the last hours, by how they ended.
+    pub(super) completed: i64,
+    pub(super) failed: i64,
+    pub(super) lost: i64,
+    /// Deliveries of the last hours.
+    pub(super) let_in: i64,
+    pub(super) refused: i64,
+    /// Events that failed as often as they may.
+    pub(super) at_limit: usize,
+    /// Events whose runs were lost too often, or that were set aside.
+    pub(super) parked: usize,
+    /// How long nobody has heard of the run that was silent for longest, among those whose lease is over.
+    pub(super) silent: Option<Duration>,
+    /// How long ago the data came, or a person last spoke, of the event that has waited for longest, among those that
+    /// are to run again.
+    pub(super) waits: Option<Duration>,
+    /// Other data under known ids, in the last 24 hours.
+    pub(super) conflicts: usize,
+    /// Whether more is waiting than was looked at.
+    pub(super) flooded: bool,
+}
+
+/// How well a source is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Status {
+    /// Nothing is wrong.
+    Ok,
+    /// Somebody should look.
+    Degraded,
+    /// Events do not take effect.
+    Down,
+}
+
+/// The verdict.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Health {
+    status: Status,
+    /// A sentence each, the worst first.
+    reasons: Vec<String>,
+}
+
+impl Health {
+    pub(super) fn of(vitals: &Vitals) -> Self {
+        let mut found: Vec<_> = RULES.iter().filter_map(|rule| rule(vitals)).collect();
+        found.sort_by_key(|(status, _)| std::cmp::Reverse(*status));
+        let status = found.first().map_or(Status::Ok, |(status, _)| *status);
+        Self { status, reasons: found.into_iter().map(|(_, reason)| reason).collect() }
+    }
+}
+
+type Rule = fn(&Vitals) -> Option<(Status, String)>;
+
+/// A source whose database does not answer is down, too: then there is no answer but 503.
+const RULES: [Rule; 8] = [runs, at_limit, parked, orphans, waiting, flooded, conflicts, refusals];
+
+fn degraded(reason: String) -> Option<(Status, String)> {
+    Some((Status::Degraded, reason))
+}
+
+fn runs(vitals: &Vitals) -> Option<(Status, String)> {
+    let ended = vitals.completed + vitals.failed + vitals.lost;
+    if ended < ENOUGH_RUNS {
+        return None;
+    }
+    let (completed, failed) = (share(vitals.completed, ended)?, share(vitals.failed + vitals.lost, ended)?);
+    let told = format!("{} of {ended} runs in this hour and the last failed or were lost", vitals.failed + vitals.lost);
+    match () {
+        () if completed < DOWN_BELOW => Some((Status::Down, told)),
+        () if failed > FAILING_ABOVE => degraded(told),
+        () => None,
+    }
+}
+
+fn at_limit(vitals: &Vitals) -> Option<(Status, String)> {
+    (vitals.at_limit > 0)
+        .then(|| {
+            format!("{} failed as often as allowed and run again only when a person says so", events(vitals.at_limit))
+        })
+        .and_then(degraded)
+}
+
+fn parked(vitals: &Vitals) -> Option<(Status, String)> {
+    (vitals.parked > 0)
+        .then(|| format!("{} parked, to be run again only when a person says so", are(vitals.parked)))
+        .and_then(degraded)
+}
+
+fn orphans(vitals: &Vitals) -> Option<(Status, String)> {
+    let silent = vitals.silent.filter(|silent| *silent > ORPHAN)?;
+    degraded(format!(
+        "a run was last heard of {} minutes ago and nobody has taken over: does a sweeper run?",
+        minutes(silent)
+    ))
+}
+
+fn waiting(vitals: &Vitals) -> Option<(Status, String)> {
+    let waits = vitals.waits.filter(|waits| *waits > WAITING)?;
+    degraded(format!("an event has waited for {} minutes to take effect: does a worker run?", minutes(waits)))
+}
+
+fn flooded(vitals: &Vitals) -> Option<(Status, String)> {
+    vitals.flooded.then(|| "more events are waiting than are looked at here".to_owned()).and_then(degraded)
+}
+
+fn conflicts(vitals: &Vitals) -> Option<(Status, String)> {
+    let came = match vitals.conflicts {
+        0 => return None,
+        1 => "other data came under the id of a known event".to_owned(),
+        n => format!("other data came under the ids of known events, {n} times"),
+    };
+    degraded(format!("{came} in the last 24 hours"))
+}
+
+/// More refusals than deliveries: a changed secret or a wrong clock looks like this. So does a stranger with patience,
+/// which is why it is no more than a reason to look.
+fn refusals(vitals: &Vitals) -> Option<(Status, String)> {
+    if vitals.refused <= KNOCKS || vitals.refused <= vitals.let_in {
+        return None;
+    }
+    let (refused, let_in) = (vitals.refused, vitals.let_in);
+    degraded(format!("{refused} deliveries were refused and {let_in} let in: has a secret changed?"))
+}
+
+/// A part of a whole, if there is one.
+pub(super) fn share(part: i64, whole: i64) -> Option<f64> {
+    #[expect(clippy::cast_precision_loss, reason = "a count of events fits")]
+    let share = |part: i64, whole: i64| part as f64 / whole as f64;
+    (whole > 0).then(|| share(part, whole))
+}
+
+fn events(n: usize) -> String {
+    if n == 1 { "1 event".to_owned() } else { format!("{n} events") }
+}
+
+fn are(n: usize) -> String {
+    if n == 1 { "1 event is".to_owned() } else { format!("{n} events are") }
+}
+
+fn minutes(duration: Duration) -> u64 {
+    duration.as_secs() / 60
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(vitals: &Vitals) -> (Status, String) {
+        let health = Health::of(vitals);
+        (health.status, health.reasons.join("; "))
+    }
+
+    #[test]
+    fn nothing_at_all_is_well() {
+        assert_eq!(told(&Vitals::default()), (Status::Ok, String::new()));
+    }
+
+    #[test]
+    fn most_runs_must_complete() {
+        let ran = |completed, failed, lost| told(&Vitals { completed, failed, lost, ..Vitals::default() }).0;
+        assert_eq!(ran(4, 5, 0), Status::Ok, "nine runs say nothing");
+        assert_eq!(ran(4, 5, 1), Status::Down);
+        assert_eq!(ran(5, 5, 0), Status::Degraded, "half of them is not most");
+        assert_eq!(ran(95, 5, 0), Status::Ok, "five in a hundred may fail");
+        assert_eq!(ran(94, 3, 3), Status::Degraded);
+    }
+
+    #[test]
+    fn each_rule_has_its_number() {
+        let minute = Duration::from_secs(60);
+        let well = [
+            Vitals { silent: Some(10 * minute), ..Vitals::default() },
+            Vitals { waits: Some(15 * minute), ..Vitals::default() },
+            Vitals { refused: 10, ..Vitals::default() },
+            Vitals { refused: 11, let_in: 11, ..Vitals::default() },
+        ];
+        for vitals in well {
+            assert_eq!(told(&vitals), (Status::Ok, String::new()), "{vitals:?}");
+        }
+        let worse = [
+            (Vitals { at_limit: 1, ..Vitals::default() }, "1 event failed as often"),
+            (Vitals { at_limit: 2, ..Vitals::default() }, "2 events failed as often"),
+            (Vitals { parked: 1, ..Vitals::default() }, "1 event is parked"),
+            (Vitals { silent: Some(11 * minute), ..Vitals::default() }, "11 minutes ago"),
+            (Vitals { waits: Some(16 * minute), ..Vitals::default() }, "for 16 minutes"),
+            (Vitals { conflicts: 1, ..Vitals::default() }, "of a known event in the last"),
+            (Vitals { conflicts: 3, ..Vitals::default() }, "3 times"),
+            (Vitals { refused: 11, let_in: 10, ..Vitals::default() }, "11 deliveries were refused and 10 let in"),
+            (Vitals { flooded: true, ..Vitals::default() }, "more events are waiting"),
+        ];
+        for (vitals, reason) in worse {
+            let (status, reasons) = told(&vitals);
+            assert_eq!(status, Status::Degraded, "{vitals:?}");
+            assert!(reasons.contains(reason), "{reasons}");
+        }
+    }
+
+    #[test]
+    fn the_worst_comes_first_and_counts() {
+        let (status, reasons) = told(&Vitals { failed: 10, parked: 2, ..Vitals::default() });
+        assert_eq!(status, Status::Down);
+        assert_eq!(
+            reasons,
+            "10 of 10 runs in this hour and the last failed or were lost; 2 events are parked, to be run again only when a person says so"
+        );
+    }
+
+    #[test]
+    fn a_part_of_nothing_is_nothing() {
+        assert_eq!((share(0, 0), share(1, 4)), (None, Some(0.25)));
+    }
+}

@@ -1,0 +1,228 @@
+//! `POST /webhooks/{source}` and `POST /webhooks/{source}/{function}`.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use axum::{
+    body::Body,
+    extract::{ConnectInfo, Path, Request, State, rejection::PathRejection},
+    http::{StatusCode, header, request::Parts},
+    response::{IntoResponse as _, Response},
+};
+use bytes::{Bytes, BytesMut};
+use futures_util::StreamExt as _;
+use semel_http::webhooks::Refused;
+use serde_json::json;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::{
+    Receiver,
+    deliver::Status,
+    event::{Event, NoEvent, read},
+    refusals::Reason,
+    source::{Source, is_function},
+};
+use crate::http::{
+    answers::{answer, missing},
+    loopback,
+    problem::{
+        BODY_ENCODED, BODY_INCOMPLETE, BODY_TIMEOUT, BODY_TOO_LARGE, EVENT_MALFORMED, HOST_NOT_ALLOWED, INTERNAL,
+        LIVEMODE_MISMATCH, Problem, SIGNATURE_REFUSED, TOO_MANY_DELIVERIES,
+    },
+};
+
+/// `POST /webhooks/{source}`
+pub(super) async fn at_source(
+    State(receiver): State<Receiver>,
+    path: Result<Path<String>, PathRejection>,
+    request: Request,
+) -> Result<Response, Problem> {
+    let Path(source) = path.map_err(|_| missing())?;
+    let function = source.clone();
+    receive(receiver, &source, &function, request).await
+}
+
+/// `POST /webhooks/{source}/{function}`
+pub(super) async fn at_function(
+    State(receiver): State<Receiver>,
+    path: Result<Path<(String, String)>, PathRejection>,
+    request: Request,
+) -> Result<Response, Problem> {
+    let Path((source, function)) = path.map_err(|_| missing())?;
+    if !is_function(&function) {
+        return Err(missing().detail("A function's name is 1 to 64 letters, digits, '.', '_' and '-'."));
+    }
+    receive(receiver, &source, &function, request).await
+}
+
+async fn receive(receiver: Receiver, source: &str, function: &str, request: Request) -> Result<Response, Problem> {
+    let source = receiver.source(source).ok_or_else(|| missing().detail("There is no source of this name."))?.clone();
+    let (head, body) = request.into_parts();
+    let (event, room) = match admit(&receiver, &source, function, &head, body).await {
+        Ok(admitted) => admitted,
+        Err(refusal) => return Err(refuse(&receiver, &source, function, refusal)),
+    };
+    // In a task of its own: a sender that goes away ends neither the run nor the settling of its outcome.
+    let delivered = tokio::spawn(async move {
+        let _room = room;
+        receiver.deliver(source, event).await
+    });
+    let status = delivered.await.map_err(|error| {
+        tracing::error!(%error, "a delivery ended early");
+        Problem::new(&INTERNAL)
+    })??;
+    Ok(said(status))
+}
+
+fn said(status: Status) -> Response {
+    answer(StatusCode::OK, &json!({ "status": status.word() })).map(Body::from).into_response()
+}
+
+/// Why a delivery is not let in: what is counted, and what is answered.
+struct Refusal {
+    reason: Reason,
+    problem: Problem,
+}
+
+impl Refusal {
+    fn new(reason: Reason, problem: Problem) -> Self {
+        Self { reason, problem }
+    }
+}
+
+/// Counts a refusal, and says so.
+fn refuse(receiver: &Receiver, source: &Source, function: &str, refusal: Refusal) -> Problem {
+    let Refusal { reason, problem } = refusal;
+    // Whoever proved nothing chose the function freely: counted by it, the counters would grow as strangers like.
+    let function = if reason.is_proved() { function } else { "" };
+    receiver.0.refusals.count(&source.config.tenant, &source.name, function, reason);
+    if reason == Reason::OtherMode {
+        tracing::warn!(source = source.name, "an event of the other mode was signed with this source's secret");
+    } else {
+        tracing::debug!(source = source.name, reason = reason.word(), "a delivery was refused");
+    }
+    problem
+}
+
+/// Reads a delivery, and lets it in if it is whole, signed, and an event.
+async fn admit(
+    receiver: &Receiver,
+    source: &Source,
+    function: &str,
+    head: &Parts,
+    body: Body,
+) -> Result<(Event, OwnedSemaphorePermit), Refusal> {
+    if source.is_unsigned() {
+        only_this_machine(head).map_err(|problem| Refusal::new(Reason::Foreign, problem))?;
+    }
+    // No signature covers the path, so whoever has seen a delivery could send it to any function.
+    if !source.knows(function) {
+        let problem = missing().detail("The source has no function of this name.");
+        return Err(Refusal::new(Reason::Function, problem));
+    }
+    // The signature is over the bytes on the wire, and nothing is inflated before it was looked at.
+    if head.headers.get_all(header::CONTENT_ENCODING).iter().any(|coding| !is_plain(coding.as_bytes())) {
+        return Err(Refusal::new(Reason::Encoded, Problem::new(&BODY_ENCODED)));
+    }
+    let most = source.config.max_body;
+    let length = head.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+    // What says beforehand that it is too long need not be sent.
+    if length.is_some_and(|length: usize| length > most) {
+        return Err(too_large(most));
+    }
+    let mut room = Room { all: source.room.clone(), taken: None };
+    let (body, room) = match tokio::time::timeout(source.config.body_timeout, whole(body, most, &mut room)).await {
+        Ok(read) => (read?, room.taken.ok_or_else(busy)?),
+        // It was waiting for the others, not for its sender.
+        Err(_) if room.taken.is_none() => return Err(busy()),
+        Err(_) => return Err(Refusal::new(Reason::Slow, Problem::new(&BODY_TIMEOUT))),
+    };
+    let id = match &source.verifier {
+        None => None,
+        Some(verifier) => verifier.verify(&head.headers, &body, (receiver.0.clock)()).map_err(unsigned)?.id,
+    };
+    let event = read(source, function, id, &head.headers, body).map_err(|no_event| match no_event {
+        NoEvent::Malformed(wrong) => Refusal::new(Reason::NoEvent, wrong.problem(&EVENT_MALFORMED)),
+        NoEvent::OtherMode => Refusal::new(Reason::OtherMode, Problem::new(&LIVEMODE_MISMATCH)),
+    })?;
+    Ok((event, room))
+}
+
+fn unsigned(refused: Refused) -> Refusal {
+    let problem = Problem::new(&SIGNATURE_REFUSED).detail(format!("Not signed: {refused}."));
+    Refusal::new(Reason::Signature(refused.word()), problem.with("reason", refused.word()))
+}
+
+fn is_plain(coding: &[u8]) -> bool {
+    let coding = coding.trim_ascii();
+    coding.is_empty() || coding.eq_ignore_ascii_case(b"identity")
+}
+
+/// Refuses what another machine, or a page of another origin, sends to a source that signs nothing; and what nobody
+/// knows the sender's address of.
+fn only_this_machine(head: &Parts) -> Result<(), Problem> {
+    loopback::check(&head.uri, &head.headers)?;
+    let peer = head.extensions.get::<ConnectInfo<SocketAddr>>();
+    match peer.is_some_and(|ConnectInfo(peer)| peer.ip().is_loopback()) {
+        true => Ok(()),
+        false => Err(Problem::new(&HOST_NOT_ALLOWED)),
+    }
+}
+
+/// How many kibibytes of room a body takes at a time: as it arrives, so that who only says that much will come takes
+/// nothing from the others.
+const MOST_IN_A_STEP: usize = 16;
+
+/// Room for a body until it is answered: many large ones at once would fill the memory. Each source has its own, so that
+/// whoever fills one keeps out none but that one's.
+struct Room {
+    all: Arc<Semaphore>,
+    taken: Option<OwnedSemaphorePermit>,
+}
+
+impl Room {
+    /// Makes room for so many bytes in all. Only who has none yet waits for it: of those who hold some and wait for more,
+    /// none might ever get it.
+    async fn take(&mut self, bytes: usize) -> Result<(), Refusal> {
+        let taken = self.taken.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        let needed = (bytes / 1024 + 1).next_multiple_of(MOST_IN_A_STEP);
+        if needed > taken {
+            let more = u32::try_from(needed - taken).unwrap_or(u32::MAX);
+            let all = self.all.clone();
+            match &mut self.taken {
+                Some(taken) => taken.merge(all.try_acquire_many_owned(more).map_err(|_| busy())?),
+                none => *none = Some(all.acquire_many_owned(more).await.map_err(|_| busy())?),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn busy() -> Refusal {
+    Refusal::new(Reason::Busy, Problem::new(&TOO_MANY_DELIVERIES).retry_after(Duration::from_secs(1)))
+}
+
+fn too_large(most: usize) -> Refusal {
+    let detail = format!("The body is longer than the {most} bytes that this source takes.");
+    Refusal::new(Reason::TooLarge, Problem::new(&BODY_TOO_LARGE).detail(detail))
+}
+
+/// A body of at most so many bytes.
+async fn whole(body: Body, most: usize, room: &mut Room) -> Result<Bytes, Refusal> {
+    room.take(0).await?;
+    let mut chunks = body.into_data_stream();
+    let mut read = BytesMut::new();
+    while let Some(chunk) = chunks.next().await {
+        let chunk = chunk.map_err(|_| Refusal::new(Reason::Incomplete, Problem::new(&BODY_INCOMPLETE)))?;
+        if read.len() + chunk.len() > most {
+            return Err(too_large(most));
+        }
+        room.take(read.len() + chunk.len()).await?;
+        if read.is_empty() {
+            // Most come in one piece, which is not copied.
+            read = chunk.try_into_mut().unwrap_or_else(|chunk| BytesMut::from(&*chunk));
+        } else {
+            read.extend_from_slice(&chunk);
+        }
+    }
+    Ok(read.freeze())
+}

@@ -1,0 +1,159 @@
+//! A source at work: its name, its rules, and who checks its signatures.
+
+use std::{collections::HashMap, sync::Arc, time::SystemTime};
+
+use chrono::{DateTime, Utc};
+use semel::{Error, Key, Labels, OnLost, OnMismatch, Policy, Result, Scope, Work};
+use semel_http::{Mode, webhooks::Verifier};
+use tokio::sync::Semaphore;
+
+use super::{
+    SERVICE,
+    event::Event,
+    handler::{Handler, Handlers},
+};
+use crate::{
+    config::{self, Deed},
+    services::call::Caller,
+};
+
+pub(super) use crate::config::is_function;
+
+/// How many kibibytes of bodies of a source are read at the same time: whoever sends them has proved nothing yet. As much
+/// as four thousand that have begun, or nine of the longest.
+const ROOM: usize = 64 << 10;
+
+/// A sender of webhooks that this node knows.
+pub struct Source {
+    /// Its name, which is in the path.
+    pub name: String,
+    /// Its rules.
+    pub config: config::Source,
+    /// None where nothing is signed.
+    pub(super) verifier: Option<Verifier>,
+    /// How many of its events may be processed here at a time.
+    pub(super) seats: Arc<Semaphore>,
+    /// For bodies that are on their way in, in kibibytes.
+    pub(super) room: Arc<Semaphore>,
+    /// Who is called that events are forwarded to, by URL.
+    callers: HashMap<String, Caller>,
+    handlers: HashMap<String, Arc<dyn Handler>>,
+}
+
+/// What becomes of an event, with whoever does it.
+pub(super) enum Way<'a> {
+    /// It goes to the outbox.
+    Outbox(Option<&'a semel::messaging::Topic>),
+    /// It is posted.
+    Forward(&'a Caller),
+    /// A handler gets it.
+    Handler(&'a Arc<dyn Handler>),
+}
+
+impl Way<'_> {
+    /// Whether it happens in the transaction of its completion.
+    pub(super) fn mode(&self) -> Mode {
+        match self {
+            Self::Outbox(_) => Mode::Atomic,
+            Self::Forward(_) => Mode::Leased,
+            Self::Handler(handler) => handler.mode(),
+        }
+    }
+}
+
+impl Source {
+    pub(super) fn open(name: &str, config: config::Source, handlers: &Handlers) -> Result<Self> {
+        config.check(name)?;
+        let verifier = config.verifier().transpose().map_err(|mistakes| Error::Invalid(mistakes.to_string()))?;
+        let (mut callers, mut known) = (HashMap::new(), HashMap::new());
+        for rule in &config.handlers.0 {
+            match &rule.deed {
+                Deed::Outbox(_) => {}
+                Deed::Forward(url) => {
+                    let caller = Caller::new(url.clone(), config.forward_timeout, config.concurrency)?;
+                    callers.insert(url.expose().to_string(), caller);
+                }
+                Deed::Handler(handler) => {
+                    let found = handlers.get(handler).ok_or_else(|| {
+                        Error::Invalid(format!("webhooks.{name}.handlers: there is no handler called {handler:?}"))
+                    })?;
+                    known.insert(handler.clone(), found);
+                }
+            }
+        }
+        let seats = Arc::new(Semaphore::new(config.concurrency));
+        let room = Arc::new(Semaphore::new(ROOM));
+        Ok(Self { name: name.to_owned(), config, verifier, seats, room, callers, handlers: known })
+    }
+
+    /// Whether it has a function of this name: its own always, and any where no names are configured.
+    pub(super) fn knows(&self, function: &str) -> bool {
+        let known = &self.config.functions.0;
+        known.is_empty() || function == self.name || known.contains(function)
+    }
+
+    /// Whether nothing is signed, so that only this machine may send.
+    pub(super) fn is_unsigned(&self) -> bool {
+        self.verifier.is_none()
+    }
+
+    /// The scope of its events; the function is part of it only where each function takes effect by itself.
+    ///
+    /// # Errors
+    /// Never for a function that a path may name.
+    pub fn scope(&self, function: &str) -> Result<Scope> {
+        Scope::new(&self.config.tenant, SERVICE, &self.kind(function))
+    }
+
+    /// The kind of operation that its events are.
+    #[must_use]
+    pub fn kind(&self, function: &str) -> String {
+        if self.config.dedup_per_function { format!("{}.{function}", self.name) } else { self.name.clone() }
+    }
+
+    /// The scope of the body of one of its events, the second key. No function and no source has a slash in its name.
+    pub(super) fn body_scope(&self, event: &Event) -> Result<Scope> {
+        Scope::new(&event.tenant, SERVICE, &format!("{}/body", self.kind(&event.function)))
+    }
+
+    /// The rules of a claim that is made now.
+    #[must_use]
+    pub fn policy(&self, now: SystemTime) -> Policy {
+        let number = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        Policy {
+            lease: self.config.lease,
+            max_run: self.config.max_run,
+            retention: None,
+            tombstone: Some(self.config.archive.tombstone(DateTime::<Utc>::from(now))),
+            max_attempts: Some(number(self.config.max_attempts)),
+            max_crashes: number(self.config.max_crashes),
+            backoff: self.config.backoff,
+            on_mismatch: OnMismatch::Reject,
+            on_lost: OnLost::Rerun,
+            pinned: false,
+        }
+    }
+
+    /// An event as the ledger is asked about it. A redelivery does not wait for our own backoff.
+    pub(super) fn work(&self, event: &Event, now: SystemTime) -> Result<Work> {
+        let labels = Labels([Some(event.kind.clone()), Some(event.function.clone()), Some(self.name.clone()), None]);
+        let work = Work::new(self.scope(&event.function)?, Key::new(&event.id)?, event.fingerprint)
+            .policy(self.policy(now))
+            .payload(event.body.clone())
+            .labels(labels)
+            .at_once();
+        Ok(match event.created {
+            Some(created) => work.order(created),
+            None => work,
+        })
+    }
+
+    /// What becomes of an event.
+    pub(super) fn way(&self, event: &Event) -> Option<Way<'_>> {
+        Some(match self.config.handlers.of(&event.kind) {
+            Deed::Outbox(topic) => Way::Outbox(topic.as_ref()),
+            Deed::Forward(url) => Way::Forward(self.callers.get(url.expose().as_str())?),
+            Deed::Handler(name) => Way::Handler(self.handlers.get(name)?),
+        })
+    }
+}

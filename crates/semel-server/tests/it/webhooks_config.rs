@@ -1,0 +1,192 @@
+//! The laws of the sections `[webhooks.NAME]`.
+
+use std::process::Output;
+
+use serde_json::json;
+use tempfile::TempDir;
+
+use crate::support::{semel, stderr, stdout};
+
+fn run(text: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Output {
+    let dir = TempDir::new().unwrap();
+    std::fs::write(dir.path().join("semel.toml"), text).unwrap();
+    let mut command = semel();
+    command.args(arguments).args(["--config", "semel.toml"]).current_dir(&dir);
+    command.envs(variables.iter().copied()).output().unwrap()
+}
+
+/// What is wrong, a line each.
+fn mistakes(text: &str) -> Vec<String> {
+    let output = run(text, &["config", "check"], &[("NO_SECRET", "")]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    stderr(&output).lines().skip(1).map(|line| line.trim().to_owned()).collect()
+}
+
+fn shown(text: &str, variables: &[(&str, &str)]) -> serde_json::Value {
+    let output = run(text, &["config", "show", "--json"], variables);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(!stdout(&output).contains("geheim"), "{}", stdout(&output));
+    serde_json::from_str::<serde_json::Value>(stdout(&output)).unwrap()["config"]["webhooks"].clone()
+}
+
+#[test]
+fn a_source_needs_a_kind_and_a_secret_and_the_rest_has_defaults() {
+    let text = "[webhooks.stripe]\nkind = 'stripe'\nsecrets = ['${STRIPE_SECRET}']\n";
+    let expected = json!({ "stripe": {
+        "kind": "stripe", "secrets": ["***"], "tolerance": "5m", "tenant": "default", "async": false,
+        "max_attempts": 3, "max_crashes": 5, "lease": "5m", "max_run": "15m", "backoff": "10s", "backoff_cap": "10m",
+        "max_body": "1MiB", "body_timeout": "10s", "dedup_per_function": false, "functions": [], "concurrency": 64,
+        "livemode": "",
+        "archive_after": "90days", "archive_at": "02:00", "time_zone": "UTC",
+        "forward_timeout": "30s", "handlers": [],
+    } });
+    assert_eq!(shown(text, &[("STRIPE_SECRET", "geheim")]), expected);
+}
+
+#[test]
+fn all_that_a_source_can_say_is_read_and_shown() {
+    let text = "
+        [webhooks.my-shop]
+        kind = 'hmac'
+        secrets = ['geheim', 'geheim2']
+        header = 'x-sign'
+        algorithm = 'sha512'
+        encoding = 'base64'
+        prefix = 'v0='
+        signed = '{id}.{timestamp}.{body}'
+        timestamp_header = 'x-time'
+        id_header = 'x-id'
+        type_pointer = '/what'
+        time_zone = 'America/Sao_Paulo'
+        archive_at = '03:30'
+        async = true
+        dedup_per_function = true
+        functions = ['connect', 'billing']
+        [[webhooks.my-shop.handlers]]
+        type = 'invoice.*'
+        forward = 'https://me:geheim@app.example.com/hooks?token=geheim'
+        [[webhooks.my-shop.handlers]]
+        type = 'charge.*'
+        do = 'outbox'
+        topic = 'charges'
+        [[webhooks.my-shop.handlers]]
+        handler = 'mine'
+    ";
+    let shop = shown(text, &[("SEMEL_WEBHOOKS_MY_SHOP_TENANT", "acme")])["my-shop"].clone();
+    let handlers = json!([
+        { "type": "invoice.*", "forward": "https://me:***@app.example.com/hooks?***" },
+        { "type": "charge.*", "do": "outbox", "topic": "charges" },
+        { "type": "*", "handler": "mine" },
+    ]);
+    assert_eq!(shop["handlers"], handlers);
+    assert_eq!((&shop["tenant"], &shop["time_zone"]), (&json!("acme"), &json!("America/Sao_Paulo")));
+    assert_eq!((&shop["algorithm"], &shop["signed"]), (&json!("sha512"), &json!("{id}.{timestamp}.{body}")));
+    assert_eq!(shop["functions"], json!(["billing", "connect"]));
+    let told = shown(text, &[("SEMEL_WEBHOOKS_MY_SHOP_FUNCTIONS", "a, b")])["my-shop"]["functions"].clone();
+    assert_eq!(told, json!(["a", "b"]));
+    let toml = run(text, &["config", "show"], &[]);
+    let again = run(stdout(&toml), &["config", "show", "--json"], &[]);
+    assert!(again.status.success(), "what is shown can be read: {}", stderr(&again));
+}
+
+#[test]
+fn a_source_that_would_let_anything_pass_keeps_the_server_from_starting() {
+    for (field, told) in [
+        ("secrets = []", "secrets (semel.toml, line 3): must have one secret at least"),
+        ("secrets = ['']", "secrets (semel.toml, line 3): must not be empty"),
+        ("secrets = ['a', '']", "secrets (semel.toml, line 3): must not be empty"),
+        ("secrets = 'a,'", "secrets (semel.toml, line 3): must not be empty"),
+        ("secrets = 'a,${NO_SECRET}'", "secrets (semel.toml, line 3): must not be empty"),
+        (
+            "secrets = ['a']\ndedup_per_function = true",
+            "functions (default): must name the functions where an event takes effect once per function",
+        ),
+        (
+            "secrets = ['a']\nfunctions = ['a', 'b/c']",
+            "functions (semel.toml, line 4): must be names of 1 to 64 letters",
+        ),
+        ("secrets = [' a']", "secrets (semel.toml, line 3): must not begin or end with white space"),
+        ("secrets = ['a']\ntolerance = '0s'", "tolerance (semel.toml, line 4): must be at least 1s"),
+        (
+            "secrets = ['a']\ntolerance = '2days'",
+            "tolerance (semel.toml, line 4): must be at least 1s and at most 1day",
+        ),
+    ] {
+        for kind in ["stripe", "github"] {
+            let text = format!("[webhooks.s]\nkind = '{kind}'\n{field}\n");
+            let all = mistakes(&text);
+            assert!(all.len() == 1 && all[0].starts_with(&format!("webhooks.s.{told}")), "{all:?}");
+        }
+    }
+    for secrets in ["a,", ",a", "a,,b", " "] {
+        let output =
+            run("[webhooks.s]\nkind = 'stripe'\n", &["config", "check"], &[("SEMEL_WEBHOOKS_S_SECRETS", secrets)]);
+        assert!(!output.status.success() && stderr(&output).contains("must not be empty"), "{secrets:?} {output:?}");
+    }
+    let started = run("[webhooks.s]\nkind = 'stripe'\n", &["serve", "--listen", "127.0.0.1:0"], &[]);
+    assert!(!started.status.success() && stderr(&started).contains("webhooks.s.secrets"), "{started:?}");
+}
+
+#[test]
+fn every_mistake_of_every_source_is_told_at_once() {
+    let text = "
+[webhooks.Shop]
+kind = 'stripe'
+secrets = ['geheim']
+[webhooks.a]
+kind = 'paypal'
+[webhooks.b]
+secrets = ['geheim']
+[webhooks.c]
+kind = 'stripe'
+secrets = ['geheim']
+tolerence = '5m'
+header = 'x-sign'
+max_attempts = 0
+max_body = '2MiB'
+lease = '1h'
+time_zone = 'Mars/Olympus'
+archive_at = '25:00'
+handlers = [{ type = 'a', do = 'dance' }, { forward = 'geheim' }]
+[webhooks.d]
+kind = 'hmac'
+secrets = ['geheim']
+signed = '{timestamp}{body}'
+[webhooks.e]
+kind = 'github'
+secrets = ['geheim']
+livemode = true
+max_body = '2MiB'
+handlers = ['*=https://app.example.com/']
+";
+    let all = mistakes(text);
+    assert!(!all.join("").contains("geheim"), "{all:#?}");
+    for told in [
+        "webhooks.Shop.kind (semel.toml, line 3): belongs to a source whose name is not 1 to 64 of a-z",
+        "webhooks.a.kind (semel.toml, line 6): must be one of stripe, standard, github, shopify, hmac, not \"paypal\"",
+        "webhooks.a.secrets (default): must have one secret at least",
+        "webhooks.b.kind (default): must say which kind it is",
+        "webhooks.c.tolerence (semel.toml, line 12): there is no such field; did you mean webhooks.c.tolerance?",
+        "webhooks.c.header (semel.toml, line 13): there is no such field",
+        "webhooks.c.max_attempts (semel.toml, line 14): must be 1 to 1000",
+        "webhooks.c.max_body (semel.toml, line 15): must be at most 1MiB where events go to the outbox",
+        "webhooks.c.max_run (default): must be at least 1h",
+        "webhooks.c.time_zone (semel.toml, line 17): must be a time zone",
+        "webhooks.c.archive_at (semel.toml, line 18): must be a time of the day",
+        "webhooks.c.handlers (semel.toml, line 19): has a rule that does \"dance\"",
+        "webhooks.d.header (default): must not be empty",
+        "webhooks.d.signed (semel.toml, line 23): must have a separator",
+        "webhooks.e.livemode (semel.toml, line 27): is known of Stripe's events only",
+    ] {
+        assert!(all.iter().any(|line| line.starts_with(told)), "{told}\n{all:#?}");
+    }
+    assert!(!all.iter().any(|line| line.contains("webhooks.e.max_body")), "a forwarded event may be larger: {all:#?}");
+}
+
+#[test]
+fn a_handler_that_the_program_does_not_have_keeps_it_from_starting() {
+    let text = "[webhooks.s]\nkind = 'stripe'\nsecrets = ['geheim']\nhandlers = ['*=handler:mine']\n";
+    let started = run(text, &["serve", "--listen", "127.0.0.1:0"], &[]);
+    assert!(!started.status.success());
+    assert!(stderr(&started).contains("there is no handler called \"mine\""), "{}", stderr(&started));
+}

@@ -1,0 +1,408 @@
+//! The laws of the monitor: every number, from events that are known.
+
+use std::time::Duration;
+
+use semel::State;
+use semel_http::webhooks::Verifier;
+use serde_json::{Value, json};
+
+use crate::{
+    desk::{execute, post, shown},
+    endpoint::{Does, Endpoint},
+    hooks::{
+        HOST, becomes, counted, deliver, deliver_to, event, forward, post_raw, signed_by, start, start_as, status,
+    },
+    place::{Place, on_both_databases},
+    support::{SOON, Server, eventually},
+};
+
+on_both_databases! {
+    the_monitor_tells_every_number
+    an_empty_period_has_no_rates
+    bad_parameters_are_all_named
+    a_period_is_whole_hours
+    most_runs_failing_is_down
+    the_same_body_under_another_id_is_a_duplicate
+    functions_of_their_own_are_added_up
+    totals_are_exact_however_many_types_there_are
+    conflicts_are_filtered_before_they_are_cut
+    an_event_waits_since_its_data_came
+    only_a_known_source_has_a_monitor
+    a_monitor_is_for_this_machine
+}
+
+const STRIPE: &str = "/functions/v1/stripe-events-monitor";
+
+/// An event of another type, that goes to the outbox.
+fn customer(id: &str) -> Value {
+    let mut customer = event(id, 1_700_000_000, "a");
+    customer["type"] = json!("customer.created");
+    customer
+}
+
+/// Waits until so many answers of a word are in the counters, which may lag a second.
+fn is_counted(place: &Place, word: &str, times: i64) {
+    eventually(SOON, &format!("{word} is counted"), || counted(place, word) == times);
+}
+
+/// Six invoices and two customers. Three invoices and the customers are processed; one fails as often as it may, one
+/// fails once, and the run of one is lost.
+fn known_events(place: &Place, endpoint: &Endpoint) -> Server {
+    let rules = format!("invoice.*={}", endpoint.url());
+    let variables = [
+        ("SEMEL_WEBHOOKS_STRIPE_HANDLERS", rules.as_str()),
+        ("SEMEL_WEBHOOKS_STRIPE_LEASE", "3s"),
+        ("SEMEL_WEBHOOKS_STRIPE_MAX_RUN", "3s"),
+    ];
+    // Without a worker: what was lost stays so.
+    let server = start_as(place, "api,sweeper", &variables);
+    for id in ["evt_1", "evt_2", "evt_3"] {
+        assert_eq!(status(&deliver(&server, &event(id, 1_700_000_000, "a"))), "processed");
+    }
+    for id in ["cus_1", "cus_2"] {
+        assert_eq!(status(&deliver_to(&server, "/webhooks/stripe/connect", &customer(id))), "processed");
+    }
+    for _ in 0..3 {
+        assert_eq!(deliver(&server, &event("evt_bad", 1_700_000_000, "a")).status, 500);
+    }
+    assert_eq!(deliver(&server, &event("evt_again", 1_700_000_000, "a")).status, 500);
+    assert_eq!(status(&deliver(&server, &event("evt_again", 1_700_000_000, "a"))), "processed");
+    assert_eq!(status(&deliver(&server, &event("evt_lost", 1_700_000_000, "a"))), "rejected");
+    becomes(place, "evt_lost", State::TimedOut);
+
+    // Duplicates: three that change nothing.
+    assert_eq!(status(&deliver(&server, &event("evt_1", 1_700_000_000, "a"))), "skipped");
+    assert_eq!(status(&deliver(&server, &event("evt_1", 1_700_000_000, "a"))), "skipped");
+    assert_eq!(status(&deliver(&server, &event("evt_bad", 1_700_000_000, "a"))), "max_retries");
+    // Conflicts: other data of the same time, and newer data.
+    assert_eq!(status(&deliver(&server, &event("evt_1", 1_700_000_000, "b"))), "skipped");
+    assert_eq!(status(&deliver(&server, &event("evt_2", 1_700_000_001, "b"))), "processed");
+    // Refusals: two that nobody signed, and one that is no event.
+    let (body, wrong) = (b"{}", Verifier::stripe(["whsec_other"], Duration::from_secs(300)).unwrap());
+    for _ in 0..2 {
+        let headers = signed_by(&wrong, None, body, Duration::ZERO);
+        assert_eq!(post_raw(server.address, "/webhooks/stripe", &headers, body).status, 400);
+    }
+    assert_eq!(deliver(&server, &json!({})).status, 400);
+    for (word, times) in [("replay", 2), ("exhausted", 1), ("mismatch", 2), ("refused_wrong", 2), ("refused_event", 1)]
+    {
+        is_counted(place, word, times);
+    }
+    server
+}
+
+fn the_monitor_tells_every_number(place: &Place) {
+    let fails = Does::Answers(500);
+    let fine = Does::Answers(202);
+    let endpoint = Endpoint::that([fine, fine, fine, fails, fails, fails, fails, fine, Does::Hangs]);
+    let server = known_events(place, &endpoint);
+    let told = shown(&server, STRIPE);
+
+    assert_eq!(told["source"], "stripe");
+    let stand = |total: i64, completed: i64, failed: i64, timeout: i64| json!({ "total": total, "processing": 0, "completed": completed, "failed": failed, "timeout": timeout, "pending": 0 });
+    let named = |mut stand: Value, name: &str, value: &str| {
+        stand[name] = json!(value);
+        stand
+    };
+    assert_eq!(told["totals"], stand(8, 6, 1, 1));
+    assert_eq!(told["rates"], json!({ "success_rate": 0.75, "failure_rate": 0.125, "timeout_rate": 0.125 }));
+    let types = [
+        named(stand(6, 4, 1, 1), "event_type", "invoice.paid"),
+        named(stand(2, 2, 0, 0), "event_type", "customer.created"),
+    ];
+    assert_eq!(told["by_event_type"], json!(types));
+    let functions = [
+        named(stand(6, 4, 1, 1), "webhook_function", "stripe"),
+        named(stand(2, 2, 0, 0), "webhook_function", "connect"),
+    ];
+    assert_eq!(told["by_webhook_function"], json!(functions));
+    // All on one day, unless it was midnight meanwhile.
+    let days = told["by_day"].as_array().unwrap();
+    for (status, expected) in [("total", 8), ("completed", 6), ("failed", 1), ("timeout", 1)] {
+        assert_eq!(days.iter().map(|day| day[status].as_i64().unwrap()).sum::<i64>(), expected, "{days:?}");
+    }
+    let since = told["period"]["since"].as_str().unwrap();
+    assert!(since.ends_with(":00:00.000000Z") && told["period"]["days"] == 7, "{since}");
+
+    // Seven runs completed: one of them of newer data.
+    let took = &told["processing_time_ms"];
+    assert_eq!(took["count"], 7);
+    let [min, mean, max, p50, p95, p99] =
+        ["min", "mean", "max", "p50", "p95", "p99"].map(|name| took[name].as_f64().unwrap());
+    assert!(0.0 < min && min <= p50 && p50 <= p95 && p95 <= p99 && p99 <= max, "{took}");
+    assert!(min < mean && mean < max && max < 3600.0, "{took}");
+
+    assert_eq!(told["retries"], json!({ "total": 3, "at_limit": 1, "orphans_found": 1 }));
+    let failed = told["failed_events"].as_array().unwrap();
+    assert_eq!((failed.len(), &failed[0]["event_id"], &failed[0]["retry_count"]), (1, &json!("evt_bad"), &json!(3)));
+    assert_eq!(
+        (&failed[0]["last_error"], &failed[0]["next_attempt_at"]),
+        (&json!("the endpoint answered 500 Internal Server Error"), &Value::Null)
+    );
+    let lost = told["timed_out_events"].as_array().unwrap();
+    assert_eq!((lost.len(), &lost[0]["event_id"], &lost[0]["crashes"]), (1, &json!("evt_lost"), &json!(1)));
+    assert!(lost[0]["next_attempt_at"].is_string(), "a worker would take it up");
+
+    assert_eq!(told["conflicts"]["count"], 2);
+    let conflicts = told["conflicts"]["items"].as_array().unwrap();
+    let deeds: Vec<_> =
+        conflicts.iter().map(|it| (it["event_id"].as_str().unwrap(), it["deed"].as_str().unwrap())).collect();
+    assert_eq!(deeds, [("evt_2", "taken"), ("evt_1", "skipped")], "the latest first");
+    assert!(conflicts.iter().all(|it| it["came_fingerprint"] != it["stored_fingerprint"]));
+    assert_eq!(told["duplicates_suppressed"], 3);
+    assert_eq!(told["refused"], json!({ "total": 3, "by_reason": { "event": 1, "wrong": 2 } }));
+    assert_eq!((&told["truncated"], &told["incomplete"]), (&json!(false), &json!([])));
+
+    assert_eq!(told["health"]["status"], "degraded");
+    let reasons: Vec<_> = told["health"]["reasons"].as_array().unwrap().iter().map(|it| it.as_str().unwrap()).collect();
+    assert_eq!(reasons.len(), 3, "{reasons:?}");
+    assert!(reasons[0].starts_with("5 of 12 runs"), "{reasons:?}");
+    assert!(reasons[1].starts_with("1 event failed as often as allowed"), "{reasons:?}");
+    assert!(reasons[2].contains("2 times"), "{reasons:?}");
+
+    filters_leave_out_the_others(&server, &told);
+}
+
+fn filters_leave_out_the_others(server: &Server, all: &Value) {
+    let of_source = shown(server, "/webhooks/stripe/monitor?days=7&event_type=&webhook_function=");
+    for (name, value) in all.as_object().unwrap().iter().filter(|(name, _)| *name != "period") {
+        assert_eq!(&of_source[name], value, "{name}: an empty parameter is none");
+    }
+    for filter in ["event_type=customer.created", "webhook_function=connect&days=1"] {
+        let told = shown(server, &format!("{STRIPE}?{filter}"));
+        assert_eq!((&told["totals"]["total"], &told["totals"]["completed"]), (&json!(2), &json!(2)), "{filter}");
+        assert_eq!(told["processing_time_ms"]["count"], 2);
+        assert_eq!((&told["retries"]["total"], &told["duplicates_suppressed"]), (&json!(0), &json!(0)));
+        assert_eq!(told["conflicts"], json!({ "count": 0, "items": [] }));
+        assert_eq!((&told["failed_events"], &told["timed_out_events"]), (&json!([]), &json!([])));
+        assert_eq!(told["refused"], Value::Null, "what was refused has no type");
+        assert_eq!(told["health"], json!({ "status": "ok", "reasons": [] }), "{filter}");
+    }
+    let none = shown(server, &format!("{STRIPE}?event_type=customer.created&webhook_function=stripe"));
+    assert_eq!((&none["totals"]["total"], &none["rates"]["success_rate"]), (&json!(0), &Value::Null));
+}
+
+fn an_empty_period_has_no_rates(place: &Place) {
+    let server = start(place, &[]);
+    let told = shown(&server, STRIPE);
+    assert_eq!(
+        told["totals"],
+        json!({ "total": 0, "processing": 0, "completed": 0, "failed": 0, "timeout": 0, "pending": 0 })
+    );
+    assert_eq!(told["rates"], json!({ "success_rate": null, "failure_rate": null, "timeout_rate": null }));
+    let none = json!({ "count": 0, "min": null, "mean": null, "max": null, "p50": null, "p95": null, "p99": null });
+    assert_eq!(told["processing_time_ms"], none);
+    for list in ["by_day", "by_event_type", "by_webhook_function", "failed_events", "timed_out_events"] {
+        assert_eq!(told[list], json!([]), "{list}");
+    }
+    assert_eq!(told["refused"], json!({ "total": 0, "by_reason": {} }));
+    assert_eq!(told["health"], json!({ "status": "ok", "reasons": [] }));
+}
+
+fn bad_parameters_are_all_named(place: &Place) {
+    let server = start(place, &[]);
+    let long = "x".repeat(129);
+    for (query, wrong) in [
+        ("days=0", &["days"][..]),
+        ("days=367", &["days"]),
+        ("days=-1", &["days"]),
+        ("days=7.5", &["days"]),
+        ("days=seven", &["days"]),
+        ("days=1&days=2", &["days"]),
+        ("event_typ=invoice.paid", &["event_typ"]),
+        (&format!("event_type={long}&webhook_function={long}&days=x"), &["days", "event_type", "webhook_function"]),
+        ("event_type=a%00", &["event_type"]),
+        ("webhook_function=a%0Ab", &["webhook_function"]),
+    ] {
+        let answer = server.get(&format!("{STRIPE}?{query}"));
+        assert_eq!((answer.status, answer.problem().as_str()), (400, "invalid-query"), "{query}");
+        let answer = answer.json();
+        let errors = answer["errors"].as_array().unwrap().iter();
+        let mut named: Vec<_> = errors.map(|error| error["field"].as_str().unwrap()).collect();
+        named.sort_unstable();
+        assert_eq!(named, wrong, "{query}");
+    }
+    for days in [1, 366] {
+        assert_eq!(shown(&server, &format!("{STRIPE}?days={days}"))["period"]["days"], days);
+    }
+}
+
+fn a_period_is_whole_hours(place: &Place) {
+    let server = start(place, &[]);
+    assert_eq!(status(&deliver(&server, &customer("cus_1"))), "processed");
+    // As if it had been ten days ago.
+    for table in ["semel_deltas", "semel_counters"] {
+        execute(place, &format!("UPDATE {table} SET hour = hour - 240"));
+    }
+    execute(place, "UPDATE semel_operations SET created_at = created_at - 864000000000");
+    let total = |days: i64| shown(&server, &format!("{STRIPE}?days={days}"))["totals"]["total"].as_i64().unwrap();
+    assert_eq!((total(7), total(9), total(11), total(366)), (0, 0, 1, 1));
+    assert_eq!(shown(&server, &format!("{STRIPE}?days=11"))["by_day"].as_array().unwrap().len(), 1);
+}
+
+fn most_runs_failing_is_down(place: &Place) {
+    let endpoint = Endpoint::that([Does::Answers(500); 10]);
+    let server = start(place, &[("SEMEL_WEBHOOKS_STRIPE_HANDLERS", &forward(&endpoint.url()))]);
+    for n in 0..9 {
+        assert_eq!(deliver(&server, &event(&format!("evt_{n}"), 1_700_000_000, "a")).status, 500);
+    }
+    assert_eq!(shown(&server, STRIPE)["health"]["status"], "ok", "nine runs say nothing");
+    assert_eq!(deliver(&server, &event("evt_9", 1_700_000_000, "a")).status, 500);
+    let told = shown(&server, STRIPE);
+    assert_eq!(told["health"]["status"], "down");
+    assert_eq!(told["health"]["reasons"], json!(["10 of 10 runs in this hour and the last failed or were lost"]));
+    assert_eq!((&told["totals"]["failed"], &told["rates"]["failure_rate"]), (&json!(10), &json!(1.0)));
+}
+
+fn the_same_body_under_another_id_is_a_duplicate(place: &Place) {
+    let variables = [("SEMEL_WEBHOOKS_GITHUB_KIND", "github"), ("SEMEL_WEBHOOKS_GITHUB_SECRETS", "geheim")];
+    let server = start(place, &variables);
+    let (body, verifier) = (b"{\"ref\":\"main\"}", Verifier::github(["geheim"]).unwrap());
+    for (id, said) in [("guid-1", "processed"), ("guid-2", "skipped")] {
+        let mut headers = signed_by(&verifier, Some(id), body, Duration::ZERO);
+        headers.push(("x-github-event".to_owned(), "push".to_owned()));
+        assert_eq!(status(&post_raw(server.address, "/webhooks/github", &headers, body)), said);
+    }
+    eventually(SOON, "the duplicate is counted", || {
+        shown(&server, "/webhooks/github/monitor")["duplicates_suppressed"] == 1
+    });
+    let told = shown(&server, "/webhooks/github/monitor");
+    assert_eq!((&told["totals"]["total"], &told["conflicts"]["count"]), (&json!(1), &json!(0)), "bodies are no events");
+}
+
+fn functions_of_their_own_are_added_up(place: &Place) {
+    let variables = [
+        ("SEMEL_WEBHOOKS_STRIPE_DEDUP_PER_FUNCTION", "true"),
+        ("SEMEL_WEBHOOKS_STRIPE_FUNCTIONS", "connect"),
+        ("SEMEL_WEBHOOKS_STRIPE2_KIND", "stripe"),
+        ("SEMEL_WEBHOOKS_STRIPE2_SECRETS", "whsec_test_secret"),
+    ];
+    let server = start(place, &variables);
+    for path in ["/webhooks/stripe", "/webhooks/stripe/connect", "/webhooks/stripe2"] {
+        assert_eq!(status(&deliver_to(&server, path, &event("evt_1", 1_700_000_000, "a"))), "processed", "{path}");
+    }
+    let told = shown(&server, STRIPE);
+    assert_eq!(told["totals"]["total"], 2, "and none of another source");
+    let functions = told["by_webhook_function"].as_array().unwrap();
+    assert_eq!(
+        functions.iter().map(|it| it["webhook_function"].as_str().unwrap()).collect::<Vec<_>>(),
+        ["connect", "stripe"]
+    );
+    assert_eq!(shown(&server, &format!("{STRIPE}?webhook_function=connect"))["totals"]["total"], 1);
+}
+
+/// Types, each with one event that completed in some time; the first ones come twice.
+fn types(place: &Place, from: u32, to: u32) {
+    for what in ["'', 'processing', '', 0", "'processing', 'completed', '', i % 80"] {
+        execute(
+            place,
+            &format!(
+                "INSERT INTO semel_counters
+                    (tenant, service, kind, label1, label2, hour, from_state, to_state, answer, bucket, n)
+                 WITH RECURSIVE counted(i) AS (SELECT {from} UNION ALL SELECT i + 1 FROM counted WHERE i < {to})
+                 SELECT 'default', 'webhooks', 'stripe', 'type ' || i, 'stripe', (SELECT max(hour) FROM semel_deltas),
+                        {what}, CASE WHEN i <= 3 THEN 2 ELSE 1 END FROM counted"
+            ),
+        );
+    }
+}
+
+fn totals_are_exact_however_many_types_there_are(place: &Place) {
+    // Without a sweeper: the hour of what is not folded yet is this one's.
+    let server = start_as(place, "api", &[]);
+    assert_eq!(status(&deliver(&server, &customer("cus_1"))), "processed");
+    types(place, 1, 12_000);
+    let told = shown(&server, STRIPE);
+    assert_eq!((&told["totals"]["total"], &told["totals"]["completed"]), (&json!(12_004), &json!(12_004)));
+    assert_eq!(told["rates"]["success_rate"], 1.0);
+    assert_eq!((&told["by_day"][0]["total"], &told["processing_time_ms"]["count"]), (&json!(12_004), &json!(12_004)));
+    assert_eq!(told["by_webhook_function"][0]["total"], 12_004);
+    assert_eq!(told["by_event_type"].as_array().unwrap().len(), 200);
+    let first = ["type 1", "type 2", "type 3"].map(|name| json!(name));
+    assert_eq!([0, 1, 2].map(|n| told["by_event_type"][n]["event_type"].clone()), first, "those with the most");
+    assert_eq!(
+        (&told["truncated"], &told["incomplete"]),
+        (&json!(true), &json!([])),
+        "there are more, and all is right"
+    );
+
+    types(place, 12_001, 13_000);
+    let told = shown(&server, STRIPE);
+    assert_eq!((&told["totals"]["total"], &told["by_day"][0]["total"]), (&json!(13_004), &json!(13_004)));
+    assert_eq!(told["processing_time_ms"]["count"], 13_004);
+    assert_eq!(told["incomplete"], json!(["by_event_type"]), "these were cut, and only these");
+}
+
+fn conflicts_are_filtered_before_they_are_cut(place: &Place) {
+    let server = start(place, &[]);
+    let conflicts = |id: &str, of: &str| {
+        let mut first = event(id, 1_700_000_000, "a");
+        first["type"] = json!(of);
+        assert_eq!(status(&deliver(&server, &first)), "processed");
+        first["data"] = json!({ "object": { "id": "other" } });
+        assert_eq!(status(&deliver(&server, &first)), "skipped");
+    };
+    conflicts("cus_1", "customer.created");
+    conflicts("evt_1", "invoice.paid");
+    execute(
+        place,
+        "INSERT INTO semel_webhook_conflicts
+            (tenant, source, kind, event_id, event_type, webhook_function, came_fingerprint, stored_fingerprint,
+             came_created, stored_created, deed, count, first_at, last_at)
+         WITH RECURSIVE counted(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM counted WHERE i < 60)
+         SELECT tenant, source, kind, event_id || i, event_type, webhook_function, came_fingerprint, stored_fingerprint,
+             came_created, stored_created, deed, count, first_at, last_at + i
+         FROM semel_webhook_conflicts, counted WHERE event_id = 'evt_1'",
+    );
+    assert_eq!(shown(&server, STRIPE)["conflicts"]["items"].as_array().unwrap().len(), 50);
+    for filter in ["event_type=customer.created", "event_type=customer.created&webhook_function=stripe"] {
+        let told = shown(&server, &format!("{STRIPE}?{filter}"));
+        let items = told["conflicts"]["items"].as_array().unwrap();
+        assert_eq!((items.len(), &items[0]["event_id"]), (1, &json!("cus_1")), "{filter}");
+        assert_eq!(told["health"]["status"], "degraded");
+    }
+    let none = shown(&server, &format!("{STRIPE}?webhook_function=connect"));
+    assert_eq!(none["conflicts"]["items"], json!([]));
+}
+
+fn an_event_waits_since_its_data_came(place: &Place) {
+    let endpoint = Endpoint::that([Does::Answers(500); 3]);
+    let url = forward(&endpoint.url());
+    let variables = [("SEMEL_WEBHOOKS_STRIPE_HANDLERS", url.as_str()), ("SEMEL_WEBHOOKS_STRIPE_BACKOFF", "10m")];
+    let server = start_as(place, "api", &variables);
+    let reasons = || shown(&server, STRIPE)["health"]["reasons"].to_string();
+    let an_hour_ago = |table: &str, column: &str| {
+        execute(place, &format!("UPDATE {table} SET {column} = {column} - 3600000000"));
+    };
+    assert_eq!(deliver(&server, &event("evt_1", 100, "a")).status, 500);
+    assert!(!reasons().contains("has waited"), "{}", reasons());
+    an_hour_ago("semel_operations", "created_at");
+    assert!(reasons().contains("has waited for 60 minutes"), "{}", reasons());
+    assert_eq!(deliver(&server, &event("evt_1", 200, "newer")).status, 500);
+    assert!(!reasons().contains("has waited"), "this data came just now: {}", reasons());
+    an_hour_ago("semel_journal", "at");
+    assert!(reasons().contains("has waited for 60 minutes"), "{}", reasons());
+    let answer = post(&server, "/webhooks/stripe/events/evt_1/retry", r#"{"reason":"mended"}"#);
+    assert_eq!(answer.status, 202);
+    assert!(!reasons().contains("has waited"), "a person has just spoken: {}", reasons());
+}
+
+fn only_a_known_source_has_a_monitor(place: &Place) {
+    let server = start(place, &[("SEMEL_WEBHOOKS_STRIPE_KIND", "")]);
+    for path in [STRIPE, "/webhooks/stripe/monitor", "/webhooks/stripe/events", "/webhooks/stripe/events/evt_1"] {
+        let answer = server.get(path);
+        assert_eq!((answer.status, answer.problem().as_str()), (404, "not-found"), "{path}");
+    }
+}
+
+fn a_monitor_is_for_this_machine(place: &Place) {
+    let server = start(place, &[]);
+    for path in [STRIPE, "/webhooks/stripe/monitor", "/webhooks/stripe/events", "/webhooks/stripe/events/evt_1"] {
+        let answer = server.request("GET", path, &[("host", HOST)]);
+        assert_eq!((answer.status, answer.problem().as_str()), (403, "host-not-allowed"), "{path}");
+    }
+    // These paths are the monitor's, and so no functions.
+    for path in ["/webhooks/stripe/monitor", "/webhooks/stripe/events"] {
+        assert_eq!(server.request("POST", path, &[("host", "localhost")]).status, 405, "{path}");
+    }
+}

@@ -1,0 +1,332 @@
+//! The laws of what is not let in: nothing of it is stored, and all of it is counted.
+
+use std::{
+    io::Write as _,
+    net::{SocketAddr, TcpStream},
+    thread,
+    time::{Duration, Instant},
+};
+
+use axum::{extract::ConnectInfo, http::Request};
+use semel::{Ledger, Options};
+use semel_http::webhooks::{DEFAULT_TOLERANCE, Verifier};
+use semel_server::{
+    config::Webhooks,
+    services::webhooks::{Handlers, Receiver},
+};
+use semel_store::{Database, Settings};
+use tower::ServiceExt as _;
+
+use crate::{
+    hooks::{HOST, SECRET, command, counted, deliver, deliver_to, event, post_raw, signed, signed_by, start, status},
+    place::{Place, on_both_databases},
+    proposals::rows,
+    support::{Answer, SOON, Server, eventually, semel, send},
+    wire::Wire,
+};
+
+on_both_databases! {
+    what_is_not_signed_is_refused_and_counted
+    what_is_no_event_is_refused_and_counted
+    bodies_have_a_limit_and_a_time
+    only_a_post_to_a_known_source_is_taken
+    a_compressed_body_is_not_inflated
+    an_event_of_the_other_mode_is_refused
+    without_a_signature_only_this_machine_may_send
+    a_sender_whose_address_nobody_knows_is_not_this_machine
+    a_function_that_the_source_does_not_have_is_refused
+    who_holds_some_room_and_gets_no_more_is_told_so_at_once
+}
+
+fn nothing_is_stored(place: &Place) {
+    assert_eq!(rows(place, "SELECT kind FROM semel_operations"), [""; 0]);
+    assert_eq!(rows(place, "SELECT topic FROM semel_outbox"), [""; 0]);
+}
+
+fn refused(answer: &Answer, status: u16, problem: &str) {
+    assert_eq!((answer.status, answer.problem().as_str()), (status, problem), "{}", answer.body);
+}
+
+fn is_counted(place: &Place, word: &str, times: i64) {
+    eventually(SOON, &format!("{word} is counted"), || counted(place, word) == times);
+}
+
+fn what_is_not_signed_is_refused_and_counted(place: &Place) {
+    let server = start(place, &[]);
+    let body = event("evt_1", 1_700_000_000, "a").to_string().into_bytes();
+    let post =
+        |headers: &[(String, String)], body: &[u8]| post_raw(server.address, "/webhooks/stripe/f", headers, body);
+    let stripe = |secret: &str| Verifier::stripe([secret], DEFAULT_TOLERANCE).unwrap();
+    let late = |ago| signed_by(&stripe(SECRET), None, &body, Duration::from_secs(ago));
+    let right = signed(&body);
+    let twice = [right.clone(), right.clone()].concat();
+    let other_secret = signed_by(&stripe("whsec_other"), None, &body, Duration::ZERO);
+    let mut flipped = body.clone();
+    flipped[1] ^= 1;
+    for (headers, body, reason) in [
+        (Vec::new(), &body, "missing"),
+        (twice, &body, "repeated"),
+        (other_secret, &body, "wrong"),
+        (right.clone(), &flipped, "wrong"),
+        (right.clone(), &[&body[..], b"\n"].concat(), "wrong"),
+        (late(302), &body, "too_old"),
+        (vec![("stripe-signature".to_owned(), "t=1,v0=00".to_owned())], &body, "unsupported"),
+        (vec![("stripe-signature".to_owned(), "v1=00".to_owned())], &body, "malformed"),
+    ] {
+        let answer = post(&headers, body);
+        refused(&answer, 400, "signature-refused");
+        assert_eq!(answer.json()["reason"], reason);
+        assert!(!answer.body.contains(SECRET));
+    }
+    nothing_is_stored(place);
+    is_counted(place, "refused_wrong", 3);
+    for word in ["missing", "repeated", "too_old", "unsupported", "malformed"] {
+        is_counted(place, &format!("refused_{word}"), 1);
+    }
+    // Strangers choose the function, so nothing is counted by it.
+    assert_eq!(rows(place, "SELECT label2 FROM semel_deltas WHERE label2 = 'f'"), [""; 0]);
+    assert_eq!(post(&late(290), &body).status, 200, "old, but not too old");
+}
+
+fn what_is_no_event_is_refused_and_counted(place: &Place) {
+    let server = start(place, &[]);
+    let bodies: [&[u8]; 7] = [
+        b"{}",
+        b"[]",
+        b"{\"id\":",
+        b"{\"id\":\"a\",\"id\":\"b\"}",
+        b"{\"id\":\"\xff\"}",
+        &b"[".repeat(10_000),
+        br#"{"id":"evt_1","object":"v2.core.event"}"#,
+    ];
+    for body in bodies {
+        let answer = post_raw(server.address, "/webhooks/stripe", &signed(body), body);
+        refused(&answer, 400, "event-malformed");
+        assert!(answer.json()["errors"].as_array().is_some_and(|errors| !errors.is_empty()), "{}", answer.body);
+    }
+    refused(&post_raw(server.address, "/webhooks/stripe", &signed(b""), b""), 400, "event-malformed");
+    nothing_is_stored(place);
+    is_counted(place, "refused_event", 8);
+}
+
+fn bodies_have_a_limit_and_a_time(place: &Place) {
+    let limits = [("SEMEL_WEBHOOKS_STRIPE_MAX_BODY", "2KiB"), ("SEMEL_WEBHOOKS_STRIPE_BODY_TIMEOUT", "300ms")];
+    let server = start(place, &limits);
+    let padded = |length: usize| {
+        let empty = event("evt_1", 1_700_000_000, "").to_string().len();
+        event("evt_1", 1_700_000_000, &"x".repeat(length - empty)).to_string().into_bytes()
+    };
+    let post = |body: &[u8]| post_raw(server.address, "/webhooks/stripe", &signed(body), body);
+    refused(&post(&padded(2049)), 413, "body-too-large");
+    nothing_is_stored(place);
+    assert_eq!(status(&post(&padded(2048))), "processed");
+
+    // Chunks without an end, and a body that does not come.
+    let open = |head: &str| {
+        let mut connection = TcpStream::connect(server.address).unwrap();
+        let text = format!("POST /webhooks/stripe HTTP/1.1\r\nhost: {HOST}\r\nconnection: close\r\n{head}\r\n\r\n");
+        connection.write_all(text.as_bytes()).unwrap();
+        connection
+    };
+    let mut endless = open("transfer-encoding: chunked");
+    let chunk = format!("400\r\n{}\r\n", "x".repeat(0x400));
+    for _ in 0..3 {
+        endless.write_all(chunk.as_bytes()).unwrap();
+    }
+    refused(&Answer::read(endless), 413, "body-too-large");
+    let slow = open("content-length: 100");
+    refused(&Answer::read(slow), 408, "body-timeout");
+    for (word, times) in [("refused_too_large", 2), ("refused_timeout", 1)] {
+        is_counted(place, word, times);
+    }
+}
+
+fn only_a_post_to_a_known_source_is_taken(place: &Place) {
+    let server = start(place, &[]);
+    let body = event("evt_1", 1_700_000_000, "a").to_string().into_bytes();
+    let long = format!("/webhooks/stripe/{}", "f".repeat(65));
+    for path in ["/webhooks/other", "/webhooks/stripe/a%20b", "/webhooks/stripe/%ff", "/webhooks/%00", &long] {
+        refused(&post_raw(server.address, path, &signed(&body), &body), 404, "not-found");
+    }
+    let slash = post_raw(server.address, "/webhooks/stripe/", &signed(&body), &body);
+    assert!(slash.status >= 400 && slash.header("location").is_none(), "a redirect counts as a failure");
+    for method in ["GET", "PUT", "DELETE", "OPTIONS", "PATCH"] {
+        for path in ["/webhooks/stripe", "/webhooks/stripe/f", "/webhooks/other"] {
+            let answer = server.request(method, path, &[("host", HOST)]);
+            refused(&answer, 405, "method-not-allowed");
+            assert_eq!(answer.header("allow"), Some("post"), "{}", answer.head);
+        }
+    }
+    assert_eq!(server.request("HEAD", "/webhooks/stripe", &[("host", HOST)]).status, 405);
+    nothing_is_stored(place);
+    // Only what is signed may come with any Host.
+    assert_eq!(server.request("GET", "/jobs", &[("host", HOST)]).status, 403);
+}
+
+fn a_compressed_body_is_not_inflated(place: &Place) {
+    let server = start(place, &[]);
+    let body = event("evt_1", 1_700_000_000, "a").to_string().into_bytes();
+    for coding in ["gzip", "deflate", "br", "zstd", "identity, gzip", "x"] {
+        let headers = [signed(&body), vec![("content-encoding".to_owned(), coding.to_owned())]].concat();
+        refused(&post_raw(server.address, "/webhooks/stripe", &headers, &body), 415, "body-encoded");
+    }
+    is_counted(place, "refused_encoded", 6);
+    let headers = [signed(&body), vec![("content-encoding".to_owned(), "Identity".to_owned())]].concat();
+    assert_eq!(status(&post_raw(server.address, "/webhooks/stripe", &headers, &body)), "processed");
+}
+
+fn an_event_of_the_other_mode_is_refused(place: &Place) {
+    let server = start(place, &[("SEMEL_WEBHOOKS_STRIPE_LIVEMODE", "true")]);
+    refused(&deliver(&server, &event("evt_1", 1_700_000_000, "a")), 400, "livemode-mismatch");
+    nothing_is_stored(place);
+    is_counted(place, "refused_livemode", 1);
+}
+
+fn without_a_signature_only_this_machine_may_send(place: &Place) {
+    let mut dev = place.semel(["serve", "--listen", "127.0.0.1:0", "--roles", "api", "--dev"]);
+    let server = Server::start_with(&mut dev);
+    let body = event("evt_1", 1_700_000_000, "a").to_string();
+    let post = |headers: &[(&str, &str)]| {
+        let mut connection = TcpStream::connect(server.address).unwrap();
+        send(&mut connection, "POST", "/webhooks/stripe", headers, body.as_bytes());
+        Answer::read(connection)
+    };
+    refused(&post(&[("host", HOST)]), 403, "host-not-allowed");
+    refused(&post(&[("host", "localhost"), ("origin", "http://evil.example")]), 403, "cross-origin");
+    nothing_is_stored(place);
+    assert_eq!(status(&post(&[("host", "localhost")])), "processed");
+    is_counted(place, "refused_foreign", 2);
+
+    // A source that is configured stays as it is, and without the flag there is none.
+    let mut command = command(place, "api", &[]);
+    let server = Server::start_with(command.arg("--dev"));
+    refused(&post_raw(server.address, "/webhooks/stripe", &[], body.as_bytes()), 400, "signature-refused");
+    let server = Server::start_with(&mut place.semel(["serve", "--listen", "127.0.0.1:0", "--roles", "api"]));
+    refused(&post_raw(server.address, "/webhooks/stripe", &[], body.as_bytes()), 404, "not-found");
+}
+
+/// In a program that serves the routes without telling whose the requests are.
+fn a_sender_whose_address_nobody_knows_is_not_this_machine(place: &Place) {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap().block_on(async {
+        let database = Database::open(&place.url, Settings::default()).await.unwrap();
+        let ledger = Ledger::new(database, Options::default()).unwrap();
+        let trying = Webhooks::default().for_trying();
+        let app = Receiver::open(&ledger, trying, &Handlers::default()).await.unwrap().routes();
+        let near = SocketAddr::from(([127, 0, 0, 1], 4000));
+        let far = SocketAddr::from(([192, 0, 2, 1], 4000));
+        for (peer, status) in [(None, 403), (Some(far), 403), (Some(near), 200)] {
+            let body = event("evt_1", 1_700_000_000, "a").to_string();
+            let mut request = Request::post("/webhooks/stripe").header("host", "localhost").body(body).unwrap();
+            if let Some(peer) = peer {
+                request.extensions_mut().insert(ConnectInfo(peer));
+            }
+            assert_eq!(app.clone().oneshot(request).await.unwrap().status(), status, "{peer:?}");
+        }
+    });
+}
+
+/// The path is not signed: one delivery could be sent on to any number of names.
+fn a_function_that_the_source_does_not_have_is_refused(place: &Place) {
+    let functions = ("SEMEL_WEBHOOKS_STRIPE_FUNCTIONS", "connect,billing");
+    let server = start(place, &[functions, ("SEMEL_WEBHOOKS_STRIPE_DEDUP_PER_FUNCTION", "true")]);
+    let paid = event("evt_1", 1_700_000_000, "a");
+    for function in ["invented", "Connect", "connect.x"] {
+        refused(&deliver_to(&server, &format!("/webhooks/stripe/{function}"), &paid), 404, "not-found");
+    }
+    nothing_is_stored(place);
+    is_counted(place, "refused_function", 3);
+    assert_eq!(rows(place, "SELECT label2 FROM semel_deltas WHERE label2 <> ''"), [""; 0]);
+    for path in ["/webhooks/stripe", "/webhooks/stripe/connect", "/webhooks/stripe/billing"] {
+        assert_eq!(status(&deliver_to(&server, path, &paid)), "processed", "{path}");
+    }
+    assert_eq!(status(&deliver_to(&server, "/webhooks/stripe/stripe", &paid)), "skipped", "the source's own");
+    drop(server);
+    let server = start(place, &[functions]);
+    let paid = event("evt_2", 1_700_000_000, "a");
+    refused(&deliver_to(&server, "/webhooks/stripe/invented", &paid), 404, "not-found");
+    assert_eq!(status(&deliver_to(&server, "/webhooks/stripe/connect", &paid)), "processed");
+}
+
+/// Nine bodies that are almost whole, and whose ends do not come.
+fn who_holds_some_room_and_gets_no_more_is_told_so_at_once(place: &Place) {
+    const LONG: usize = 7 << 20;
+    let variables = [
+        ("SEMEL_WEBHOOKS_STRIPE_MAX_BODY", "7MiB"),
+        ("SEMEL_WEBHOOKS_STRIPE_HANDLERS", "*=http://127.0.0.1:9/"),
+        ("SEMEL_WEBHOOKS_STRIPE_BODY_TIMEOUT", "1m"),
+    ];
+    let server = start(place, &variables);
+    let open = || {
+        let mut connection = TcpStream::connect(server.address).unwrap();
+        let head = format!("POST /webhooks/stripe HTTP/1.1\r\nhost: {HOST}\r\ncontent-length: {LONG}\r\n\r\n");
+        connection.write_all(head.as_bytes()).unwrap();
+        connection
+    };
+    let mut held = Vec::new();
+    // What holds some and gets no more is told so at once: nobody would get any by waiting.
+    let began = Instant::now();
+    let busy = loop {
+        assert!(held.len() < 12 && began.elapsed() < SOON, "there is always more room");
+        let mut connection = open();
+        let written = connection.write_all(&vec![b'x'; LONG - 1]);
+        connection.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+        if written.is_err() || connection.peek(&mut [0]).is_ok() {
+            break connection;
+        }
+        held.push(connection);
+    };
+    let busy = Answer::read(busy);
+    refused(&busy, 503, "too-many-deliveries");
+    assert_eq!(busy.header("retry-after"), Some("1"));
+    is_counted(place, "refused_busy", 1);
+    assert_eq!(held.len(), 9);
+}
+
+#[test]
+fn nobody_is_told_200_while_the_database_is_away() {
+    let place = Place::postgres();
+    let mut wire = Wire::to_postgres();
+    let url = wire.url(&place.url);
+    let mut command = semel();
+    command.args(["serve", "--listen", "127.0.0.1:0", "--roles", "api", "--database-url", &url]);
+    command.env("SEMEL_WEBHOOKS_STRIPE_KIND", "stripe").env("SEMEL_WEBHOOKS_STRIPE_SECRETS", SECRET);
+    let server = Server::start_with(&mut command);
+    wire.cut();
+    let paid = event("evt_1", 1_700_000_000, "a");
+    let away = deliver(&server, &paid);
+    refused(&away, 503, "store-unavailable");
+    assert!(away.header("retry-after").is_some());
+    wire.mend();
+    eventually(SOON, "it is processed", || deliver(&server, &paid).status == 200);
+}
+
+/// SQLite is away while another process holds its only writer.
+#[test]
+fn nobody_is_told_200_while_another_process_holds_the_file() {
+    let place = Place::sqlite();
+    let server = start(&place, &[]);
+    let path = place.url.strip_prefix("sqlite:").unwrap().to_owned();
+    let (locked, is_locked) = std::sync::mpsc::channel();
+    let (unlock, is_unlocked) = std::sync::mpsc::channel::<()>();
+    let holder = thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            use sqlx::{ConnectOptions as _, Executor as _};
+            let options = sqlx::sqlite::SqliteConnectOptions::new().filename(path).busy_timeout(SOON);
+            let mut connection = options.connect().await.unwrap();
+            connection.execute("BEGIN EXCLUSIVE").await.unwrap();
+            locked.send(()).unwrap();
+            let _ = is_unlocked.recv();
+            connection.execute("ROLLBACK").await.unwrap();
+        });
+    });
+    is_locked.recv().unwrap();
+    let began = Instant::now();
+    let away = deliver(&server, &event("evt_1", 1_700_000_000, "a"));
+    refused(&away, 503, "store-unavailable");
+    assert!(began.elapsed() < SOON);
+    unlock.send(()).unwrap();
+    holder.join().unwrap();
+    let paid = event("evt_1", 1_700_000_000, "a");
+    eventually(SOON, "it is processed", || deliver(&server, &paid).status == 200);
+}

@@ -1,0 +1,201 @@
+//! The laws of each kind of source, and of ids that nobody has signed.
+
+use std::time::Duration;
+
+use semel::State;
+use semel_http::webhooks::{DEFAULT_TOLERANCE, HmacScheme, Verifier};
+use serde_json::{Value, json};
+
+use crate::{
+    endpoint::{Does, Endpoint},
+    hooks::{conflicts, counted, outbox, post_raw, signed_by, status, stored},
+    place::{Place, on_both_databases},
+    support::{Answer, SOON, Server, eventually},
+};
+
+on_both_databases! {
+    each_kind_of_source_is_understood
+    the_same_bytes_under_another_id_take_effect_once
+    the_same_bytes_are_forwarded_once
+    the_same_bytes_wait_for_the_first_to_complete
+    the_bytes_of_another_under_a_known_id_are_a_conflict
+    what_failed_does_not_take_its_bytes_along
+    another_body_under_the_same_unsigned_id_is_a_conflict
+    a_time_that_nobody_signed_makes_nothing_newer
+    an_event_without_an_id_goes_by_its_bytes
+    any_of_several_secrets_will_do
+}
+
+const STANDARD_SECRET: &str = "whsec_c2VtZWwtc3RhbmRhcmQtd2ViaG9va3Mta2V5IQ==";
+
+const SOURCES: [(&str, &str); 16] = [
+    ("SEMEL_WEBHOOKS_GITHUB_KIND", "github"),
+    ("SEMEL_WEBHOOKS_GITHUB_SECRETS", "old, geheim"),
+    ("SEMEL_WEBHOOKS_SHOPIFY_KIND", "shopify"),
+    ("SEMEL_WEBHOOKS_SHOPIFY_SECRETS", "hush"),
+    ("SEMEL_WEBHOOKS_STANDARD_KIND", "standard"),
+    ("SEMEL_WEBHOOKS_STANDARD_SECRETS", STANDARD_SECRET),
+    ("SEMEL_WEBHOOKS_CHAT_KIND", "hmac"),
+    ("SEMEL_WEBHOOKS_CHAT_SECRETS", "geheim"),
+    ("SEMEL_WEBHOOKS_CHAT_HEADER", "x-chat-signature"),
+    ("SEMEL_WEBHOOKS_CHAT_ALGORITHM", "sha512"),
+    ("SEMEL_WEBHOOKS_CHAT_ENCODING", "base64"),
+    ("SEMEL_WEBHOOKS_CHAT_PREFIX", "v0="),
+    ("SEMEL_WEBHOOKS_CHAT_SIGNED", "v0:{timestamp}:{body}"),
+    ("SEMEL_WEBHOOKS_CHAT_TIMESTAMP_HEADER", "x-chat-timestamp"),
+    ("SEMEL_WEBHOOKS_CHAT_ID_POINTER", "/event/id"),
+    ("SEMEL_WEBHOOKS_CHAT_TYPE_POINTER", "/event/kind"),
+];
+
+fn start(place: &Place, more: &[(&str, &str)]) -> Server {
+    let mut command = place.semel(["serve", "--listen", "127.0.0.1:0", "--roles", "api"]);
+    Server::start_with(command.envs(SOURCES).envs(more.iter().copied()))
+}
+
+fn chat() -> HmacScheme {
+    HmacScheme {
+        header: "x-chat-signature".into(),
+        algorithm: semel_http::webhooks::Algorithm::Sha512,
+        encoding: semel_http::webhooks::Encoding::Base64,
+        prefix: "v0=".into(),
+        signed: "v0:{timestamp}:{body}".into(),
+        timestamp_header: Some("x-chat-timestamp".into()),
+        ..HmacScheme::default()
+    }
+}
+
+/// Posts a body as a source signs it, with more headers.
+fn post(server: &Server, source: &str, id: Option<&str>, more: &[(&str, &str)], body: &Value) -> Answer {
+    let verifier = match source {
+        "github" => Verifier::github(["geheim"]),
+        "shopify" => Verifier::shopify(["hush"]),
+        "standard" => Verifier::standard([STANDARD_SECRET], DEFAULT_TOLERANCE),
+        _ => Verifier::hmac(&chat(), ["geheim"], DEFAULT_TOLERANCE),
+    };
+    let body = body.to_string().into_bytes();
+    let mut headers = signed_by(&verifier.unwrap(), id, &body, Duration::ZERO);
+    headers.extend(more.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+    post_raw(server.address, &format!("/webhooks/{source}"), &headers, &body)
+}
+
+fn push(server: &Server, id: Option<&str>, body: &Value) -> String {
+    status(&post(server, "github", id, &[("x-github-event", "push")], body))
+}
+
+fn each_kind_of_source_is_understood(place: &Place) {
+    let server = start(place, &[]);
+    let issue = [("x-github-event", "issues")];
+    let order = [("x-shopify-topic", "orders/create"), ("x-shopify-triggered-at", "2023-11-14T22:13:20Z")];
+    let said = json!({ "type": "user.made", "timestamp": "2023-11-14T22:13:20Z" });
+    for (source, id, more, body, stored_as, kind, created) in [
+        ("github", Some("guid-1"), &issue[..], json!({ "action": "opened" }), "guid-1", "issues.opened", None),
+        ("shopify", Some("w-1"), &order[..], json!({ "id": 1 }), "w-1", "orders/create", None),
+        ("standard", Some("msg_1"), &[], said, "msg_1", "user.made", Some(1_700_000_000)),
+        ("chat", None, &[], json!({ "event": { "id": "e1", "kind": "said it" } }), "e1", "said it", None),
+    ] {
+        assert_eq!(status(&post(&server, source, id, more, &body)), "processed", "{source}");
+        assert_eq!(status(&post(&server, source, id, more, &body)), "skipped", "{source}");
+        let stored = stored(place, source, stored_as).unwrap();
+        assert_eq!((stored.labels.0[0].as_deref(), stored.order), (Some(kind), created), "{source}");
+    }
+    let topics = ["github.issues.opened", "shopify.orders/create", "standard.user.made", "chat.said_it"];
+    assert_eq!(outbox(place), topics.map(|topic| format!("webhook.{topic}")));
+}
+
+fn the_same_bytes_under_another_id_take_effect_once(place: &Place) {
+    let server = start(place, &[]);
+    let body = json!({ "ref": "main" });
+    assert_eq!(push(&server, Some("guid-1"), &body), "processed");
+    assert_eq!(push(&server, Some("guid-2"), &body), "skipped");
+    assert_eq!(push(&server, Some("guid-2"), &body), "skipped");
+    assert_eq!(outbox(place).len(), 1);
+    // Whoever has seen the first could send it under any number of ids.
+    assert!(stored(place, "github", "guid-2").is_none(), "nothing of it is stored");
+    eventually(SOON, "both are counted", || counted(place, "mismatch") == 2);
+    // Where the id is signed, equal bytes are two events.
+    for id in ["msg_1", "msg_2"] {
+        assert_eq!(status(&post(&server, "standard", Some(id), &[], &body)), "processed");
+    }
+}
+
+fn the_same_bytes_are_forwarded_once(place: &Place) {
+    let endpoint = Endpoint::that([]);
+    let rule = format!("*={}", endpoint.url());
+    let server = start(place, &[("SEMEL_WEBHOOKS_GITHUB_HANDLERS", &rule)]);
+    let body = json!({ "ref": "main" });
+    assert_eq!(push(&server, Some("guid-1"), &body), "processed");
+    assert_eq!(push(&server, Some("guid-2"), &body), "skipped");
+    assert_eq!(endpoint.calls().len(), 1);
+}
+
+fn the_same_bytes_wait_for_the_first_to_complete(place: &Place) {
+    let endpoint = Endpoint::that([Does::Answers(500)]);
+    let rule = format!("*={}", endpoint.url());
+    let server = start(place, &[("SEMEL_WEBHOOKS_GITHUB_HANDLERS", &rule)]);
+    let (body, event) = (json!({ "ref": "main" }), [("x-github-event", "push")]);
+    assert_eq!(post(&server, "github", Some("guid-1"), &event, &body).status, 500);
+    assert_eq!(push(&server, Some("guid-2"), &body), "skipped");
+    let second = stored(place, "github", "guid-2").unwrap();
+    let outcome: Value = serde_json::from_slice(&second.outcome.unwrap().body).unwrap();
+    assert_eq!((second.state, outcome), (State::Completed, json!({ "result": "duplicate", "of": "guid-1" })));
+    assert_eq!(push(&server, Some("guid-1"), &body), "processed");
+    assert_eq!(endpoint.calls().len(), 2);
+}
+
+fn the_bytes_of_another_under_a_known_id_are_a_conflict(place: &Place) {
+    let server = start(place, &[]);
+    let (main, other) = (json!({ "ref": "main" }), json!({ "ref": "other" }));
+    assert_eq!(push(&server, Some("guid-1"), &main), "processed");
+    assert_eq!(push(&server, Some("guid-2"), &other), "processed");
+    assert_eq!(push(&server, Some("guid-2"), &main), "skipped");
+    assert_eq!(conflicts(place), ["guid-2 skipped 1 0 0"]);
+    assert_eq!(outbox(place).len(), 2);
+}
+
+/// An attempt that failed has claimed its bytes already, and they are its own when it comes again.
+fn what_failed_does_not_take_its_bytes_along(place: &Place) {
+    let endpoint = Endpoint::that([Does::Answers(500)]);
+    let rule = format!("*={}", endpoint.url());
+    let server = start(place, &[("SEMEL_WEBHOOKS_GITHUB_HANDLERS", &rule)]);
+    let (body, event) = (json!({ "ref": "main" }), [("x-github-event", "push")]);
+    assert_eq!(post(&server, "github", Some("guid-1"), &event, &body).status, 500);
+    assert_eq!(push(&server, Some("guid-1"), &body), "processed");
+    assert_eq!(endpoint.calls().len(), 2);
+}
+
+fn another_body_under_the_same_unsigned_id_is_a_conflict(place: &Place) {
+    let server = start(place, &[]);
+    assert_eq!(push(&server, Some("guid-1"), &json!({ "ref": "main" })), "processed");
+    assert_eq!(push(&server, Some("guid-1"), &json!({ "ref": "other" })), "skipped");
+    assert_eq!(conflicts(place), ["guid-1 skipped 1 0 0"]);
+    assert_eq!(outbox(place).len(), 1);
+}
+
+/// The header says when it happened, and whoever has seen a delivery can write another one.
+fn a_time_that_nobody_signed_makes_nothing_newer(place: &Place) {
+    let server = start(place, &[]);
+    for (day, body, said) in [("14", json!({ "id": 1 }), "processed"), ("15", json!({ "id": 2 }), "skipped")] {
+        let at = format!("2023-11-{day}T22:13:20Z");
+        let order = [("x-shopify-topic", "orders/create"), ("x-shopify-triggered-at", &*at)];
+        assert_eq!(status(&post(&server, "shopify", Some("w-1"), &order, &body)), said);
+    }
+    assert_eq!(conflicts(place), ["w-1 skipped 1 0 0"]);
+    assert_eq!(outbox(place).len(), 1);
+}
+
+fn an_event_without_an_id_goes_by_its_bytes(place: &Place) {
+    let server = start(place, &[]);
+    assert_eq!(push(&server, None, &json!({ "ref": "main" })), "processed");
+    assert_eq!(push(&server, None, &json!({ "ref": "main" })), "skipped");
+    assert_eq!(push(&server, None, &json!({ "ref": "other" })), "processed");
+    assert_eq!(outbox(place).len(), 2);
+}
+
+fn any_of_several_secrets_will_do(place: &Place) {
+    let server = start(place, &[]);
+    let (body, verifier) = (json!({ "ref": "old" }).to_string(), Verifier::github(["old"]).unwrap());
+    let mut headers = signed_by(&verifier, Some("guid-1"), body.as_bytes(), Duration::ZERO);
+    headers.push(("x-github-event".to_owned(), "push".to_owned()));
+    assert_eq!(status(&post_raw(server.address, "/webhooks/github", &headers, body.as_bytes())), "processed");
+    assert_eq!(push(&server, Some("guid-2"), &json!({ "ref": "new" })), "processed");
+}

@@ -1,0 +1,27 @@
+//! A claim that waits for SQLite's writer looks whether it can be answered without it.
+
+use semel::{Claim, Ledger, Options, Outcome, Policy, Settled, Store as _};
+use semel_testkit::{Kind, Lab, key, scope, work};
+
+use super::{moody::Moody, tools::eventually};
+
+/// The look may find the very claim it was made for, whose answer is still on its way. That is no second lease, and
+/// above all no reason to give the first one back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_that_finds_itself_keeps_its_lease() {
+    let lab = Lab::in_real_time(Kind::Sqlite).await;
+    let store = Moody::new(lab.open().await);
+    let ledger = Ledger::new(store.clone(), Options::default()).unwrap();
+    let late = store.answer_late();
+    let claim = tokio::spawn({
+        let ledger = ledger.clone();
+        async move { ledger.claim(work("k", Policy::default())).await.unwrap() }
+    });
+    eventually(async || store.by_key(&scope(), &key("k")).await.unwrap().is_some()).await;
+    late.glimpsed.notified().await;
+    late.end();
+    let Claim::Acquired(lease) = claim.await.unwrap() else { panic!("it is its own") };
+    // Whoever would put it back does so through the same lane, before this.
+    drop(ledger.claim(work("another", Policy::default())).await.unwrap());
+    assert_eq!(lease.complete(Outcome::kept("")).await.unwrap(), Settled::Yes { successor: false });
+}
