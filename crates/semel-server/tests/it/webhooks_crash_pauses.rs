@@ -55,6 +55,8 @@ fn who_stands_still_in_a_call_completes_nothing_late(place: &Place) {
     let said = overtaken(place, &still, &variables, || {
         endpoint.is_called(1);
         still.process.signal(Signal::STOP);
+        // A signal takes its time, and the endpoint's answer must not be there before it.
+        eventually(SOON, "it stands still", || is_still(&still));
         endpoint.let_go();
     });
     assert_eq!(said, "rejected");

@@ -33,7 +33,7 @@ pub(super) struct Moody {
     late: Arc<Late>,
 }
 
-/// Flushes that are made, and whose answers wait until told to go on.
+/// Claims that are made, and whose answers wait until told to go on.
 #[derive(Default)]
 pub(super) struct Late {
     on: AtomicBool,
@@ -98,7 +98,11 @@ impl Store for Moody {
     type Tx = Tx;
 
     async fn claim(&self, batch: Vec<Arc<Request>>) -> Result<Vec<Applied>> {
-        self.db()?.claim(batch).await
+        let done = self.db()?.claim(batch).await;
+        if self.late.on.load(Ordering::SeqCst) {
+            self.late.go_on.notified().await;
+        }
+        done
     }
 
     async fn write(&self, batch: Vec<LeaseWrite>) -> Result<Vec<Applied>> {
@@ -110,11 +114,7 @@ impl Store for Moody {
     }
 
     async fn flush(&self, claims: Vec<Arc<Request>>, writes: Vec<LeaseWrite>) -> Result<(Vec<Applied>, Vec<Applied>)> {
-        let done = self.db()?.flush(claims, writes).await;
-        if self.late.on.load(Ordering::SeqCst) {
-            self.late.go_on.notified().await;
-        }
-        done
+        self.db()?.flush(claims, writes).await
     }
 
     async fn glimpse(&self, request: &Arc<Request>) -> Result<Option<Applied>> {
