@@ -6,6 +6,7 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, bail};
@@ -47,6 +48,9 @@ pub(crate) const SELECT: &str = "point select";
 pub(crate) const NOTHING: &str = "nothing";
 
 const ALL: [&str; 8] = [LEASED, OWN, ATOMIC, BARE, REPLAYS, SELECT, PINNED, NOTHING];
+
+/// How long a connection may have been idle: a server closes it after 30 s.
+const STALE: Duration = Duration::from_secs(10);
 
 /// How many keys are replayed, in turn.
 const KEYS: usize = 8_192;
@@ -193,7 +197,8 @@ async fn make_rows(ledger: &Ledger<Database>) -> Result<()> {
 #[derive(Clone)]
 pub(crate) struct Client {
     address: String,
-    idle: Arc<Mutex<Vec<TcpStream>>>,
+    /// With the moment each was left.
+    idle: Arc<Mutex<Vec<(TcpStream, Instant)>>>,
 }
 
 impl Client {
@@ -214,8 +219,8 @@ impl Client {
     pub(crate) async fn send_with(&self, method: &str, path: &str, headers: &str, body: &str) -> Result<()> {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mut connection = match idle {
-            Some(connection) => connection,
-            None => {
+            Some((connection, left)) if left.elapsed() < STALE => connection,
+            _ => {
                 let connection = TcpStream::connect(&self.address).await?;
                 connection.set_nodelay(true)?;
                 connection
@@ -235,7 +240,7 @@ impl Client {
         if !answer.starts_with(b"HTTP/1.1 2") {
             bail!("{path}: {}", String::from_utf8_lossy(&answer));
         }
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push((connection, Instant::now()));
         Ok(())
     }
 }
