@@ -148,9 +148,10 @@ impl Tx {
     /// ended.
     pub(crate) async fn complete_and_commit(&self, last: Last) -> Option<Ended> {
         let state = std::mem::replace(&mut *self.0.state.lock().await, State::Over);
+        let news = self.0.news.lock().unwrap_or_else(PoisonError::into_inner).take();
         // In its own task, as any commit.
         let done = tokio::spawn(async move {
-            match (state, last) {
+            let (ended, state) = match (state, last) {
                 (State::Postgres(seat), Last::Postgres(complete)) => match on_postgres(seat, &complete).await {
                     Ok(ended) => (Some(ended), None),
                     Err(seat) => (None, Some(State::Postgres(seat))),
@@ -163,18 +164,19 @@ impl Tx {
                     }
                 }
                 (state, _) => (None, Some(state)),
+            };
+            if let (Some((wakes, news)), Some(Ended::Committed(_) | Ended::Unknown { .. })) = (&news, &ended) {
+                news.iter().for_each(|news| wakes.tell(news.clone()));
             }
+            (ended, state.map(|state| (state, news)))
         });
-        let (ended, state) = match done.await {
+        let (ended, open) = match done.await {
             Ok(done) => done,
             Err(error) => (Some(ended(Commit::Unknown(error.to_string()))), None),
         };
-        if let Some(state) = state {
+        if let Some((state, news)) = open {
+            *self.0.news.lock().unwrap_or_else(PoisonError::into_inner) = news;
             *self.0.state.lock().await = state;
-        }
-        let news = ended.as_ref().and_then(|_| self.0.news.lock().unwrap_or_else(PoisonError::into_inner).take());
-        if let (Some((wakes, news)), Some(Ended::Committed(_) | Ended::Unknown { .. })) = (news, &ended) {
-            news.into_iter().for_each(|news| wakes.tell(news));
         }
         ended
     }
