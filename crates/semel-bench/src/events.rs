@@ -72,7 +72,7 @@ async fn run(site: &Site, ledger: &Ledger<Database>, broker: Arc<dyn Broker>, mo
     node.relay(ledger.store().clone(), RelayOptions::default());
     let deliverer = Deliverer::open(ledger, &config.channels)?;
     for listener in notifications.listeners(&ConsumerOptions::default(), &deliverer) {
-        node.spawn(listener.run(node.stopping()));
+        node.spawn("listener", listener.run(node.stopping()));
     }
     let app = App {
         readiness: Arc::new(AlwaysReady),

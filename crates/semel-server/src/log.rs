@@ -16,6 +16,9 @@ pub(crate) fn start(level: &str) {
         .with_env_filter(filter)
         .with_writer(io::stderr)
         .with_ansi(io::stderr().is_terminal())
+        // A line that cannot be written is lost. To say so, the subscriber would print to the same stderr, and panic
+        // when that fails: a full disk, or a reader that went away, would end whatever task had something to say.
+        .log_internal_errors(false)
         .init();
     if let Some(mistake) = mistake {
         tracing::error!("RUST_LOG is not a log filter ({mistake}); logging at {level}");

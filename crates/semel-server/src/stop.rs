@@ -73,6 +73,17 @@ impl Stop {
         });
     }
 
+    /// Asks for the stop, unless somebody has: never forces it.
+    pub fn ask_once(&self) {
+        self.0.send_if_modified(|asked| {
+            let first = *asked == Asked::Never;
+            if first {
+                *asked = Asked::Once;
+            }
+            first
+        });
+    }
+
     /// Whether the stop has been asked for.
     #[must_use]
     pub fn is_asked(&self) -> bool {

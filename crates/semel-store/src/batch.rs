@@ -12,6 +12,7 @@ use semel::{
 use crate::{
     Conn,
     apply::{Changes, load_by_id},
+    audit,
     sql::Sql,
 };
 
@@ -135,13 +136,30 @@ pub(crate) fn swept_rows(
     }
 }
 
-/// The event of a decision.
-pub(crate) fn decided(decision: Decision, fence: Fence, actor: &str, reason: &str) -> Event<'static> {
-    let (actor, reason) = (actor.to_owned(), reason.to_owned());
-    match decision {
-        Decision::Resolve { verdict, expected } => Event::Resolve { fence, expected, verdict, actor, reason },
+/// Takes the step of a decision on its row, which is locked, and tells the audit of it.
+pub(crate) async fn decide(
+    conn: &mut Conn<'_>,
+    sql: &Sql,
+    id: i64,
+    decision: Decision,
+    by: (&str, &str),
+    (now, fence): (Timestamp, Fence),
+) -> Result<Applied> {
+    let (rows, action) = (load_by_id(conn, sql, &[id]).await?, audit::action(&decision));
+    let (actor, reason) = (by.0.to_owned(), by.1.to_owned());
+    let event = match decision {
+        Decision::Resolve { verdict, expected } | Decision::Found { verdict, expected } => {
+            Event::Resolve { fence, expected, verdict, actor, reason }
+        }
         Decision::Purge => Event::Purge { actor, reason },
+    };
+    let mut changes = Changes::default();
+    let applied = changes.step(rows.get(&id), &event, now);
+    saved(changes.save(conn, sql).await?)?;
+    if let (Some(action), Some(before)) = (action, rows.get(&id)) {
+        audit::decided(conn, sql, action, by, before, &applied).await?;
     }
+    Ok(applied)
 }
 
 /// A renewal that came after more than half of its lease: `before` is the deadline it had. One that

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use semel::{
-    Error, Fence, Key, OnMismatch, Operation, Outcome, Result, Scope, State, Store, Timestamp, crash_point,
+    Error, Fence, Key, Operation, Outcome, Result, Scope, State, Store, Timestamp, crash_point,
     journal::{Repeat, Repeats},
     look::{Count, DayTally, Due, DueKind, Filter, Listing, Page, Tallied, Tally, TallyFilter},
     machine::{Answer, Request, Write},
@@ -23,7 +23,7 @@ use crate::{
     messaging::Messages,
     on, postgres,
     postgres::Postgres,
-    rows,
+    repeats, rows,
     sql::Sql,
     sqlite,
     sqlite::Sqlite,
@@ -273,9 +273,7 @@ impl Store for Database {
     }
 
     async fn complete_and_commit(&self, tx: &Tx, held: &Operation, outcome: Outcome) -> Ended {
-        // Where newer data is likely to wait, trying would only cost a trip.
-        let plain = held.lease.as_ref().is_some_and(|lease| lease.terms.on_mismatch != OnMismatch::SupersedeIfNewer);
-        if plain && outcome.body.len() <= LITERAL {
+        if outcome.body.len() <= LITERAL {
             crash_point!("atomic.before_commit");
             let last = match &*self.0 {
                 Inner::Postgres(db) => Last::Postgres(db.complete_sql(held, &outcome)),
@@ -500,22 +498,21 @@ fn of_another() -> Error {
 async fn add_repeats(
     mut conn: Conn<'_>,
     sql: &Sql,
-    mut repeats: Vec<SeenAgain>,
+    mut again: Vec<SeenAgain>,
     answers: Vec<AnswerCount>,
     hour: i64,
 ) -> Result<()> {
     // In order of id: two nodes that add to the same rows wait in one direction.
-    repeats.sort_by_key(|seen| (seen.id, seen.repeat));
-    lock_repeats(&mut conn, &repeats.iter().map(|seen| seen.id).collect::<Vec<_>>()).await?;
-    for part in repeats.chunks(1000) {
+    again.sort_by_key(|seen| (seen.id, seen.repeat));
+    lock_repeats(&mut conn, &again.iter().map(|seen| seen.id).collect::<Vec<_>>()).await?;
+    for part in again.chunks(1000) {
         let ids: Vec<i64> = part.iter().map(|seen| seen.id).collect();
         let mut stored = load_repeats(&mut conn, sql, &ids).await?;
         let mut rows = Vec::new();
         for seen in part {
             let mut sum = stored.remove(&(seen.id, seen.repeat)).unwrap_or_default();
             sum.merge(seen.repeats.clone());
-            let text = serde_json::to_string(&sum).map_err(|e| Error::Invalid(e.to_string()))?;
-            rows.push(json!({ "id": seen.id, "repeat": seen.repeat.as_str(), "repeats": text }));
+            rows.push(json!({ "id": seen.id, "repeat": seen.repeat.as_str(), "repeats": repeats::encode(&sum) }));
         }
         conn.batch(sql.put_repeats, &rows).await?;
     }
@@ -545,8 +542,7 @@ async fn load_repeats(conn: &mut Conn<'_>, sql: &Sql, ids: &[i64]) -> Result<Has
         on!(conn, c => sqlx::query_as(sql.load_repeats).bind(json).fetch_all(&mut **c).await.map_err(broken)?);
     let read = |(id, repeat, text): (i64, String, String)| {
         let repeat = if repeat == Repeat::Conflict.as_str() { Repeat::Conflict } else { Repeat::Duplicate };
-        let repeats = serde_json::from_str(&text).map_err(|_| Error::Corrupt("repeats"))?;
-        Ok(((id, repeat), repeats))
+        Ok(((id, repeat), repeats::decode(&text)?))
     };
     found.into_iter().map(read).collect()
 }

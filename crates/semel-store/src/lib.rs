@@ -4,9 +4,10 @@
 //! - [`Tx`] and [`Conn`]: callers' transactions, and one way to run a statement on either database
 //! - `apply`: the general path: load, step, save
 //! - `sql`: the statements both share; `postgres` and `sqlite`: what differs, and why
-//! - `rows`, `codec`, `counters`: how things are stored
+//! - `rows`, `codec`, `counters`: how things are stored; `audit`: what people did
 
 mod apply;
+mod audit;
 mod batch;
 mod clock;
 pub mod codec;
@@ -19,6 +20,7 @@ mod messaging;
 mod postgres;
 #[cfg(test)]
 mod prepared;
+mod repeats;
 mod rows;
 mod sql;
 mod sqlite;

@@ -412,6 +412,11 @@ statements! {
     find_lapsed = "SELECT operation AS id FROM semel_leases WHERE deadline <= $1 ORDER BY operation LIMIT $2";
     /// Operations whose time to be looked at has come.
     find_due = "SELECT id FROM semel_operations WHERE look_at <= $1 ORDER BY look_at LIMIT $2";
+
+    /// What a person did.
+    audit =
+        "INSERT INTO semel_audit (tenant, at, actor, action, subject, reason, before, after)
+         SELECT $1, {now $8}, $2, $3, $4, $5, $6, $7";
 }
 
 /// Turns `{rows $1: id int, body bytes}` into the database's own reading of a JSON array, `{now $2}` into the time (what

@@ -36,12 +36,25 @@ pub fn canonicalize(bytes: &[u8]) -> Result<Canonical, JsonError> {
 /// Excluded values must be well formed, but the limits on numbers do not concern them: a nanosecond
 /// timestamp is a reason to exclude one.
 pub fn canonicalize_without(bytes: &[u8], pointers: &[&str]) -> Result<Canonical, JsonError> {
+    canonical(bytes, pointers, Inexact::Refused)
+}
+
+/// What becomes of an integer that no double holds.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Inexact {
+    /// There is no canonical form.
+    Refused,
+    /// It is printed as its nearest double, and its [`Literal`] keeps the digits.
+    Kept,
+}
+
+pub(crate) fn canonical(bytes: &[u8], pointers: &[&str], inexact: Inexact) -> Result<Canonical, JsonError> {
     let exclusions = exclusion::parse(pointers)?;
     let mut document = reader::read(bytes)?;
     for path in &exclusions {
         exclusion::apply(&mut document, path);
     }
-    writer::write(&document)
+    writer::write(&document, inexact)
 }
 
 /// A JSON text in canonical form, and what that form does not show.

@@ -2,8 +2,9 @@
 
 /// Kills this process with SIGKILL on the n-th hit of a named point, when the environment says
 /// `SEMEL_CRASH=name` (or `name:n`). With `name:n:stop` it stops there instead, as in a long pause
-/// of its host, until somebody sends it SIGCONT. `SEMEL_CRASH_LOG=file` appends the name of each
-/// point that is hit, so that a run can tell which were never reached.
+/// of its host, until somebody sends it SIGCONT; with `name:n:panic` only the task that is there
+/// dies, by a panic. `SEMEL_CRASH_LOG=file` appends the name of each point that is hit, so that a
+/// run can tell which were never reached.
 ///
 /// Compiled into debug builds only, unless the feature `crash-points` asks for it.
 #[macro_export]
@@ -75,6 +76,9 @@ pub const SERVER_POINTS: &[&str] = &[
 pub fn hit(_name: &str) {}
 
 /// What [`crash_point!`](crate::crash_point) calls.
+///
+/// # Panics
+/// When the environment asks for it.
 #[cfg(any(debug_assertions, feature = "crash-points"))]
 pub fn hit(name: &str) {
     use std::{
@@ -88,7 +92,7 @@ pub fn hit(name: &str) {
 
     use rustix::process::{Signal, getpid, kill_process};
 
-    static CHOSEN: OnceLock<Option<(String, u32, bool)>> = OnceLock::new();
+    static CHOSEN: OnceLock<Option<(String, u32, Option<String>)>> = OnceLock::new();
     static LOG: OnceLock<Option<std::path::PathBuf>> = OnceLock::new();
     static HITS: AtomicU32 = AtomicU32::new(0);
 
@@ -105,20 +109,25 @@ pub fn hit(name: &str) {
         let mut parts = text.split(':');
         let name = parts.next()?.to_owned();
         let nth = parts.next().and_then(|nth| nth.parse().ok()).unwrap_or(1);
-        Some((name, nth, parts.next() == Some("stop")))
+        Some((name, nth, parts.next().map(str::to_owned)))
     });
-    if let Some((chosen, nth, stop)) = chosen
+    if let Some((chosen, nth, how)) = chosen
         && chosen == name
         && HITS.fetch_add(1, Ordering::Relaxed) + 1 == *nth
     {
-        // The signal may take a moment to arrive; nothing after the point may run before that.
-        if *stop {
-            let _ = kill_process(getpid(), Signal::STOP);
-            return std::thread::sleep(std::time::Duration::from_millis(50));
-        }
-        let _ = kill_process(getpid(), Signal::KILL);
-        loop {
-            std::thread::park();
+        // A signal may take a moment to arrive; nothing after the point may run before that.
+        match how.as_deref() {
+            Some("panic") => panic!("on purpose, at {name}"),
+            Some("stop") => {
+                let _ = kill_process(getpid(), Signal::STOP);
+                std::thread::sleep(std::time::Duration::from_millis(50));
+            }
+            _ => {
+                let _ = kill_process(getpid(), Signal::KILL);
+                loop {
+                    std::thread::park();
+                }
+            }
         }
     }
 }

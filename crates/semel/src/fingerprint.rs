@@ -11,7 +11,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::{Digest, Sha256};
 
-use crate::canonical_json::{JsonError, canonicalize_without};
+use crate::canonical_json::{Canonical, Inexact, JsonError, canonical, canonicalize_without};
 
 /// SHA-256 over length-prefixed parts, as in this file. A change to what is hashed, however small,
 /// is a new version: rows with the old one are still in the database.
@@ -45,12 +45,22 @@ impl Fingerprint {
     /// fingerprint of the payload that never had them, so payloads without them keep theirs when an
     /// exclusion is added.
     pub fn of_json_without(payload: &[u8], pointers: &[&str]) -> Result<Self, JsonError> {
-        let canonical = canonicalize_without(payload, pointers)?;
+        canonicalize_without(payload, pointers).map(|canonical| Self::of_canonical(&canonical))
+    }
+
+    /// As [`Self::of_json_without`], and the same wherever that has one; but integers that no double
+    /// holds are taken, too, and count by their digits. For payloads whose senders have such ids,
+    /// and that nobody could ask to write them as strings.
+    pub fn of_json_by_digits(payload: &[u8], pointers: &[&str]) -> Result<Self, JsonError> {
+        canonical(payload, pointers, Inexact::Kept).map(|canonical| Self::of_canonical(&canonical))
+    }
+
+    fn of_canonical(canonical: &Canonical) -> Self {
         let mut parts = Parts::new("semel fingerprint 1: json").part(&canonical.bytes);
         for literal in &canonical.literals {
             parts = parts.part(&(literal.at as u64).to_be_bytes()).part(literal.text.as_bytes());
         }
-        Ok(parts.fingerprint())
+        parts.fingerprint()
     }
 
     /// Begins the fingerprint of a payload that consists of named fields.
@@ -341,6 +351,30 @@ mod tests {
         assert_eq!(event, without(r#"{"pending_webhooks":1.5,"id":"evt_1"}"#));
         assert_eq!(event, json(r#"{"id":"evt_1"}"#));
         assert_ne!(event, without(r#"{"id":"evt_2","pending_webhooks":2}"#));
+    }
+
+    #[test]
+    fn integers_that_no_double_holds_count_by_their_digits_where_they_are_taken() {
+        let digits = |text: &str| Fingerprint::of_json_by_digits(text.as_bytes(), &["/n"]).unwrap();
+        let big = digits(r#"{"a":9007199254740993,"b":9007199254740992,"n":1}"#);
+        assert_eq!(big, digits(r#" {"n":2, "b":9007199254740992, "a":9007199254740993}"#));
+        for other in [
+            r#"{"a":9007199254740992,"b":9007199254740992}"#,
+            r#"{"a":9007199254740992,"b":9007199254740993}"#,
+            r#"{"a":9007199254740991,"b":9007199254740992}"#,
+            r#"{"a":-9007199254740993,"b":9007199254740992}"#,
+            r#"{"a":"9007199254740993","b":9007199254740992}"#,
+        ] {
+            assert_ne!(digits(other), big, "{other}");
+        }
+        // Nothing that has a fingerprint gets another one by it, and nothing else is taken.
+        for text in ["[1,1.0,1e2,-0]", "18446744073709551616", r#"{"a":[null]}"#] {
+            assert_eq!(digits(text), json(text));
+        }
+        assert!(Fingerprint::of_json(b"9007199254740993").is_err());
+        for wrong in ["1e400", "[9007199254740993,1e400]", r#"{"a":9007199254740993,"a":1}"#] {
+            assert!(Fingerprint::of_json_by_digits(wrong.as_bytes(), &[]).is_err(), "{wrong}");
+        }
     }
 
     #[test]

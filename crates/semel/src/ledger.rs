@@ -81,7 +81,11 @@ struct Inner<S: Store> {
 
 /// Threads of our own. Handlers run on the caller's runtime and may block it; renewals, lanes and
 /// waiters go on all the same.
-struct Engine(Option<tokio::runtime::Runtime>);
+struct Engine {
+    runtime: Option<tokio::runtime::Runtime>,
+    /// The task that panicked, should one have.
+    broken: watch::Sender<Option<&'static str>>,
+}
 
 impl Engine {
     fn start() -> Result<Self> {
@@ -90,7 +94,7 @@ impl Engine {
             .thread_name("semel-engine")
             .enable_all()
             .build()
-            .map(|runtime| Self(Some(runtime)))
+            .map(|runtime| Self { runtime: Some(runtime), broken: watch::Sender::default() })
             .map_err(|e| Error::Unavailable(format!("the engine's threads could not be started: {e}")))
     }
 
@@ -98,14 +102,25 @@ impl Engine {
     where
         F: Future<Output: Send> + Send + 'static,
     {
-        self.0.as_ref().map(|runtime| runtime.spawn(task))
+        self.runtime.as_ref().map(|runtime| runtime.spawn(task))
+    }
+
+    /// Runs a task that the ledger cannot do without.
+    fn keep(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        let broken = self.broken.clone();
+        self.spawn(async move {
+            if tokio::spawn(task).await.is_err_and(|error| error.is_panic()) {
+                tracing::error!(task = name, "a background task of the ledger ended early");
+                broken.send_replace(Some(name));
+            }
+        });
     }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
         // A runtime may not be dropped where blocking is forbidden, which is where ledgers end.
-        if let Some(runtime) = self.0.take() {
+        if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
     }
@@ -128,12 +143,12 @@ impl<S: Store> Ledger<S> {
             let store = asked.clone();
             guarded(async move { patiently(|| flush(&store, &batch)).await })
         };
-        let lanes = Lanes::open(store.one_writer(), flush, |task| engine.spawn(task));
+        let lanes = Lanes::open(store.one_writer(), flush, |task| engine.keep("lane", task));
         let (renewer, waiters, gatherer) =
             (Arc::<Renewer>::default(), Arc::<Waiters>::default(), Arc::<Gatherer>::default());
-        engine.spawn(renewer.clone().work(store.clone()));
-        engine.spawn(waiters.clone().watch(store.clone()));
-        engine.spawn(gatherer.clone().work(store.clone()));
+        engine.keep("renewals", renewer.clone().work(store.clone()));
+        engine.keep("waiters", waiters.clone().watch(store.clone()));
+        engine.keep("repeats", gatherer.clone().work(store.clone()));
         let inner = Inner {
             store,
             replays: Replays::new(options.replay_cache_bytes),
@@ -314,7 +329,7 @@ impl<S: Store> Ledger<S> {
     /// Sweeps every so often, on the engine's threads, until the ledger stops.
     pub fn sweep_every(&self, pause: Duration) {
         let weak = Arc::downgrade(&self.inner);
-        self.inner.engine.spawn(async move {
+        self.inner.engine.keep("sweep", async move {
             loop {
                 // Nodes that started together should not sweep together.
                 tokio::time::sleep(pause.mul_f64(0.9 + 0.2 * fastrand::f64())).await;
@@ -330,6 +345,21 @@ impl<S: Store> Ledger<S> {
                 }
             }
         });
+    }
+
+    /// Waits until a background task of this ledger has panicked, and says which: the sweep, the renewals … It is not
+    /// begun anew, so whoever cannot do without it should end, and be started again: all that runs is under leases.
+    pub fn broken(&self) -> impl Future<Output = &'static str> + Send + use<S> {
+        let mut broken = self.inner.engine.broken.subscribe();
+        async move {
+            if let Ok(task) = broken.wait_for(Option::is_some).await
+                && let Some(task) = *task
+            {
+                return task;
+            }
+            // The ledger is gone, and nothing can break any more.
+            std::future::pending().await
+        }
     }
 
     /// Stops: takes nothing new, gives running work `grace` to end, then ends it (released where it

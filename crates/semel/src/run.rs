@@ -208,7 +208,7 @@ impl<S: Store> Ledger<S> {
             Finding::DidNot => (Verdict::Retry, "the probe found no effect"),
             Finding::Unknown => return Ok(false),
         };
-        let decision = Decision::Resolve { verdict, expected: Some(operation.fence) };
+        let decision = Decision::Found { verdict, expected: Some(operation.fence) };
         let applied = self.decide(operation.id, decision, "probe", reason).await?;
         // Whatever the answer, this doubt is over: by this finding, or by another one before it.
         debug_assert!(matches!(applied.answer, Answer::Resolved | Answer::NotNow(_)), "{:?}", applied.answer);

@@ -44,6 +44,13 @@ pub enum Decision {
         /// Only if the operation still has this fence.
         expected: Option<Fence>,
     },
+    /// What a probe found: as [`Decision::Resolve`], but no person's action, so it is not in the audit.
+    Found {
+        /// What is found.
+        verdict: Verdict,
+        /// Only if the operation still has this fence.
+        expected: Option<Fence>,
+    },
     /// Free the key and forget the operation.
     Purge,
 }
@@ -204,7 +211,7 @@ pub trait Store: Clone + Send + Sync + 'static {
     /// Renews leases: one statement for all of a node.
     fn renew(&self, batch: Vec<(i64, Fence)>) -> impl Future<Output = Result<Vec<Answer>>> + Send;
 
-    /// Carries out a person's or a probe's decision.
+    /// Carries out a person's or a probe's decision. What a person decided is audited in the same commit.
     fn decide(
         &self,
         id: i64,

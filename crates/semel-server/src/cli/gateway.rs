@@ -9,7 +9,7 @@ use super::{ledger, serve::until_stopped};
 use crate::{
     config::{Config, Flags, StoreFlags, Upstream},
     gateway, log,
-    node::AsksTheStore,
+    node::{AsksTheStore, Fault},
     serve,
     stop::Stop,
 };
@@ -51,9 +51,11 @@ async fn serve(config: &Config, upstream: Upstream) -> anyhow::Result<()> {
     let stop = Stop::on_signals().context("cannot listen to signals")?;
     let listener = serve::bind(&config.listen).await?;
     let ledger = ledger::open(&config.database_url, Options::default()).await?.ledger;
+    let fault = Fault::new(&stop);
+    fault.watch(&ledger);
     // A gateway may be the only process on its ledger.
     ledger.sweep_every(config.sweep.every);
-    let readiness = AsksTheStore::without_broker(&ledger);
+    let readiness = AsksTheStore::without_broker(&ledger, fault.clone());
     let greeting = format!(
         "Semel {} listens on http://{}\n\
          Requests go to {upstream}; the ledger is in {}.\n\
@@ -63,7 +65,7 @@ async fn serve(config: &Config, upstream: Upstream) -> anyhow::Result<()> {
         config.database_url.place(),
     );
     let app = gateway::Gateway::new(&config.gateway, upstream, ledger.clone(), Arc::new(readiness));
-    super::say(&greeting)?;
+    super::greet(&greeting);
     until_stopped(listener, app, &ledger, stop, std::future::ready(())).await;
-    Ok(())
+    super::serve::verdict(&fault)
 }

@@ -20,7 +20,7 @@ use crate::{
     http::{App, principal::Local},
     jobs::Jobs,
     log,
-    node::{self, AsksTheStore, Node},
+    node::{self, AsksTheStore, Fault, Node},
     serve::{self, DRAIN, Drained},
     services::{
         messages::Messages,
@@ -71,13 +71,23 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
     let ledger = ledger::open(&config.database_url, Options::default()).await?.ledger;
     let broker = node::broker(&config.broker_url, ledger.store(), &config.messages)?;
     let node = Node::new(broker.clone(), &stop);
+    let fault = node.fault();
+    fault.watch(&ledger);
     let (routes, signed) = start(config, &ledger, &node).await?;
-    let readiness = AsksTheStore::new(&ledger, broker, &config.broker_url);
+    let readiness = AsksTheStore::new(&ledger, broker, &config.broker_url, fault.clone());
     let app = App { readiness: Arc::new(readiness), authenticate: Arc::new(Local), routes, signed };
-    super::say(&greeting(config, listener.local_addr()?))?;
+    super::greet(&greeting(config, listener.local_addr()?));
 
     until_stopped(listener, app.into_router(), &ledger, stop, node.stop()).await;
-    Ok(())
+    verdict(&fault)
+}
+
+/// Whether a server that has stopped was asked to. If not, a supervisor should know, and start it again.
+pub(super) fn verdict(fault: &Fault) -> anyhow::Result<()> {
+    match fault.task() {
+        None => Ok(()),
+        Some(task) => anyhow::bail!("stopped because of a fault: the task {task} ended early"),
+    }
 }
 
 /// Opens the services and starts what this node's roles ask for. The routes of the services, and those of webhooks.
@@ -91,7 +101,9 @@ async fn start(config: &Config, ledger: &Ledger<Database>, node: &Node) -> anyho
     let webhooks = Receiver::open(ledger, config.webhooks.clone(), &Handlers::default()).await?;
     if has(NodeRole::Sweeper) {
         ledger.sweep_every(config.sweep.every);
-        proposals.clean_up_every(config.sweep.every);
+        if let Some(clean_up) = proposals.clean_up_every(config.sweep.every, node.stopping()) {
+            node.spawn("proposals clean-up", clean_up);
+        }
     }
     if has(NodeRole::Relay) || has(NodeRole::Worker) {
         node.declare([notifications.queues(), webhooks.queues()].concat());
@@ -101,18 +113,18 @@ async fn start(config: &Config, ledger: &Ledger<Database>, node: &Node) -> anyho
     }
     if has(NodeRole::Worker) {
         for listener in notifications.listeners(&config.messages.consumer(), &deliverer) {
-            node.consume(listener.run(node.stopping()));
+            node.consume("listener", listener.run(node.stopping()));
         }
         node.keep_given_up(&config.broker_url, ledger.store().clone());
-        node.spawn(notifications.in_app(node.stopping()));
-        node.spawn(deliverer.clone().run(node.stopping()));
-        node.spawn(jobs.clone().run(node.stopping()));
-        node.spawn(webhooks.run(node.stopping()));
+        node.spawn("in-app", notifications.in_app(node.stopping()));
+        node.spawn("deliverer", deliverer.clone().run(node.stopping()));
+        node.spawn("jobs", jobs.clone().run(node.stopping()));
+        node.spawn("webhooks runner", webhooks.run(node.stopping()));
     }
     if !has(NodeRole::Api) {
         return Ok((Router::new(), Router::new()));
     }
-    node.spawn(webhooks.count(node.stopping()));
+    node.spawn("webhooks refusals", webhooks.count(node.stopping()));
     notifications.end_streams_on(node.stopping());
     let routes =
         [notifications.routes(), deliverer.routes(), jobs.routes(), messages.routes(), webhooks.routes_for_people()];

@@ -32,6 +32,8 @@ pub struct Report {
     /// What is not as it should be while requests are still answered: without a broker the outbox waits, and nothing
     /// is lost.
     pub degraded: Vec<String>,
+    /// Why this node does only a part of its work, and never more: it is about to end.
+    pub fault: Option<String>,
 }
 
 /// A node that is always ready, for servers without a store.
@@ -40,7 +42,9 @@ pub struct AlwaysReady;
 
 impl Readiness for AlwaysReady {
     fn check(&self) -> BoxFuture<'_, Report> {
-        Box::pin(async { Report { database: Ok(()), broker: "embedded".to_owned(), degraded: Vec::new() } })
+        Box::pin(async {
+            Report { database: Ok(()), broker: "embedded".to_owned(), degraded: Vec::new(), fault: None }
+        })
     }
 }
 
@@ -56,10 +60,12 @@ pub(super) async fn readyz(State(readiness): State<Arc<dyn Readiness>>) -> impl 
         database: Err(format!("no answer within {} s", PATIENCE.as_secs())),
         broker: "unknown".to_owned(),
         degraded: Vec::new(),
+        fault: None,
     });
-    let ready = report.database.is_ok();
+    let ready = report.database.is_ok() && report.fault.is_none();
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let database = report.database.map_or_else(|why| why, |()| "ok".to_owned());
-    let body = json!({ "ready": ready, "database": database, "broker": report.broker, "degraded": report.degraded });
+    let degraded: Vec<_> = report.fault.into_iter().chain(report.degraded).collect();
+    let body = json!({ "ready": ready, "database": database, "broker": report.broker, "degraded": degraded });
     (status, [(header::CACHE_CONTROL, "no-store")], Json(body))
 }

@@ -1,5 +1,6 @@
 //! What a node does besides answering requests: it carries messages to the broker and takes them from there.
 
+mod fault;
 mod gave_up;
 mod ready;
 
@@ -18,6 +19,7 @@ use crate::{
     stop::Stop,
 };
 
+pub use fault::Fault;
 pub use ready::AsksTheStore;
 
 /// How long to wait before queues are declared again that could not be.
@@ -47,6 +49,7 @@ pub struct Node {
     /// Turns true when the queues are there. A message for a queue that is not there yet would be unroutable, and wait
     /// for long before it is tried again.
     declared: watch::Sender<bool>,
+    fault: Fault,
 }
 
 #[derive(Default)]
@@ -60,14 +63,16 @@ impl Part {
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner).spawn(task);
     }
 
+    /// Whether its tasks may end.
+    fn may_end(&self) -> impl Fn() -> bool + Send + 'static {
+        let stop = self.stop.clone();
+        move || *stop.borrow()
+    }
+
     async fn stop(&self) {
         self.stop.send_replace(true);
         let mut tasks = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
-        while let Some(ended) = tasks.join_next().await {
-            if let Err(error) = ended {
-                tracing::error!(%error, "a task of this node ended early");
-            }
-        }
+        while tasks.join_next().await.is_some() {}
     }
 }
 
@@ -75,7 +80,9 @@ impl Node {
     /// A node without tasks yet.
     #[must_use]
     pub fn new(broker: Arc<dyn Broker>, stop: &Stop) -> Self {
-        let node = Self { broker, intake: Part::default(), relay: Part::default(), declared: watch::Sender::default() };
+        let fault = Fault::new(stop);
+        let (intake, relay, declared) = (Part::default(), Part::default(), watch::Sender::default());
+        let node = Self { broker, intake, relay, declared, fault };
         let (asked, intake) = (stop.clone(), node.intake.stop.clone());
         tokio::spawn(async move {
             asked.asked().await;
@@ -90,22 +97,28 @@ impl Node {
         self.broker.clone()
     }
 
+    /// The task that ended early, should there be one.
+    #[must_use]
+    pub fn fault(&self) -> Fault {
+        self.fault.clone()
+    }
+
     /// Turns true when the node takes no more work in.
     #[must_use]
     pub fn stopping(&self) -> watch::Receiver<bool> {
         self.intake.stop.subscribe()
     }
 
-    /// Runs a task that ends when [`Node::stopping`] says so.
-    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        self.intake.spawn(task);
+    /// Runs a task that ends when [`Node::stopping`] says so. One that ends before is a [`Fault`] by this name.
+    pub fn spawn(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        self.intake.spawn(self.fault().guard(name, self.intake.may_end(), task));
     }
 
     /// Sees to it that the queues are there, as soon as the broker is. One that it refuses to make (somebody has made it
     /// otherwise) is tried again and again, and does not keep the others waiting.
     pub fn declare(&self, queues: Vec<Queue>) {
         let (broker, declared, mut stop) = (self.broker.clone(), self.declared.clone(), self.stopping());
-        self.spawn(async move {
+        let declare = async move {
             for tries in 1_u32.. {
                 match broker.declare(queues.clone()).await {
                     Ok(()) => {
@@ -123,24 +136,27 @@ impl Node {
                     _ = stop.wait_for(|stop| *stop) => return,
                 }
             }
-        });
+        };
+        // The only task that is done one day.
+        self.intake.spawn(self.fault().guard("queues", || true, declare));
     }
 
     /// Runs a task that takes messages from queues, once they are there.
-    pub fn consume(&self, task: impl Future<Output = ()> + Send + 'static) {
-        self.spawn(once_declared(self.declared.subscribe(), self.stopping(), task));
+    pub fn consume(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        self.spawn(name, once_declared(self.declared.subscribe(), self.stopping(), task));
     }
 
     /// Carries the outbox to the broker, once the queues are there.
     pub fn relay(&self, store: Database, options: RelayOptions) {
         let (relay, stop) = (Relay::new(store, self.broker.clone(), options), self.relay.stop.subscribe());
-        self.relay.spawn(once_declared(self.declared.subscribe(), stop.clone(), relay.run(stop)));
+        let task = once_declared(self.declared.subscribe(), stop.clone(), relay.run(stop));
+        self.relay.spawn(self.fault().guard("relay", self.relay.may_end(), task));
     }
 
     /// Keeps what a broker gave up on by itself.
     pub fn keep_given_up(&self, url: &BrokerUrl, store: impl MessageStore) {
         if let BrokerUrl::Amqp(_) = url {
-            self.spawn(gave_up::keep(self.broker.clone(), store, self.stopping()));
+            self.spawn("given up", gave_up::keep(self.broker.clone(), store, self.stopping()));
         }
     }
 
@@ -206,7 +222,7 @@ mod tests {
         let began = nodes.each_ref().map(|node| {
             let (began, begins) = tokio::sync::oneshot::channel();
             node.declare(vec![Queue::new("news")]);
-            node.consume(async { began.send(()).unwrap_or_default() });
+            node.consume("news", async { began.send(()).unwrap_or_default() });
             begins
         });
         let [up, mut away] = began;

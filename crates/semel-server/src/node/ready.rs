@@ -8,6 +8,7 @@ use semel::{
 };
 use semel_store::Database;
 
+use super::Fault;
 use crate::{
     config::BrokerUrl,
     http::{
@@ -21,29 +22,30 @@ const EMBEDDED: &str = "embedded";
 /// How old the oldest message of the outbox may be before that is worth a word.
 const LAG: Duration = Duration::from_secs(60);
 
-/// A node is ready when its database answers. Broker and outbox are told of: without a broker requests are answered all
+/// A node is ready when its database answers and its tasks are at work. Broker and outbox are told of: without a broker requests are answered all
 /// the same, and nothing is lost.
 pub struct AsksTheStore {
     store: Database,
     /// The kind of broker and the broker, where this node has one.
     broker: Option<(&'static str, Arc<dyn Broker>)>,
+    fault: Fault,
 }
 
 impl AsksTheStore {
     /// For a node with a broker.
     #[must_use]
-    pub fn new(ledger: &Ledger<Database>, broker: Arc<dyn Broker>, url: &BrokerUrl) -> Self {
+    pub fn new(ledger: &Ledger<Database>, broker: Arc<dyn Broker>, url: &BrokerUrl, fault: Fault) -> Self {
         let kind = match url {
             BrokerUrl::Embedded => EMBEDDED,
             BrokerUrl::Amqp(_) => "amqp",
         };
-        Self { store: ledger.store().clone(), broker: Some((kind, broker)) }
+        Self { store: ledger.store().clone(), broker: Some((kind, broker)), fault }
     }
 
     /// For a node that has nothing to do with messages.
     #[must_use]
-    pub fn without_broker(ledger: &Ledger<Database>) -> Self {
-        Self { store: ledger.store().clone(), broker: None }
+    pub fn without_broker(ledger: &Ledger<Database>, fault: Fault) -> Self {
+        Self { store: ledger.store().clone(), broker: None, fault }
     }
 
     async fn outbox(&self) -> semel::Result<Vec<String>> {
@@ -72,8 +74,9 @@ impl Readiness for AsksTheStore {
                 tracing::warn!(%error, "not ready: the database does not answer");
                 "does not answer".to_owned()
             });
+            let fault = self.fault.task().map(|task| format!("the task {task} ended early: this node stops"));
             let Some((kind, broker)) = &self.broker else {
-                return Report { database, broker: "none".to_owned(), degraded: Vec::new() };
+                return Report { database, broker: "none".to_owned(), degraded: Vec::new(), fault };
             };
             let mut degraded = match broker.health() {
                 // The embedded broker is the database, and that is told already.
@@ -85,7 +88,7 @@ impl Readiness for AsksTheStore {
             if database.is_ok() {
                 degraded.extend(self.outbox().await.unwrap_or_default());
             }
-            Report { database, broker: (*kind).to_owned(), degraded }
+            Report { database, broker: (*kind).to_owned(), degraded, fault }
         })
     }
 }

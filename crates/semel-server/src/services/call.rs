@@ -109,10 +109,17 @@ fn read(status: StatusCode, wait: Option<Duration>) -> Called {
     }
 }
 
-/// How long the endpoint asks us to wait, in seconds: a date would be by its clock.
+/// How long the endpoint asks us to wait.
 fn wait(response: &Response) -> Option<Duration> {
-    let seconds = response.headers().get(RETRY_AFTER)?.to_str().ok()?.parse().ok()?;
-    Some(Duration::from_secs(seconds).min(LONGEST_WAIT))
+    asked(response.headers().get(RETRY_AFTER)?.to_str().ok()?)
+}
+
+/// A time to wait, in seconds: a date would be by the endpoint's clock. A number that is too large to be read is a long
+/// time, too.
+fn asked(text: &str) -> Option<Duration> {
+    let is_number = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    let seconds = || text.parse().map_or(LONGEST_WAIT, Duration::from_secs);
+    is_number.then(|| seconds().min(LONGEST_WAIT))
 }
 
 /// Reads an answer to its end, so that its connection can be used again; a long one is not worth it.
@@ -154,5 +161,15 @@ mod tests {
             assert!(matches!(means(code), Called::NotNow(..)), "{code}");
         }
         assert_eq!(means(409), Called::InFlight(None));
+    }
+
+    #[test]
+    fn whoever_asks_for_too_long_gets_the_longest_wait() {
+        for (text, waits) in [("0", 0), ("7", 7), ("3600", 3600), ("3601", 3600), ("18446744073709551616", 3600)] {
+            assert_eq!(asked(text), Some(Duration::from_secs(waits)), "{text}");
+        }
+        for text in ["", "-1", "+1", "1.5", "soon", "Wed, 21 Oct 2026 07:28:00 GMT"] {
+            assert_eq!(asked(text), None, "{text}");
+        }
     }
 }

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use crate::{
     place::{GATED, Place, assert_gone_within, on_both_databases},
+    proposals::rows,
     support::{SOON, eventually, stderr},
 };
 
@@ -15,6 +16,7 @@ on_both_databases! {
     everything_that_is_stored_is_shown
     what_runs_or_took_effect_is_not_decided_about
     a_purged_key_is_free
+    what_a_person_decided_is_audited
     a_sweep_ends_what_was_killed_and_removes_what_is_old
 }
 
@@ -142,6 +144,18 @@ fn a_purged_key_is_free(place: &Place) {
     let purged = place.json(["operations", "purge", "--id", &id, "--reason", "x", "--json"]);
     assert_eq!(purged["operation"]["key"], "k");
     assert_eq!(place.ends("k", &[], "echo two").1, "two\n");
+}
+
+/// Who, what and why, and what it was about: a purge leaves nothing else.
+fn what_a_person_decided_is_audited(place: &Place) {
+    assert_eq!(place.ends("k", &[], "false").0, 1);
+    place.say(["operations", "resolve", "k", "--as", "retry", "--reason", "it is mended"]);
+    place.say(["operations", "purge", "k", "--reason", "a slip"]);
+    assert!(!place.run(["operations", "purge", "k", "--reason", "again"]).status.success());
+    let told = rows(place, "SELECT action || ': ' || reason FROM semel_audit WHERE actor <> '' ORDER BY id");
+    assert_eq!(told, ["operations.retry: it is mended", "operations.purge: a slip"]);
+    let before = rows(place, "SELECT before FROM semel_audit ORDER BY id");
+    assert!(before.iter().all(|before| before.contains("\"key\":\"k\"")), "{before:?}");
 }
 
 fn a_sweep_ends_what_was_killed_and_removes_what_is_old(place: &Place) {

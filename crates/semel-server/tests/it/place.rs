@@ -143,9 +143,15 @@ pub(crate) fn assert_gone_within(limit: Duration, pid: Pid) {
 }
 
 impl Drop for Place {
+    /// Tidies up. What a server of the test had begun goes on for a moment after it was killed, and drop and it may
+    /// each have what the other wants: one of them is then refused. What cannot be dropped stays until the database
+    /// server of the tests is started anew.
     fn drop(&mut self) {
-        if let Some(schema) = &self.schema {
-            execute(&format!("DROP SCHEMA {schema} CASCADE"));
+        let Some(schema) = &self.schema else { return };
+        for _ in 0..3 {
+            let Err(problem) = try_execute(&format!("DROP SCHEMA {schema} CASCADE")) else { return };
+            eprintln!("{schema} is still there: {problem}");
+            std::thread::sleep(Duration::from_millis(300));
         }
     }
 }
@@ -156,10 +162,14 @@ pub(crate) fn server() -> String {
 }
 
 fn execute(statement: &str) {
-    let options: sqlx::postgres::PgConnectOptions = server().parse().unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    try_execute(statement).unwrap();
+}
+
+fn try_execute(statement: &str) -> sqlx::Result<()> {
+    let options: sqlx::postgres::PgConnectOptions = server().parse()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let mut connection = options.connect().await.unwrap();
-        connection.execute(sqlx::AssertSqlSafe(statement.to_owned())).await.unwrap();
-    });
+        let mut connection = options.connect().await?;
+        connection.execute(sqlx::AssertSqlSafe(statement.to_owned())).await.map(drop)
+    })
 }

@@ -193,7 +193,7 @@ async fn requests_in_flight_are_waited_for_only_so_long() {
 }
 
 /// Serves an application in this process; it ends with the test.
-async fn serve_app(readiness: impl Readiness, routes: Router) -> std::net::SocketAddr {
+pub(crate) async fn serve_app(readiness: impl Readiness, routes: Router) -> std::net::SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let app = App { readiness: Arc::new(readiness), authenticate: Arc::new(Local), routes, signed: Router::new() };
@@ -201,7 +201,12 @@ async fn serve_app(readiness: impl Readiness, routes: Router) -> std::net::Socke
     address
 }
 
-async fn ask(address: std::net::SocketAddr, method: &'static str, path: &'static str, body: Vec<u8>) -> Answer {
+pub(crate) async fn ask(
+    address: std::net::SocketAddr,
+    method: &'static str,
+    path: &'static str,
+    body: Vec<u8>,
+) -> Answer {
     let asked = tokio::task::spawn_blocking(move || {
         let mut connection = TcpStream::connect(address).unwrap();
         send(&mut connection, method, path, &[("host", "localhost")], &body);
@@ -216,7 +221,12 @@ async fn a_node_without_its_database_lives_but_is_not_ready() {
     impl Readiness for Down {
         fn check(&self) -> BoxFuture<'_, Report> {
             Box::pin(async {
-                Report { database: Err("unreachable".to_owned()), broker: "amqp".to_owned(), degraded: Vec::new() }
+                Report {
+                    database: Err("unreachable".to_owned()),
+                    broker: "amqp".to_owned(),
+                    degraded: Vec::new(),
+                    fault: None,
+                }
             })
         }
     }

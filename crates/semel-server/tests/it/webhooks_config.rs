@@ -40,7 +40,7 @@ fn a_source_needs_a_kind_and_a_secret_and_the_rest_has_defaults() {
         "archive_after": "90days", "archive_at": "02:00", "time_zone": "UTC",
         "forward_timeout": "30s", "handlers": [],
     } });
-    assert_eq!(shown(text, &[("STRIPE_SECRET", "geheim")]), expected);
+    assert_eq!(shown(text, &[("STRIPE_SECRET", "geheim-geheim")]), expected);
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn all_that_a_source_can_say_is_read_and_shown() {
     let text = "
         [webhooks.my-shop]
         kind = 'hmac'
-        secrets = ['geheim', 'geheim2']
+        secrets = ['geheim-geheim', 'geheim-geheim-2']
         header = 'x-sign'
         algorithm = 'sha512'
         encoding = 'base64'
@@ -74,7 +74,7 @@ fn all_that_a_source_can_say_is_read_and_shown() {
     ";
     let shop = shown(text, &[("SEMEL_WEBHOOKS_MY_SHOP_TENANT", "acme")])["my-shop"].clone();
     let handlers = json!([
-        { "type": "invoice.*", "forward": "https://me:***@app.example.com/hooks?***" },
+        { "type": "invoice.*", "forward": "https://app.example.com/***" },
         { "type": "charge.*", "do": "outbox", "topic": "charges" },
         { "type": "*", "handler": "mine" },
     ]);
@@ -85,7 +85,9 @@ fn all_that_a_source_can_say_is_read_and_shown() {
     let told = shown(text, &[("SEMEL_WEBHOOKS_MY_SHOP_FUNCTIONS", "a, b")])["my-shop"]["functions"].clone();
     assert_eq!(told, json!(["a", "b"]));
     let toml = run(text, &["config", "show"], &[]);
-    let again = run(stdout(&toml), &["config", "show", "--json"], &[]);
+    let again = |text: &str| run(text, &["config", "show", "--json"], &[]);
+    assert!(!again(stdout(&toml)).status.success(), "what stands for a secret is none");
+    let again = again(&stdout(&toml).replace("\"***\"", "\"geheim-geheim\""));
     assert!(again.status.success(), "what is shown can be read: {}", stderr(&again));
 }
 
@@ -94,21 +96,24 @@ fn a_source_that_would_let_anything_pass_keeps_the_server_from_starting() {
     for (field, told) in [
         ("secrets = []", "secrets (semel.toml, line 3): must have one secret at least"),
         ("secrets = ['']", "secrets (semel.toml, line 3): must not be empty"),
-        ("secrets = ['a', '']", "secrets (semel.toml, line 3): must not be empty"),
-        ("secrets = 'a,'", "secrets (semel.toml, line 3): must not be empty"),
-        ("secrets = 'a,${NO_SECRET}'", "secrets (semel.toml, line 3): must not be empty"),
+        ("secrets = ['a good secret', '']", "secrets (semel.toml, line 3): must not be empty"),
+        ("secrets = 'a good secret,'", "secrets (semel.toml, line 3): must not be empty"),
+        ("secrets = 'a good secret,${NO_SECRET}'", "secrets (semel.toml, line 3): must not be empty"),
         (
-            "secrets = ['a']\ndedup_per_function = true",
+            "secrets = ['a good secret']\ndedup_per_function = true",
             "functions (default): must name the functions where an event takes effect once per function",
         ),
         (
-            "secrets = ['a']\nfunctions = ['a', 'b/c']",
+            "secrets = ['a good secret']\nfunctions = ['a', 'b/c']",
             "functions (semel.toml, line 4): must be names of 1 to 64 letters",
         ),
-        ("secrets = [' a']", "secrets (semel.toml, line 3): must not begin or end with white space"),
-        ("secrets = ['a']\ntolerance = '0s'", "tolerance (semel.toml, line 4): must be at least 1s"),
+        ("secrets = [' a good secret']", "secrets (semel.toml, line 3): must not begin or end with white space"),
+        ("secrets = ['1234567']", "secrets (semel.toml, line 3): must have 8 bytes at least"),
+        ("secrets = ['$STRIPE_SECRET']", "secrets (semel.toml, line 3): must not be the name of a variable"),
+        ("secrets = ['\u{200b}\u{200b}']", "secrets (semel.toml, line 3): must not have invisible characters in it"),
+        ("secrets = ['a good secret']\ntolerance = '0s'", "tolerance (semel.toml, line 4): must be at least 1s"),
         (
-            "secrets = ['a']\ntolerance = '2days'",
+            "secrets = ['a good secret']\ntolerance = '2days'",
             "tolerance (semel.toml, line 4): must be at least 1s and at most 1day",
         ),
     ] {
@@ -118,7 +123,7 @@ fn a_source_that_would_let_anything_pass_keeps_the_server_from_starting() {
             assert!(all.len() == 1 && all[0].starts_with(&format!("webhooks.s.{told}")), "{all:?}");
         }
     }
-    for secrets in ["a,", ",a", "a,,b", " "] {
+    for secrets in ["a good secret,", ",a good secret", "a good secret,,another good one", " "] {
         let output =
             run("[webhooks.s]\nkind = 'stripe'\n", &["config", "check"], &[("SEMEL_WEBHOOKS_S_SECRETS", secrets)]);
         assert!(!output.status.success() && stderr(&output).contains("must not be empty"), "{secrets:?} {output:?}");
@@ -132,14 +137,14 @@ fn every_mistake_of_every_source_is_told_at_once() {
     let text = "
 [webhooks.Shop]
 kind = 'stripe'
-secrets = ['geheim']
+secrets = ['geheim-geheim']
 [webhooks.a]
 kind = 'paypal'
 [webhooks.b]
-secrets = ['geheim']
+secrets = ['geheim-geheim']
 [webhooks.c]
 kind = 'stripe'
-secrets = ['geheim']
+secrets = ['geheim-geheim']
 tolerence = '5m'
 header = 'x-sign'
 max_attempts = 0
@@ -150,11 +155,11 @@ archive_at = '25:00'
 handlers = [{ type = 'a', do = 'dance' }, { forward = 'geheim' }]
 [webhooks.d]
 kind = 'hmac'
-secrets = ['geheim']
+secrets = ['geheim-geheim']
 signed = '{timestamp}{body}'
 [webhooks.e]
 kind = 'github'
-secrets = ['geheim']
+secrets = ['geheim-geheim']
 livemode = true
 max_body = '2MiB'
 handlers = ['*=https://app.example.com/']
@@ -185,7 +190,7 @@ handlers = ['*=https://app.example.com/']
 
 #[test]
 fn a_handler_that_the_program_does_not_have_keeps_it_from_starting() {
-    let text = "[webhooks.s]\nkind = 'stripe'\nsecrets = ['geheim']\nhandlers = ['*=handler:mine']\n";
+    let text = "[webhooks.s]\nkind = 'stripe'\nsecrets = ['geheim-geheim']\nhandlers = ['*=handler:mine']\n";
     let started = run(text, &["serve", "--listen", "127.0.0.1:0"], &[]);
     assert!(!started.status.success());
     assert!(stderr(&started).contains("there is no handler called \"mine\""), "{}", stderr(&started));

@@ -154,19 +154,20 @@ fn at_each<P: Copy + Send + Sync>(points: &[P], place: fn() -> Place, dies: fn(&
     }
 }
 
-/// The bytes were claimed by the run that was lost. They are still that event's own, and nobody else's.
+/// The bytes were claimed before the run that was lost, or the server died before it could say that they were taken in.
+/// They are that event's own all the same, and nobody else's.
 fn an_event_that_was_lost_owns_its_bytes(place: &Place, point: &str) {
     let endpoint = Endpoint::that([]);
     let url = forward(&endpoint.url());
     let variables = [
         ("SEMEL_WEBHOOKS_GITHUB_KIND", "github"),
-        ("SEMEL_WEBHOOKS_GITHUB_SECRETS", "geheim"),
+        ("SEMEL_WEBHOOKS_GITHUB_SECRETS", "geheim-geheim"),
         ("SEMEL_WEBHOOKS_GITHUB_HANDLERS", url.as_str()),
         ("SEMEL_WEBHOOKS_GITHUB_LEASE", "1s"),
     ];
     let body = json!({ "ref": "main" }).to_string();
     let push = |server: &Server, id: &str| {
-        let verifier = Verifier::github(["geheim"]).unwrap();
+        let verifier = Verifier::github(["geheim-geheim"]).unwrap();
         let mut headers = signed_by(&verifier, Some(id), body.as_bytes(), Duration::ZERO);
         headers.push(("x-github-event".to_owned(), "push".to_owned()));
         try_post(server.address, "/webhooks/github", &headers, &body)
@@ -175,7 +176,8 @@ fn an_event_that_was_lost_owns_its_bytes(place: &Place, point: &str) {
     assert!(push(&server, "guid-1").is_none());
     died_at(place, point, &mut server);
     let server = start(place, &variables);
-    assert_eq!(status(&push(&server, "guid-2").unwrap()), "skipped", "the bytes are another's");
+    assert_eq!(status(&push(&server, "guid-2").unwrap()), "rejected", "the bytes are another's");
+    assert!(stored(place, "github", "guid-2").is_none());
     eventually(SOON, "it is processed", || status(&push(&server, "guid-1").unwrap()) == "processed");
     assert_eq!(endpoint.keys().into_iter().collect::<BTreeSet<_>>().len(), 1);
 }
@@ -251,4 +253,18 @@ fn no_point_is_left_out() {
     let forwarding: Vec<_> = FORWARDING.iter().map(|(point, _)| *point).collect();
     let missing: Vec<_> = of_webhooks.filter(|p| !PUBLISHING.contains(p) || !forwarding.contains(p)).collect();
     assert!(missing.is_empty(), "{missing:?}");
+}
+
+/// A conflict is durable before it is answered; its counter is not, and may die with the server.
+#[test]
+fn a_conflict_that_was_answered_is_counted_whatever_dies() {
+    for place in [Place::sqlite(), Place::postgres()] {
+        let mut server = start_dying(&place, "api", "repeats.before", &[]);
+        assert_eq!(status(&deliver(&server, &event("evt_1", 1_700_000_000, "a"))), "processed");
+        assert_eq!(status(&deliver(&server, &event("evt_1", 1_700_000_000, "other"))), "skipped");
+        died_at(&place, "repeats.before", &mut server);
+        let told = start_as(&place, "api", &[]).get("/webhooks/stripe/monitor").json();
+        let conflicts = &told["conflicts"];
+        assert_eq!((&conflicts["count"], conflicts["items"].as_array().map(Vec::len)), (&json!(1), Some(1)));
+    }
 }

@@ -7,7 +7,7 @@ use std::{
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use semel::State;
@@ -122,4 +122,35 @@ fn every_event_that_was_answered_200_is_in_the_ledger_once() {
     eventually(SOON, "all is done", || rows(&place, open).is_empty());
     assert_eq!(in_ledger().len(), sent.len());
     assert_eq!(outbox(&place).len(), sent.len(), "one message for each");
+}
+
+/// SQLite is away while another process holds its only writer.
+#[test]
+fn nobody_is_told_200_while_another_process_holds_the_file() {
+    let place = Place::sqlite();
+    let server = start_as(&place, "api", &[]);
+    let path = place.url.strip_prefix("sqlite:").unwrap().to_owned();
+    let (locked, is_locked) = std::sync::mpsc::channel();
+    let (unlock, is_unlocked) = std::sync::mpsc::channel::<()>();
+    let holder = thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            use sqlx::{ConnectOptions as _, Executor as _};
+            let options = sqlx::sqlite::SqliteConnectOptions::new().filename(path).busy_timeout(SOON);
+            let mut connection = options.connect().await.unwrap();
+            connection.execute("BEGIN EXCLUSIVE").await.unwrap();
+            locked.send(()).unwrap();
+            let _ = is_unlocked.recv();
+            connection.execute("ROLLBACK").await.unwrap();
+        });
+    });
+    is_locked.recv().unwrap();
+    let began = Instant::now();
+    let away = deliver(&server, &event("evt_1", 1_700_000_000, "a"));
+    assert_eq!((away.status, away.problem().as_str()), (503, "store-unavailable"), "{}", away.body);
+    assert!(began.elapsed() < SOON);
+    unlock.send(()).unwrap();
+    holder.join().unwrap();
+    let paid = event("evt_1", 1_700_000_000, "a");
+    eventually(SOON, "it is processed", || deliver(&server, &paid).status == 200);
 }

@@ -89,11 +89,11 @@ fn heavy_a_hundred_deliveries_of_one_event_over_two_processes_are_forwarded_once
 }
 
 const GITHUB: [(&str, &str); 2] =
-    [("SEMEL_WEBHOOKS_GITHUB_KIND", "github"), ("SEMEL_WEBHOOKS_GITHUB_SECRETS", "geheim")];
+    [("SEMEL_WEBHOOKS_GITHUB_KIND", "github"), ("SEMEL_WEBHOOKS_GITHUB_SECRETS", "geheim-geheim")];
 
 /// The same bytes under so many ids, as whoever saw one of them could send them.
 fn replayed(n: usize) -> Vec<Delivery> {
-    let (body, verifier) = (json!({ "ref": "main" }).to_string(), Verifier::github(["geheim"]).unwrap());
+    let (body, verifier) = (json!({ "ref": "main" }).to_string(), Verifier::github(["geheim-geheim"]).unwrap());
     let under = |i: usize| {
         let mut headers = signed_by(&verifier, Some(&format!("guid-{i}")), body.as_bytes(), Duration::ZERO);
         headers.push(("x-github-event".to_owned(), "push".to_owned()));

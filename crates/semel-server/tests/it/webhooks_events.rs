@@ -1,28 +1,15 @@
-//! The laws of looking events up, and of having them run again by hand.
+//! The laws of looking events up.
 
-use std::{sync::Arc, thread};
+use std::thread;
 
-use axum::{
-    Router,
-    body::{Body, to_bytes},
-    http::Request,
-};
-use semel::{Ledger, Options, State};
-use semel_server::{
-    config::{self, Secrets, SourceKind},
-    http::{App, health::AlwaysReady},
-    services::webhooks::{Handlers, Receiver},
-};
-use semel_store::{Database, Settings};
+use semel::State;
 use serde_json::{Value, json};
-use tower::ServiceExt as _;
 
 use crate::{
     desk::{execute, listed, post, shown},
     endpoint::{Does, Endpoint},
     hooks::{becomes, counted, deliver, deliver_to, event, forward, start, start_as, status, stored},
     place::{Place, on_both_databases},
-    proposals_tenants::Believes,
     support::{SOON, Server, eventually},
 };
 
@@ -33,10 +20,7 @@ on_both_databases! {
     events_are_found_by_their_columns
     a_wrong_filter_is_refused
     an_archived_event_can_be_looked_up
-    a_person_can_have_an_event_run_again
-    what_runs_or_has_completed_is_not_run_again
     each_function_has_its_own_event_where_it_is_so_configured
-    another_tenant_sees_nothing
     the_openapi_document_names_every_member
 }
 
@@ -234,60 +218,6 @@ fn an_archived_event_can_be_looked_up(place: &Place) {
     assert_eq!(shown(&server, "/webhooks/stripe/monitor")["totals"]["completed"], 2, "it is counted all the same");
 }
 
-fn a_person_can_have_an_event_run_again(place: &Place) {
-    let endpoint = Endpoint::that([Does::Answers(500), Does::Answers(500), Does::Answers(500)]);
-    let url = forward(&endpoint.url());
-    let variables = [("SEMEL_WEBHOOKS_STRIPE_HANDLERS", url.as_str()), ("SEMEL_WEBHOOKS_STRIPE_BACKOFF", "5m")];
-    let server = start_as(place, "api,worker", &variables);
-    let paid = event("evt_1", 1_700_000_000, "a");
-    for _ in 0..3 {
-        assert_eq!(deliver(&server, &paid).status, 500);
-    }
-    assert_eq!(status(&deliver(&server, &paid)), "max_retries");
-    assert_eq!(shown(&server, "/webhooks/stripe/monitor")["retries"]["at_limit"], 1);
-    let retry = |body: &str| post(&server, "/webhooks/stripe/events/evt_1/retry", body);
-    for body in ["{}", r#"{"reason":" "}"#, r#"{"reason":"x","force":true}"#] {
-        let answer = retry(body);
-        assert_eq!((answer.status, answer.problem().as_str()), (422, "invalid-fields"), "{body}");
-    }
-    assert_eq!(retry("{").problem(), "invalid-json");
-    assert_eq!(post(&server, "/webhooks/stripe/events/evt_2/retry", r#"{"reason":"x"}"#).problem(), "not-found");
-    assert_eq!(endpoint.calls().len(), 3, "nothing of this runs anything");
-
-    let answer = retry(r#"{"reason":"the shop is open again"}"#);
-    assert_eq!((answer.status, answer.json()), (202, json!({ "event_id": "evt_1", "processing_status": "pending" })));
-    becomes(place, "evt_1", State::Completed);
-    let told = shown(&server, "/webhooks/stripe/events/evt_1");
-    assert_eq!((&told["retry_count"], &told["processing_result"]["status"]), (&json!(0), &json!(202)));
-    let ends: Vec<_> = told["attempts"].as_array().unwrap().iter().map(|it| it["end"].clone()).collect();
-    assert_eq!(ends, ["failed", "failed", "failed", "completed"]);
-    let decision = &told["decisions"][0];
-    assert_eq!((&decision["by"], decision["at"].is_string()), (&json!("local"), true));
-    assert_eq!(decision["what"], "it may run again: the shop is open again");
-    assert!(endpoint.keys().iter().all(|key| *key == endpoint.keys()[0]), "under the same key as ever");
-    assert_eq!(shown(&server, "/webhooks/stripe/monitor")["retries"]["at_limit"], 0);
-    assert_eq!(retry(r#"{"reason":"once more"}"#).problem(), "event-completed");
-}
-
-fn what_runs_or_has_completed_is_not_run_again(place: &Place) {
-    let endpoint = Endpoint::that([Does::Waits]);
-    let server = start(place, &[("SEMEL_WEBHOOKS_STRIPE_HANDLERS", &forward(&endpoint.url()))]);
-    let retry = || post(&server, "/webhooks/stripe/events/evt_1/retry", r#"{"reason":"it takes so long"}"#);
-    thread::scope(|scope| {
-        let first = scope.spawn(|| status(&deliver(&server, &event("evt_1", 1_700_000_000, "a"))));
-        endpoint.is_called(1);
-        let answer = retry();
-        assert_eq!((answer.status, answer.problem().as_str()), (409, "event-running"));
-        endpoint.let_go();
-        assert_eq!(first.join().unwrap(), "processed");
-    });
-    let answer = retry();
-    assert_eq!((answer.status, answer.problem().as_str()), (409, "event-completed"));
-    assert_eq!(endpoint.calls().len(), 1);
-    let told = shown(&server, "/webhooks/stripe/events/evt_1");
-    assert_eq!(told["decisions"], json!([]), "what was not done was not decided");
-}
-
 fn each_function_has_its_own_event_where_it_is_so_configured(place: &Place) {
     let endpoint = Endpoint::that([Does::Answers(202), Does::Answers(500)]);
     let url = forward(&endpoint.url());
@@ -322,53 +252,6 @@ fn each_function_has_its_own_event_where_it_is_so_configured(place: &Place) {
     };
     assert_eq!(retry("").problem(), "invalid-query");
     assert_eq!((retry("?function=one").status, retry("?function=two").status), (409, 202));
-}
-
-fn another_tenant_sees_nothing(place: &Place) {
-    tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap().block_on(async {
-        let database = Database::open(&place.url, Settings::default()).await.unwrap();
-        let ledger = Ledger::new(database, Options::default()).unwrap();
-        let mut source = config::Source::new(SourceKind::Stripe, Secrets(vec![crate::hooks::SECRET.into()]));
-        source.tenant = "acme".to_owned();
-        let webhooks = config::Webhooks { sources: [("stripe".to_owned(), source)].into() };
-        let receiver = Receiver::open(&ledger, webhooks, &Handlers::default()).await.unwrap();
-        let (readiness, authenticate) = (Arc::new(AlwaysReady), Arc::new(Believes));
-        let (routes, signed) = (receiver.routes_for_people(), receiver.routes());
-        let app = App { readiness, authenticate, routes, signed }.into_router();
-
-        let body = event("evt_1", 1_700_000_000, "a").to_string();
-        let mut delivery = Request::post("/webhooks/stripe").body(Body::from(body.clone())).unwrap();
-        for (name, value) in crate::hooks::signed(body.as_bytes()) {
-            let name: axum::http::HeaderName = name.parse().unwrap();
-            delivery.headers_mut().insert(name, value.parse().unwrap());
-        }
-        assert_eq!(app.clone().oneshot(delivery).await.unwrap().status(), 200, "who sends it needs to be nobody");
-
-        for path in
-            ["/functions/v1/stripe-events-monitor", "/webhooks/stripe/monitor", "/webhooks/stripe/events", EVENT]
-        {
-            assert_eq!(ask(&app, "acme", "GET", path, "").await.0, 200, "{path}");
-            assert_eq!(ask(&app, "umbrella", "GET", path, "").await.0, 404, "{path}");
-        }
-        let (_, told) = ask(&app, "acme", "GET", "/webhooks/stripe/monitor", "").await;
-        assert_eq!(told["totals"]["total"], 1);
-        let retry = format!("{EVENT}/retry");
-        assert_eq!(ask(&app, "umbrella", "POST", &retry, r#"{"reason":"x"}"#).await.0, 404);
-        assert_eq!(ask(&app, "acme", "POST", &retry, r#"{"reason":"x"}"#).await.0, 409);
-        ledger.stop(SOON).await;
-    });
-}
-
-const EVENT: &str = "/webhooks/stripe/events/evt_1";
-
-async fn ask(app: &Router, tenant: &str, method: &str, path: &str, body: &str) -> (u16, Value) {
-    let who = format!("{tenant}/somebody");
-    let body = Body::from(body.to_owned());
-    let request = Request::builder().method(method).uri(path).header("x-who", who).body(body).unwrap();
-    let response = app.clone().oneshot(request).await.unwrap();
-    let status = response.status().as_u16();
-    let body = to_bytes(response.into_body(), usize::MAX).await.unwrap();
-    (status, serde_json::from_slice(&body).unwrap())
 }
 
 /// The members of an answer, and those that the document says it has.

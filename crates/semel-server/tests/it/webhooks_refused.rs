@@ -3,8 +3,7 @@
 use std::{
     io::Write as _,
     net::{SocketAddr, TcpStream},
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use axum::{extract::ConnectInfo, http::Request};
@@ -21,8 +20,7 @@ use crate::{
     hooks::{HOST, SECRET, command, counted, deliver, deliver_to, event, post_raw, signed, signed_by, start, status},
     place::{Place, on_both_databases},
     proposals::rows,
-    support::{Answer, SOON, Server, eventually, semel, send},
-    wire::Wire,
+    support::{Answer, SOON, Server, eventually, send},
 };
 
 on_both_databases! {
@@ -35,7 +33,6 @@ on_both_databases! {
     without_a_signature_only_this_machine_may_send
     a_sender_whose_address_nobody_knows_is_not_this_machine
     a_function_that_the_source_does_not_have_is_refused
-    who_holds_some_room_and_gets_no_more_is_told_so_at_once
 }
 
 fn nothing_is_stored(place: &Place) {
@@ -245,88 +242,4 @@ fn a_function_that_the_source_does_not_have_is_refused(place: &Place) {
     let paid = event("evt_2", 1_700_000_000, "a");
     refused(&deliver_to(&server, "/webhooks/stripe/invented", &paid), 404, "not-found");
     assert_eq!(status(&deliver_to(&server, "/webhooks/stripe/connect", &paid)), "processed");
-}
-
-/// Nine bodies that are almost whole, and whose ends do not come.
-fn who_holds_some_room_and_gets_no_more_is_told_so_at_once(place: &Place) {
-    const LONG: usize = 7 << 20;
-    let variables = [
-        ("SEMEL_WEBHOOKS_STRIPE_MAX_BODY", "7MiB"),
-        ("SEMEL_WEBHOOKS_STRIPE_HANDLERS", "*=http://127.0.0.1:9/"),
-        ("SEMEL_WEBHOOKS_STRIPE_BODY_TIMEOUT", "1m"),
-    ];
-    let server = start(place, &variables);
-    let open = || {
-        let mut connection = TcpStream::connect(server.address).unwrap();
-        let head = format!("POST /webhooks/stripe HTTP/1.1\r\nhost: {HOST}\r\ncontent-length: {LONG}\r\n\r\n");
-        connection.write_all(head.as_bytes()).unwrap();
-        connection
-    };
-    let mut held = Vec::new();
-    // What holds some and gets no more is told so at once: nobody would get any by waiting.
-    let began = Instant::now();
-    let busy = loop {
-        assert!(held.len() < 12 && began.elapsed() < SOON, "there is always more room");
-        let mut connection = open();
-        let written = connection.write_all(&vec![b'x'; LONG - 1]);
-        connection.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
-        if written.is_err() || connection.peek(&mut [0]).is_ok() {
-            break connection;
-        }
-        held.push(connection);
-    };
-    let busy = Answer::read(busy);
-    refused(&busy, 503, "too-many-deliveries");
-    assert_eq!(busy.header("retry-after"), Some("1"));
-    is_counted(place, "refused_busy", 1);
-    assert_eq!(held.len(), 9);
-}
-
-#[test]
-fn nobody_is_told_200_while_the_database_is_away() {
-    let place = Place::postgres();
-    let mut wire = Wire::to_postgres();
-    let url = wire.url(&place.url);
-    let mut command = semel();
-    command.args(["serve", "--listen", "127.0.0.1:0", "--roles", "api", "--database-url", &url]);
-    command.env("SEMEL_WEBHOOKS_STRIPE_KIND", "stripe").env("SEMEL_WEBHOOKS_STRIPE_SECRETS", SECRET);
-    let server = Server::start_with(&mut command);
-    wire.cut();
-    let paid = event("evt_1", 1_700_000_000, "a");
-    let away = deliver(&server, &paid);
-    refused(&away, 503, "store-unavailable");
-    assert!(away.header("retry-after").is_some());
-    wire.mend();
-    eventually(SOON, "it is processed", || deliver(&server, &paid).status == 200);
-}
-
-/// SQLite is away while another process holds its only writer.
-#[test]
-fn nobody_is_told_200_while_another_process_holds_the_file() {
-    let place = Place::sqlite();
-    let server = start(&place, &[]);
-    let path = place.url.strip_prefix("sqlite:").unwrap().to_owned();
-    let (locked, is_locked) = std::sync::mpsc::channel();
-    let (unlock, is_unlocked) = std::sync::mpsc::channel::<()>();
-    let holder = thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
-            use sqlx::{ConnectOptions as _, Executor as _};
-            let options = sqlx::sqlite::SqliteConnectOptions::new().filename(path).busy_timeout(SOON);
-            let mut connection = options.connect().await.unwrap();
-            connection.execute("BEGIN EXCLUSIVE").await.unwrap();
-            locked.send(()).unwrap();
-            let _ = is_unlocked.recv();
-            connection.execute("ROLLBACK").await.unwrap();
-        });
-    });
-    is_locked.recv().unwrap();
-    let began = Instant::now();
-    let away = deliver(&server, &event("evt_1", 1_700_000_000, "a"));
-    refused(&away, 503, "store-unavailable");
-    assert!(began.elapsed() < SOON);
-    unlock.send(()).unwrap();
-    holder.join().unwrap();
-    let paid = event("evt_1", 1_700_000_000, "a");
-    eventually(SOON, "it is processed", || deliver(&server, &paid).status == 200);
 }

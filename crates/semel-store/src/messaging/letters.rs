@@ -11,10 +11,9 @@ use serde_json::{Value, json};
 
 use super::{
     News,
-    audit::Audit,
     rows::{self, DeadRow, TakenRetry},
 };
-use crate::{Conn, Database, Tx, connection::broken, on};
+use crate::{Conn, Database, Tx, audit::Audit, connection::broken, on};
 
 /// Binds a filter to `$1` to `$7` of a statement that says which letters are `meant!`.
 macro_rules! meant {

@@ -9,10 +9,9 @@ use sqlx::SqliteConnection;
 
 use super::{
     News,
-    audit::Audit,
     rows::{self, ListedRow},
 };
-use crate::{Database, connection::broken, database::Inner, on};
+use crate::{Database, audit::Audit, connection::broken, database::Inner, on};
 
 /// How long it is remembered when a message was published.
 const RECEIPTS: i64 = 7 * 24 * 3600 * 1_000_000;

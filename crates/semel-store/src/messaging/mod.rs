@@ -3,10 +3,9 @@
 //! - `outbox`: into it, out of it; `look`: what people see of it and may do
 //! - `letters`: retries and dead letters
 //! - `embedded`, `deliveries`, `queue`: the broker in the database
-//! - `notify`: who is woken; `audit`: what people did
+//! - `notify`: who is woken
 //! - `sql`, `rows`: how it is stored; `work`: transactions of its own
 
-mod audit;
 mod deliveries;
 mod embedded;
 mod letters;

@@ -263,11 +263,6 @@ statements! {
     discard_letter =
         "DELETE FROM semel_dead_letters WHERE tenant = $1 AND id = $2
          RETURNING consumer, key, queue, failures, reason";
-    /// What a person did.
-    audit =
-        "INSERT INTO semel_audit (tenant, at, actor, action, subject, reason, before, after)
-         SELECT $1, {now $8}, $2, $3, $4, $5, $6, $7";
-
     /// Queues that must be there.
     declare =
         "INSERT INTO semel_queues (name) SELECT name FROM {rows $1: name text} AS r

@@ -24,7 +24,7 @@ pub(crate) use self::seats::{Seat, Seats};
 use crate::{
     Conn,
     apply::{Changes, load_by_id, load_by_key},
-    batch::{self, ByKey, decided, in_order, late_renewal, note_late, saved, swept_rows},
+    batch::{self, ByKey, in_order, late_renewal, note_late, saved, swept_rows},
     clock::Clock,
     codec::{encode, hex},
     connection::broken,
@@ -374,11 +374,8 @@ impl Postgres {
         begin(&mut seat).await?;
         lock(&mut seat, &[id]).await?;
         let (now, fences) = self.draw(&mut seat, 1).await?;
-        let rows = load_by_id(&mut Conn::Postgres(&mut seat), &self.sql, &[id]).await?;
-        let event = decided(decision, fences[0], actor, reason);
-        let mut changes = Changes::default();
-        let applied = changes.step(rows.get(&id), &event, now);
-        saved(changes.save(&mut Conn::Postgres(&mut seat), &self.sql).await?)?;
+        let mut conn = Conn::Postgres(&mut seat);
+        let applied = batch::decide(&mut conn, &self.sql, id, decision, (actor, reason), (now, fences[0])).await?;
         commit(&mut seat).await?;
         seat.leave();
         Ok(applied)

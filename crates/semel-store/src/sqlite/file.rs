@@ -1,12 +1,16 @@
 //! The file: where it is, and whether it can be trusted.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
 
 use semel::{Error, Result};
 use sqlx::{
-    ConnectOptions as _,
+    ConnectOptions as _, SqliteConnection,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous},
 };
+use tokio::time::sleep;
 
 /// The path in `sqlite:PATH`.
 pub(crate) fn path(url: &str) -> Result<PathBuf> {
@@ -20,6 +24,27 @@ pub(crate) fn path(url: &str) -> Result<PathBuf> {
     Ok(PathBuf::from(path))
 }
 
+/// How long to wait for another process that writes.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The first connection to a file. Of several processes that open a new one together, each turns it to write-ahead
+/// logging; whoever comes second is told at once that it is locked, without SQLite's own waiting.
+pub(crate) async fn open(options: &SqliteConnectOptions) -> sqlx::Result<SqliteConnection> {
+    let begun = Instant::now();
+    loop {
+        match options.connect().await {
+            Err(error) if is_locked(&error) && begun.elapsed() < PATIENCE => sleep(Duration::from_millis(10)).await,
+            opened => return opened,
+        }
+    }
+}
+
+/// `SQLITE_BUSY`, whatever else its extended code tells.
+fn is_locked(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(|error| error.code()?.parse::<u32>().ok());
+    code.is_some_and(|code| code & 0xff == 5)
+}
+
 /// How every connection to the file is set up: nothing is acknowledged that is not on disk.
 pub(crate) fn options(path: &Path) -> SqliteConnectOptions {
     SqliteConnectOptions::new()
@@ -27,8 +52,7 @@ pub(crate) fn options(path: &Path) -> SqliteConnectOptions {
         .create_if_missing(true)
         .journal_mode(SqliteJournalMode::Wal)
         .synchronous(SqliteSynchronous::Full)
-        // How long to wait for another process that writes.
-        .busy_timeout(std::time::Duration::from_secs(5))
+        .busy_timeout(PATIENCE)
         // 64 MB: the upper levels of the indexes stay in memory.
         .pragma("cache_size", "-65536")
         // A checkpoint inside of a commit at 32 MB of log; most of it has been done beside the writer

@@ -45,34 +45,42 @@ pub(crate) const COMPLETE: &str = "UPDATE semel_operations
      DELETE FROM semel_leases
      WHERE (operation, fence) IN (SELECT value ->> 0, value ->> 1 FROM jsonb_each($1)) AND NOT successor";
 
-/// One plain completion in a caller's transaction, and the time: one hop for both.
-pub(crate) const COMPLETE_ONE: &str = "UPDATE semel_meta SET clock = max(clock, $5) WHERE only = 1;
+/// One plain completion in a caller's transaction: the time, the row, the lease; and what is to be known of the row.
+macro_rules! complete_one {
+    ($known:literal) => {
+        concat!(
+            "UPDATE semel_meta SET clock = max(clock, $5) WHERE only = 1;
      UPDATE semel_operations
      SET state = 'completed', settled_at = m.clock, expires_at = m.clock + l.retention, archive_at = m.clock + l.tombstone,
          outcome = $3, outcome_kept = $4, error = NULL, checkpoint = NULL
      FROM semel_meta AS m CROSS JOIN semel_leases AS l
      WHERE m.only = 1 AND l.operation = $1 AND l.fence = $2 AND NOT l.successor
        AND semel_operations.id = $1 AND semel_operations.fence = $2
-     RETURNING tenant, service, kind, coalesce(label1, '') AS label1, coalesce(label2, '') AS label2, claimed_at, settled_at;
-     DELETE FROM semel_leases WHERE operation = $1 AND fence = $2 AND NOT successor";
+     RETURNING ",
+            $known,
+            ";
+     DELETE FROM semel_leases WHERE operation = $1 AND fence = $2 AND NOT successor"
+        )
+    };
+}
+
+/// One plain completion in a caller's transaction: one hop for all of it.
+pub(crate) const COMPLETE_ONE: &str = complete_one!(
+    "tenant, service, kind, coalesce(label1, '') AS label1, coalesce(label2, '') AS label2, claimed_at, settled_at"
+);
 
 /// One plain completion at the end of a caller's transaction, with its count and the commit: one hop for all of it.
 /// Where the lease is gone, or newer data waits, the count has no tenant: its insert fails, and the commit is not
 /// reached.
-pub(crate) const COMPLETE_AND_COMMIT: &str = "UPDATE semel_meta SET clock = max(clock, $5) WHERE only = 1;
-     UPDATE semel_operations
-     SET state = 'completed', settled_at = m.clock, expires_at = m.clock + l.retention, archive_at = m.clock + l.tombstone,
-         outcome = $3, outcome_kept = $4, error = NULL, checkpoint = NULL
-     FROM semel_meta AS m CROSS JOIN semel_leases AS l
-     WHERE m.only = 1 AND l.operation = $1 AND l.fence = $2 AND NOT l.successor
-       AND semel_operations.id = $1 AND semel_operations.fence = $2
-     RETURNING settled_at;
-     DELETE FROM semel_leases WHERE operation = $1 AND fence = $2 AND NOT successor;
+pub(crate) const COMPLETE_AND_COMMIT: &str = concat!(
+    complete_one!("settled_at"),
+    ";
      INSERT INTO semel_deltas
         (tenant, service, kind, label1, label2, hour, from_state, to_state, answer, bucket, n)
      VALUES ((SELECT tenant FROM semel_operations WHERE id = $1 AND fence = $2 AND state = 'completed'),
              $6, $7, $8, $9, (SELECT clock / 3600000000 FROM semel_meta WHERE only = 1), 'processing', 'completed', '', $10, 1);
-     COMMIT";
+     COMMIT"
+);
 
 /// The counts of a transaction, as [`Sql::insert_deltas`](crate::sql::Sql), and its end.
 pub(crate) const COUNT_AND_COMMIT: &str = "INSERT INTO semel_deltas

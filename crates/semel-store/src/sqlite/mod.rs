@@ -20,9 +20,7 @@ use semel::{
     store::{Applied, Decision, LeaseWrite, Swept},
 };
 use serde_json::{Value, json};
-use sqlx::{
-    ConnectOptions as _, Connection as _, SqliteConnection, SqlitePool, migrate::Migrator, sqlite::SqlitePoolOptions,
-};
+use sqlx::{Connection as _, SqliteConnection, SqlitePool, migrate::Migrator, sqlite::SqlitePoolOptions};
 use tokio::sync::Mutex;
 
 #[cfg(test)]
@@ -35,7 +33,7 @@ use self::{
 use crate::{
     Conn,
     apply::{Changes, Tally, load_by_id, load_by_key},
-    batch::{self, decided, late_renewal, note_late, saved, swept_rows},
+    batch::{self, late_renewal, note_late, saved, swept_rows},
     clock::Clock,
     connection::broken,
     counters,
@@ -63,8 +61,7 @@ impl Sqlite {
         let path = file::path(url)?;
         file::check_file_system(&path)?;
         let options = file::options(&path);
-        let mut connection = options
-            .connect()
+        let mut connection = file::open(&options)
             .await
             .map_err(|e| Error::Unavailable(format!("{} cannot be opened: {e}", path.display())))?;
         let mut migrator = sqlx::migrate!("migrations/sqlite");
@@ -143,10 +140,7 @@ impl Sqlite {
         let mut tx = Writer::begin(&self.writer).await?;
         let (now, fences) = self.draw(tx.connection(), 1).await?;
         let mut conn = Conn::Sqlite(tx.connection());
-        let rows = load_by_id(&mut conn, &self.sql, &[id]).await?;
-        let mut changes = Changes::default();
-        let applied = changes.step(rows.get(&id), &decided(decision, fences[0], actor, reason), now);
-        saved(changes.save(&mut conn, &self.sql).await?)?;
+        let applied = batch::decide(&mut conn, &self.sql, id, decision, (actor, reason), (now, fences[0])).await?;
         tx.commit().await.map_err(broken)?;
         Ok(applied)
     }

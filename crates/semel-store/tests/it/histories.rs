@@ -158,7 +158,7 @@ impl Run {
                 let (actor, reason) = ("ann".to_owned(), "because".to_owned());
                 let fence = applied.operation.map_or(op.fence, |op| op.fence);
                 let event = match decision {
-                    Decision::Resolve { verdict, expected } => {
+                    Decision::Resolve { verdict, expected } | Decision::Found { verdict, expected } => {
                         Event::Resolve { fence, expected, verdict, actor, reason }
                     }
                     Decision::Purge => Event::Purge { actor, reason },

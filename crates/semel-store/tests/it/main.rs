@@ -3,6 +3,7 @@
 mod brokers;
 mod contention;
 mod histories;
+mod opening;
 
 semel_testkit::conformance_suite!(sqlite, semel_testkit::Kind::Sqlite);
 semel_testkit::conformance_suite!(postgres, semel_testkit::Kind::Postgres);

@@ -245,3 +245,39 @@ pub async fn a_decision_that_does_not_fit_is_not_carried_out(lab: Lab) {
     assert_eq!(decide(&ledger, completed_id, Decision::Purge).await.answer, Answer::Purged);
     assert_eq!(ask(&ledger, work("completed", Policy::default())).await, "acquired");
 }
+
+/// What a person decided is in the audit, with how it stood before and after: also what is then forgotten. What was not
+/// carried out is not, and neither is what a probe found.
+pub async fn a_persons_decision_is_audited(lab: Lab) {
+    let ledger = lab.ledger().await;
+    for (text, decision) in [
+        ("yes", resolve(Verdict::Completed(done("secret")))),
+        ("no", resolve(Verdict::Failed)),
+        ("again", resolve(Verdict::Retry)),
+        ("gone", Decision::Purge),
+    ] {
+        let id = lose(&lab, &ledger, text, OnLost::Hold).await;
+        soon(ledger.decide(id, decision.clone(), "ann\n", "because \0 é")).await.unwrap();
+        if ["yes", "gone"].contains(&text) {
+            assert!(matches!(decide(&ledger, id, decision).await.answer, Answer::NotNow(_)), "{text}");
+        }
+    }
+    let found = Decision::Found { verdict: Verdict::Retry, expected: None };
+    let id = lose(&lab, &ledger, "probed", OnLost::Hold).await;
+    assert_eq!(decide(&ledger, id, found).await.answer, Answer::Resolved);
+
+    let told = "SELECT tenant || ' ' || actor || ' ' || action || ' ' || reason FROM semel_audit ORDER BY id";
+    let actions = ["complete", "fail", "retry", "purge"];
+    assert_eq!(lab.texts(told).await, actions.map(|did| format!("acme ann  operations.{did} because \u{fffd} é")));
+    let before = lab.texts("SELECT before FROM semel_audit ORDER BY id").await;
+    for (before, text) in before.iter().zip(["yes", "no", "again", "gone"]) {
+        assert!(before.contains(&format!("\"key\":\"{text}\"")) && before.contains("\"processing\""), "{before}");
+    }
+    let after = lab.texts("SELECT coalesce(after, 'nothing') FROM semel_audit ORDER BY id").await;
+    for (after, state) in after.iter().zip(["completed", "failed", "pending", "nothing"]) {
+        assert!(after.contains(state) && !after.contains("secret"), "{after}");
+    }
+    let when =
+        "SELECT count(*) FROM semel_audit AS a JOIN semel_journal AS j ON j.at = a.at WHERE j.event = 'resolved'";
+    assert_eq!(lab.number(when).await, 3, "at the moment of the note");
+}

@@ -109,7 +109,8 @@ macro_rules! conformance_suite {
                     a_finding_about_an_older_run_is_dropped,
                     a_crash_loop_is_slowed_down_and_parked,
                     a_person_settles_what_nobody_runs,
-                    a_decision_that_does_not_fit_is_not_carried_out;
+                    a_decision_that_does_not_fit_is_not_carried_out,
+                    a_persons_decision_is_audited;
                 attempts:
                     the_backoff_is_kept_by_every_node,
                     an_operation_is_exhausted_after_its_attempts,

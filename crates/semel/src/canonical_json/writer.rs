@@ -1,17 +1,18 @@
 //! Writes a document that was read in the form of RFC 8785.
 
 use super::reader::{Member, Value};
-use super::{Canonical, JsonError, Literal};
+use super::{Canonical, Inexact, JsonError, Literal};
 
 /// The canonical form of `document`.
-pub(super) fn write(document: &Value<'_>) -> Result<Canonical, JsonError> {
-    let mut writer = Writer { out: Canonical { bytes: Vec::new(), literals: Vec::new() } };
+pub(super) fn write(document: &Value<'_>, inexact: Inexact) -> Result<Canonical, JsonError> {
+    let mut writer = Writer { out: Canonical { bytes: Vec::new(), literals: Vec::new() }, inexact };
     writer.value(document)?;
     Ok(writer.out)
 }
 
 struct Writer {
     out: Canonical,
+    inexact: Inexact,
 }
 
 impl Writer {
@@ -92,7 +93,7 @@ impl Writer {
         // written as 295147905179352830000: what this function returns must be fit to be read
         // again.
         if canonical != literal {
-            if is_integer(literal) && !holds_exactly(double, literal) {
+            if self.inexact == Inexact::Refused && is_integer(literal) && !holds_exactly(double, literal) {
                 return Err(JsonError::InexactInteger { at });
             }
             self.out.literals.push(Literal { at: self.out.bytes.len(), text: literal.to_owned() });

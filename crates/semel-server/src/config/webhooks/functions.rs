@@ -14,17 +14,16 @@ const MOST: usize = 100;
 /// Paths that are not for senders.
 const TAKEN: [&str; 2] = ["events", "monitor"];
 
-/// Whether a function may be called so.
+/// Whether a function may be called so. A path that is taken is none, however it was written before it was decoded.
 pub(crate) fn is_function(name: &str) -> bool {
     let fits = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
-    (1..=64).contains(&name.len()) && name.bytes().all(fits)
+    (1..=64).contains(&name.len()) && name.bytes().all(fits) && !TAKEN.contains(&name)
 }
 
 impl Functions {
     /// What is wrong with them, if anything is.
     pub(super) fn mistake(&self) -> Option<String> {
-        let wrong = |name: &&String| !is_function(name) || TAKEN.contains(&name.as_str());
-        if let Some(name) = self.0.iter().find(wrong) {
+        if let Some(name) = self.0.iter().find(|name| !is_function(name)) {
             return Some(format!(
                 "must be names of 1 to 64 letters, digits, '.', '_' and '-', other than {}, not {name:?}",
                 TAKEN.join(" and ")

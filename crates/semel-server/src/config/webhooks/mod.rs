@@ -179,6 +179,9 @@ impl Source {
                 note(field, mistake.what.clone());
             }
         }
+        if let Some(mistake) = self.secrets.mistake(&self.kind) {
+            note("secrets", mistake);
+        }
         let mut within = |field, span: Duration, least: Duration, most: Duration| {
             if !(least..=most).contains(&span) {
                 let [least, most] = [least, most].map(humantime::format_duration);

@@ -2,11 +2,54 @@
 
 use semel_http::webhooks::Secret;
 
-use super::super::value::Value;
+use super::{super::value::Value, SourceKind};
 
 /// Secrets of which any will do.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Secrets(pub Vec<Secret>);
+
+/// Fewer bytes than this can be tried out, whatever they are. Senders make secrets of 20 bytes and more.
+const SHORTEST: usize = 8;
+
+impl Secrets {
+    /// What is wrong with those that a verifier would take, if anything is. No message repeats a secret.
+    pub(super) fn mistake(&self, kind: &SourceKind) -> Option<String> {
+        self.0.iter().find_map(|secret| mistake(secret.expose(), kind))
+    }
+}
+
+fn mistake(secret: &str, kind: &SourceKind) -> Option<String> {
+    let own = secret.strip_prefix("whsec_").unwrap_or(secret);
+    // The verifier tells of these.
+    if own.is_empty() || secret.trim() != secret {
+        return None;
+    }
+    if own.chars().any(is_invisible) {
+        return Some("must not have invisible characters in it".to_owned());
+    }
+    if is_variable(own) {
+        return Some("must not be the name of a variable: in the file, ${NAME} stands for what NAME holds".to_owned());
+    }
+    let bytes = match kind {
+        SourceKind::Standard => own.trim_end_matches('=').len() * 3 / 4,
+        _ => own.len(),
+    };
+    (bytes < SHORTEST).then(|| format!("must have {SHORTEST} bytes at least, whsec_ not counted"))
+}
+
+/// Whether nobody sees a character: it came with what was copied, and every delivery would be refused.
+fn is_invisible(c: char) -> bool {
+    let of_no_width = ['\u{ad}'..='\u{ad}', '\u{200b}'..='\u{200f}', '\u{2060}'..='\u{206f}', '\u{feff}'..='\u{feff}'];
+    c.is_control() || of_no_width.iter().any(|range| range.contains(&c))
+}
+
+/// Whether a text is `$NAME` or `${NAME}`: somebody meant what is in a variable, and anybody could guess this.
+fn is_variable(text: &str) -> bool {
+    let Some(name) = text.strip_prefix('$') else { return false };
+    let name = name.strip_prefix('{').and_then(|name| name.strip_suffix('}')).unwrap_or(name);
+    let begins = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
+    begins && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+}
 
 impl Value for Secrets {
     const EXAMPLE: &'static str = "${STRIPE_SECRET}";
@@ -56,6 +99,30 @@ mod tests {
             assert_eq!(secrets.0.len(), all, "{text:?}");
             assert!(secrets.0.iter().any(|secret| secret.expose().is_empty()), "{text:?}");
         }
+    }
+
+    #[test]
+    fn a_secret_that_anybody_could_guess_or_nobody_could_type_is_none() {
+        let mistake = |secret: &str| Secrets(vec![secret.into()]).mistake(&SourceKind::Github);
+        for right in ["12345678", "whsec_12345678", "p$ssword", "$1234567", "$a-secret", "ünïcödé"] {
+            assert_eq!(mistake(right), None, "{right}");
+        }
+        for (wrong, told) in [
+            ("1234567", "8 bytes"),
+            ("whsec_1234567", "8 bytes"),
+            ("\u{200b}\u{200b}\u{200b}", "invisible"),
+            ("a good secret\u{feff}", "invisible"),
+            ("a\tgood\tsecret", "invisible"),
+            ("$STRIPE_SECRET", "variable"),
+            ("${STRIPE_SECRET}", "variable"),
+            ("whsec_$SECRET", "variable"),
+        ] {
+            let said = mistake(wrong).unwrap();
+            assert!(said.contains(told) && !said.contains(wrong), "{wrong:?}: {said}");
+        }
+        let standard = |secret: &str| Secrets(vec![secret.into()]).mistake(&SourceKind::Standard);
+        assert!(standard("whsec_c2VjcmV0").is_some(), "six bytes");
+        assert_eq!(standard("whsec_ZWlnaHQgYnk="), None, "eight bytes");
     }
 
     #[test]

@@ -133,9 +133,11 @@ impl Deliverer {
     }
 
     /// Delivers until `stop` turns true; ends when the calls that are open then have ended.
-    pub async fn run(self, stop: watch::Receiver<bool>) {
+    pub async fn run(self, mut stop: watch::Receiver<bool>) {
         let lines = self.0.lines.iter().map(|line| work(line.clone(), stop.clone()));
         lines.collect::<JoinSet<()>>().join_all().await;
+        // There may be no channel at all.
+        let _ = stop.wait_for(|stop| *stop).await;
     }
 }
 

@@ -2,28 +2,31 @@
 
 use std::time::Duration;
 
-use semel::{Error, Ledger, Result, Store as _, micros};
+use semel::{Ledger, Result, Store as _, micros};
 use semel_store::{Database, Tx};
+use tokio::sync::watch;
 
 use super::tables;
 
 /// How many rows one transaction deletes: on SQLite it holds the only writer.
 const AT_ONCE: u64 = 1_000;
 
-/// Deletes what is older than `keep`, again and again until the ledger stops. Any number of nodes may do so.
-pub(super) async fn every(ledger: Ledger<Database>, keep: Duration, pause: Duration) {
+/// Deletes what is older than `keep`, again and again until `stop` turns true. Any number of nodes may do so.
+pub(super) async fn every(ledger: Ledger<Database>, keep: Duration, pause: Duration, mut stop: watch::Receiver<bool>) {
     loop {
-        tokio::time::sleep(pause).await;
-        match round(&ledger, keep).await {
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            _ = stop.wait_for(|stop| *stop) => return,
+        }
+        match round(&ledger, keep, &stop).await {
             Ok(0) => {}
             Ok(deleted) => tracing::debug!(deleted, "old submissions were deleted"),
-            Err(Error::Stopping) => return,
             Err(error) => tracing::warn!(%error, "old submissions were not deleted; the next round tries again"),
         }
     }
 }
 
-async fn round(ledger: &Ledger<Database>, keep: Duration) -> Result<u64> {
+async fn round(ledger: &Ledger<Database>, keep: Duration, stop: &watch::Receiver<bool>) -> Result<u64> {
     let before = ledger.store().now().await?.as_micros().saturating_sub(micros(keep));
     let mut deleted = 0;
     loop {
@@ -34,7 +37,7 @@ async fn round(ledger: &Ledger<Database>, keep: Duration) -> Result<u64> {
             })
             .await??;
         deleted += gone;
-        if gone < AT_ONCE {
+        if gone < AT_ONCE || *stop.borrow() {
             return Ok(deleted);
         }
     }

@@ -26,6 +26,7 @@ use bytes::Bytes;
 use semel::{Ledger, OnLost, OnMismatch, Policy};
 use semel_http::{BoxFuture, Idempotency, Problem, Reference, Route};
 use semel_store::Database;
+use tokio::sync::watch;
 
 use crate::{config, http::query::Query};
 use model::Acao;
@@ -86,11 +87,15 @@ impl Proposals {
             .with_state(self.ledger.store().clone())
     }
 
-    /// Deletes what old keyed changes left behind, every `pause`, if the configuration wants them deleted at all.
-    pub fn clean_up_every(&self, pause: Duration) {
-        if let Some(keep) = self.config.submissions() {
-            tokio::spawn(clean_up::every(self.ledger.clone(), keep, pause));
-        }
+    /// Deletes what old keyed changes left behind, every `pause` until `stop` turns true; nothing to do if the
+    /// configuration does not want them deleted at all.
+    pub fn clean_up_every(
+        &self,
+        pause: Duration,
+        stop: watch::Receiver<bool>,
+    ) -> Option<impl Future<Output = ()> + Send + use<>> {
+        let keep = self.config.submissions()?;
+        Some(clean_up::every(self.ledger.clone(), keep, pause, stop))
     }
 
     /// One kind of operation, under its keys.

@@ -2,15 +2,17 @@
 
 use std::{sync::Arc, time::Duration};
 
-use semel::{Claim, Error, Lease, OnMismatch, Operation, Policy, Ran, Result, Store as _, crash_point};
+use semel::{Claim, Error, Key, Lease, OnMismatch, Operation, Policy, Ran, Result, State, Store as _, crash_point};
 use semel_store::Database;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
     Receiver,
+    bodies::{self, Whose},
     conflicts::{self, Noted},
     event::Event,
     process::{self, Done},
+    record::{is_at_limit, is_parked},
     source::Source,
 };
 use crate::http::problem::{Problem, STORE_UNAVAILABLE, WEBHOOK_FAILED, of_store};
@@ -51,14 +53,12 @@ impl Status {
 impl Receiver {
     /// Takes a delivery in: claims the event, and processes it if it is this one's turn.
     pub(super) async fn deliver(self, source: Arc<Source>, event: Event) -> Result<Status, Problem> {
-        if process::took_effect_before(&self.0.ledger, &source, &event).await.map_err(not_stored)? {
-            return Ok(Status::Skipped);
-        }
-        let lease = match self.claim(&source, &event).await.map_err(not_stored)? {
+        let lease = match self.take_in(&source, &event).await.map_err(not_stored)? {
             Ok(lease) => lease,
             Err(status) => return Ok(status),
         };
         crash_point!("webhooks.after_store");
+        let event = as_stored(event, lease.operation(), &source);
         let attempt = lease.operation().attempt();
         if source.config.in_background {
             self.process_in_background(lease, source, event).await.map_err(not_stored)?;
@@ -74,17 +74,46 @@ impl Receiver {
         answered(ran, attempt)
     }
 
-    /// Claims an event: the lease, or what the sender is answered without one.
-    async fn claim(&self, source: &Source, event: &Event) -> Result<Result<Lease<Database>, Status>> {
+    /// Claims the bytes of an event, where its id tells nothing, and the event: the lease, or what the sender is answered
+    /// without one.
+    async fn take_in(&self, source: &Source, event: &Event) -> Result<Result<Lease<Database>, Status>> {
+        let ledger = &self.0.ledger;
+        match bodies::claim(ledger, source, event).await? {
+            Whose::Own => self.claim(source, event, true).await.map(|claim| turn(claim, source)),
+            Whose::New(bytes) => {
+                let claim = self.claim(source, event, true).await;
+                match &claim {
+                    Ok(Claim::Mismatch(_)) => bodies::end(bytes, false).await,
+                    // Whatever else it says, the event is stored with these bytes, or will have them next.
+                    Ok(_) => bodies::end(bytes, true).await,
+                    // The store is away, and the sender should hear so soon.
+                    Err(_) => drop(tokio::spawn(bodies::end(bytes, false))),
+                }
+                claim.map(|claim| turn(claim, source))
+            }
+            Whose::Other(first) => {
+                let known = ledger.store().by_key(&source.scope(&event.function)?, &Key::new(&event.id)?).await?;
+                if known.is_some() {
+                    // Under an id that is known, it is a conflict or a repeat like any other.
+                    return self.claim(source, event, false).await.map(|claim| turn(claim, source));
+                }
+                bodies::count(ledger, source, event).await?;
+                Ok(Err(of_other(first.as_deref(), source)))
+            }
+        }
+    }
+
+    /// Claims an event; newer data takes the place of older if it may.
+    async fn claim(&self, source: &Source, event: &Event, supersedes: bool) -> Result<Claim<Lease<Database>>> {
         let now = (self.0.clock)();
         let work = source.work(event, now)?;
         let claim = self.0.ledger.claim(work.clone()).await?;
-        let Claim::Mismatch(stored) = claim else { return Ok(turn(claim, source)) };
+        let Claim::Mismatch(stored) = &claim else { return Ok(claim) };
         // Other data under the same id. That is told before anything else is done about it.
-        let newer = matches!((event.created, stored.order), (Some(came), Some(there)) if came > there);
-        self.note_conflict(source, event, &stored, newer, true).await?;
+        let newer = matches!((event.created, stored.order), (Some(came), Some(there)) if came > there) && supersedes;
+        self.note_conflict(source, event, stored, newer, true).await?;
         if !newer {
-            return Ok(Err(Status::Skipped));
+            return Ok(claim);
         }
         let policy = Policy { on_mismatch: OnMismatch::SupersedeIfNewer, ..source.policy(now) };
         let claim = self.0.ledger.claim_again(work.policy(policy)).await?;
@@ -92,7 +121,7 @@ impl Receiver {
             // Something newer still came in between.
             self.note_conflict(source, event, stored, false, false).await?;
         }
-        Ok(turn(claim, source))
+        Ok(claim)
     }
 
     async fn note_conflict(
@@ -144,8 +173,7 @@ impl Receiver {
         event: Event,
         seat: OwnedSemaphorePermit,
     ) -> Result<Ran> {
-        let ran = process::run(self.0.ledger.clone(), lease, source, event).await;
-        drop(seat);
+        let ran = process::run(self.0.ledger.clone(), lease, source, event, seat).await;
         if !matches!(ran, Ok(Ran::Completed(_))) {
             // What was put back may be due at once.
             self.wake();
@@ -178,6 +206,15 @@ impl Receiver {
     }
 }
 
+/// The event of a delivery as it is stored. Of what nobody has signed, that counts which came first: a delivery that
+/// somebody has seen and sends on must not give the event another type, or another function.
+fn as_stored(event: Event, operation: &Operation, source: &Source) -> Event {
+    let [kind, function, ..] = &operation.labels.0;
+    let same = (kind.as_ref(), function.as_ref()) == (Some(&event.kind), Some(&event.function))
+        && operation.payload.as_ref() == Some(&event.body);
+    if same { event } else { Event::of(operation, source).unwrap_or(event) }
+}
+
 /// A seat for a run, if one is free in time. Nobody renews the lease meanwhile.
 async fn seat(source: &Source) -> Option<OwnedSemaphorePermit> {
     let patience = SEAT_PATIENCE.min(source.config.lease / 2);
@@ -192,13 +229,22 @@ fn turn(claim: Claim<Lease<Database>>, source: &Source) -> Result<Lease<Database
         Claim::InFlight(there) if there.kept => Status::Accepted,
         Claim::InFlight(_) => Status::Rejected,
         Claim::NotYet(_) => Status::Accepted,
-        Claim::Exhausted(operation) => {
-            let failed = usize::try_from(operation.failures).is_ok_and(|failed| failed >= source.config.max_attempts);
-            if failed { Status::MaxRetries } else { Status::Parked }
-        }
+        Claim::Exhausted(operation) if is_at_limit(&operation, source) => Status::MaxRetries,
         // Nothing is ever left in doubt here but by hand.
-        Claim::InDoubt(_) => Status::Parked,
+        Claim::Exhausted(_) | Claim::InDoubt(_) => Status::Parked,
     })
+}
+
+/// What is said of bytes that are those of an event of another id: nothing of them is stored.
+fn of_other(first: Option<&Operation>, source: &Source) -> Status {
+    match first {
+        Some(first) if first.state == State::Completed => Status::Skipped,
+        Some(first) if is_at_limit(first, source) => Status::MaxRetries,
+        Some(first) if is_parked(first, source) || first.state == State::InDoubt => Status::Parked,
+        Some(_) => Status::Rejected,
+        // A person has purged it, and not for it to come back under another name.
+        None => Status::Skipped,
+    }
 }
 
 /// What a sender is told of a run.

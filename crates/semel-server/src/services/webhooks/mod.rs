@@ -5,12 +5,14 @@
 //! redelivery and by our own runner. In reading order:
 //!
 //! - `event`: what a delivery says has happened; `source`: a sender, its rules and who checks its signatures
-//! - `receive`: the route; `deliver`: from the claim to the answer; `process`: what becomes of an event
+//! - `receive`: the route; `deliver`: from the claim to the answer; `bodies`: whose bytes are, where an id tells nothing;
+//!   `process`: what becomes of an event
 //! - `handler`: what an application does by itself; `runner`: what nobody runs and is due
 //! - `refusals`: what was not let in, counted; `conflicts`: other data under the same id
 //! - `events`: looking, and running again by hand; `record`: an event as it is shown
 //! - `monitor`: whether all is well; `monitor_count`: what the counters say; `health`: the verdict
 
+mod bodies;
 mod conflicts;
 mod deliver;
 mod event;

@@ -224,7 +224,7 @@ mod tests {
 
     #[test]
     fn a_source_knows_its_own_kinds() {
-        let mut config = config::Source::new(SourceKind::Stripe, Secrets(vec!["s".into()]));
+        let mut config = config::Source::new(SourceKind::Stripe, Secrets(vec!["a good secret".into()]));
         let functions = ["connect".to_owned(), "body".to_owned()];
         let source = Source::open("stripe", config.clone(), &Handlers::default()).unwrap();
         assert_eq!(kinds(&source, &functions), ["stripe"], "functions are labels");

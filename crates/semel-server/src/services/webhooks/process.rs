@@ -1,20 +1,25 @@
 //! What becomes of an event: it goes to the outbox, to a URL, or to a handler.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use semel::{
-    Claim, Context, Failure, Fingerprint, Key, Lease, Ledger, Operation, Outcome, Policy, Ran, Result, Retry, Scope,
-    State, Store as _, Unfinished, Work, crash_point,
+    Context, Failure, Lease, Ledger, Operation, Outcome, Ran, Result, Retry, Unfinished, crash_point,
     messaging::{Message, MessageStore as _, Origin, Topic},
 };
 use semel_http::Mode;
 use semel_store::{Database, Tx};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
-    event::{Event, body_hash},
+    bodies,
+    event::Event,
     handler::{Run, key_of_data},
     source::{Source, Way},
 };
@@ -27,7 +32,7 @@ const STEP: &str = "forward";
 /// reached. Nothing was done there, so it costs no attempt: without a pause it would be called without end.
 const LATER: Duration = Duration::from_secs(10);
 
-/// How long to wait, at least, for a handler that wants to be asked later.
+/// How long to wait, at least, for a handler that wants to be asked later, and for our own database.
 const A_MOMENT: Duration = Duration::from_secs(1);
 
 /// The longest topic.
@@ -43,7 +48,7 @@ pub(super) enum Done {
     Forwarded { status: u16 },
     /// A handler did it.
     Handled { value: Value },
-    /// The same bytes came under another id before.
+    /// The same bytes were taken in under another id before.
     Duplicate { of: String },
 }
 
@@ -58,20 +63,27 @@ impl Done {
     }
 }
 
-/// Runs an event under its lease.
+/// Runs an event under its lease, and newer data that comes meanwhile. The seat is free again after the last of it. An
+/// event that was put back because the store is away is an error: it is tried again, but nobody else is to blame.
 pub(super) async fn run(
     ledger: Ledger<Database>,
     lease: Lease<Database>,
     source: Arc<Source>,
     event: Event,
+    seat: OwnedSemaphorePermit,
 ) -> Result<Ran> {
     let Some(mode) = source.way(&event).map(|way| way.mode()) else {
         return Err(semel::Error::Invalid("an event that no rule knows what to do with".into()));
     };
-    let job = Arc::new(Job { ledger, source, event, mode });
-    match mode {
+    let trouble = Arc::default();
+    let job = Arc::new(Job { ledger, source, event, mode, trouble: Arc::clone(&trouble), _seat: seat });
+    let ran = match mode {
         Mode::Atomic => lease.run_atomic(move |context, tx| job.clone().run(context, Some(tx))).await,
         Mode::Leased => lease.run(move |context| job.clone().run(context, None)).await,
+    };
+    match (ran, trouble.get()) {
+        (Ok(Ran::Released), Some(error)) => Err(error.clone()),
+        (ran, _) => ran,
     }
 }
 
@@ -81,6 +93,10 @@ struct Job {
     source: Arc<Source>,
     event: Event,
     mode: Mode,
+    /// What was wrong with the store, if that is why it was put back.
+    trouble: Arc<OnceLock<semel::Error>>,
+    /// Held by the job, because that outlives the answer to whoever began it: newer data runs after it.
+    _seat: OwnedSemaphorePermit,
 }
 
 impl Job {
@@ -96,13 +112,14 @@ impl Job {
         let way = self.source.way(event).filter(|way| way.mode() == self.mode);
         // Newer data may be of a type with another rule: the runner takes it up.
         let Some(way) = way else { return Err(Unfinished::NotYet(Duration::ZERO)) };
-        if let Some(of) = self.same_body_before(event, tx.as_ref()).await? {
+        let whose = bodies::claim_in_run(&self.ledger, &self.source, event, tx.as_ref()).await;
+        if let Some(of) = whose.map_err(|error| self.broken(error, context.operation()))?? {
             return Done::Duplicate { of }.outcome();
         }
         let done = match way {
             Way::Outbox(topic) => self.publish(event, &context, tx.as_ref(), topic).await,
             Way::Forward(caller) => {
-                let later = later(context.operation(), self.source.config.backoff.cap);
+                let later = later(context.operation(), LATER, self.source.config.backoff.cap);
                 forward(event, &context, caller, later).await
             }
             Way::Handler(handler) => {
@@ -115,29 +132,14 @@ impl Job {
         done.outcome()
     }
 
-    /// The other event that had the same bytes, where an id alone does not tell a duplicate. The claim of the bytes is
-    /// in the transaction of the effect; without one, it comes first, and is found to be this event's own next time.
-    async fn same_body_before(&self, event: &Event, tx: Option<&Tx>) -> Result<Option<String>, Unfinished> {
-        if !self.source.config.id_can_be_forged() {
-            return Ok(None);
+    /// A store that is away is no failure of the event: it waits for a while, and whoever waits for it is told.
+    fn broken(&self, error: semel::Error, operation: &Operation) -> Unfinished {
+        if !error.is_transient() {
+            return Unfinished::failed(error.to_string());
         }
-        let broken = |error: semel::Error| Unfinished::failed(error.to_string());
-        let work = body_key(&self.source, event).map(|(scope, key)| body_work(event, scope, key)).map_err(broken)?;
-        let claim = match tx {
-            Some(tx) => self.ledger.claim_inline(tx, work).await.map_err(broken)?,
-            None => {
-                let ledger = self.ledger.clone();
-                let claim = self.ledger.transact(move |tx| async move {
-                    let claim = ledger.claim_inline(&tx, work).await;
-                    if claim.is_ok() { Ok(claim) } else { Err(claim) }
-                });
-                claim.await.and_then(|claim| claim).map_err(broken)?
-            }
-        };
-        Ok(match claim {
-            Claim::Mismatch(other) => Some(owner(&other).unwrap_or_else(|| "another event".to_owned())),
-            _ => None,
-        })
+        let wait = later(operation, A_MOMENT, self.source.config.backoff.cap);
+        let _ = self.trouble.set(error);
+        Unfinished::NotYet(wait)
     }
 
     async fn publish(
@@ -147,7 +149,7 @@ impl Job {
         tx: Option<&Tx>,
         topic: Option<&Topic>,
     ) -> Result<Done, Unfinished> {
-        let broken = |error: semel::Error| Unfinished::failed(error.to_string());
+        let broken = |error: semel::Error| self.broken(error, context.operation());
         let Some(tx) = tx else { return Err(Unfinished::failed("there is no transaction to publish in")) };
         let topic = match topic {
             Some(topic) => topic.clone(),
@@ -162,54 +164,10 @@ impl Job {
     }
 }
 
-/// The key of an event's bytes, apart from any id.
-fn body_key(source: &Source, event: &Event) -> Result<(Scope, Key)> {
-    Ok((source.body_scope(event)?, Key::new(&body_hash(&event.body))?))
-}
-
-/// The claim of an event's bytes: they belong to the id that they first came under.
-fn body_work(event: &Event, scope: Scope, key: Key) -> Work {
-    let work = Work::new(scope, key, Fingerprint::of_bytes(event.id.as_bytes()));
-    work.payload(event.id.clone()).policy(Policy { retention: None, ..Policy::default() })
-}
-
-/// The id of the event that some bytes belong to.
-fn owner(body: &Operation) -> Option<String> {
-    body.payload.as_deref().map(|id| String::from_utf8_lossy(id).into_owned())
-}
-
-/// Whether a delivery is nothing but the bytes of a completed event under an id that is new. It is counted, and nothing
-/// of it is stored: whoever has seen one delivery can make such ids without end. That the same bytes take effect once
-/// is for the claim in the run to see to.
-pub(super) async fn took_effect_before(ledger: &Ledger<Database>, source: &Source, event: &Event) -> Result<bool> {
-    if !source.config.id_can_be_forged() {
-        return Ok(false);
-    }
-    let (store, (scope, key)) = (ledger.store(), body_key(source, event)?);
-    let body = store.by_key(&scope, &key).await?;
-    let Some(owner) = body.as_ref().and_then(owner).filter(|owner| *owner != event.id) else { return Ok(false) };
-    let events = source.scope(&event.function)?;
-    let first = store.by_key(&events, &Key::new(&owner)?).await?;
-    if first.is_none_or(|first| first.state != State::Completed) {
-        return Ok(false);
-    }
-    // Under an id that is known, it is a conflict or a repeat like any other.
-    if store.by_key(&events, &Key::new(&event.id)?).await?.is_some() {
-        return Ok(false);
-    }
-    // The bytes are another's, so this claim gets nothing and only counts.
-    match ledger.claim(body_work(event, scope, key)).await? {
-        Claim::Mismatch(_) => Ok(true),
-        // Somebody has purged them in between.
-        Claim::Acquired(lease) => lease.release(Duration::ZERO).await.map(|_| false),
-        _ => Ok(false),
-    }
-}
-
-/// How long to wait for an endpoint that did nothing: half the event's age, up to the longest backoff. One that is away
-/// for days would else fill the event's journal.
-fn later(operation: &Operation, most: Duration) -> Duration {
-    (operation.claimed_at.since(operation.created_at) / 2).clamp(LATER, most.max(LATER))
+/// How long to wait for what did nothing: half the event's age, up to the longest backoff. An endpoint that is away for
+/// days would else fill the event's journal.
+fn later(operation: &Operation, least: Duration, most: Duration) -> Duration {
+    (operation.claimed_at.since(operation.created_at) / 2).clamp(least, most.max(least))
 }
 
 /// What a handler may say: there is no doubt about what can simply be run again, and no asking again without a pause.

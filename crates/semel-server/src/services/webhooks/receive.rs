@@ -49,7 +49,8 @@ pub(super) async fn at_function(
 ) -> Result<Response, Problem> {
     let Path((source, function)) = path.map_err(|_| missing())?;
     if !is_function(&function) {
-        return Err(missing().detail("A function's name is 1 to 64 letters, digits, '.', '_' and '-'."));
+        let rule = "A function's name is 1 to 64 letters, digits, '.', '_' and '-'; events and monitor are taken.";
+        return Err(missing().detail(rule));
     }
     receive(receiver, &source, &function, request).await
 }
@@ -92,8 +93,8 @@ impl Refusal {
 /// Counts a refusal, and says so.
 fn refuse(receiver: &Receiver, source: &Source, function: &str, refusal: Refusal) -> Problem {
     let Refusal { reason, problem } = refusal;
-    // Whoever proved nothing chose the function freely: counted by it, the counters would grow as strangers like.
-    let function = if reason.is_proved() { function } else { "" };
+    // No signature covers the path: counted by whatever function it names, the counters would grow as strangers like.
+    let function = if reason.is_proved() && source.names(function) { function } else { "" };
     receiver.0.refusals.count(&source.config.tenant, &source.name, function, reason);
     if reason == Reason::OtherMode {
         tracing::warn!(source = source.name, "an event of the other mode was signed with this source's secret");

@@ -27,24 +27,31 @@ pub(super) async fn work(receiver: Receiver, mut stop: watch::Receiver<bool>) {
     let mut runner = Runner {
         receiver,
         runs: JoinSet::new(),
+        line: JoinSet::new(),
+        in_line: BTreeSet::new(),
         after: <_>::default(),
         turns: BTreeMap::new(),
         strange: BTreeSet::new(),
     };
+    let mut came = None;
     while !*stop.borrow() {
         while runner.runs.try_join_next().is_some() {}
-        let Round { wait, seatless } = runner.round().await.unwrap_or_else(|error| {
+        let wait = runner.round(came.take()).await.unwrap_or_else(|error| {
             tracing::warn!(%error, "what is due could not be taken up; trying again");
-            Round { wait: POLL, seatless: false }
+            POLL
         });
         tokio::select! {
             () = runner.receiver.0.wake.woken() => {}
             () = tokio::time::sleep(wait) => {}
-            // A seat is free again, and somebody waits for it.
-            Some(_) = runner.runs.join_next(), if seatless => {}
+            Some(Ok((source, seat))) = runner.line.join_next() => {
+                runner.in_line.remove(&source);
+                came = seat.map(|seat| (source, seat));
+            }
             _ = stop.wait_for(|stop| *stop) => {}
         }
     }
+    drop(came);
+    runner.line.shutdown().await;
     while runner.runs.join_next().await.is_some() {}
 }
 
@@ -52,6 +59,11 @@ pub(super) async fn work(receiver: Receiver, mut stop: watch::Receiver<bool>) {
 struct Runner {
     receiver: Receiver,
     runs: JoinSet<()>,
+    /// Places in the line for a seat, one of each source that had something due and no seat left. Deliveries stand in the
+    /// same line: however many come, what is due has its turn among them.
+    line: JoinSet<(String, Option<OwnedSemaphorePermit>)>,
+    /// The sources that have a place in it.
+    in_line: BTreeSet<String>,
     /// The kind and tenant after which the next look begins: where there are more than one look tells of, it goes on there.
     after: (String, String),
     /// Of each source, the kind that was begun last: the next round begins with the one after it.
@@ -60,24 +72,18 @@ struct Runner {
     strange: BTreeSet<(String, String)>,
 }
 
-/// What a look at what is due found.
-struct Round {
-    /// How long there is to wait for the next look.
-    wait: Duration,
-    /// Whether something waits for a seat.
-    seatless: bool,
-}
-
 impl Runner {
-    /// Begins what is due, of each source as much as it has seats for.
-    async fn round(&mut self) -> Result<Round> {
+    /// Begins what is due, of each source as much as it has seats for; `came` is a seat of the source of this name, which
+    /// was waited for. How long there is to wait for the next look.
+    async fn round(&mut self, mut came: Option<(String, OwnedSemaphorePermit)>) -> Result<Duration> {
         let kinds = self.receiver.0.ledger.due_kinds(SERVICE, (&self.after.0, &self.after.1)).await?;
         let cut = kinds.len() >= DueKind::MOST as usize;
         let last = kinds.last().filter(|_| cut);
         self.after = last.map(|last| (last.kind.clone(), last.tenant.clone())).unwrap_or_default();
-        let mut round = Round { wait: POLL, seatless: false };
+        let mut wait = POLL;
         for (source, kinds) in self.by_source(kinds) {
-            match self.round_of(&source, kinds, &mut round).await {
+            let seat = came.take_if(|(name, _)| *name == source.name).map(|(_, seat)| seat);
+            match self.round_of(&source, kinds, seat, &mut wait).await {
                 // What is wrong with one source keeps no other from running.
                 Err(error) if !error.is_transient() => {
                     tracing::warn!(source = source.name, %error, "what is due of a source could not be taken up");
@@ -85,7 +91,7 @@ impl Runner {
                 done => done?,
             }
         }
-        Ok(round)
+        Ok(wait)
     }
 
     /// The kinds of each source that this node knows, of the source's own tenant. Of any other, nothing is read and
@@ -105,28 +111,35 @@ impl Runner {
 
     /// Begins what is due of one source: of each kind its share of the seats that are free, so that a function with much
     /// to do leaves some for the others; and whose turn comes first goes round, for where there is but one seat.
-    async fn round_of(&mut self, source: &Arc<Source>, mut kinds: Vec<DueKind>, round: &mut Round) -> Result<()> {
+    async fn round_of(
+        &mut self,
+        source: &Arc<Source>,
+        mut kinds: Vec<DueKind>,
+        mut came: Option<OwnedSemaphorePermit>,
+        wait: &mut Duration,
+    ) -> Result<()> {
         if let Some(last) = self.turns.get(&source.name) {
             let first = kinds.partition_point(|kind| kind.kind <= *last);
             kinds.rotate_left(first);
         }
         let (now, later): (Vec<_>, Vec<_>) = kinds.into_iter().partition(|kind| kind.wait.is_zero());
-        round.wait = later.iter().map(|kind| kind.wait).fold(round.wait, Duration::min);
+        *wait = later.iter().map(|kind| kind.wait).fold(*wait, Duration::min);
         for (i, kind) in now.iter().enumerate() {
-            let share = source.seats.available_permits().div_ceil(now.len() - i);
+            let free = usize::from(came.is_some()) + source.seats.available_permits();
+            let share = free.div_ceil(now.len() - i);
             if share == 0 {
-                round.seatless = true;
+                self.stand_in_line(source);
                 break;
             }
             let limit = u32::try_from(share).unwrap_or(Due::MOST);
             let scope = Scope::new(&kind.tenant, SERVICE, &kind.kind)?;
             let due = self.receiver.0.ledger.due(&scope, limit).await?;
             // Where nothing was found, what is due has expired, and asking at once would be for nothing.
-            let wait = due.wait.filter(|wait| !wait.is_zero() || !due.operations.is_empty());
-            round.wait = wait.unwrap_or(POLL).min(round.wait);
+            let next = due.wait.filter(|next| !next.is_zero() || !due.operations.is_empty());
+            *wait = next.unwrap_or(POLL).min(*wait);
             for operation in due.operations {
-                let Ok(seat) = source.seats.clone().try_acquire_owned() else {
-                    round.seatless = true;
+                let Some(seat) = came.take().or_else(|| source.seats.clone().try_acquire_owned().ok()) else {
+                    self.stand_in_line(source);
                     break;
                 };
                 self.begin(source, &operation, seat).await?;
@@ -134,6 +147,14 @@ impl Runner {
             }
         }
         Ok(())
+    }
+
+    /// Waits for a seat of a source, without keeping the others waiting.
+    fn stand_in_line(&mut self, source: &Source) {
+        if self.in_line.insert(source.name.clone()) {
+            let (name, seats) = (source.name.clone(), source.seats.clone());
+            self.line.spawn(async move { (name, seats.acquire_owned().await.ok()) });
+        }
     }
 
     /// Begins one event, if nobody else has. Whatever the claim says, it is not due any more as it was.

@@ -86,10 +86,14 @@ impl Source {
         Ok(Self { name: name.to_owned(), config, verifier, seats, room, callers, handlers: known })
     }
 
-    /// Whether it has a function of this name: its own always, and any where no names are configured.
+    /// Whether it takes events for a function of this name: its own always, and any where no names are configured.
     pub(super) fn knows(&self, function: &str) -> bool {
-        let known = &self.config.functions.0;
-        known.is_empty() || function == self.name || known.contains(function)
+        self.config.functions.0.is_empty() || self.names(function)
+    }
+
+    /// Whether this is its own name, or that of a function that is configured.
+    pub(super) fn names(&self, function: &str) -> bool {
+        function == self.name || self.config.functions.0.contains(function)
     }
 
     /// Whether nothing is signed, so that only this machine may send.

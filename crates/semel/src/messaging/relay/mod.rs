@@ -52,7 +52,7 @@ pub struct RelayOptions {
 impl Default for RelayOptions {
     fn default() -> Self {
         Self {
-            batch: 256,
+            batch: 512,
             in_flight: 4,
             lease: Duration::from_secs(30),
             poll: Duration::from_secs(1),
@@ -137,7 +137,8 @@ impl<S: MessageStore> Relay<S> {
             store_pause: Pause::new(),
             tend_at: Instant::now(),
         };
-        while !state.stop.is_now() {
+        // Without its marker it would publish everything again and again: then it ends, and its owner sees that.
+        while !state.stop.is_now() && !marker.is_finished() {
             self.round(&mut state).await;
         }
         // Each is bounded by its lease, and so is the marker.

@@ -2,9 +2,9 @@
 
 use std::{borrow::Cow, collections::BTreeMap};
 
-use semel::{Fingerprint, JsonError};
+use semel::Fingerprint;
 use serde::Deserialize;
-use serde_json::{Value, value::RawValue};
+use serde_json::value::RawValue;
 
 /// The deepest nesting: real events have about ten levels, and whoever handles them may read them by recursion.
 const DEEPEST: usize = 64;
@@ -19,14 +19,8 @@ struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
 /// The fingerprint of a JSON text without the values that pointers name, if it is one that can be trusted: no member
 /// twice, valid UTF-8, no half of a surrogate pair, no number beyond all measure, not too deep.
 pub(super) fn fingerprint(body: &[u8], without: &[&str]) -> Result<Fingerprint, String> {
-    let fingerprint = match Fingerprint::of_json_without(body, without) {
-        Ok(fingerprint) => fingerprint,
-        // Some senders have such ids. It is JSON; only has it no canonical form, and its bytes tell it apart as well.
-        Err(JsonError::InexactInteger { .. }) if serde_json::from_slice::<Value>(body).is_ok() => {
-            Fingerprint::of_bytes(body)
-        }
-        Err(error) => return Err(error.to_string()),
-    };
+    // Some senders have ids that no double holds.
+    let fingerprint = Fingerprint::of_json_by_digits(body, without).map_err(|error| error.to_string())?;
     match depth(body) {
         0..=DEEPEST => Ok(fingerprint),
         _ => Err(format!("nested deeper than {DEEPEST} levels")),
@@ -96,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_no_double_holds_are_told_apart_by_their_bytes() {
+    fn numbers_that_no_double_holds_are_told_apart_by_their_digits() {
         for json in ["9223372036854775808", "9007199254740993"] {
             assert!(fingerprint(json.as_bytes(), &[]).is_ok(), "{json}");
         }

@@ -12,7 +12,7 @@ use crate::{
 };
 
 fn source(kind: SourceKind) -> Source {
-    open(config::Source::new(kind, Secrets(vec!["c2VjcmV0".into()])))
+    open(config::Source::new(kind, Secrets(vec!["YSBnb29kIHNlY3JldA==".into()])))
 }
 
 fn open(config: config::Source) -> Source {
@@ -111,10 +111,28 @@ fn what_stripe_counts_down_between_deliveries_is_no_other_data() {
     assert_ne!(with("data", json!({ "object": { "id": "in_2" } })), event);
 }
 
+/// Next to numbers, too, that no double holds.
+#[test]
+fn neither_is_it_beside_integers_of_any_size_nor_is_their_layout() {
+    let source = source(SourceKind::Stripe);
+    let with = |number: &str, pending: u8, space: &str| {
+        let body = format!(
+            r#"{{"pending_webhooks":{pending},{space}"id":"evt_1","object":"event","type":"a","created":1,"livemode":true,
+            "data":{{"object":{{"number":{number}}}}}}}"#
+        );
+        read(&source, "f", None, &HeaderMap::new(), Bytes::from(body)).unwrap().fingerprint
+    };
+    for number in ["9007199254740993", "-18446744073709551615", &"9".repeat(40)] {
+        assert_eq!(with(number, 0, " "), with(number, 3, ""), "{number}");
+    }
+    assert_ne!(with("9007199254740993", 1, ""), with("9007199254740995", 1, ""));
+    assert_ne!(with("9007199254740993", 1, ""), with("9007199254740992", 1, ""), "what a double would make of it");
+}
+
 #[test]
 fn a_source_of_one_mode_takes_no_event_of_the_other() {
     for (only, sent, fits) in [(true, true, true), (true, false, false), (false, true, false), (false, false, true)] {
-        let config = config::Source::new(SourceKind::Stripe, Secrets(vec!["s".into()]));
+        let config = config::Source::new(SourceKind::Stripe, Secrets(vec!["a good secret".into()]));
         let source = open(config::Source { livemode: Some(only), ..config });
         let mut event = stripe();
         event["livemode"] = json!(sent);
@@ -186,7 +204,7 @@ fn an_event_without_an_id_goes_by_its_source_and_its_bytes() {
     let first = id(&github, json!({ "a": 1 }));
     assert_eq!(id(&github, json!({ "a": 1 })), first);
     assert_ne!(id(&github, json!({ "a": 2 })), first);
-    let config = config::Source::new(SourceKind::Github, Secrets(vec!["s".into()]));
+    let config = config::Source::new(SourceKind::Github, Secrets(vec!["a good secret".into()]));
     let other = Source::open("other", config, &Handlers::default()).unwrap();
     assert_ne!(id(&other, json!({ "a": 1 })), first, "two sources never share an id by chance");
 }

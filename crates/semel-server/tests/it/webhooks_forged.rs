@@ -1,0 +1,248 @@
+//! Whoever has seen a delivery can send it on with other headers and to another path, where neither is signed. That
+//! takes nothing from the events that others send.
+
+use std::{collections::BTreeSet, sync::Barrier, thread, time::Duration};
+
+use semel::State;
+use semel_http::webhooks::{DEFAULT_TOLERANCE, HmacScheme, Verifier};
+use serde_json::{Value, json};
+
+use crate::{
+    endpoint::{Does, Endpoint},
+    hooks::{conflicts, outbox, signed_by, status, stored},
+    place::{Place, on_both_databases},
+    proposals::rows,
+    support::{Answer, SOON, Server, eventually},
+    webhooks_crash::{died_at, start_dying, try_post},
+};
+
+on_both_databases! {
+    a_redelivery_runs_as_what_the_event_first_was
+    the_bytes_of_another_event_supersede_nothing
+    the_bytes_of_another_event_do_not_wait_for_their_turn
+    the_bytes_of_a_failed_event_take_no_other_id
+    the_bytes_of_an_event_whose_transaction_failed_take_no_other_id
+    made_up_ids_leave_no_rows
+    the_same_bytes_under_many_ids_at_once_take_effect_once
+    the_same_bytes_under_many_ids_at_once_are_not_lost_with_the_first
+    a_delivery_that_died_half_way_is_taken_in_when_it_comes_again
+}
+
+const SECRET: &str = "a secret of the forge";
+
+const SOURCES: [(&str, &str); 8] = [
+    ("SEMEL_WEBHOOKS_GITHUB_KIND", "github"),
+    ("SEMEL_WEBHOOKS_GITHUB_SECRETS", SECRET),
+    ("SEMEL_WEBHOOKS_SHOP_KIND", "hmac"),
+    ("SEMEL_WEBHOOKS_SHOP_SECRETS", SECRET),
+    ("SEMEL_WEBHOOKS_SHOP_HEADER", "x-shop-signature"),
+    ("SEMEL_WEBHOOKS_SHOP_SIGNED", "{body}"),
+    ("SEMEL_WEBHOOKS_SHOP_ID_HEADER", "x-shop-id"),
+    ("SEMEL_WEBHOOKS_SHOP_CREATED_POINTER", "/created"),
+];
+
+fn start(place: &Place, roles: &str, more: &[(&str, &str)]) -> Server {
+    let mut command = place.semel(["serve", "--listen", "127.0.0.1:0", "--roles", roles]);
+    Server::start_with(command.envs(SOURCES).envs(more.iter().copied()))
+}
+
+/// Posts a body to a path, as its source signs it, under an id and of a type that nobody has signed.
+fn try_to_post(server: &Server, path: &str, id: &str, kind: &str, body: &Value) -> Option<Answer> {
+    let verifier = if path.starts_with("github") {
+        Verifier::github([SECRET])
+    } else {
+        let (header, id_header) = ("x-shop-signature".into(), Some("x-shop-id".into()));
+        let scheme = HmacScheme { header, id_header, signed: "{body}".into(), ..HmacScheme::default() };
+        Verifier::hmac(&scheme, [SECRET], DEFAULT_TOLERANCE)
+    };
+    let body = body.to_string();
+    let mut headers = signed_by(&verifier.unwrap(), Some(id), body.as_bytes(), Duration::ZERO);
+    headers.push(("x-github-event".to_owned(), kind.to_owned()));
+    try_post(server.address, &format!("/webhooks/{path}"), &headers, &body)
+}
+
+fn post(server: &Server, path: &str, id: &str, kind: &str, body: &Value) -> Answer {
+    try_to_post(server, path, id, kind, body).unwrap()
+}
+
+fn push(server: &Server, id: &str, body: &Value) -> Answer {
+    post(server, "github", id, "push", body)
+}
+
+fn shop(server: &Server, id: &str, body: &Value) -> Answer {
+    post(server, "shop", id, "", body)
+}
+
+fn order(created: i64) -> Value {
+    json!({ "created": created })
+}
+
+/// The keys of all events of a source.
+fn events(place: &Place, source: &str) -> BTreeSet<String> {
+    let all = rows(place, "SELECT kind || ' ' || key FROM semel_operations WHERE service = 'webhooks'");
+    all.iter().filter_map(|row| row.strip_prefix(&format!("{source} "))).map(str::to_owned).collect()
+}
+
+fn a_redelivery_runs_as_what_the_event_first_was(place: &Place) {
+    let endpoint = Endpoint::that([Does::Answers(500)]);
+    let rule = format!("push={}", endpoint.url());
+    let server = start(place, "api", &[("SEMEL_WEBHOOKS_GITHUB_HANDLERS", &rule)]);
+    let body = json!({ "ref": "main" });
+    assert_eq!(push(&server, "guid-1", &body).status, 500);
+    assert_eq!(status(&post(&server, "github/elsewhere", "guid-1", "zzz", &body)), "processed");
+    let calls = endpoint.calls();
+    let said = |call: &crate::endpoint::Call| {
+        ["semel-webhook-type", "semel-webhook-function"].map(|name| call.header(name).to_owned())
+    };
+    assert_eq!(calls.iter().map(said).collect::<Vec<_>>(), vec![["push", "github"]; 2]);
+    assert!(outbox(place).is_empty(), "it went where its rule says, and nowhere else");
+    assert_eq!(status(&push(&server, "guid-1", &body)), "skipped");
+}
+
+fn the_bytes_of_another_event_supersede_nothing(place: &Place) {
+    let endpoint = Endpoint::that([Does::Answers(500)]);
+    let rule = format!("*={}", endpoint.url());
+    let server = start(place, "api", &[("SEMEL_WEBHOOKS_SHOP_HANDLERS", &rule)]);
+    assert_eq!(shop(&server, "x", &order(100)).status, 500);
+    assert_eq!(status(&shop(&server, "y", &order(200))), "processed");
+    assert_eq!(status(&shop(&server, "x", &order(200))), "skipped");
+    assert_eq!(conflicts(place), ["x skipped 1 200 100"]);
+    assert_eq!(status(&shop(&server, "x", &order(100))), "processed");
+    let called: Vec<_> = endpoint.calls().iter().map(|call| call.body["created"].as_i64().unwrap()).collect();
+    assert_eq!(called, [100, 200, 100]);
+    // Newer data of its own takes its place as ever.
+    assert_eq!(status(&shop(&server, "x", &order(300))), "processed");
+    assert_eq!(status(&shop(&server, "z", &order(100))), "skipped", "what was done stays done");
+    assert_eq!(endpoint.calls().len(), 4);
+}
+
+fn the_bytes_of_another_event_do_not_wait_for_their_turn(place: &Place) {
+    let endpoint = Endpoint::that([Does::Answers(202), Does::Waits]);
+    let rule = format!("*={}", endpoint.url());
+    let server = start(place, "api", &[("SEMEL_WEBHOOKS_SHOP_HANDLERS", &rule)]);
+    assert_eq!(status(&shop(&server, "y", &order(200))), "processed");
+    thread::scope(|scope| {
+        let first = scope.spawn(|| status(&shop(&server, "x", &order(100))));
+        endpoint.is_called(2);
+        assert_eq!(status(&shop(&server, "x", &order(200))), "skipped");
+        assert!(stored(place, "shop", "x").unwrap().successor.is_none());
+        endpoint.let_go();
+        assert_eq!(first.join().unwrap(), "processed");
+    });
+    assert_eq!(stored(place, "shop", "x").unwrap().order, Some(100));
+    assert_eq!(endpoint.calls().len(), 2);
+}
+
+fn the_bytes_of_a_failed_event_take_no_other_id(place: &Place) {
+    let endpoint = Endpoint::that([Does::Answers(500)]);
+    let rule = format!("*={}", endpoint.url());
+    let server = start(place, "api", &[("SEMEL_WEBHOOKS_GITHUB_HANDLERS", &rule)]);
+    takes_no_other_id(place, &server, || ());
+    assert_eq!(endpoint.calls().len(), 3);
+}
+
+/// What the run wrote in its transaction is gone, but not whose the bytes are.
+fn the_bytes_of_an_event_whose_transaction_failed_take_no_other_id(place: &Place) {
+    let server = start(place, "api", &[]);
+    rows(place, "ALTER TABLE semel_outbox RENAME TO out_of_reach");
+    takes_no_other_id(place, &server, || drop(rows(place, "ALTER TABLE out_of_reach RENAME TO semel_outbox")));
+    assert_eq!(outbox(place).len(), 2);
+}
+
+fn takes_no_other_id(place: &Place, server: &Server, mend: impl FnOnce()) {
+    let (mine, theirs) = (json!({ "ref": "mine" }), json!({ "ref": "theirs" }));
+    assert_eq!(push(server, "1001", &mine).status, 500);
+    assert_eq!(status(&push(server, "1002", &mine)), "rejected");
+    assert!(stored(place, "github", "1002").is_none());
+    mend();
+    assert_eq!(status(&push(server, "1002", &theirs)), "processed");
+    assert_eq!(status(&push(server, "1001", &mine)), "processed");
+    assert_eq!(status(&push(server, "1003", &mine)), "skipped");
+    assert_eq!(events(place, "github"), ["1001", "1002"].map(str::to_owned).into());
+}
+
+fn made_up_ids_leave_no_rows(place: &Place) {
+    let endpoint = Endpoint::that([Does::Answers(500)]);
+    let rule = format!("*={}", endpoint.url());
+    let once = ("SEMEL_WEBHOOKS_GITHUB_MAX_ATTEMPTS", "1");
+    let server = start(place, "api", &[("SEMEL_WEBHOOKS_GITHUB_HANDLERS", &rule), once]);
+    let body = json!({ "ref": "main" });
+    assert_eq!(push(&server, "guid", &body).status, 500);
+    let before = rows(place, "SELECT key FROM semel_operations").len();
+    for i in 0..100 {
+        assert_eq!(status(&push(&server, &format!("made-up-{i}"), &body)), "max_retries");
+    }
+    assert_eq!(rows(place, "SELECT key FROM semel_operations").len(), before);
+    assert!(conflicts(place).is_empty());
+    assert_eq!(endpoint.calls().len(), 1);
+}
+
+/// Sends the same bytes under many ids, to two servers at once. What each was answered.
+fn at_once(servers: [&Server; 2], body: &Value) -> Vec<Answer> {
+    const EACH: usize = 8;
+    let barrier = Barrier::new(2 * EACH);
+    let send = |server: &Server, id: usize| {
+        barrier.wait();
+        push(server, &format!("id-{id}"), body)
+    };
+    thread::scope(|scope| {
+        let sent: Vec<_> = (0..2 * EACH)
+            .map(|id| {
+                let (server, send) = (servers[id % 2], &send);
+                scope.spawn(move || send(server, id))
+            })
+            .collect();
+        sent.into_iter().map(|sent| sent.join().unwrap()).collect()
+    })
+}
+
+fn the_same_bytes_under_many_ids_at_once_take_effect_once(place: &Place) {
+    let (one, two) = (start(place, "api", &[]), start(place, "api", &[]));
+    for round in 0..5 {
+        let answers = at_once([&one, &two], &json!({ "round": round }));
+        let said: Vec<_> = answers.iter().map(status).collect();
+        assert_eq!(said.iter().filter(|said| *said == "processed").count(), 1, "{said:?}");
+        assert_eq!(outbox(place).len(), round + 1);
+        let known = events(place, "github");
+        assert_eq!(known.len(), round + 1, "the others left none");
+        // Every id that is free can still be anybody's.
+        if round == 4 {
+            for id in (0..16).map(|id| format!("id-{id}")).filter(|id| !known.contains(id)) {
+                assert_eq!(status(&push(&one, &id, &json!({ "own": id }))), "processed");
+            }
+        }
+    }
+}
+
+fn the_same_bytes_under_many_ids_at_once_are_not_lost_with_the_first(place: &Place) {
+    let endpoint = Endpoint::that([Does::Answers(500)]);
+    let rule = format!("*={}", endpoint.url());
+    let variables = [("SEMEL_WEBHOOKS_GITHUB_HANDLERS", &*rule), ("SEMEL_WEBHOOKS_GITHUB_BACKOFF", "10ms")];
+    let (one, two) = (start(place, "api,worker", &variables), start(place, "api", &variables));
+    let answers = at_once([&one, &two], &json!({ "ref": "main" }));
+    assert_eq!(answers.iter().filter(|answer| answer.status == 500).count(), 1);
+    assert!(answers.iter().all(|answer| [200, 500].contains(&answer.status)));
+    let known = events(place, "github");
+    let [first] = &known.iter().collect::<Vec<_>>()[..] else { panic!("{known:?}") };
+    eventually(SOON, "it is tried again", || {
+        stored(place, "github", first).is_some_and(|event| event.state == State::Completed)
+    });
+    let keys = endpoint.keys();
+    assert_eq!((keys.len(), &keys[0]), (2, &keys[1]));
+}
+
+/// Its bytes were claimed, and its event was not stored.
+fn a_delivery_that_died_half_way_is_taken_in_when_it_comes_again(place: &Place) {
+    let (point, body) = ("claim.after", json!({ "ref": "main" }));
+    let mut server = start_dying(place, "api", point, &SOURCES);
+    assert!(try_to_post(&server, "github", "guid-1", "push", &body).is_none());
+    died_at(place, point, &mut server);
+    assert!(stored(place, "github", "guid-1").is_none());
+    let server = start(place, "api", &[]);
+    let other = push(&server, "guid-2", &body);
+    assert_eq!(other.status, 503, "nothing is stored that it could be told 200 of: {}", other.body);
+    assert_eq!(status(&push(&server, "guid-1", &body)), "processed");
+    assert_eq!(status(&push(&server, "guid-2", &body)), "skipped");
+    assert_eq!(outbox(place).len(), 1);
+    assert_eq!(events(place, "github"), ["guid-1".to_owned()].into());
+}

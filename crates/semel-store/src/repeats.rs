@@ -1,0 +1,109 @@
+//! How the repeats of an operation are written down: short, because those of every key that came again are read and
+//! written once a second.
+//!
+//! `4|1700000000000000=replay,1204,88|-3=in_flight:9f86…`: the count, the first ones, the last ones. A time is told as
+//! the microseconds since the one before it, an answer only where it differs from the one before it.
+
+use std::{borrow::Cow, fmt::Write as _};
+
+use semel::{
+    Error, Result, Timestamp,
+    journal::{Repeats, Sighting},
+};
+
+pub(crate) fn encode(repeats: &Repeats) -> String {
+    let mut text = String::with_capacity(256);
+    let _ = write!(text, "{}", repeats.count);
+    let (mut at, mut answer) = (0, "");
+    for list in [&repeats.first, &repeats.last] {
+        for (n, seen) in list.iter().enumerate() {
+            let _ = write!(text, "{}{}", if n == 0 { '|' } else { ',' }, seen.at.as_micros().wrapping_sub(at));
+            if seen.answer != answer {
+                let _ = write!(text, "={}", seen.answer);
+            }
+            if !seen.fingerprint.is_empty() {
+                let _ = write!(text, ":{}", seen.fingerprint);
+            }
+            (at, answer) = (seen.at.as_micros(), &seen.answer);
+        }
+        if list.is_empty() {
+            text.push('|');
+        }
+    }
+    text
+}
+
+pub(crate) fn decode(text: &str) -> Result<Repeats> {
+    // As JSON until migration 0006.
+    let repeats = if text.starts_with('{') { serde_json::from_str(text).ok() } else { read(text) };
+    repeats.ok_or(Error::Corrupt("repeats"))
+}
+
+fn read(text: &str) -> Option<Repeats> {
+    let mut parts = text.split('|');
+    let count = parts.next()?.parse().ok()?;
+    let (mut at, mut answer) = (0, Cow::Borrowed(""));
+    let mut list = || {
+        let items = parts.next()?.split(',').filter(|item| !item.is_empty());
+        items
+            .map(|item| {
+                let (item, fingerprint) = item.split_once(':').unwrap_or((item, ""));
+                let (since, word) = item.split_once('=').map_or((item, None), |(since, word)| (since, Some(word)));
+                at = since.parse::<i64>().ok()?.wrapping_add(at);
+                if let Some(word) = word {
+                    answer = Cow::Owned(word.to_owned());
+                }
+                let fingerprint = fingerprint.to_owned();
+                Some(Sighting { at: Timestamp::from_micros(at), answer: answer.clone(), fingerprint })
+            })
+            .collect::<Option<Vec<_>>>()
+    };
+    let repeats = Repeats { count, first: list()?, last: list()? };
+    parts.next().is_none().then_some(repeats)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn sightings() -> impl Strategy<Value = Vec<Sighting>> {
+        let one =
+            (any::<i64>(), "replay|in_flight|mismatch", "([0-9a-f]{66})?").prop_map(|(at, answer, fingerprint)| {
+                Sighting { at: Timestamp::from_micros(at), answer: answer.into(), fingerprint }
+            });
+        prop::collection::vec(one, 0..Repeats::KEPT)
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(count in any::<i64>(), first in sightings(), last in sightings()) {
+            let repeats = Repeats { count, first, last };
+            prop_assert_eq!(decode(&encode(&repeats)).unwrap(), repeats);
+        }
+
+        #[test]
+        fn what_is_no_such_text_is_told(text in ".*") {
+            if let Ok(repeats) = decode(&text) {
+                prop_assert_eq!(decode(&encode(&repeats)).unwrap(), repeats);
+            }
+        }
+    }
+
+    #[test]
+    fn the_former_text_is_read() {
+        let text = r#"{"count":3,"first":[{"at":5,"answer":"replay"}],"last":[{"at":9,"answer":"mismatch","fingerprint":"ab"}]}"#;
+        assert_eq!(encode(&decode(text).unwrap()), "3|5=replay|4=mismatch:ab");
+    }
+
+    #[test]
+    fn twenty_sightings_are_short() {
+        let mut repeats = Repeats::default();
+        for n in 0..1000 {
+            let at = Timestamp::from_micros(1_700_000_000_000_000 + n * 200_000);
+            repeats.add(Sighting { at, answer: "replay".into(), fingerprint: String::new() });
+        }
+        assert!(encode(&repeats).len() < 200, "{}", encode(&repeats));
+    }
+}
