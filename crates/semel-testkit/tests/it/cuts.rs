@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use semel::{
-    Claim, Failure, Held, Lease, Ledger, OnMismatch, Options, Outcome, Policy, Ran, Retry, Settled, State, Store as _,
-    Unfinished, store::Commit,
+    Claim, Failure, Held, Lease, Ledger, Options, Outcome, Policy, Ran, Retry, Settled, State, Store as _, Unfinished,
+    store::Commit,
 };
 use semel_store::{Database, Settings, Tx};
 use semel_testkit::{
@@ -48,13 +48,13 @@ impl Wire {
     }
 
     /// An atomic run whose effect is a row.
-    async fn run(&self, text: &str, policy: Policy) -> semel::Result<Claim<Ran>> {
+    async fn run(&self, text: &str, policy: Policy, outcome: Outcome) -> semel::Result<Claim<Ran>> {
         let name = text.to_owned();
         let handler = move |ctx: semel::Context<Database>, tx: Tx| {
-            let name = name.clone();
+            let (name, outcome) = (name.clone(), outcome.clone());
             async move {
                 take_in(&tx, &name, ctx.fence()).await.map_err(Unfinished::failed)?;
-                Ok(Outcome::kept(name))
+                Ok(outcome)
             }
         };
         self.ledger.run_atomic(work(text, policy), handler).await
@@ -63,7 +63,8 @@ impl Wire {
     /// Asks again as a client would, until it has its outcome: there is one effect, then.
     async fn until_completed(&self, text: &str) {
         let begun = Instant::now();
-        while !matches!(self.run(text, usual()).await, Ok(Claim::Replay(_) | Claim::Acquired(Ran::Completed(_)))) {
+        let run = async || self.run(text, usual(), small()).await;
+        while !matches!(run().await, Ok(Claim::Replay(_) | Claim::Acquired(Ran::Completed(_)))) {
             assert!(begun.elapsed() < Duration::from_secs(20), "{text} is never completed");
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
@@ -99,9 +100,14 @@ impl Wire {
     }
 }
 
-/// Newer data may come, so the completion is made before the commit.
-fn superseding(policy: Policy) -> Policy {
-    Policy { on_mismatch: OnMismatch::SupersedeIfNewer, ..policy }
+/// An outcome that goes along with the commit.
+fn small() -> Outcome {
+    Outcome::kept("done")
+}
+
+/// An outcome so large that the completion is made before the commit.
+fn large() -> Outcome {
+    Outcome::kept("done ".repeat(20_000))
 }
 
 fn usual() -> Policy {
@@ -111,14 +117,14 @@ fn usual() -> Policy {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_connection_cut_after_every_byte_of_the_commit_reply() {
     let wire = Wire::new().await;
-    for (commit, policy) in [(COMMIT_OF_RUN, usual()), (COMMIT_OF_CALLER, superseding(usual()))] {
-        cut_the_commit(&wire, commit, policy).await;
+    for (commit, outcome) in [(COMMIT_OF_RUN, small()), (COMMIT_OF_CALLER, large())] {
+        cut_the_commit(&wire, commit, outcome).await;
     }
     wire.site.check_counters().await;
 }
 
-async fn cut_the_commit(wire: &Wire, commit: On, policy: Policy) {
-    let run = async |name: &str| wire.run(name, policy.clone()).await.unwrap();
+async fn cut_the_commit(wire: &Wire, commit: On, outcome: Outcome) {
+    let run = async |name: &str| wire.run(name, usual(), outcome.clone()).await.unwrap();
     let cuts = wire.every_cut(commit, async |name| drop(run(name).await)).await;
     for fault in &cuts {
         let name = format!("{commit:?} {fault:?}");
@@ -270,7 +276,7 @@ async fn a_connection_that_swallows_everything_is_given_up() {
         // A short lease: for as long, the server keeps a transaction of which it hears nothing.
         let name = format!("atomic {fault:?}");
         wire.plan(COMMIT_OF_RUN, fault);
-        let answer = wire.run(&name, policy(Duration::from_secs(2))).await.unwrap();
+        let answer = wire.run(&name, policy(Duration::from_secs(2)), small()).await.unwrap();
         wire.assert_met(&name);
         match (fault, answer) {
             (Fault::SwallowAnswer, Claim::Acquired(Ran::Completed(_))) => {}
@@ -282,7 +288,7 @@ async fn a_connection_that_swallows_everything_is_given_up() {
         for on in [On::Query("BEGIN"), COMPLETE_OF_CALLER] {
             let name = format!("atomic {on:?} {fault:?}");
             wire.plan(on, fault);
-            let answer = wire.run(&name, superseding(policy(Duration::from_secs(2)))).await;
+            let answer = wire.run(&name, policy(Duration::from_secs(2)), large()).await;
             wire.assert_met(&name);
             // That it is not known in time is an answer as well, but none that anybody may count on.
             let completed = matches!(answer, Ok(Claim::Acquired(Ran::Completed(_))));
@@ -304,7 +310,7 @@ async fn an_answer_that_trickles_in_is_an_answer() {
     let wire = Wire::new().await;
     let slow = Fault::Trickle(Duration::from_millis(3));
     wire.plan(COMMIT_OF_RUN, slow);
-    let answer = wire.run("atomic", usual()).await.unwrap();
+    let answer = wire.run("atomic", usual(), small()).await.unwrap();
     wire.assert_met("atomic");
     assert!(matches!(answer, Claim::Acquired(Ran::Completed(_))), "{answer:?}");
     wire.plan(CLAIM, slow);
