@@ -50,7 +50,7 @@ pub(crate) async fn measure(plan: &Plan, backend: Backend, report: &mut Report) 
         let ledger = site.ledger(true).await?;
         let broker = Watched::new(Arc::new(Amqp::connect(url, semel_amqp::Options::default())?));
         let topic = Topic::new(&format!("bench.{backend}.{round}.{:08x}", fastrand::u32(..)))?;
-        broker.declare(vec![Queue::new(topic.as_str())]).await?;
+        declare(&broker, &topic).await?;
         if plan.wants(BARE, 1) {
             report.add(subject(BARE), bare(&site, &broker, &topic, most).await?);
         }
@@ -65,6 +65,19 @@ pub(crate) async fn measure(plan: &Plan, backend: Backend, report: &mut Report) 
         site.remove().await?;
     }
     Ok(())
+}
+
+/// A server that has just been given much to forget may take its time.
+async fn declare(broker: &Watched, topic: &Topic) -> Result<()> {
+    let patience = Instant::now() + Duration::from_secs(60);
+    loop {
+        match broker.declare(vec![Queue::new(topic.as_str())]).await {
+            Err(error) if error.is_transient() && Instant::now() < patience => {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+            done => return Ok(done?),
+        }
+    }
 }
 
 fn message(topic: &Topic) -> Message {

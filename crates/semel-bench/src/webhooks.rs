@@ -64,7 +64,7 @@ const SEEN: usize = 2_048;
 /// How many events the size is measured with.
 const SIZED: usize = 4_096;
 
-const SECRET: &str = "whsec_bench";
+const SECRET: &str = "whsec_for_the_bench";
 
 pub(crate) async fn measure(plan: &Plan, backend: Backend, report: &mut Report) -> Result<()> {
     let site = Site::fresh(plan, backend).await?;

@@ -218,6 +218,7 @@ macro_rules! conformance_suite {
                     the_messages_of_a_key_go_one_after_the_other,
                     a_parked_message_blocks_its_own_key_only,
                     what_nothing_blocks_goes_on,
+                    a_long_line_costs_no_more_than_a_short_one,
                     tending_goes_round_all_keys,
                     crossing_puts_never_deadlock,
                     a_thousand_messages_go_in_one_put,

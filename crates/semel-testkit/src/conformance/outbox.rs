@@ -364,6 +364,25 @@ pub async fn a_row_that_commits_late_is_still_taken(lab: Lab) {
     assert!(after.rows[0].id < taken.rows[0].id);
 }
 
+/// What was sent costs the same however much stands behind it, also where the database believes that nothing does: it
+/// planned the statement when there was nothing.
+pub async fn a_long_line_costs_no_more_than_a_short_one(lab: Lab) {
+    let store = lab.open().await;
+    lab.execute("ANALYZE semel_outbox").await.unwrap();
+    put(&store, vec![keyed("before", "x")]).await;
+    assert_eq!(mark(&store, &take(&store).await, &Mark::Sent).await, 0);
+    put(&store, (1000..1100).map(|line| keyed(&line.to_string(), "first")).collect()).await;
+    let sql = "INSERT INTO semel_outbox (tenant, message_id, topic, kind, body, headers, ordering_key, number, receipt, put_at, state)
+        WITH RECURSIVE counted(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM counted WHERE i < 79999)
+        SELECT o.tenant, 'm' || i, o.topic, o.kind, o.body, o.headers, CAST(1000 + i % 100 AS TEXT), 2 + i / 100, o.receipt, o.put_at, 'blocked'
+        FROM counted CROSS JOIN semel_outbox AS o WHERE o.ordering_key = '1000'";
+    lab.execute(sql).await.unwrap();
+    let taken = take(&store).await;
+    assert_eq!((taken.rows.len(), mark(&store, &taken, &Mark::Sent).await), (100, 100));
+    let next = "SELECT count(*) FROM semel_outbox WHERE state = 'ready' AND number = 2";
+    assert_eq!(lab.number(next).await, 100, "the next of each line");
+}
+
 /// Of an ordering key one message is in hand at a time, in the order of the numbers, which have no gaps.
 pub async fn the_messages_of_a_key_go_one_after_the_other(lab: Lab) {
     let store = lab.open().await;
