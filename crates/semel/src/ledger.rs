@@ -8,6 +8,7 @@ use crate::{
     Error, Fence, Lease, Operation, Outcome, Policy, Result, Scope, Uptime,
     claim::{Claim, Work, weight},
     crash_point,
+    engine::Engine,
     lanes::{Call, Lanes, flush},
     lease::Settled,
     look::{Due, DueKind},
@@ -77,53 +78,6 @@ struct Inner<S: Store> {
     /// How many runs there are: each holds a receiver.
     runs: watch::Sender<()>,
     engine: Engine,
-}
-
-/// Threads of our own. Handlers run on the caller's runtime and may block it; renewals, lanes and
-/// waiters go on all the same.
-struct Engine {
-    runtime: Option<tokio::runtime::Runtime>,
-    /// The task that panicked, should one have.
-    broken: watch::Sender<Option<&'static str>>,
-}
-
-impl Engine {
-    fn start() -> Result<Self> {
-        tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .thread_name("semel-engine")
-            .enable_all()
-            .build()
-            .map(|runtime| Self { runtime: Some(runtime), broken: watch::Sender::default() })
-            .map_err(|e| Error::Unavailable(format!("the engine's threads could not be started: {e}")))
-    }
-
-    fn spawn<F>(&self, task: F) -> Option<tokio::task::JoinHandle<F::Output>>
-    where
-        F: Future<Output: Send> + Send + 'static,
-    {
-        self.runtime.as_ref().map(|runtime| runtime.spawn(task))
-    }
-
-    /// Runs a task that the ledger cannot do without.
-    fn keep(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
-        let broken = self.broken.clone();
-        self.spawn(async move {
-            if tokio::spawn(task).await.is_err_and(|error| error.is_panic()) {
-                tracing::error!(task = name, "a background task of the ledger ended early");
-                broken.send_replace(Some(name));
-            }
-        });
-    }
-}
-
-impl Drop for Engine {
-    fn drop(&mut self) {
-        // A runtime may not be dropped where blocking is forbidden, which is where ledgers end.
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
-        }
-    }
 }
 
 impl<S: Store> Ledger<S> {
@@ -350,16 +304,7 @@ impl<S: Store> Ledger<S> {
     /// Waits until a background task of this ledger has panicked, and says which: the sweep, the renewals … It is not
     /// begun anew, so whoever cannot do without it should end, and be started again: all that runs is under leases.
     pub fn broken(&self) -> impl Future<Output = &'static str> + Send + use<S> {
-        let mut broken = self.inner.engine.broken.subscribe();
-        async move {
-            if let Ok(task) = broken.wait_for(Option::is_some).await
-                && let Some(task) = *task
-            {
-                return task;
-            }
-            // The ledger is gone, and nothing can break any more.
-            std::future::pending().await
-        }
+        self.inner.engine.broken()
     }
 
     /// Stops: takes nothing new, gives running work `grace` to end, then ends it (released where it

@@ -21,6 +21,7 @@ mod atomic;
 mod canonical_json;
 mod claim;
 pub mod crash;
+mod engine;
 mod error;
 mod fingerprint;
 pub mod journal;

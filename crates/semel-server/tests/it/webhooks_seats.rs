@@ -39,14 +39,19 @@ fn too_many_at_once_wait_for_the_runner(place: &Place) {
     assert_eq!(endpoint.calls().len(), 2);
 }
 
+/// One seat, and a lease that is too short to wait long for it.
+fn one_seat(url: &str) -> [(&str, &str); 3] {
+    [
+        ("SEMEL_WEBHOOKS_STRIPE_HANDLERS", url),
+        ("SEMEL_WEBHOOKS_STRIPE_CONCURRENCY", "1"),
+        ("SEMEL_WEBHOOKS_STRIPE_LEASE", "1s"),
+    ]
+}
+
 fn a_delivery_that_finds_no_seat_is_stored_for_the_runner(place: &Place) {
     let endpoint = Endpoint::that([Does::Waits]);
     let url = forward(&endpoint.url());
-    let variables = [
-        ("SEMEL_WEBHOOKS_STRIPE_HANDLERS", url.as_str()),
-        ("SEMEL_WEBHOOKS_STRIPE_CONCURRENCY", "1"),
-        ("SEMEL_WEBHOOKS_STRIPE_LEASE", "1s"),
-    ];
+    let variables = one_seat(&url);
     let server = start(place, &variables);
     thread::scope(|scope| {
         let first = scope.spawn(|| status(&deliver(&server, &event("evt_1", 1_700_000_000, "a"))));
@@ -64,11 +69,7 @@ fn a_delivery_that_finds_no_seat_is_stored_for_the_runner(place: &Place) {
 fn newer_data_that_waited_keeps_the_seat_of_the_older(place: &Place) {
     let endpoint = Endpoint::that([Does::Waits, Does::Hangs]);
     let url = forward(&endpoint.url());
-    let variables = [
-        ("SEMEL_WEBHOOKS_STRIPE_HANDLERS", url.as_str()),
-        ("SEMEL_WEBHOOKS_STRIPE_CONCURRENCY", "1"),
-        ("SEMEL_WEBHOOKS_STRIPE_LEASE", "1s"),
-    ];
+    let variables = one_seat(&url);
     let server = start(place, &variables);
     thread::scope(|scope| {
         let older = scope.spawn(|| status(&deliver(&server, &event("evt_1", 100, "older"))));

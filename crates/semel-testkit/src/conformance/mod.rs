@@ -15,6 +15,7 @@ pub mod fences;
 pub mod inline;
 pub mod leases;
 pub mod letters;
+pub mod lines;
 pub mod looking;
 pub mod lost;
 pub mod newer;
@@ -215,16 +216,17 @@ macro_rules! conformance_suite {
                     a_mark_says_what_becomes_of_a_row,
                     a_message_waits_for_its_time,
                     a_row_that_commits_late_is_still_taken,
-                    the_messages_of_a_key_go_one_after_the_other,
-                    a_parked_message_blocks_its_own_key_only,
-                    what_nothing_blocks_goes_on,
-                    a_long_line_costs_no_more_than_a_short_one,
-                    tending_goes_round_all_keys,
-                    crossing_puts_never_deadlock,
                     a_thousand_messages_go_in_one_put,
                     tenants_have_outboxes_of_their_own,
                     the_outbox_can_be_looked_at,
                     the_outbox_tables_refuse_nonsense;
+                lines:
+                    a_long_line_costs_no_more_than_a_short_one,
+                    the_messages_of_a_key_go_one_after_the_other,
+                    a_parked_message_blocks_its_own_key_only,
+                    what_nothing_blocks_goes_on,
+                    tending_goes_round_all_keys,
+                    crossing_puts_never_deadlock;
                 letters:
                     a_letter_is_kept_once,
                     a_letter_comes_back_whole,
