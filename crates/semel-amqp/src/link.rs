@@ -47,10 +47,11 @@ impl Link {
         Self { what, state, keeper: Mutex::default() }
     }
 
-    /// Begins to keep it, if that has not begun.
+    /// Begins to keep it, unless somebody does. A keeper that panicked has a successor at the next question: else there
+    /// would never be a connection again.
     pub(crate) fn keep(&self, shared: &Arc<Shared>) {
         let mut keeper = self.keeper.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if keeper.is_none() && !matches!(*self.state.borrow(), State::Closed) {
+        if keeper.as_ref().is_none_or(JoinHandle::is_finished) && !matches!(*self.state.borrow(), State::Closed) {
             // Weak: the keeper must not keep alive what ends it when dropped.
             *keeper = Some(tokio::spawn(keep(Arc::downgrade(shared), self.what, self.state.clone())));
         }
@@ -282,4 +283,30 @@ fn silence_this_thread() {
     let silence = tracing::subscriber::set_default(tracing::subscriber::NoSubscriber::new());
     // Undone when the guard is dropped, which must not be before the thread ends.
     std::mem::forget(silence);
+}
+
+#[cfg(test)]
+mod tests {
+    use semel::messaging::Broker as _;
+
+    use super::*;
+    use crate::{Amqp, Options};
+
+    #[tokio::test]
+    async fn a_keeper_that_died_has_a_successor() {
+        let amqp = Amqp::connect("amqp://127.0.0.1:1", Options::default()).unwrap();
+        let link = &amqp.shared.publishing;
+        link.attempted().await;
+        let keeper = link.keeper.lock().unwrap().as_ref().unwrap().abort_handle();
+        keeper.abort();
+        while !keeper.is_finished() {
+            tokio::task::yield_now().await;
+        }
+        link.state.send_replace(State::Down(NOT_YET.into()));
+        assert!(link.up_within(&amqp.shared, Duration::ZERO).await.is_err());
+        timeout(Duration::from_secs(10), link.attempted()).await.expect("nobody tries any more");
+        amqp.close().await;
+        link.keep(&amqp.shared);
+        assert!(link.keeper.lock().unwrap().is_none(), "what is closed stays so");
+    }
 }

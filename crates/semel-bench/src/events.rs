@@ -15,7 +15,7 @@ use semel_server::{
     config::{Environment, Flags, read},
     http::{App, health::AlwaysReady, principal::Local},
     node::Node,
-    serve::{self, DRAIN},
+    serve::{self, Limits},
     services::notifications::{Deliverer, Notifications},
     stop::Stop,
 };
@@ -82,7 +82,7 @@ async fn run(site: &Site, ledger: &Ledger<Database>, broker: Arc<dyn Broker>, mo
     };
     let socket = TcpListener::bind("127.0.0.1:0").await?;
     let client = Client::of(socket.local_addr()?);
-    let server = tokio::spawn(serve::run(socket, app.into_router(), stop.clone(), DRAIN));
+    let server = tokio::spawn(serve::run(socket, app.into_router(), stop.clone(), Limits::default()));
     for group in 0..RESTAURANTS {
         let recipient = format!(r#"{{"groupId":{group},"channels":["PUSH","EMAIL"]}}"#);
         client.send("PUT", &format!("/recipients/restaurant/{group}"), None, &recipient).await?;

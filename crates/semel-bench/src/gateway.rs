@@ -8,7 +8,7 @@ use semel_server::{
     config::{Environment, Flags, read},
     gateway::Gateway,
     http::health::AlwaysReady,
-    serve::{self, DRAIN},
+    serve::{self, Limits},
     stop::Stop,
 };
 use tokio::net::TcpListener;
@@ -43,7 +43,7 @@ pub(crate) async fn measure(plan: &Plan, backend: Backend, report: &mut Report) 
     let gateway = Gateway::new(config, target, ledger.clone(), Arc::new(AlwaysReady));
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let through = Client::of(listener.local_addr()?);
-    let server = tokio::spawn(serve::run(listener, gateway, Stop::new(), DRAIN));
+    let server = tokio::spawn(serve::run(listener, gateway, Stop::new(), Limits::default()));
     for _ in 0..plan.rounds {
         for how in [KEYED, HOP, DIRECT].into_iter().filter(|how| plan.wants(how, CONNECTIONS)) {
             let client = if how == DIRECT { direct.clone() } else { through.clone() };

@@ -26,7 +26,7 @@ use semel_http::webhooks::{DEFAULT_TOLERANCE, Verifier};
 use semel_server::{
     config::{Secrets, Source, SourceKind, Webhooks},
     http::{App, health::AlwaysReady, principal::Local},
-    serve::{self, DRAIN},
+    serve::{self, Limits},
     services::webhooks::{Handlers, Receiver},
     stop::Stop,
 };
@@ -137,7 +137,7 @@ async fn open(ledger: &Ledger<Database>) -> Result<(Sender, Stop)> {
     };
     let (socket, stop) = (TcpListener::bind("127.0.0.1:0").await?, Stop::new());
     let sender = Sender { client: Client::of(socket.local_addr()?), verifier };
-    tokio::spawn(serve::run(socket, app.into_router(), stop.clone(), DRAIN));
+    tokio::spawn(serve::run(socket, app.into_router(), stop.clone(), Limits::default()));
     Ok((sender, stop))
 }
 

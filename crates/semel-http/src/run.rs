@@ -84,7 +84,8 @@ impl<S: Store, Inner> IdempotencyService<S, Inner> {
             Ok(Ran::Released) if so(Verdict::Release) => None,
             Ok(Ran::Doubted(_)) if so(Verdict::Doubt) => None,
             Ok(Ran::LeaseLost) => Some(Problem::new(&problem::LEASE_LOST)),
-            Ok(Ran::Released) => Some(store_problem(&semel::Error::Stopping)),
+            // The node stops, or the store could not commit.
+            Ok(Ran::Released) => Some(store_problem(&semel::Error::Unavailable("the run was put back".into()))),
             Ok(Ran::Failed(failure)) if said.is_some() => {
                 tracing::warn!(error = failure.error, "a request was not committed");
                 Some(Problem::new(&problem::NOT_COMMITTED))

@@ -1,23 +1,38 @@
 //! The server's life: bind the port, serve until told to stop, let requests in flight finish.
 
-use std::{convert::Infallible, io, time::Duration};
+mod limits;
+
+use std::{convert::Infallible, io, sync::Arc, time::Duration};
 
 use axum::{
     body::Body,
     extract::ConnectInfo,
-    http::{Request, Response},
+    http::{Request, Response, header},
     serve::Listener,
 };
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::{net::TcpListener, sync::mpsc};
+use tokio::{
+    net::TcpListener,
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+    time::Instant,
+};
 use tower::Service;
+
+pub use limits::Limits;
 
 use crate::{Error, Result, config::Listen, stop::Stop};
 
 /// How long requests in flight may take after a stop was asked for. Some supervisors send SIGKILL after 10 s (Docker;
 /// most others after 30 s), and the ledger needs a moment after the requests.
 pub const DRAIN: Duration = Duration::from_secs(7);
+
+/// The longest head of a request. Browsers and proxies stay below 16 KiB; hyper alone would keep 400 KiB of every
+/// connection.
+const LONGEST_HEAD: usize = 64 * 1024;
+
+/// How often it is told that there are as many connections as there may be.
+const TOLD_EVERY: Duration = Duration::from_secs(60);
 
 /// How serving ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,12 +61,18 @@ pub async fn bind(listen: &Listen) -> Result<TcpListener> {
     Ok(listener)
 }
 
-/// Serves until `stop` is asked for, then waits for requests in flight, at most for `drain`. Each request has the
-/// address of its peer as a [`ConnectInfo`] in its extensions.
+/// The place of a connection among those that may be open. A request that wants to change the protocol has it in its
+/// extensions: whoever goes on with the connection after that keeps it for as long.
+#[derive(Clone, Debug)]
+pub struct Seat(#[expect(dead_code, reason = "it is held, not looked at")] Arc<OwnedSemaphorePermit>);
+
+/// Serves until `stop` is asked for, then waits for requests in flight, at most for the time that the limits give them.
+/// Each request has the address of its peer as a [`ConnectInfo`] in its extensions.
 ///
-/// A loop of our own and not `axum::serve`, which gives hyper no timer: hyper's limit of 30 s for sending a header
-/// would then not hold, and a handful of silent clients could keep their connections for ever.
-pub async fn run<App>(mut listener: TcpListener, app: App, stop: Stop, drain: Duration) -> Drained
+/// A loop of our own and not `axum::serve`, which gives hyper no timer and takes any number of connections: clients that
+/// send a head byte by byte, or nothing, could then keep theirs for ever, until there are no files left for the
+/// database.
+pub async fn run<App>(mut listener: TcpListener, app: App, stop: Stop, limits: Limits) -> Drained
 where
     App: Service<Request<Incoming>, Response = Response<Body>, Error = Infallible, Future: Send>
         + Clone
@@ -60,11 +81,17 @@ where
         + 'static,
 {
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new());
+    http.timer(TokioTimer::new()).header_read_timeout(limits.head).max_header_size(LONGEST_HEAD);
+    let mut seats = Seats::new(limits.connections);
     // Every connection holds a sender: when the last is gone, so are they all.
     let (open, mut all_closed) = mpsc::channel::<Infallible>(1);
 
     loop {
+        // Before it is accepted: whoever finds no seat waits in the system's own queue, and costs no file.
+        let seat = tokio::select! {
+            seat = seats.take() => seat,
+            () = stop.asked() => break,
+        };
         // Accepting waits out errors such as too many open files by itself.
         let (stream, peer) = tokio::select! {
             accepted = Listener::accept(&mut listener) => accepted,
@@ -72,15 +99,18 @@ where
         };
         // Answers are small and written whole: waiting to fill a packet only adds delay. Failing at it costs nothing.
         let _ = stream.set_nodelay(true);
-        let app = app.clone();
+        let (app, own) = (app.clone(), seat.clone());
         let service = service_fn(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(ConnectInfo(peer));
+            if request.headers().contains_key(header::UPGRADE) {
+                request.extensions_mut().insert(own.clone());
+            }
             app.clone().call(request)
         });
         let connection = http.serve_connection(TokioIo::new(stream), service).with_upgrades();
         let (stop, open) = (stop.clone(), open.clone());
         tokio::spawn(async move {
-            let _open = open;
+            let _held = (open, seat);
             tokio::pin!(connection);
             let ended = tokio::select! {
                 ended = connection.as_mut() => ended,
@@ -96,10 +126,38 @@ where
     }
 
     drop((listener, open));
+    let drain = limits.drain;
     tracing::info!("stopping; requests in flight have {drain:?}, a second signal ends at once");
     tokio::select! {
         _ = all_closed.recv() => Drained::Finished,
         () = tokio::time::sleep(drain) => Drained::CutOff,
         () = stop.forced() => Drained::CutOff,
+    }
+}
+
+/// The places for connections.
+struct Seats {
+    free: Arc<Semaphore>,
+    all: usize,
+    /// When it was last told that there was none.
+    told: Option<Instant>,
+}
+
+impl Seats {
+    fn new(all: usize) -> Self {
+        Self { free: Arc::new(Semaphore::new(all)), all, told: None }
+    }
+
+    /// A free one, as soon as there is one.
+    async fn take(&mut self) -> Seat {
+        if self.free.available_permits() == 0 && self.told.is_none_or(|told| told.elapsed() > TOLD_EVERY) {
+            self.told = Some(Instant::now());
+            tracing::warn!(open = self.all, "as many connections are open as may be; others wait");
+        }
+        match self.free.clone().acquire_owned().await {
+            Ok(seat) => Seat(Arc::new(seat)),
+            // Nobody closes it.
+            Err(_) => std::future::pending().await,
+        }
     }
 }

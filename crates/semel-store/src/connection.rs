@@ -57,7 +57,7 @@ pub fn broken(error: sqlx::Error) -> Error {
 }
 
 /// Whether the same statement may succeed when it is sent again.
-fn is_passing(error: &dyn sqlx::error::DatabaseError) -> bool {
+pub(crate) fn is_passing(error: &dyn sqlx::error::DatabaseError) -> bool {
     let code = error.code().unwrap_or_default();
     // PostgreSQL: connection trouble, a full server, serialization and deadlocks, a server that
     // stops or is read-only after a failover, a cancelled statement, a disk that is full.

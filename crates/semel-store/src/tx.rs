@@ -20,7 +20,7 @@ use tokio::{
 
 use crate::{
     Conn,
-    connection::broken,
+    connection::{broken, is_passing},
     messaging::{News, Wakes},
     postgres::Seat,
     sqlite::WriteTx,
@@ -95,7 +95,7 @@ impl Tx {
     /// The connection to work with.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] when the transaction is over.
+    /// [`Error::Refused`] when the transaction is over.
     pub async fn connection(&self) -> Result<TxConnection<'_>> {
         let state = self.0.state.lock().await;
         match *state {
@@ -209,7 +209,7 @@ impl TxConnection<'_> {
     /// The connection, whichever database it is.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] when the transaction is over.
+    /// [`Error::Refused`] when the transaction is over.
     pub fn get(&mut self) -> Result<Conn<'_>> {
         match &mut *self.state {
             State::Postgres(seat) => Ok(Conn::Postgres(seat)),
@@ -233,6 +233,9 @@ pub(crate) enum Last {
 /// What PostgreSQL says of a completion that is not plain, see `semel_complete`.
 const NOT_PLAIN: &str = "SM001";
 
+/// What PostgreSQL says when a transaction was open for too long without a statement.
+const HELD_TOO_LONG: &str = "25P03";
+
 /// Completes and commits. If that is no plain completion, the seat comes back, with the transaction as it was before:
 /// without the savepoint, all of it would be lost. In a transaction in which a statement failed, not even the savepoint
 /// can be set.
@@ -252,7 +255,7 @@ async fn on_postgres(mut seat: Seat, complete: &str) -> Result<Ended, Seat> {
             let back = sqlx::raw_sql("ROLLBACK TO SAVEPOINT semel").execute(&mut *seat);
             match timeout(limit, back).await {
                 Ok(Ok(_)) => return Err(seat),
-                _ => Ended::Refused("the connection was lost before the commit".into()),
+                _ => Ended::Unavailable("the connection was lost before the commit".into()),
             }
         }
         Ok(Err(error)) => ended(told(&error)),
@@ -268,22 +271,26 @@ fn completed(now: i64) -> Box<Applied> {
 fn ended(commit: Commit) -> Ended {
     match commit {
         Commit::Refused(why) => Ended::Refused(why),
+        Commit::Unavailable(why) => Ended::Unavailable(why),
         Commit::Unknown(why) => Ended::Unknown { why, successor: false },
         Commit::Done => Ended::Unknown { why: "the commit was not asked for its answer".into(), successor: false },
     }
 }
 
 fn over() -> Error {
-    Error::Unavailable("the transaction is over: its time was up, or it has been committed or rolled back".into())
+    Error::Refused("the transaction is over: its time was up, or it has been committed or rolled back".into())
 }
 
 /// What an error in answer to a commit tells. Refused is what the database said no to; when the
-/// connection broke, or the server was stopping, it may have been done all the same.
+/// connection broke, or the server was stopping, it may have been done all the same. A caller that
+/// held it open for too long has that from himself, not from the database.
 pub(crate) fn told(error: &sqlx::Error) -> Commit {
     let why = error.to_string();
     match error {
         sqlx::Error::Database(db) => match db.code().as_deref() {
             Some(code) if code.len() == 5 && (code.starts_with("57") || code.starts_with("08")) => Commit::Unknown(why),
+            Some(HELD_TOO_LONG) => Commit::Refused(why),
+            _ if is_passing(db.as_ref()) => Commit::Unavailable(why),
             _ => Commit::Refused(why),
         },
         _ => Commit::Unknown(why),

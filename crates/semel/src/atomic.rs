@@ -14,12 +14,16 @@ use crate::{
     Claim, Error, Lease, Ledger, Outcome, Result, State, Uptime, Work, crash_point,
     lease::Settled,
     ledger::IN_TRANSACTION,
-    machine::{Answer, Failure, Write},
+    machine::{Answer, Failure, Write, is_bare},
     messaging::Origin,
     renewer::Renewal,
     run::{Context, Ran, RanOne, Unfinished, in_own_task, run_successors},
     store::{Commit, Ended, LeaseWrite, Store},
 };
+
+/// How long a run waits, at least, that the store could not commit: by then a deadlock is over, and a server that is
+/// away is not asked without a pause.
+const A_MOMENT: Duration = Duration::from_secs(1);
 
 /// How the transaction part of a run ended.
 enum Effect {
@@ -43,6 +47,10 @@ impl<S: Store> Ledger<S> {
     ///
     /// The handler may use only the transaction it is given; a ledger refuses calls from inside.
     /// It has as long as the lease, and on SQLite five seconds: there it holds the only writer.
+    ///
+    /// What the store cannot commit for trouble of its own (a deadlock, a full disk, a lost connection) has not
+    /// happened and is put back for a while, at no cost of an attempt. What it refuses, as a row that breaks a
+    /// constraint, is a failure.
     ///
     /// # Errors
     /// As [`Ledger::claim`]; [`Error::OutcomeUnknown`] when the connection was lost during the
@@ -90,8 +98,9 @@ impl<S: Store> Ledger<S> {
     /// long as a transaction may take, and is waited for when the ledger stops.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] when there is no transaction to be had; [`Error::Refused`] when it was not
-    /// committed; [`Error::OutcomeUnknown`] when the connection was lost during the commit.
+    /// [`Error::Unavailable`] when there is no transaction to be had, or none could be committed for trouble of the
+    /// store's own; [`Error::Refused`] when what is in it was refused; [`Error::OutcomeUnknown`] when the connection
+    /// was lost during the commit.
     pub async fn transact<F, Fut, T>(&self, handler: F) -> Result<T>
     where
         F: FnOnce(S::Tx) -> Fut + Send + 'static,
@@ -112,6 +121,7 @@ impl<S: Store> Ledger<S> {
                 Ok(Ok(done)) => match store.commit(&tx).await {
                     Commit::Done => Ok(done),
                     Commit::Refused(why) => Err(Error::Refused(why)),
+                    Commit::Unavailable(why) => Err(Error::Unavailable(why)),
                     Commit::Unknown(why) => Err(Error::OutcomeUnknown(why)),
                 },
                 Ok(Err(undone)) => {
@@ -232,6 +242,7 @@ impl<S: Store> Lease<S> {
             return Ok(Effect::RolledBack(Write::Release { delay: Duration::ZERO }));
         };
         crash_point!("atomic.begun");
+        let until = Uptime::now() + limit;
         let (context, used) = (self.context(renewal), tx.clone());
         let declined = Arc::new(AtomicBool::new(false));
         let declines = declined.clone();
@@ -245,7 +256,9 @@ impl<S: Store> Lease<S> {
         };
         // What a transaction began and did not commit has not begun: nothing is in doubt.
         match self.attend(renewal, halt, false, work).await {
-            Some(Write::Complete(outcome)) if !declined.load(Ordering::Relaxed) => self.commit(&tx, outcome).await,
+            Some(Write::Complete(outcome)) if !declined.load(Ordering::Relaxed) => {
+                self.commit(&tx, outcome, until).await
+            }
             other => {
                 store.roll_back(&tx).await;
                 Ok(other.map_or(Effect::Lost, |write| Effect::RolledBack(undoubted(write))))
@@ -253,9 +266,10 @@ impl<S: Store> Lease<S> {
         }
     }
 
-    /// The fenced completion, and the commit.
-    async fn commit(&self, tx: &S::Tx, outcome: Outcome) -> Result<Effect> {
+    /// The fenced completion, and the commit, of a transaction that may be open `until` then.
+    async fn commit(&self, tx: &S::Tx, outcome: Outcome, until: Uptime) -> Result<Effect> {
         crash_point!("atomic.before_complete");
+        let late = until.has_passed();
         let (sent, stored) = (Uptime::now(), outcome.to_store());
         let ended = self.ledger().store().complete_and_commit(tx, self.operation(), stored.clone()).await;
         crash_point!("atomic.after_commit");
@@ -270,8 +284,26 @@ impl<S: Store> Lease<S> {
                 Ok(Effect::Lost)
             }
             Ended::Refused(why) => Ok(Effect::RolledBack(rolled_back(&why))),
-            Ended::Unknown { why, successor } => self.read_back(outcome, successor, &why).await,
+            Ended::Unavailable(why) => Ok(Effect::RolledBack(self.in_trouble(late, &why))),
+            Ended::Unknown { why, successor } => self.read_back(outcome, successor, late, &why).await,
         }
+    }
+
+    /// The store could not commit, for trouble of its own, and nothing has happened: it is put back, at no cost of an
+    /// attempt. What is stored waits for half its age, so that trouble without end is met ever more seldom, up to the
+    /// longest backoff; a key without data is free at once, for nobody but its caller brings it again. A run that was
+    /// late made its trouble itself: the server ends transactions that are held open for too long.
+    fn in_trouble(&self, late: bool, why: &str) -> Write {
+        if late {
+            return rolled_back(why);
+        }
+        let op = self.operation();
+        tracing::warn!(operation = op.id, key = op.short_hash(), error = why, "a run could not be committed");
+        if is_bare(op) {
+            return Write::Release { delay: Duration::ZERO };
+        }
+        let longest = op.lease.as_ref().map_or(A_MOMENT, |lease| lease.terms.backoff.cap.max(A_MOMENT));
+        Write::Release { delay: (op.claimed_at.since(op.created_at) / 2).clamp(A_MOMENT, longest) }
     }
 
     /// The note of the refusal was rolled back with the effect, but it is part of the story: a
@@ -286,14 +318,14 @@ impl<S: Store> Lease<S> {
     }
 
     /// The connection was lost during the commit. Never guess: ask, until the lease ends.
-    async fn read_back(&self, outcome: Outcome, successor: bool, why: &str) -> Result<Effect> {
+    async fn read_back(&self, outcome: Outcome, successor: bool, late: bool, why: &str) -> Result<Effect> {
         let until = Uptime::now() + self.term();
         loop {
             match self.ledger().store().read_back(self.operation().id).await {
                 Ok(Some(op)) if op.fence == self.fence() && op.state != State::Processing => {
                     return Ok(Effect::Committed { outcome, successor });
                 }
-                Ok(Some(op)) if op.fence == self.fence() => return Ok(Effect::RolledBack(rolled_back(why))),
+                Ok(Some(op)) if op.fence == self.fence() => return Ok(Effect::RolledBack(self.in_trouble(late, why))),
                 // It has moved on since: before the commit, or because of it.
                 Ok(_) => return Err(Error::OutcomeUnknown(why.to_owned())),
                 Err(_) if !until.has_passed() => tokio::time::sleep(Duration::from_millis(50)).await,

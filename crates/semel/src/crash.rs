@@ -53,6 +53,8 @@ pub const MESSAGING_POINTS: &[&str] = &[
     "consumer.letter_put",
     "consumer.retry_taken",
     "consumer.retry_failed",
+    "queue.taken",
+    "queue.said",
 ];
 
 /// Every crash point of the server's services, for the runs of the server that hit them all.
@@ -65,6 +67,8 @@ pub const SERVER_POINTS: &[&str] = &[
     "job.stepped",
     "job.committed",
     "deliver.sent",
+    "deliver.marked",
+    "streams.looked",
     "webhooks.after_store",
     "webhooks.after_effect",
     "webhooks.before_answer",

@@ -3,9 +3,15 @@
 //! A lane is a bounded queue and one task. The task takes whatever has queued up while the last
 //! batch was in flight (there is no timer: an idle lane sends a single call at once), flushes it
 //! as one, and answers each caller after that flush is durable. A batch that is refused is halved
-//! until only the culprit fails.
+//! until only the culprit fails. Where that is asked for, a large batch does not wait for the one
+//! before it.
 
-use std::time::{Duration, Instant};
+use std::{
+    future::poll_fn,
+    pin::Pin,
+    task::Poll,
+    time::{Duration, Instant},
+};
 
 use tokio::sync::{mpsc, oneshot};
 
@@ -25,11 +31,14 @@ pub struct Limits {
     /// batch leaves. Otherwise they miss it by microseconds and travel in two groups for ever, each
     /// waiting for the other's flush. Not where two lanes overlap: their flushes leave time enough.
     pub regroup: bool,
+    /// From how many calls on a batch leaves while another is in flight, and does not wait for it: a
+    /// store that waits for its disk with one can work on the other. Never two besides it.
+    pub alongside: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { calls: 512, bytes: 4 << 20, queue: 4096, regroup: false }
+        Self { calls: 512, bytes: 4 << 20, queue: 4096, regroup: false, alongside: usize::MAX }
     }
 }
 
@@ -89,45 +98,42 @@ where
     F: Fn(Vec<I>) -> Fut,
     Fut: Future<Output = Result<Vec<O>>>,
 {
-    // The call that did not fit into the last batch, if any.
-    let mut left_over = None;
-    let mut last = Last::default();
-    loop {
-        let first = match left_over.take() {
-            Some(call) => call,
-            None => match queue.recv().await {
-                Some(call) => call,
-                None => return,
-            },
-        };
-        let mut bytes = first.bytes;
-        let mut batch = vec![first];
-        let deadline = limits.regroup.then(|| Instant::now() + last.patience());
-        while batch.len() < limits.calls {
-            match queue.try_recv() {
-                Ok(call) if bytes + call.bytes > limits.bytes => {
-                    left_over = Some(call);
-                    break;
-                }
-                Ok(call) => {
-                    bytes += call.bytes;
-                    batch.push(call);
-                }
-                // Far less than what a timer can measure: the threads of the callers run now.
-                Err(_) if batch.len() < last.callers && deadline.is_some_and(|end| Instant::now() < end) => {
-                    tokio::task::yield_now().await;
-                    std::thread::yield_now();
-                }
-                Err(_) => break,
+    let (mut next, mut flights, mut last) = (Batch::new(limits), Flights::default(), Last::default());
+    let mut open = true;
+    while open || !next.is_empty() || !flights.is_empty() {
+        tokio::select! {
+            biased;
+            (took, calls) = flights.landing(), if !flights.is_empty() => {
+                last = Last { took, callers: calls + next.len() + queue.len() };
             }
+            call = queue.recv(), if open && !next.is_full() => match call {
+                Some(call) => next.add(call),
+                None => open = false,
+            },
         }
-        let (begun, size) = (Instant::now(), batch.len());
-        flush_halving(batch, &flush).await;
-        last = Last { took: begun.elapsed(), callers: size + queue.len() };
+        next.fill(&mut queue);
+        if limits.regroup && flights.is_empty() {
+            regroup(&mut next, &mut queue, &last).await;
+        }
+        let worth_it = if flights.is_empty() { 1 } else { limits.alongside };
+        if next.len() >= worth_it && flights.len() < 2 {
+            flights.depart(next.len(), flush_halving(next.take(), &flush));
+        }
     }
 }
 
-/// What is known of the batch before.
+/// Gives callers that were just answered the moment that they need to come back.
+async fn regroup<I, O>(next: &mut Batch<I, O>, queue: &mut mpsc::Receiver<Call<I, O>>, last: &Last) {
+    let end = Instant::now() + last.patience();
+    while (1..last.callers).contains(&next.len()) && !next.is_full() && Instant::now() < end {
+        // Far less than what a timer can measure: the threads of the callers run now.
+        tokio::task::yield_now().await;
+        std::thread::yield_now();
+        next.fill(queue);
+    }
+}
+
+/// What is known of the batch that landed last.
 #[derive(Default)]
 struct Last {
     took: Duration,
@@ -139,6 +145,100 @@ impl Last {
     /// How long its callers may take to come back: little next to what a flush of their own costs.
     fn patience(&self) -> Duration {
         (self.took / 8).min(Duration::from_millis(1))
+    }
+}
+
+/// The calls that leave next.
+struct Batch<I, O> {
+    limits: Limits,
+    calls: Vec<Call<I, O>>,
+    bytes: usize,
+    /// The call that did not fit, if any: the first of the batch after this.
+    left_over: Option<Call<I, O>>,
+}
+
+impl<I, O> Batch<I, O> {
+    fn new(limits: Limits) -> Self {
+        Self { limits, calls: Vec::new(), bytes: 0, left_over: None }
+    }
+
+    fn len(&self) -> usize {
+        self.calls.len()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.calls.is_empty()
+    }
+
+    fn is_full(&self) -> bool {
+        self.calls.len() >= self.limits.calls || self.left_over.is_some()
+    }
+
+    fn add(&mut self, call: Call<I, O>) {
+        if !self.calls.is_empty() && self.bytes + call.bytes > self.limits.bytes {
+            self.left_over = Some(call);
+        } else {
+            self.bytes += call.bytes;
+            self.calls.push(call);
+        }
+    }
+
+    /// Adds what has queued up.
+    fn fill(&mut self, queue: &mut mpsc::Receiver<Call<I, O>>) {
+        while !self.is_full()
+            && let Ok(call) = queue.try_recv()
+        {
+            self.add(call);
+        }
+    }
+
+    /// The calls; what was left over begins the next batch.
+    fn take(&mut self) -> Vec<Call<I, O>> {
+        let calls = std::mem::take(&mut self.calls);
+        self.bytes = 0;
+        if let Some(call) = self.left_over.take() {
+            self.add(call);
+        }
+        calls
+    }
+}
+
+/// The batches that are in flight.
+struct Flights<F>(Vec<Flight<F>>);
+
+struct Flight<F> {
+    flush: Pin<Box<F>>,
+    begun: Instant,
+    calls: usize,
+}
+
+impl<F> Default for Flights<F> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<F: Future<Output = ()>> Flights<F> {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn depart(&mut self, calls: usize, flush: F) {
+        self.0.push(Flight { flush: Box::pin(flush), begun: Instant::now(), calls });
+    }
+
+    /// Waits until one has ended; how long it took, with how many calls.
+    fn landing(&mut self) -> impl Future<Output = (Duration, usize)> {
+        poll_fn(|cx| {
+            let landed = |flight: &mut Flight<F>| flight.flush.as_mut().poll(cx).is_ready();
+            let Some(place) = self.0.iter_mut().position(landed) else { return Poll::Pending };
+            let Flight { begun, calls, .. } = self.0.swap_remove(place);
+            Poll::Ready((begun.elapsed(), calls))
+        })
     }
 }
 

@@ -16,6 +16,10 @@ pub(crate) enum Call {
     Write(LeaseWrite),
 }
 
+/// With so many claims waiting, a second batch of them leaves beside the one in flight. A claim costs the store three times
+/// what a completion does: with 512 callers their lane is what everybody waits for, and a CPU was idle meanwhile.
+const ALONGSIDE: usize = 96;
+
 pub(crate) struct Lanes {
     pub(crate) claims: Lane<Call, Applied>,
     pub(crate) writes: Lane<Call, Applied>,
@@ -29,7 +33,8 @@ impl Lanes {
         Fut: Future<Output = Result<Vec<Applied>>> + Send + 'static,
     {
         let limits = Limits { regroup: one, ..Limits::default() };
-        let (claims, serve) = lane(limits, flush.clone());
+        let alongside = if one { usize::MAX } else { ALONGSIDE };
+        let (claims, serve) = lane(Limits { alongside, ..limits }, flush.clone());
         spawn(Box::pin(serve));
         if one {
             return Self { writes: claims.clone(), claims };

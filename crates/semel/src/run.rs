@@ -20,7 +20,7 @@ pub enum Ran {
     Completed(Outcome),
     /// It failed.
     Failed(Failure),
-    /// It was put back: it had not begun, or it was asked to wait.
+    /// It was put back: it had not begun, it was asked to wait, or the store was in trouble when it was to commit.
     Released,
     /// It began, and nobody knows how it ended.
     Doubted(String),

@@ -129,8 +129,11 @@ pub enum Commit {
     /// The connection was lost on the way: it may or may not be durable. Ask with
     /// [`Store::read_back`], never guess.
     Unknown(String),
-    /// The database refused; nothing of it happened.
+    /// The database refused what is in it, and would do so again; nothing of it happened.
     Refused(String),
+    /// The database could not, for trouble of its own (a deadlock, a full disk); nothing of it happened, and the same
+    /// may succeed later.
+    Unavailable(String),
 }
 
 /// How a transaction ended that was to complete its operation.
@@ -140,8 +143,10 @@ pub enum Ended {
     Committed(Box<Applied>),
     /// The lease was lost; nothing of it happened.
     Lost,
-    /// The database refused; nothing of it happened.
+    /// The database refused what is in it; nothing of it happened.
     Refused(String),
+    /// The database could not, for trouble of its own; nothing of it happened.
+    Unavailable(String),
     /// The connection was lost on the way: it may or may not be durable.
     Unknown {
         /// What was heard last.
@@ -162,13 +167,17 @@ pub async fn complete_then_commit<S: Store>(store: &S, tx: &S::Tx, held: &Operat
         }
         Err(error) => {
             store.roll_back(tx).await;
-            return Ended::Refused(error.to_string());
+            return match error.is_transient() {
+                true => Ended::Unavailable(error.to_string()),
+                false => Ended::Refused(error.to_string()),
+            };
         }
     };
     crash_point!("atomic.before_commit");
     match store.commit(tx).await {
         Commit::Done => Ended::Committed(Box::new(applied)),
         Commit::Refused(why) => Ended::Refused(why),
+        Commit::Unavailable(why) => Ended::Unavailable(why),
         Commit::Unknown(why) => Ended::Unknown { why, successor },
     }
 }

@@ -101,7 +101,7 @@ async fn a_commit_that_never_arrives_is_told_and_can_be_tried_again() {
     let (shop, proxy, client) = wired().await;
     assert_eq!(client.send(&keyed("before")).await.status, 201);
     proxy.plan(COMMIT, Fault::CutRequest);
-    client.send(&keyed("k")).await.is_problem(500, "not-committed");
+    client.send(&keyed("k")).await.is_problem(503, "store-unavailable");
     assert_eq!(shop.effects().await, ["before"]);
     let second = client.send(&keyed("k")).await;
     assert_eq!((second.status, second.is_replay()), (201, false));

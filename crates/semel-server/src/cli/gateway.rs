@@ -10,7 +10,7 @@ use crate::{
     config::{Config, Flags, StoreFlags, Upstream},
     gateway, log,
     node::{AsksTheStore, Fault},
-    serve,
+    serve::{self, Limits},
     stop::Stop,
 };
 
@@ -66,6 +66,7 @@ async fn serve(config: &Config, upstream: Upstream) -> anyhow::Result<()> {
     );
     let app = gateway::Gateway::new(&config.gateway, upstream, ledger.clone(), Arc::new(readiness));
     super::greet(&greeting);
-    until_stopped(listener, app, &ledger, stop, std::future::ready(())).await;
+    let limits = Limits::of_process(&config.http);
+    until_stopped(listener, app, limits, &ledger, stop, std::future::ready(())).await;
     super::serve::verdict(&fault)
 }

@@ -21,7 +21,7 @@ use crate::{
     jobs::Jobs,
     log,
     node::{self, AsksTheStore, Fault, Node},
-    serve::{self, DRAIN, Drained},
+    serve::{self, Drained, Limits},
     services::{
         messages::Messages,
         notifications::{Deliverer, Notifications},
@@ -78,7 +78,8 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
     let app = App { readiness: Arc::new(readiness), authenticate: Arc::new(Local), routes, signed };
     super::greet(&greeting(config, listener.local_addr()?));
 
-    until_stopped(listener, app.into_router(), &ledger, stop, node.stop()).await;
+    let limits = Limits::of_process(&config.http);
+    until_stopped(listener, app.into_router(), limits, &ledger, stop, node.stop()).await;
     verdict(&fault)
 }
 
@@ -125,6 +126,7 @@ async fn start(config: &Config, ledger: &Ledger<Database>, node: &Node) -> anyho
         return Ok((Router::new(), Router::new()));
     }
     node.spawn("webhooks refusals", webhooks.count(node.stopping()));
+    node.spawn("streams", notifications.streams());
     notifications.end_streams_on(node.stopping());
     let routes =
         [notifications.routes(), deliverer.routes(), jobs.routes(), messages.routes(), webhooks.routes_for_people()];
@@ -136,6 +138,7 @@ async fn start(config: &Config, ledger: &Ledger<Database>, node: &Node) -> anyho
 pub(super) async fn until_stopped<App>(
     listener: TcpListener,
     app: App,
+    limits: Limits,
     ledger: &Ledger<Database>,
     stop: Stop,
     others: impl Future<Output = ()>,
@@ -148,9 +151,9 @@ pub(super) async fn until_stopped<App>(
 {
     let asked = async {
         stop.asked().await;
-        Uptime::now() + DRAIN
+        Uptime::now() + limits.drain
     };
-    let (drained, until) = tokio::join!(serve::run(listener, app, stop.clone(), DRAIN), asked);
+    let (drained, until) = tokio::join!(serve::run(listener, app, stop.clone(), limits), asked);
     // After the requests, which need them, and in what is left of their time.
     let rest = async {
         if tokio::time::timeout(until.remaining(), others).await.is_err() {

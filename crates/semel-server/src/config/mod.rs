@@ -13,6 +13,7 @@ mod expand;
 mod file;
 mod flags;
 mod gateway;
+mod http;
 mod listen;
 mod messages;
 mod networks;
@@ -33,6 +34,7 @@ pub use channels::{Channel, Channels, Endpoint, LONGEST_BACKOFF};
 pub use environment::Environment;
 pub use flags::{Flags, StoreFlags};
 pub use gateway::{Gateway, Size, Statuses, Upstream};
+pub use http::Http;
 pub use listen::Listen;
 pub use messages::Messages;
 pub use networks::Networks;
@@ -58,6 +60,8 @@ const SHORTEST_SWEEP: Duration = Duration::from_millis(100);
 pub struct Config {
     /// Where HTTP is served.
     pub listen: Listen,
+    /// What connections may cost.
+    pub http: Http,
     /// Where this node keeps its files.
     pub data_dir: PathBuf,
     /// Where the ledger is.
@@ -101,6 +105,7 @@ pub fn read(flags: &Flags, environment: &Environment, data_dir: impl Into<PathBu
     let database_url = reader.field("database_url", || DatabaseUrl::Sqlite(data_dir.join("semel.db")));
     let broker_url = reader.field("broker_url", || BrokerUrl::Embedded);
     let roles = reader.field("roles", Roles::all);
+    let http = Http::read(&mut reader);
     let sweep = Sweep { every: reader.field("sweep.every", || Duration::from_secs(15)) };
     let messages = Messages::read(&mut reader);
     let proposals = Proposals::read(&mut reader);
@@ -123,6 +128,7 @@ pub fn read(flags: &Flags, environment: &Environment, data_dir: impl Into<PathBu
 
     reader.finish(Config {
         listen,
+        http,
         data_dir,
         database_url,
         broker_url,

@@ -25,6 +25,7 @@ use crate::{
     http::problem::{
         BODY_INCOMPLETE, BODY_TIMEOUT, Kind, Problem, UPSTREAM_LOST, UPSTREAM_TIMEOUT, UPSTREAM_UNREACHABLE,
     },
+    serve::Seat,
 };
 
 /// The protocol that a client wants to change to, in the extensions of its request.
@@ -82,6 +83,7 @@ impl Proxy {
         // A request with a key is to have an answer, not a conversation.
         let wanted = request.extensions_mut().remove::<Wanted>().filter(|_| attempt.is_none());
         let client = wanted.is_some().then(|| hyper::upgrade::on(&mut request));
+        let seat = request.extensions_mut().remove::<Seat>();
 
         let (mut head, body) = request.into_parts();
         if let Some(attempt) = &attempt {
@@ -110,7 +112,7 @@ impl Proxy {
             return match (client, changed) {
                 (Some(client), Some(protocol)) => {
                     set_upgrade(response.headers_mut(), protocol);
-                    tunnel::join(client, hyper::upgrade::on(&mut response));
+                    tunnel::join(client, hyper::upgrade::on(&mut response), seat);
                     response.map(|_| Body::empty())
                 }
                 _ => {

@@ -3,9 +3,13 @@
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 
-/// Lets the two sides talk, once both have changed, until both have closed.
-pub(super) fn join(client: OnUpgrade, upstream: OnUpgrade) {
+use crate::serve::Seat;
+
+/// Lets the two sides talk, once both have changed, until both have closed. The client's connection counts among those
+/// that are open for as long.
+pub(super) fn join(client: OnUpgrade, upstream: OnUpgrade, seat: Option<Seat>) {
     tokio::spawn(async move {
+        let _seat = seat;
         let (client, upstream) = match tokio::try_join!(client, upstream) {
             Ok(sides) => sides,
             Err(error) => return tracing::debug!(%error, "a change of protocol was not carried out"),

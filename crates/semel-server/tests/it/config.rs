@@ -49,6 +49,7 @@ fn without_any_setting_the_defaults_hold() {
             "database_url": "sqlite:./semel-data/semel.db",
             "broker_url": "embedded",
             "roles": ["api", "relay", "worker", "sweeper"],
+            "http": { "head_timeout": "30s", "max_connections": 4096 },
             "sweep": { "every": "15s" },
             "messages": {
                 "relay_lease": "30s",

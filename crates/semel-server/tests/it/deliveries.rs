@@ -45,7 +45,7 @@ on_both_databases! {
 }
 
 /// The settings of the channel EMAIL.
-fn email<'a>(url: &'a str, on_lost: &'a str) -> Vec<(&'a str, &'a str)> {
+pub(crate) fn email<'a>(url: &'a str, on_lost: &'a str) -> Vec<(&'a str, &'a str)> {
     vec![
         ("SEMEL_NOTIFICATIONS_CHANNELS_EMAIL_URL", url),
         ("SEMEL_NOTIFICATIONS_CHANNELS_EMAIL_ON_LOST", on_lost),
@@ -102,7 +102,7 @@ fn becomes(place: &Place, status: &str) {
 }
 
 /// A place whose tables are there, with one notification by EMAIL.
-fn one(place: &Place) {
+pub(crate) fn one(place: &Place) {
     drop(serve(place, "api", &[]));
     fanned_out(place, 1, "EMAIL");
 }

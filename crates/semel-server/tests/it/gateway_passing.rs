@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Reads until the text has come.
-fn read_until(connection: &mut TcpStream, text: &str) -> String {
+pub(crate) fn read_until(connection: &mut TcpStream, text: &str) -> String {
     connection.set_read_timeout(Some(SOON)).unwrap();
     let mut read = Vec::new();
     while !String::from_utf8_lossy(&read).contains(text) {

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod config;
+mod connections;
 mod dead_letters;
 mod deliveries;
 mod desk;
@@ -39,6 +40,7 @@ mod proposals_tenants;
 mod serve;
 mod serve_faults;
 mod serve_ledger;
+mod serve_parts;
 mod support;
 mod upstream;
 mod webhooks;

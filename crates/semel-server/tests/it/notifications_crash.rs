@@ -123,13 +123,13 @@ fn a_server_dies_with_sqlite_and_rabbitmq() {
     at_each(&points, Fleet::sqlite_rabbitmq, a_server_dies);
 }
 
-/// Each point that messages meet is one at which a server of these tests dies. Those of jobs, of deliveries and
-/// of webhooks have tests of their own.
+/// Each point that messages meet is one at which a server of these tests dies. Those of jobs, of deliveries, of
+/// webhooks, of streams and of the embedded queues have tests of their own.
 #[test]
 fn no_point_is_left_out() {
     let died = [&POINTS[..], &CHUNKS, &FAILURES].concat();
     let named: Vec<&str> = died.iter().map(|point| point.split(':').next().unwrap()).collect();
-    let others = ["job.", "deliver.", "webhooks."];
+    let others = ["job.", "deliver.", "webhooks.", "streams.", "queue."];
     let elsewhere = |point: &&&str| !others.iter().any(|other| point.starts_with(other));
     let all = semel::crash::MESSAGING_POINTS.iter().chain(semel::crash::SERVER_POINTS).filter(elsewhere);
     let missing: Vec<_> = all.filter(|point| !named.contains(*point)).collect();

@@ -22,7 +22,7 @@ use semel_server::{
         principal::{Local, Principal},
         problem::{self, Problem},
     },
-    serve::{self, Drained},
+    serve::{self, Drained, Limits},
     stop::Stop,
 };
 use tokio::{net::TcpListener, sync::Semaphore};
@@ -147,7 +147,7 @@ impl Slow {
         let address = listener.local_addr().unwrap();
         let stop = Stop::new();
         let app = Router::new().route("/slow", get(route));
-        let served = tokio::spawn(serve::run(listener, app, stop.clone(), drain));
+        let served = tokio::spawn(serve::run(listener, app, stop.clone(), Limits { drain, ..Limits::default() }));
         Self { address, stop, arrived, may_answer, served }
     }
 
@@ -197,7 +197,7 @@ pub(crate) async fn serve_app(readiness: impl Readiness, routes: Router) -> std:
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let app = App { readiness: Arc::new(readiness), authenticate: Arc::new(Local), routes, signed: Router::new() };
-    tokio::spawn(serve::run(listener, app.into_router(), Stop::new(), Duration::ZERO));
+    tokio::spawn(serve::run(listener, app.into_router(), Stop::new(), Limits::default()));
     address
 }
 

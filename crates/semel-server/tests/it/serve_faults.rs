@@ -24,7 +24,7 @@ use crate::{
     support::{Process, SOON, Server, eventually, stdout},
 };
 
-const ALL: &str = "api,relay,worker,sweeper";
+pub(crate) const ALL: &str = "api,relay,worker,sweeper";
 
 /// Events go to a queue that is there, and a message that was in a dead server's hands soon comes again.
 const QUEUE: [(&str, &str); 2] =
@@ -42,11 +42,11 @@ fn full() -> File {
 }
 
 /// Has the server's log written to a file.
-fn logged(command: &mut Command, place: &Place) {
+pub(crate) fn logged(command: &mut Command, place: &Place) {
     command.stderr(File::create(place.path("log")).unwrap());
 }
 
-fn log(place: &Place) -> String {
+pub(crate) fn log(place: &Place) -> String {
     fs::read_to_string(place.path("log")).unwrap()
 }
 
@@ -92,7 +92,7 @@ fn a_command_is_run_once_whoever_hears_of_it() {
 }
 
 /// Asserts that a server ends by itself, with a failure, and that both its log and its last line say which task it was.
-fn ends_because_of(task: &str, process: &mut Process, place: &Place) {
+pub(crate) fn ends_because_of(task: &str, process: &mut Process, place: &Place) {
     let end = process.end();
     let log = log(place);
     assert_eq!(end.code(), Some(1), "{log}");

@@ -1,11 +1,14 @@
 //! The laws of the sections `[webhooks.NAME]`.
 
-use std::process::Output;
+use std::{
+    io::Read as _,
+    process::{Output, Stdio},
+};
 
 use serde_json::json;
 use tempfile::TempDir;
 
-use crate::support::{semel, stderr, stdout};
+use crate::support::{Process, semel, stderr, stdout};
 
 fn run(text: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Output {
     let dir = TempDir::new().unwrap();
@@ -110,6 +113,7 @@ fn a_source_that_would_let_anything_pass_keeps_the_server_from_starting() {
         ("secrets = [' a good secret']", "secrets (semel.toml, line 3): must not begin or end with white space"),
         ("secrets = ['1234567']", "secrets (semel.toml, line 3): must have 8 bytes at least"),
         ("secrets = ['$STRIPE_SECRET']", "secrets (semel.toml, line 3): must not be the name of a variable"),
+        ("secrets = ['$${STRIPE_SECRET}']", "secrets (semel.toml, line 3): must not be the name of a variable"),
         ("secrets = ['\u{200b}\u{200b}']", "secrets (semel.toml, line 3): must not have invisible characters in it"),
         ("secrets = ['a good secret']\ntolerance = '0s'", "tolerance (semel.toml, line 4): must be at least 1s"),
         (
@@ -128,8 +132,30 @@ fn a_source_that_would_let_anything_pass_keeps_the_server_from_starting() {
             run("[webhooks.s]\nkind = 'stripe'\n", &["config", "check"], &[("SEMEL_WEBHOOKS_S_SECRETS", secrets)]);
         assert!(!output.status.success() && stderr(&output).contains("must not be empty"), "{secrets:?} {output:?}");
     }
-    let started = run("[webhooks.s]\nkind = 'stripe'\n", &["serve", "--listen", "127.0.0.1:0"], &[]);
-    assert!(!started.status.success() && stderr(&started).contains("webhooks.s.secrets"), "{started:?}");
+}
+
+/// Compose files pass `${NAME}` on as it stands where nothing fills it in: then that would be the secret.
+#[test]
+fn no_server_starts_with_a_secret_that_anybody_could_guess() {
+    for (secrets, told) in [
+        ("", "must have one secret at least"),
+        ("1234567", "must have 8 bytes at least"),
+        ("whsec_1234567", "must have 8 bytes at least"),
+        ("a good secret,short", "must have 8 bytes at least"),
+        ("$STRIPE_SECRET", "must not be the name of a variable"),
+        ("${STRIPE_SECRET}", "must not be the name of a variable"),
+        ("whsec_${STRIPE_SECRET}", "must not be the name of a variable"),
+    ] {
+        let dir = TempDir::new().unwrap();
+        let mut command = semel();
+        command.args(["serve", "--listen", "127.0.0.1:0"]).current_dir(&dir);
+        command.envs([("SEMEL_WEBHOOKS_S_KIND", "stripe"), ("SEMEL_WEBHOOKS_S_SECRETS", secrets)]);
+        let mut server = Process::start(command.stdout(Stdio::null()).stderr(Stdio::piped()));
+        assert_eq!(server.end().code(), Some(1), "{secrets:?}");
+        let mut said = String::new();
+        server.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert!(said.contains("webhooks.s.secrets") && said.contains(told), "{secrets:?}: {said}");
+    }
 }
 
 #[test]

@@ -34,8 +34,14 @@ fn a_delivery_that_cannot_be_stored_is_answered_503() {
         wire.cut();
         let away = deliver(&server, &paid);
         assert_eq!((away.status, away.problem().as_str()), (503, "store-unavailable"), "{}", away.body);
-        assert!(away.header("retry-after").is_some());
+        assert_eq!(away.header("retry-after"), Some("1"));
         assert!(wire.was_tried());
+        // So is whoever looks, and nobody is told that all is well.
+        for path in ["/webhooks/stripe/monitor", "/webhooks/stripe/events", "/webhooks/stripe/events/evt_1"] {
+            let away = server.get(path);
+            assert_eq!((away.status, away.problem().as_str()), (503, "store-unavailable"), "{path}: {}", away.body);
+            assert_eq!(away.header("retry-after"), Some("1"), "{path}");
+        }
         assert!(stored(&place, "stripe", "evt_1").is_none());
         // What is no event is still told so: nothing has to be stored for that.
         assert_eq!(deliver(&server, &serde_json::json!({ "id": "evt_1" })).status, 400);

@@ -1,18 +1,25 @@
 //! The laws of the monitor's verdict.
 
-use serde_json::json;
+use std::thread;
+
+use semel::State;
+use serde_json::{Value, json};
 
 use crate::{
     desk::{execute, post, shown},
     endpoint::{Does, Endpoint},
-    hooks::{deliver, event, forward, start, start_as},
+    hooks::{becomes, conflicts, deliver, event, forward, start, start_as, status},
     place::{Place, on_both_databases},
+    support::Server,
     webhooks_monitor::STRIPE,
 };
 
 on_both_databases! {
     most_runs_failing_is_down
     an_event_waits_since_its_data_came
+    what_came_right_by_itself_is_no_reason
+    of_two_versions_of_the_same_age_somebody_is_told
+    conflicts_that_came_right_hide_none_that_did_not
 }
 
 fn most_runs_failing_is_down(place: &Place) {
@@ -49,4 +56,77 @@ fn an_event_waits_since_its_data_came(place: &Place) {
     let answer = post(&server, "/webhooks/stripe/events/evt_1/retry", r#"{"reason":"mended"}"#);
     assert_eq!(answer.status, 202);
     assert!(!reasons().contains("has waited"), "a person has just spoken: {}", reasons());
+}
+
+fn health(server: &Server) -> Value {
+    shown(server, STRIPE)["health"].clone()
+}
+
+fn well() -> Value {
+    json!({ "status": "ok", "reasons": [] })
+}
+
+/// The same again, newer and older data, all while the first is being processed; and an old version once more.
+fn what_came_right_by_itself_is_no_reason(place: &Place) {
+    let endpoint = Endpoint::that([Does::Waits]);
+    let server = start(place, &[("SEMEL_WEBHOOKS_STRIPE_HANDLERS", &forward(&endpoint.url()))]);
+    let send = |created: i64| status(&deliver(&server, &event("evt_1", created, &created.to_string())));
+    thread::scope(|scope| {
+        let first = scope.spawn(|| send(200));
+        endpoint.is_called(1);
+        for (created, said) in [(200, "rejected"), (400, "accepted"), (300, "skipped"), (100, "skipped")] {
+            assert_eq!(send(created), said, "{created}");
+        }
+        endpoint.let_go();
+        assert_eq!(first.join().unwrap(), "processed");
+    });
+    endpoint.is_called(2);
+    becomes(place, "evt_1", State::Completed);
+    assert_eq!(health(&server), well());
+    assert_eq!((send(500), send(400), send(200)), ("processed".into(), "skipped".into(), "skipped".into()));
+    assert_eq!(conflicts(place).len(), 5, "each is recorded: {:?}", conflicts(place));
+    assert_eq!(health(&server), well());
+}
+
+fn of_two_versions_of_the_same_age_somebody_is_told(place: &Place) {
+    let server = start(place, &[]);
+    assert_eq!(status(&deliver(&server, &event("evt_1", 100, "one"))), "processed");
+    assert_eq!(status(&deliver(&server, &event("evt_1", 100, "two"))), "skipped");
+    let told = "other data, no newer and no older, came under the id of a known event in the last 24 hours";
+    assert_eq!(health(&server), json!({ "status": "degraded", "reasons": [told] }));
+    // Both are out of date.
+    assert_eq!(status(&deliver(&server, &event("evt_1", 200, "three"))), "processed");
+    assert_eq!(health(&server), well());
+    // And so are those that nobody has spoken of for a day.
+    assert_eq!(status(&deliver(&server, &event("evt_1", 200, "four"))), "skipped");
+    assert_eq!(health(&server)["status"], "degraded");
+    execute(place, "UPDATE semel_webhook_conflicts SET last_at = last_at - 86400000000");
+    assert_eq!(health(&server), well());
+}
+
+fn conflicts_that_came_right_hide_none_that_did_not(place: &Place) {
+    let server = start(place, &[]);
+    for note in ["one", "two"] {
+        assert_eq!(deliver(&server, &event("evt_1", 100, note)).status, 200);
+    }
+    let came_right = |from: u32, to: u32| {
+        execute(
+            place,
+            &format!(
+                "INSERT INTO semel_webhook_conflicts
+                    (tenant, source, kind, event_id, event_type, webhook_function, came_fingerprint, stored_fingerprint,
+                     came_created, stored_created, deed, count, first_at, last_at)
+                 WITH RECURSIVE counted(i) AS (SELECT {from} UNION ALL SELECT i + 1 FROM counted WHERE i < {to})
+                 SELECT tenant, source, kind, event_id || '.' || i, event_type, webhook_function, came_fingerprint,
+                     stored_fingerprint, 200, 100, 'taken', count, first_at, last_at + i
+                 FROM semel_webhook_conflicts, counted WHERE event_id = 'evt_1'"
+            ),
+        );
+    };
+    came_right(1, 499);
+    assert!(health(&server)["reasons"][0].as_str().unwrap().starts_with("other data, no newer"), "{}", health(&server));
+    assert_eq!(shown(&server, STRIPE)["conflicts"]["items"].as_array().unwrap().len(), 50);
+    came_right(500, 500);
+    let reason = "other data came under the ids of known events more often than is looked at here in the last 24 hours";
+    assert_eq!(health(&server), json!({ "status": "degraded", "reasons": [reason] }));
 }

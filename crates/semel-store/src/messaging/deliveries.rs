@@ -6,16 +6,20 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    convert::Infallible,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use semel::{
-    Error, Result,
+    Error, Result, crash_point,
     lane::Lane,
     messaging::{Acknowledge, BoxFuture, Deliveries, Delivery, Wake},
 };
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::{
+    sync::{Semaphore, mpsc, watch},
+    task::{JoinError, JoinHandle},
+};
 
 use super::{News, embedded::Said, rows::QueueRow};
 use crate::Database;
@@ -44,6 +48,7 @@ pub(super) struct Embedded {
     unread: HashSet<i64>,
     /// Dropped with the rest, and so ends the task.
     _stop: watch::Sender<()>,
+    task: JoinHandle<()>,
     leaving: Arc<Leaving>,
 }
 
@@ -116,8 +121,18 @@ impl Embedded {
         let prefetch = usize::from(prefetch.max(1));
         let fetch =
             Fetch { store, queue, prefetch, hands: hands.clone(), sender, wake, down, leaving: leaving.clone() };
-        tokio::spawn(fetch.run(stopped));
-        Self { rows, hands, said, unread: HashSet::new(), _stop, leaving }
+        let task = tokio::spawn(fetch.run(stopped));
+        Self { rows, hands, said, unread: HashSet::new(), _stop, task, leaving }
+    }
+
+    /// The task ends only with us. If it panicked, so do we: nothing would ever come any more, and whoever keeps the
+    /// consumer should know.
+    async fn ended(&mut self) -> Infallible {
+        match (&mut self.task).await.map_err(JoinError::try_into_panic) {
+            Err(Ok(panic)) => std::panic::resume_unwind(panic),
+            // The runtime ends.
+            Ok(()) | Err(Err(_)) => std::future::pending().await,
+        }
     }
 }
 
@@ -125,8 +140,7 @@ impl Deliveries for Embedded {
     fn next(&mut self) -> BoxFuture<'_, Delivery> {
         Box::pin(async {
             loop {
-                // The task ends only with us.
-                let Some(row) = self.rows.recv().await else { std::future::pending().await };
+                let Some(row) = self.rows.recv().await else { match self.ended().await {} };
                 let (id, token, redelivered) = (row.id, row.token, row.deliveries > 1);
                 match row.read() {
                     Ok(message) => {
@@ -291,6 +305,9 @@ impl Fetch {
             }
         };
         let n = rows.len();
+        if n > 0 {
+            crash_point!("queue.taken");
+        }
         for row in rows {
             // Only this task takes room, so there is what was there before.
             if let Ok(room) = self.hands.room.try_acquire() {

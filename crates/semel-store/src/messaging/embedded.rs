@@ -7,7 +7,7 @@ use std::{
 };
 
 use semel::{
-    Error, Result, Uptime,
+    Error, Result, Uptime, crash_point,
     lane::{Lane, Limits, lane},
     messaging::{BoxFuture, Broker, BrokerHealth, Deliveries, Envelope, Published, Queue},
 };
@@ -132,7 +132,9 @@ impl EmbeddedBroker {
             let store = self.0.store.clone();
             let (said, serve) = lane(Limits::default(), move |batch: Vec<Said>| {
                 let store = store.clone();
-                async move { say(&store, &batch).await }
+                // In its own task: a batch that panics fails its callers, not the lane.
+                let said = tokio::spawn(async move { say(&store, &batch).await });
+                async { said.await.unwrap_or_else(|e| Err(Error::Unavailable(format!("a batch ended early: {e}")))) }
             });
             tokio::spawn(serve);
             said
@@ -143,6 +145,7 @@ impl EmbeddedBroker {
 
 /// Tells the database what consumers said; of each whether the message was still theirs.
 async fn say(store: &Database, batch: &[Said]) -> Result<Vec<bool>> {
+    crash_point!("queue.said");
     let (mut done, mut back) = (Vec::new(), Vec::new());
     for said in batch {
         match *said {

@@ -73,7 +73,8 @@ impl Database {
             let done = on!(work.conn(), c => sqlx::query(sql).bind(json).execute(c).await.map(drop));
             if let Err(error) = done {
                 // On SQLite it is done by the commit, which never came.
-                let surely_not = matches!(self.inner(), Inner::Sqlite(_)) || matches!(told(&error), Commit::Refused(_));
+                let surely_not =
+                    matches!(self.inner(), Inner::Sqlite(_)) || !matches!(told(&error), Commit::Unknown(_));
                 let why = error.to_string();
                 return match surely_not {
                     true if is_about_data(&error) => Published::Refused(why),
@@ -83,7 +84,7 @@ impl Database {
             }
             match self.end(work, batch.len()).await {
                 Commit::Done => Published::Confirmed,
-                Commit::Refused(why) => Published::NotSent(why),
+                Commit::Refused(why) | Commit::Unavailable(why) => Published::NotSent(why),
                 Commit::Unknown(why) => Published::Unknown(why),
             }
         })

@@ -105,7 +105,7 @@ impl Database {
     pub(super) async fn finish(&self, work: Work, rows: usize) -> Result<()> {
         match self.end(work, rows).await {
             Commit::Done => Ok(()),
-            Commit::Unknown(why) | Commit::Refused(why) => Err(Error::Unavailable(why)),
+            Commit::Unknown(why) | Commit::Refused(why) | Commit::Unavailable(why) => Err(Error::Unavailable(why)),
         }
     }
 }

@@ -244,7 +244,7 @@ pub async fn a_commit_says_whether_anything_was_committed(lab: Lab) {
         Commit::Done => assert_eq!((row(&ledger, "k").await.state, effects(&lab).await.len()), (State::Completed, 1)),
         // PostgreSQL undoes the transaction.
         Commit::Refused(_) => assert_eq!((find(&ledger, "k").await, effects(&lab).await.len()), (None, 0)),
-        Commit::Unknown(why) => panic!("{why}"),
+        Commit::Unknown(why) | Commit::Unavailable(why) => panic!("{why}"),
     }
 }
 

@@ -9,6 +9,7 @@ pub mod attempts;
 pub mod batches;
 pub mod brokers;
 pub mod claims;
+pub mod commits;
 pub mod counters;
 pub mod due;
 pub mod fences;
@@ -144,6 +145,13 @@ macro_rules! conformance_suite {
                     a_swallowed_error_is_not_reported_as_success,
                     a_handler_can_use_its_transaction_only,
                     a_stop_rolls_an_effect_back_at_no_cost;
+                commits:
+                    what_the_database_could_not_commit_costs_no_attempt,
+                    what_the_database_will_not_commit_is_a_failure,
+                    trouble_without_end_is_met_ever_more_seldom,
+                    a_transaction_that_is_over_is_a_failure,
+                    a_handler_that_blocks_in_its_transaction_for_too_long_has_failed,
+                    a_transaction_without_a_key_says_whose_trouble_it_was;
                 inline:
                     an_inline_effect_is_made_once,
                     the_second_transaction_waits_for_the_first,

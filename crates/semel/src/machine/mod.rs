@@ -40,6 +40,8 @@ mod tests;
 
 use bytes::Bytes;
 
+pub(crate) use settle::is_bare;
+
 use crate::{
     Fence, Fingerprint, Key, Labels, Operation, Outcome, Policy, Scope, State, Timestamp, Token,
     journal::{self, Note},

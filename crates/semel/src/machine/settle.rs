@@ -94,10 +94,15 @@ fn fail(op: &mut Operation, failure: &Failure, lease: &LeaseRow, now: Timestamp)
     op.not_before = (!wait.is_zero()).then(|| now + wait);
 }
 
+/// Whether it is a first run of which nothing is stored. The counts cannot tell a first run: they
+/// are at zero as well when newer data has taken over from what took effect, and freeing the key
+/// would let that take effect again.
+pub(crate) fn is_bare(op: &Operation) -> bool {
+    op.fence.0 == op.id && op.payload.is_none() && op.checkpoint.is_none()
+}
+
 /// Puts it back. A first run that never began leaves no trace, so that the key is free again,
-/// also for another payload; unless data was stored with it, which must not be lost. The counts
-/// cannot tell a first run: they are at zero as well when newer data has taken over from what took
-/// effect, and freeing the key would let that take effect again.
+/// also for another payload; unless data was stored with it, which must not be lost.
 fn release(mut op: Operation, now: Timestamp, delay: std::time::Duration, actor: &str) -> Step {
     let settled = Answer::Settled { successor: false };
     let mut notes = Vec::new();
@@ -105,8 +110,7 @@ fn release(mut op: Operation, now: Timestamp, delay: std::time::Duration, actor:
         notes.push(promoted);
         return Step::put(op, Answer::Settled { successor: true }, notes);
     }
-    let first = op.fence.0 == op.id;
-    if first && op.payload.is_none() && op.checkpoint.is_none() && delay.is_zero() {
+    if is_bare(&op) && delay.is_zero() {
         return Step { next: Next::Gone, answer: settled, notes };
     }
     op.state = State::Pending;

@@ -20,7 +20,7 @@ const KIND: &str = "event";
 
 /// A transaction takes about two thousand events at most (each weighs 4 KiB and what is in it): on SQLite it holds the
 /// only writer.
-const LIMITS: Limits = Limits { calls: 512, bytes: 8 << 20, queue: 4096, regroup: false };
+const LIMITS: Limits = Limits { calls: 512, bytes: 8 << 20, queue: 4096, regroup: false, alongside: usize::MAX };
 
 /// The events of one request: all of them are stored, or none.
 pub(super) struct Submission {
@@ -44,7 +44,11 @@ pub(super) struct Acceptor(Lane<Arc<Submission>, Accepted>);
 
 impl Acceptor {
     pub(super) fn open(ledger: Ledger<Database>) -> Self {
-        let (lane, work) = lane(LIMITS, move |batch| flush(ledger.clone(), batch));
+        let (lane, work) = lane(LIMITS, move |batch| {
+            // In its own task: a batch that panics fails its callers, not the lane.
+            let done = tokio::spawn(flush(ledger.clone(), batch));
+            async { done.await.unwrap_or_else(|e| Err(Error::Unavailable(format!("a batch ended early: {e}")))) }
+        });
         tokio::spawn(work);
         Self(lane)
     }

@@ -17,7 +17,7 @@ use semel_store::{Database, Tx};
 use serde_json::{json, value::RawValue};
 use tokio::{
     sync::{Semaphore, mpsc, watch},
-    task::JoinSet,
+    task::{JoinError, JoinSet},
 };
 
 use super::{
@@ -170,7 +170,8 @@ async fn work(line: Arc<Line>, mut stop: watch::Receiver<bool>) {
     let (marks, to_write) = mpsc::channel(AT_ONCE);
     let writer = tokio::spawn(write_marks(line.ledger.clone(), to_write));
     let mut runs = JoinSet::new();
-    while !*stop.borrow() {
+    // Without its writer it would look at the same notifications again and again.
+    while !*stop.borrow() && !writer.is_finished() {
         while runs.try_join_next().is_some() {}
         let free = seats.available_permits();
         if free < places.div_ceil(4) {
@@ -213,7 +214,9 @@ async fn work(line: Arc<Line>, mut stop: watch::Receiver<bool>) {
     }
     while runs.join_next().await.is_some() {}
     drop(marks);
-    let _ = writer.await;
+    if let Err(Ok(panic)) = writer.await.map_err(JoinError::try_into_panic) {
+        std::panic::resume_unwind(panic);
+    }
 }
 
 impl Line {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use semel::{Ledger, Result, Store as _};
+use semel::{Ledger, Result, Store as _, crash_point};
 use semel_store::Database;
 use tokio::sync::mpsc;
 
@@ -28,8 +28,9 @@ pub(super) async fn write_marks(ledger: Ledger<Database>, mut marks: mpsc::Recei
     let mut batch = Vec::with_capacity(AT_ONCE);
     while marks.recv_many(&mut batch, AT_ONCE).await > 0 {
         let written = write(&ledger, std::mem::take(&mut batch)).await;
-        if let Err(error) = written {
-            tracing::warn!(%error, "notifications could not be marked; the next look does it");
+        match written {
+            Ok(()) => crash_point!("deliver.marked"),
+            Err(error) => tracing::warn!(%error, "notifications could not be marked; the next look does it"),
         }
     }
 }

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use semel::crash_point;
 use semel_store::Database;
 use tokio::sync::{Notify, watch};
 
@@ -121,6 +122,7 @@ impl Feed {
             None => self.wake_all(),
         }
         reader.leave();
+        crash_point!("streams.looked");
         *last = Some(place);
         Ok(())
     }

@@ -88,7 +88,6 @@ impl Notifications {
     ) -> semel::Result<Self> {
         super::migrate(ledger.store()).await?;
         let feed = Feed::new(config.streams);
-        tokio::spawn(feed.clone().work(ledger.store().clone()));
         let service = Service {
             ledger: ledger.clone(),
             database: ledger.store().clone(),
@@ -141,6 +140,11 @@ impl Notifications {
     pub fn in_app(&self, stop: watch::Receiver<bool>) -> impl Future<Output = ()> + Send + use<> {
         let (ledger, feed) = (self.service.ledger.clone(), self.service.feed.clone());
         in_app::work(ledger, self.in_app.clone(), feed, stop)
+    }
+
+    /// Looks for what is new for the streams, until they end.
+    pub fn streams(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.service.feed.clone().work(self.service.database.clone())
     }
 
     /// Ends the streams when `stop` turns true: they would otherwise never end, and a server that stops would wait for

@@ -97,7 +97,7 @@ async fn event_of(
 }
 
 /// Whether an event has the data of another one, or will have it next.
-fn has(stored: &Operation, event: &Event) -> bool {
+pub(super) fn has(stored: &Operation, event: &Event) -> bool {
     let waits = stored.successor.as_ref().is_some_and(|newer| newer.fingerprint == event.fingerprint);
     stored.fingerprint == event.fingerprint || waits
 }
@@ -114,8 +114,8 @@ pub(super) async fn end(lease: Lease<Database>, stored: bool) {
     }
 }
 
-/// Counts a delivery of another's bytes. Nothing else is kept of it: whoever has seen one delivery can make such ids
-/// without end.
+/// Counts a delivery of another's bytes. Nothing else is kept of it, under an id that is known or not: whoever has seen
+/// one delivery can make up ids without end, and whoever has seen a thousand has a million pairs of an id and bytes.
 pub(super) async fn count(ledger: &Ledger<Database>, source: &Source, event: &Event) -> Result<()> {
     match ledger.claim(work(source, event)?).await? {
         // Somebody has purged them in between.

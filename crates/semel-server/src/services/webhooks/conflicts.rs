@@ -34,6 +34,24 @@ pub struct Conflict {
     pub last_at: i64,
 }
 
+impl Conflict {
+    /// Whether it was not taken, and was not older than what was there: it may be the right one, for all one can tell.
+    pub(super) fn is_undecided(&self) -> bool {
+        let older = self.came_created.zip(self.stored_created).is_some_and(|(came, there)| came < there);
+        self.deed == SKIPPED && !older
+    }
+
+    /// Whether it took the event's place, and is newer than what came in another conflict: that one is out of date.
+    pub(super) fn settles(&self, other: &Self) -> bool {
+        let newer = self.came_created.zip(other.came_created).is_some_and(|(own, others)| own > others);
+        self.deed == TAKEN && newer && (&self.kind, &self.event_id) == (&other.kind, &other.event_id)
+    }
+}
+
+/// The deeds.
+const TAKEN: &str = "taken";
+const SKIPPED: &str = "skipped";
+
 /// A conflict as it is noted.
 pub(super) struct Noted<'a> {
     pub(super) tenant: &'a str,
@@ -58,7 +76,7 @@ const NOTE: &str = "
     SET deed = excluded.deed, count = semel_webhook_conflicts.count + $13, last_at = excluded.last_at";
 
 pub(super) async fn note(conn: &mut Conn<'_>, noted: &Noted<'_>, now: Timestamp) -> Result<()> {
-    let deed = if noted.taken { "taken" } else { "skipped" };
+    let deed = if noted.taken { TAKEN } else { SKIPPED };
     on!(conn, c => sqlx::query(NOTE)
         .bind(noted.tenant)
         .bind(noted.source)

@@ -79,9 +79,9 @@ impl Receiver {
     async fn take_in(&self, source: &Source, event: &Event) -> Result<Result<Lease<Database>, Status>> {
         let ledger = &self.0.ledger;
         match bodies::claim(ledger, source, event).await? {
-            Whose::Own => self.claim(source, event, true).await.map(|claim| turn(claim, source)),
+            Whose::Own => self.claim(source, event).await.map(|claim| turn(claim, source)),
             Whose::New(bytes) => {
-                let claim = self.claim(source, event, true).await;
+                let claim = self.claim(source, event).await;
                 match &claim {
                     Ok(Claim::Mismatch(_)) => bodies::end(bytes, false).await,
                     // Whatever else it says, the event is stored with these bytes, or will have them next.
@@ -93,9 +93,9 @@ impl Receiver {
             }
             Whose::Other(first) => {
                 let known = ledger.store().by_key(&source.scope(&event.function)?, &Key::new(&event.id)?).await?;
-                if known.is_some() {
-                    // Under an id that is known, it is a conflict or a repeat like any other.
-                    return self.claim(source, event, false).await.map(|claim| turn(claim, source));
+                if known.is_some_and(|known| bodies::has(&known, event)) {
+                    // Stored with these bytes all the same, and so a repeat like any other.
+                    return self.claim(source, event).await.map(|claim| turn(claim, source));
                 }
                 bodies::count(ledger, source, event).await?;
                 Ok(Err(of_other(first.as_deref(), source)))
@@ -104,13 +104,13 @@ impl Receiver {
     }
 
     /// Claims an event; newer data takes the place of older if it may.
-    async fn claim(&self, source: &Source, event: &Event, supersedes: bool) -> Result<Claim<Lease<Database>>> {
+    async fn claim(&self, source: &Source, event: &Event) -> Result<Claim<Lease<Database>>> {
         let now = (self.0.clock)();
         let work = source.work(event, now)?;
         let claim = self.0.ledger.claim(work.clone()).await?;
         let Claim::Mismatch(stored) = &claim else { return Ok(claim) };
         // Other data under the same id. That is told before anything else is done about it.
-        let newer = matches!((event.created, stored.order), (Some(came), Some(there)) if came > there) && supersedes;
+        let newer = matches!((event.created, stored.order), (Some(came), Some(there)) if came > there);
         self.note_conflict(source, event, stored, newer, true).await?;
         if !newer {
             return Ok(claim);

@@ -42,8 +42,10 @@ pub(super) struct Vitals {
     /// How long ago the data came, or a person last spoke, of the event that has waited for longest, among those that
     /// are to run again.
     pub(super) waits: Option<Duration>,
-    /// Other data under known ids, in the last 24 hours.
+    /// Other data under known ids, in the last 24 hours, of which nobody can tell whether it is the right one.
     pub(super) conflicts: usize,
+    /// Whether more conflicts came in that time than were looked at.
+    pub(super) more_conflicts: bool,
     /// Whether more is waiting than was looked at.
     pub(super) flooded: bool,
 }
@@ -131,11 +133,14 @@ fn flooded(vitals: &Vitals) -> Option<(Status, String)> {
     vitals.flooded.then(|| "more events are waiting than are looked at here".to_owned()).and_then(degraded)
 }
 
+/// What was newer has taken the place of the older, in whatever order they came: nothing is wrong about that. Of two
+/// that are of the same age, one was not processed, and it may be the right one.
 fn conflicts(vitals: &Vitals) -> Option<(Status, String)> {
     let came = match vitals.conflicts {
+        0 if vitals.more_conflicts => "other data came under the ids of known events more often than is looked at here",
         0 => return None,
-        1 => "other data came under the id of a known event".to_owned(),
-        n => format!("other data came under the ids of known events, {n} times"),
+        1 => "other data, no newer and no older, came under the id of a known event",
+        n => &format!("other data, no newer and no older, came under the ids of known events {n} times"),
     };
     degraded(format!("{came} in the last 24 hours"))
 }
@@ -213,6 +218,7 @@ mod tests {
             (Vitals { waits: Some(16 * minute), ..Vitals::default() }, "for 16 minutes"),
             (Vitals { conflicts: 1, ..Vitals::default() }, "of a known event in the last"),
             (Vitals { conflicts: 3, ..Vitals::default() }, "3 times"),
+            (Vitals { more_conflicts: true, ..Vitals::default() }, "more often than is looked at here"),
             (Vitals { refused: 11, let_in: 10, ..Vitals::default() }, "11 deliveries were refused and 10 let in"),
             (Vitals { flooded: true, ..Vitals::default() }, "more events are waiting"),
         ];

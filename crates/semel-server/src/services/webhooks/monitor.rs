@@ -39,6 +39,9 @@ const MOST_DAYS: i64 = 366;
 /// How many events, and how many conflicts, a list has.
 const MOST_LISTED: usize = 50;
 
+/// How many conflicts are looked at.
+const MOST_CONFLICTS: usize = 500;
+
 /// What a conflict's age must be below to be news.
 const NEWS: Duration = Duration::from_secs(24 * 3600);
 
@@ -153,7 +156,7 @@ impl Looked {
         let long = waiting(&open, source).filter(|event| now.since(event.created_at) > WAITING);
         let anew = store.begun_anew(&long.map(|event| event.id).collect::<Vec<_>>()).await?;
         let mut reader = store.reader().await?;
-        let (tenant, most) = (&source.config.tenant, i64::try_from(MOST_LISTED).unwrap_or(i64::MAX));
+        let (tenant, most) = (&source.config.tenant, i64::try_from(MOST_CONFLICTS).unwrap_or(i64::MAX));
         let meant = (asked.event_type.as_deref(), asked.webhook_function.as_deref());
         let conflicts = conflicts::list(&mut reader.conn(), tenant, &source.name, since, meant, most).await?;
         reader.leave();
@@ -197,7 +200,7 @@ impl Looked {
             conflicts: Conflicts {
                 // The counter lags by a second, which a process that is killed takes with it; what is listed was there.
                 count: answered(days.iter().copied(), "mismatch").max(self.conflicts.len().try_into().unwrap_or(0)),
-                items: self.conflicts.iter().cloned().map(Other::of).collect(),
+                items: self.conflicts.iter().take(MOST_LISTED).cloned().map(Other::of).collect(),
             },
             duplicates_suppressed: self.duplicates(),
             refused: asked.is_all().then(|| Refused::of(&self.days.lines)),
@@ -231,6 +234,7 @@ impl Looked {
             Some(self.now.since(lease.deadline) + lease.terms.lease)
         });
         let news = self.conflicts.iter().filter(|it| self.now.since(Timestamp::from_micros(it.last_at)) < NEWS);
+        let settled = |it: &Conflict| self.conflicts.iter().any(|newer| newer.settles(it));
         Vitals {
             completed: ran(State::Completed),
             failed: ran(State::Failed),
@@ -241,7 +245,8 @@ impl Looked {
             parked: set_aside.count(),
             silent: silent.max(),
             waits: waiting(&self.open, source).map(|event| self.now.since(self.waits_since(event))).max(),
-            conflicts: news.count(),
+            conflicts: news.clone().filter(|it| it.is_undecided() && !settled(it)).count(),
+            more_conflicts: news.count() == MOST_CONFLICTS,
             flooded: self.open.is_flooded(),
         }
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use semel::{Error, Result, lane::Limits};
 use shuttle::future::{block_on, spawn, yield_now};
-use slow_store::{Call, LIMITS, SlowStore, always, answer, call_all, spawn_all, wait_for};
+use slow_store::{Call, LIMITS, SlowStore, TWO_FLIGHTS, always, answer, call_all, spawn_all, wait_for};
 use tokio::sync::Semaphore;
 
 /// Tries many orders: at random, and with few but well-placed switches. More with `make torture`.
@@ -21,11 +21,20 @@ fn in_many_orders(law: impl AsyncFn() + Send + Sync + 'static) {
     shuttle::check_pct(move || block_on(again()), rounds, 3);
 }
 
+/// The same with one batch in flight, and with two.
+fn with_one_flight_and_two(law: impl AsyncFn(Limits) + Send + Sync + 'static) {
+    in_many_orders(async move || {
+        for limits in [LIMITS, TWO_FLIGHTS] {
+            law(limits).await;
+        }
+    });
+}
+
 #[test]
 fn every_call_gets_its_own_answer_once_its_own_batch_is_durable() {
-    in_many_orders(async || {
+    with_one_flight_and_two(async |limits| {
         let store = SlowStore::new(always);
-        let (lane, _task) = store.open(LIMITS);
+        let (lane, _task) = store.open(limits);
         for (who, got) in call_all(&lane, &store, &[(1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 1)]).await {
             assert_eq!(got.expect("nothing was refused"), answer(who));
         }
@@ -56,10 +65,44 @@ fn calls_that_queue_up_while_a_batch_is_in_flight_go_together() {
 }
 
 #[test]
-fn a_batch_stays_within_its_calls_and_bytes_and_what_is_too_large_goes_alone() {
+fn a_batch_leaves_beside_another_once_it_is_worth_it() {
     in_many_orders(async || {
+        let (began, may_end) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+        let store = SlowStore::with_gates(began.clone(), may_end.clone());
+        let (lane, _task) = store.open(TWO_FLIGHTS);
+        let first = spawn_all(&lane, &store, &[(1, 1)]);
+        began.acquire().await.expect("never closed").forget();
+        let mut answers = vec![lane.send((2, 1), 1).await.expect("the lane is open")];
+        for _ in 0..5 {
+            yield_now().await;
+        }
+        assert_eq!(store.seen().batches.len(), 1, "a single call waits");
+        answers.push(lane.send((3, 1), 1).await.expect("the lane is open"));
+        began.acquire().await.expect("never closed").forget();
+        assert_eq!(store.seen().in_flight, 2);
+        // A third has to wait, however large.
+        for who in 4..=6 {
+            answers.push(lane.send((who, 1), 1).await.expect("the lane is open"));
+        }
+        for _ in 0..5 {
+            yield_now().await;
+        }
+        may_end.add_permits(3);
+        for receiver in answers {
+            receiver.await.expect("answered").expect("made");
+        }
+        wait_for(first).await;
+        let batches: Vec<Vec<u32>> =
+            store.seen().batches.iter().map(|batch| batch.iter().map(|(who, _)| *who).collect()).collect();
+        assert_eq!(batches, [vec![1], vec![2, 3], vec![4, 5, 6]]);
+    });
+}
+
+#[test]
+fn a_batch_stays_within_its_calls_and_bytes_and_what_is_too_large_goes_alone() {
+    with_one_flight_and_two(async |limits| {
         let store = SlowStore::new(always);
-        let (lane, _task) = store.open(LIMITS);
+        let (lane, _task) = store.open(limits);
         let got = call_all(&lane, &store, &[(1, 6), (2, 4), (3, 1), (4, 99), (5, 5), (6, 10)]).await;
         assert!(got.iter().all(|(who, got)| matches!(got, Ok(said) if *said == answer(*who))));
     });
@@ -67,9 +110,9 @@ fn a_batch_stays_within_its_calls_and_bytes_and_what_is_too_large_goes_alone() {
 
 #[test]
 fn a_full_queue_lets_everybody_in_sooner_or_later() {
-    in_many_orders(async || {
+    with_one_flight_and_two(async |limits| {
         let store = SlowStore::new(always);
-        let (lane, _task) = store.open(Limits { queue: 1, ..LIMITS });
+        let (lane, _task) = store.open(Limits { queue: 1, ..limits });
         let got = call_all(&lane, &store, &[(1, 1), (2, 9), (3, 1), (4, 9), (5, 1)]).await;
         assert!(got.iter().all(|(_, got)| got.is_ok()));
     });
@@ -106,9 +149,9 @@ fn refuses_culprits(nth: usize, batch: &[Call]) -> Result<Vec<u32>> {
 
 #[test]
 fn a_refused_call_fails_alone() {
-    in_many_orders(async || {
+    with_one_flight_and_two(async |limits| {
         let store = SlowStore::new(refuses_culprits);
-        let (lane, _task) = store.open(LIMITS);
+        let (lane, _task) = store.open(limits);
         for (who, got) in call_all(&lane, &store, &[(1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 1)]).await {
             match (who, got) {
                 (_, Ok(said)) => assert_eq!(said, answer(who)),
@@ -132,9 +175,9 @@ fn away_once(nth: usize, batch: &[Call]) -> Result<Vec<u32>> {
 
 #[test]
 fn an_error_about_a_whole_batch_reaches_all_of_that_batch_and_nobody_else() {
-    in_many_orders(async || {
+    with_one_flight_and_two(async |limits| {
         let store = SlowStore::new(away_once);
-        let (lane, _task) = store.open(LIMITS);
+        let (lane, _task) = store.open(limits);
         let got = call_all(&lane, &store, &[(1, 1), (2, 1), (3, 1), (4, 1), (5, 1)]).await;
         for (who, got) in got {
             let unlucky = store.seen().batch_of[&who] == 1;
@@ -151,9 +194,9 @@ fn forgets_one(nth: usize, batch: &[Call]) -> Result<Vec<u32>> {
 
 #[test]
 fn a_batch_that_is_answered_in_part_is_an_error_and_nobody_gets_anothers_answer() {
-    in_many_orders(async || {
+    with_one_flight_and_two(async |limits| {
         let store = SlowStore::new(forgets_one);
-        let (lane, _task) = store.open(LIMITS);
+        let (lane, _task) = store.open(limits);
         for (who, got) in call_all(&lane, &store, &[(1, 1), (2, 1), (3, 1), (4, 1)]).await {
             match got {
                 Ok(said) => assert_eq!(said, answer(who)),
@@ -168,9 +211,9 @@ fn a_batch_that_is_answered_in_part_is_an_error_and_nobody_gets_anothers_answer(
 
 #[test]
 fn a_caller_that_stops_waiting_disturbs_nobody_and_its_call_is_made() {
-    in_many_orders(async || {
+    with_one_flight_and_two(async |limits| {
         let store = SlowStore::new(refuses_culprits);
-        let (lane, _task) = store.open(LIMITS);
+        let (lane, _task) = store.open(limits);
         let gone = lane.clone();
         let leaver = spawn(async move {
             for who in [10, 11] {
@@ -190,9 +233,9 @@ fn a_caller_that_stops_waiting_disturbs_nobody_and_its_call_is_made() {
 
 #[test]
 fn a_caller_that_is_cancelled_at_any_moment_disturbs_nobody() {
-    in_many_orders(async || {
+    with_one_flight_and_two(async |limits| {
         let store = SlowStore::new(always);
-        let (lane, _task) = store.open(Limits { queue: 1, ..LIMITS });
+        let (lane, _task) = store.open(Limits { queue: 1, ..limits });
         let (cancelled, watch) = (lane.clone(), store.clone());
         let caller = spawn(async move { cancelled.call((10, 4), 4).await });
         let others = spawn_all(&lane, &store, &[(1, 4), (2, 4), (3, 4)]);
@@ -206,9 +249,9 @@ fn a_caller_that_is_cancelled_at_any_moment_disturbs_nobody() {
 
 #[test]
 fn the_lane_ends_when_its_handles_are_gone_and_answers_what_was_queued_first() {
-    in_many_orders(async || {
+    with_one_flight_and_two(async |limits| {
         let store = SlowStore::new(refuses_culprits);
-        let (lane, task) = store.open(LIMITS);
+        let (lane, task) = store.open(limits);
         let senders = [1, 3].map(|first| {
             let lane = lane.clone();
             spawn(async move {
@@ -232,9 +275,9 @@ fn the_lane_ends_when_its_handles_are_gone_and_answers_what_was_queued_first() {
 
 #[test]
 fn callers_of_a_lane_that_was_torn_down_are_told_so() {
-    in_many_orders(async || {
+    with_one_flight_and_two(async |limits| {
         let store = SlowStore::new(always);
-        let (lane, task) = store.open(Limits { queue: 1, ..LIMITS });
+        let (lane, task) = store.open(Limits { queue: 1, ..limits });
         let callers = spawn_all(&lane, &store, &[(1, 1), (2, 1), (3, 1)]);
         yield_now().await;
         task.abort();

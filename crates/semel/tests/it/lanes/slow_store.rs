@@ -12,7 +12,10 @@ use semel::{
 use shuttle::future::{JoinHandle, spawn, yield_now};
 use tokio::sync::Semaphore;
 
-pub(super) const LIMITS: Limits = Limits { calls: 3, bytes: 10, queue: 4, regroup: false };
+pub(super) const LIMITS: Limits = Limits { calls: 3, bytes: 10, queue: 4, regroup: false, alongside: usize::MAX };
+
+/// As these, but two calls are worth a second flight.
+pub(super) const TWO_FLIGHTS: Limits = Limits { alongside: 2, ..LIMITS };
 
 /// A call: who makes it, and how many bytes it counts for.
 pub(super) type Call = (u32, usize);
@@ -23,7 +26,7 @@ pub(super) type Judge = fn(nth: usize, batch: &[Call]) -> Result<Vec<u32>>;
 /// What a store has seen.
 #[derive(Default)]
 pub(super) struct Seen {
-    pub(super) in_flight: bool,
+    pub(super) in_flight: usize,
     /// The batches, those that were refused included.
     pub(super) batches: Vec<Vec<Call>>,
     /// How often each call has become durable.
@@ -39,13 +42,15 @@ pub(super) struct Seen {
 pub(super) struct SlowStore {
     seen: Arc<Mutex<Seen>>,
     judge: Judge,
+    /// How many batches may be in flight.
+    flights: usize,
     /// Says that a batch has begun, and holds it until it may end.
     gates: Option<(Arc<Semaphore>, Arc<Semaphore>)>,
 }
 
 impl SlowStore {
     pub(super) fn new(judge: Judge) -> Self {
-        Self { seen: Arc::default(), judge, gates: None }
+        Self { seen: Arc::default(), judge, flights: 1, gates: None }
     }
 
     pub(super) fn with_gates(began: Arc<Semaphore>, may_end: Arc<Semaphore>) -> Self {
@@ -67,7 +72,7 @@ impl SlowStore {
         }
         let answers = (self.judge)(nth, &batch);
         let mut seen = self.seen();
-        seen.in_flight = false;
+        seen.in_flight -= 1;
         if answers.is_ok() {
             for (who, _) in batch {
                 *seen.durable.entry(who).or_default() += 1;
@@ -79,8 +84,8 @@ impl SlowStore {
 
     fn begin(&self, batch: &[Call]) -> usize {
         let mut seen = self.seen();
-        assert!(!seen.in_flight, "one batch at a time");
-        seen.in_flight = true;
+        seen.in_flight += 1;
+        assert!(seen.in_flight <= self.flights, "{} batches at a time", seen.in_flight);
         let bytes: usize = batch.iter().map(|(_, bytes)| bytes).sum();
         assert!((1..=LIMITS.calls).contains(&batch.len()), "too many calls: {batch:?}");
         assert!(bytes <= LIMITS.bytes || batch.len() == 1, "too many bytes: {batch:?}");
@@ -93,7 +98,7 @@ impl SlowStore {
     }
 
     pub(super) fn open(&self, limits: Limits) -> (Lane<Call, u32>, JoinHandle<()>) {
-        let store = self.clone();
+        let store = Self { flights: if limits.alongside == usize::MAX { 1 } else { 2 }, ..self.clone() };
         let (lane, task) = lane(limits, move |batch| store.clone().flush(batch));
         (lane, spawn(task))
     }

@@ -1,0 +1,223 @@
+//! Commits that fail: trouble of the database's own is nobody's fault, what it refuses is the handler's.
+
+use std::time::Duration;
+
+use semel::{Claim, Context, Error, Options, Outcome, Policy, Ran, State, Store as _, Unfinished, Work};
+use semel_store::{Conn, Database, Tx};
+
+use super::tools::*;
+use crate::{Kind, Lab, work};
+
+/// What a commit ends with: a word of PostgreSQL's, or on SQLite `full` or the constraint that is broken.
+const TROUBLE: [(Kind, &[&str]); 2] = [
+    (Kind::Postgres, &["40001", "40P01", "53100", "53200", "57014", "57P01", "08006", "25006"]),
+    (Kind::Sqlite, &["full"]),
+];
+const REFUSALS: [(Kind, &[&str]); 2] =
+    [(Kind::Postgres, &["23503", "23505", "22000", "P0001", "25P03"]), (Kind::Sqlite, &["constraint"])];
+
+fn of(lab: &Lab, all: [(Kind, &'static [&'static str]); 2]) -> &'static [&'static str] {
+    all.into_iter().find(|(kind, _)| *kind == lab.kind()).unwrap().1
+}
+
+/// Outcomes that go along with the commit, and that are completed before it. Neither fits what SQLite has room for.
+fn sizes() -> [Outcome; 2] {
+    [10_000, 100_000].map(|size| Outcome::kept("x".repeat(size)))
+}
+
+/// A database in which the commit of a transaction ends as it says.
+async fn doomed_lab(lab: &Lab) {
+    make_effects(lab).await;
+    match lab.kind() {
+        Kind::Postgres => {
+            let raise = "CREATE FUNCTION doom() RETURNS trigger LANGUAGE plpgsql AS \
+                $$ BEGIN RAISE EXCEPTION 'on purpose' USING ERRCODE = NEW.how; END $$";
+            let at_commit = "CREATE CONSTRAINT TRIGGER doomed AFTER INSERT ON doomed DEFERRABLE INITIALLY DEFERRED \
+                FOR EACH ROW EXECUTE FUNCTION doom()";
+            for sql in ["CREATE TABLE doomed (how TEXT)", raise, at_commit] {
+                lab.execute(sql).await.unwrap();
+            }
+        }
+        Kind::Sqlite => {
+            lab.execute("CREATE TABLE parents (id INTEGER PRIMARY KEY)").await.unwrap();
+            let child = "CREATE TABLE doomed (id INTEGER REFERENCES parents (id) DEFERRABLE INITIALLY DEFERRED)";
+            lab.execute(child).await.unwrap();
+        }
+    }
+}
+
+/// Has the commit of this transaction end so.
+async fn doom(tx: &Tx, how: &str) {
+    let mut held = tx.connection().await.unwrap();
+    let done = match held.get().unwrap() {
+        Conn::Postgres(c) => sqlx::query("INSERT INTO doomed VALUES ($1)").bind(how).execute(c).await.map(drop),
+        // As many pages as there are: whatever needs another one finds the disk full.
+        Conn::Sqlite(c) if how == "full" => sqlx::raw_sql("PRAGMA max_page_count = 1").execute(c).await.map(drop),
+        Conn::Sqlite(c) => sqlx::raw_sql("INSERT INTO doomed VALUES (1)").execute(c).await.map(drop),
+    };
+    done.unwrap();
+}
+
+/// Makes room again where there was none.
+async fn make_room(ledger: &Node) {
+    let tx = soon(ledger.store().begin(secs(5))).await.unwrap();
+    if let Conn::Sqlite(c) = tx.connection().await.unwrap().get().unwrap() {
+        sqlx::raw_sql("PRAGMA max_page_count = 1000000").execute(c).await.unwrap();
+    }
+    ledger.store().roll_back(&tx).await;
+}
+
+/// Runs it in a transaction whose commit ends so.
+async fn run_doomed(ledger: &Node, work: Work, how: &'static str, outcome: Outcome) -> Ran {
+    let handler = move |_: Context<Database>, tx: Tx| {
+        let outcome = outcome.clone();
+        async move {
+            effect(&tx, how).await?;
+            doom(&tx, how).await;
+            Ok(outcome)
+        }
+    };
+    let claim = soon(ledger.run_atomic(work, handler)).await.unwrap();
+    make_room(ledger).await;
+    match claim {
+        Claim::Acquired(ran) => ran,
+        other => panic!("{how}: should have run, and is {}", other.word()),
+    }
+}
+
+/// An operation that may be tried once is tried again all the same, and then it is done. Where nothing was stored with
+/// it, its key is free at once.
+pub async fn what_the_database_could_not_commit_costs_no_attempt(lab: Lab) {
+    doomed_lab(&lab).await;
+    let ledger = lab.ledger().await;
+    let once = Policy { max_attempts: Some(1), ..Policy::default() };
+    for how in of(&lab, TROUBLE) {
+        for outcome in sizes() {
+            let name = format!("{how} {}", outcome.body.len());
+            let stored = || work(&name, once.clone()).payload("kept");
+            assert_eq!(run_doomed(&ledger, stored(), how, outcome.clone()).await, Ran::Released, "{name}");
+            let op = row(&ledger, &name).await;
+            assert_eq!((op.state, op.failures, op.crashes, op.error), (State::Pending, 0, 0, None), "{name}");
+            assert_eq!(ask(&ledger, stored()).await, "not_yet", "{name}: without a pause");
+            lab.pass(secs(1));
+            let again = |_: Context<Database>, _: Tx| async { Ok::<_, Unfinished>(done("made")) };
+            let again = soon(ledger.run_atomic(stored(), again)).await.unwrap();
+            assert!(matches!(again, Claim::Acquired(Ran::Completed(_))), "{name}: {again:?}");
+
+            let bare = format!("bare {name}");
+            assert_eq!(run_doomed(&ledger, work(&bare, once.clone()), how, outcome).await, Ran::Released, "{bare}");
+            assert_eq!(find(&ledger, &bare).await, None, "{bare}");
+        }
+    }
+    assert_eq!(effects(&lab).await, [""; 0]);
+}
+
+/// A row that breaks a rule of the handler's own tables would break it for ever: that costs attempts. So does holding a
+/// transaction open for longer than the server lets one.
+pub async fn what_the_database_will_not_commit_is_a_failure(lab: Lab) {
+    doomed_lab(&lab).await;
+    let ledger = lab.ledger().await;
+    let once = Policy { max_attempts: Some(1), ..Policy::default() };
+    for how in of(&lab, REFUSALS) {
+        for outcome in sizes() {
+            let name = format!("{how} {}", outcome.body.len());
+            let said = run_doomed(&ledger, work(&name, once.clone()).payload("kept"), how, outcome).await;
+            assert!(matches!(said, Ran::Failed(_)), "{name}: {said:?}");
+            let op = row(&ledger, &name).await;
+            assert_eq!((op.state, op.failures), (State::Failed, 1), "{name}");
+            assert_eq!(ask(&ledger, work(&name, once.clone())).await, "exhausted", "{name}");
+        }
+    }
+    assert_eq!(effects(&lab).await, [""; 0]);
+}
+
+/// A second, then half its age, up to the longest backoff: whatever takes up what is due never spins, and the journal
+/// does not fill.
+pub async fn trouble_without_end_is_met_ever_more_seldom(lab: Lab) {
+    doomed_lab(&lab).await;
+    let ledger = lab.ledger().await;
+    let how = of(&lab, TROUBLE)[0];
+    let [outcome, _] = sizes();
+    for (age, wait) in [(0, 1), (1, 1), (20, 10), (220, 110), (2000, 300)] {
+        lab.clock.set(Lab::START + secs(age));
+        let work = work("k", Policy::default()).payload("kept");
+        assert_eq!(run_doomed(&ledger, work, how, outcome.clone()).await, Ran::Released, "after {age} s");
+        let not_before = row(&ledger, "k").await.not_before;
+        assert_eq!(not_before, Some(Lab::START + secs(age + wait)), "after {age} s");
+    }
+}
+
+/// Whoever ended the transaction behind the ledger's back, or was in it for too long, would do so again.
+pub async fn a_transaction_that_is_over_is_a_failure(lab: Lab) {
+    make_effects(&lab).await;
+    let ledger = lab.ledger().await;
+    for outcome in sizes() {
+        let name = format!("over {}", outcome.body.len());
+        let store = ledger.store().clone();
+        let handler = move |_: Context<Database>, tx: Tx| {
+            let (store, outcome) = (store.clone(), outcome.clone());
+            async move {
+                store.roll_back(&tx).await;
+                Ok(outcome)
+            }
+        };
+        let said = soon(ledger.run_atomic(work(&name, Policy::default()), handler)).await.unwrap();
+        assert!(matches!(said, Claim::Acquired(Ran::Failed(_))), "{name}: {said:?}");
+    }
+}
+
+/// Whoever blocks his runtime cannot be interrupted, and PostgreSQL ends the transaction: that looks like a lost
+/// connection, and is not the database's trouble.
+pub async fn a_handler_that_blocks_in_its_transaction_for_too_long_has_failed(lab: Lab) {
+    let lab = lab.with_real_clock();
+    make_effects(&lab).await;
+    for outcome in sizes() {
+        let (url, settings) = (lab.url.clone(), lab.settings());
+        let name = format!("k {}", outcome.body.len());
+        let text = name.clone();
+        let alone = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let ledger =
+                    semel::Ledger::new(Database::open(&url, settings).await.unwrap(), Options::default()).unwrap();
+                let policy = Policy { lease: Duration::from_millis(500), ..Policy::default() };
+                let handler = move |context: Context<Database>, tx: Tx| {
+                    let outcome = outcome.clone();
+                    async move {
+                        effect(&tx, context.operation().key.as_str()).await?;
+                        std::thread::sleep(secs(1));
+                        Ok(outcome)
+                    }
+                };
+                let claim = ledger.run_atomic(work(&text, policy).payload("kept"), handler).await.unwrap();
+                (claim, row(&ledger, &text).await)
+            })
+        });
+        let (claim, op) = alone.join().unwrap();
+        match claim {
+            Claim::Acquired(Ran::Failed(_)) => assert_eq!((op.state, op.failures), (State::Failed, 1)),
+            // Nobody ends it on SQLite, where nobody else can write: it may be in time for all the others.
+            Claim::Acquired(Ran::Completed(_) | Ran::LeaseLost) if lab.kind() == Kind::Sqlite => {}
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(effects(&lab).await.contains(&name), op.state == State::Completed, "{name}");
+    }
+}
+
+/// A caller without a key may simply try again, or not.
+pub async fn a_transaction_without_a_key_says_whose_trouble_it_was(lab: Lab) {
+    doomed_lab(&lab).await;
+    let ledger = lab.ledger().await;
+    let refused = of(&lab, REFUSALS).iter().map(|how| (*how, false));
+    // Without a completion, SQLite has nothing to write that the handler has not written before.
+    let trouble = of(&lab, TROUBLE).iter().filter(|how| **how != "full").map(|how| (*how, true));
+    for (how, transient) in refused.chain(trouble) {
+        let told = ledger.transact(move |tx: Tx| async move {
+            doom(&tx, how).await;
+            Ok::<(), ()>(())
+        });
+        let error = soon(told).await.unwrap_err();
+        assert_eq!(error.is_transient(), transient, "{how}: {error}");
+        assert_eq!(matches!(error, Error::Refused(_)), !transient, "{how}: {error}");
+    }
+}
