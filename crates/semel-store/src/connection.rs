@@ -60,8 +60,8 @@ pub fn broken(error: sqlx::Error) -> Error {
 pub(crate) fn is_passing(error: &dyn sqlx::error::DatabaseError) -> bool {
     let code = error.code().unwrap_or_default();
     // PostgreSQL: connection trouble, a full server, serialization and deadlocks, a server that
-    // stops or is read-only after a failover, a cancelled statement, a disk that is full.
-    let postgres = ["08", "53", "40", "57"].iter().any(|class| code.len() == 5 && code.starts_with(class))
+    // stops or is read-only after a failover, a cancelled statement, a disk that is full or broken.
+    let postgres = ["08", "53", "40", "57", "58"].iter().any(|class| code.len() == 5 && code.starts_with(class))
         || code == "25006"
         || code == "25P03"
         || code == "55P03";

@@ -36,8 +36,8 @@ const LITERAL: usize = 16 << 10;
 /// How a database is opened.
 #[derive(Clone)]
 pub struct Settings {
-    /// PostgreSQL: connections for the ledger's own writes. Two lanes need three; more only where
-    /// group commit is off.
+    /// PostgreSQL: connections for the ledger's own writes. Two lanes and the
+    /// renewals need four; more only where group commit is off.
     pub lane_connections: usize,
     /// PostgreSQL: connections for callers' transactions and for looking.
     pub caller_connections: usize,

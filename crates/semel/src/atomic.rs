@@ -25,6 +25,9 @@ use crate::{
 /// away is not asked without a pause.
 const A_MOMENT: Duration = Duration::from_secs(1);
 
+/// And how long at most.
+const A_MINUTE: Duration = Duration::from_secs(60);
+
 /// How the transaction part of a run ended.
 enum Effect {
     /// It is durable.
@@ -290,20 +293,25 @@ impl<S: Store> Lease<S> {
     }
 
     /// The store could not commit, for trouble of its own, and nothing has happened: it is put back, at no cost of an
-    /// attempt. What is stored waits for half its age, so that trouble without end is met ever more seldom, up to the
-    /// longest backoff; a key without data is free at once, for nobody but its caller brings it again. A run that was
-    /// late made its trouble itself: the server ends transactions that are held open for too long.
+    /// attempt. A first run of which nothing is stored leaves its key free at once; without data nobody but its caller
+    /// brings it again, and soon. What is stored waits for half its age, so that trouble without end is met ever more
+    /// seldom, but never longer than a minute: it may be old, and the trouble new. A run that was late made its trouble
+    /// itself: the server ends transactions that are held open for too long.
     fn in_trouble(&self, late: bool, why: &str) -> Write {
         if late {
             return rolled_back(why);
         }
         let op = self.operation();
         tracing::warn!(operation = op.id, key = op.short_hash(), error = why, "a run could not be committed");
-        if is_bare(op) {
-            return Write::Release { delay: Duration::ZERO };
-        }
-        let longest = op.lease.as_ref().map_or(A_MOMENT, |lease| lease.terms.backoff.cap.max(A_MOMENT));
-        Write::Release { delay: (op.claimed_at.since(op.created_at) / 2).clamp(A_MOMENT, longest) }
+        let delay = match &op.lease {
+            _ if is_bare(op) => Duration::ZERO,
+            Some(lease) if op.payload.is_some() => {
+                let longest = lease.terms.backoff.cap.min(A_MINUTE).max(A_MOMENT);
+                (op.claimed_at.since(op.created_at) / 2).clamp(A_MOMENT, longest)
+            }
+            _ => A_MOMENT,
+        };
+        Write::Release { delay }
     }
 
     /// The note of the refusal was rolled back with the effect, but it is part of the story: a

@@ -88,6 +88,8 @@ where
     F: Fn(Vec<I>) -> Fut,
     Fut: Future<Output = Result<Vec<O>>>,
 {
+    // A batch of nothing would never end.
+    let limits = Limits { calls: limits.calls.max(1), alongside: limits.alongside.max(1), ..limits };
     let (sender, receiver) = mpsc::channel(limits.queue);
     (Lane { queue: sender }, serve(limits, receiver, flush))
 }

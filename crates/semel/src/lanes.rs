@@ -16,8 +16,8 @@ pub(crate) enum Call {
     Write(LeaseWrite),
 }
 
-/// With so many claims waiting, a second batch of them leaves beside the one in flight. A claim costs the store three times
-/// what a completion does: with 512 callers their lane is what everybody waits for, and a CPU was idle meanwhile.
+/// With so many claims waiting, a second batch of them leaves beside the one in flight. A claim costs the store three
+/// times what a completion does: with 512 callers their lane is what everybody waits for, and a CPU was idle meanwhile.
 const ALONGSIDE: usize = 96;
 
 pub(crate) struct Lanes {

@@ -54,6 +54,8 @@ type Counted = (Scope, [Option<String>; 2], &'static str);
 pub(crate) struct Gatherer {
     gathered: [Mutex<Gathered>; PARTS],
     full: Notify,
+    /// Held while they are written.
+    writing: tokio::sync::Mutex<()>,
 }
 
 impl Seen {
@@ -119,8 +121,10 @@ impl Gatherer {
     }
 
     /// Writes what has gathered. What cannot be written now is kept for the next time, as long as
-    /// there is room for it.
+    /// there is room for it. Ends after a flush that was on its way already: whoever stops when this
+    /// has ended loses nothing that another had taken out of here.
     pub(crate) async fn flush<S: Store>(&self, store: &S) {
+        let _writing = self.writing.lock().await;
         let parts: Vec<Gathered> = (0..PARTS).map(|part| std::mem::take(&mut *self.lock(part))).collect();
         let seen = parts.iter().flat_map(|part| &part.repeats).map(|((id, repeat), seen)| SeenAgain {
             id: *id,

@@ -75,6 +75,28 @@ fn a_statement_that_took_too_long_costs_no_attempt() {
     assert_eq!(outbox(&place).len(), 1);
 }
 
+/// Once: a deadlock that is found at the commit.
+const DEADLOCK: &str = "CREATE SEQUENCE commits; CREATE FUNCTION deadlock() RETURNS trigger LANGUAGE plpgsql AS \
+    $$ BEGIN IF nextval('commits') = 1 THEN RAISE EXCEPTION 'on purpose' USING ERRCODE = '40P01'; END IF; \
+       RETURN NULL; END $$; \
+    CREATE CONSTRAINT TRIGGER deadlock AFTER INSERT ON semel_outbox DEFERRABLE INITIALLY DEFERRED \
+    FOR EACH ROW EXECUTE FUNCTION deadlock()";
+
+#[test]
+fn a_commit_in_trouble_costs_no_attempt() {
+    let place = Place::postgres();
+    let server = start_as(&place, "api,worker", &[("SEMEL_WEBHOOKS_STRIPE_MAX_ATTEMPTS", "1")]);
+    let options: PgConnectOptions = place.url.parse().unwrap();
+    Holder::of(async move { options.connect().await }, async |connection| {
+        sqlx::raw_sql(DEADLOCK).execute(connection).await.map(drop).unwrap();
+    })
+    .let_go();
+    is_told_to_come_again(&deliver(&server, &event("evt_1", 1_700_000_000, "a")));
+    becomes(&place, "evt_1", State::Completed);
+    assert_eq!(stored(&place, "stripe", "evt_1").unwrap().failures, 0);
+    assert_eq!(outbox(&place).len(), 1);
+}
+
 /// The file's only writer is another's, from after the event was stored on until its run has given up.
 #[test]
 fn a_file_that_another_process_holds_costs_no_attempt() {

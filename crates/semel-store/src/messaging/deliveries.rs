@@ -71,7 +71,10 @@ impl Leaving {
 
 impl Drop for Embedded {
     fn drop(&mut self) {
-        self.leaving.0.send_modify(|n| *n += 1);
+        // A task that panicked puts nothing back.
+        if !self.task.is_finished() {
+            self.leaving.0.send_modify(|n| *n += 1);
+        }
     }
 }
 

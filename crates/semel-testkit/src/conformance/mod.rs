@@ -198,6 +198,7 @@ macro_rules! conformance_suite {
                     only_a_late_renewal_is_told,
                     repeats_are_counted_exactly_with_both_ends,
                     repeats_of_two_nodes_add_up,
+                    a_flush_ends_after_the_one_before_it,
                     a_waiting_claim_is_one_repeat,
                     of_a_long_story_the_end_is_told,
                     when_an_operation_began_anew_is_told;

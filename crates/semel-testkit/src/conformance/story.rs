@@ -152,6 +152,29 @@ pub async fn repeats_of_two_nodes_add_up(lab: Lab) {
     drop(lease);
 }
 
+/// Whoever stops after a flush has everything written, also what another flush had begun to write.
+pub async fn a_flush_ends_after_the_one_before_it(lab: Lab) {
+    let ledger = lab.ledger().await;
+    assert_eq!(acquire(&ledger, work("k", Policy::default())).await.complete(done("")).await.unwrap(), SETTLED);
+    assert_eq!(ask(&ledger, work("k", Policy::default())).await, "replay");
+    // On SQLite whoever has a transaction is the only writer.
+    let tx = soon(ledger.store().begin(secs(5))).await.unwrap();
+    if let semel_store::Conn::Postgres(c) = tx.connection().await.unwrap().get().unwrap() {
+        sqlx::raw_sql("LOCK TABLE semel_repeats, semel_deltas").execute(c).await.unwrap();
+    }
+    let before = tokio::spawn({
+        let ledger = ledger.clone();
+        async move { ledger.flush().await }
+    });
+    let moment = std::time::Duration::from_millis(200);
+    tokio::time::sleep(moment).await;
+    let early = tokio::time::timeout(moment, ledger.flush()).await.is_ok();
+    assert!(!early && !before.is_finished(), "nothing of it can be written yet");
+    ledger.store().roll_back(&tx).await;
+    soon(ledger.flush()).await;
+    assert_eq!(repeats(&ledger, "k").await[0].1.count, 1);
+}
+
 /// A claim that waits is one repeat, however often it looks; and one that gets the lease is none.
 pub async fn a_waiting_claim_is_one_repeat(lab: Lab) {
     let ledger = lab.ledger().await;

@@ -158,7 +158,8 @@ impl<S: Store> Ledger<S> {
             glimpsed = self.inner.store.glimpse(request) => glimpsed,
         };
         match glimpsed {
-            // One that says acquired has seen this very claim, which the lane has made meanwhile: the lease is in its answer.
+            // One that says acquired has seen this very claim, which the lane has made meanwhile: the lease is in its
+            // answer.
             Ok(Some(applied)) if applied.answer != Answer::Acquired => Ok(applied),
             _ => answer.await,
         }

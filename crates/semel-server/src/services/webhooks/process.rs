@@ -129,6 +129,10 @@ impl Job {
             }
         }?;
         crash_point!("webhooks.after_effect");
+        if self.mode == Mode::Atomic {
+            // Heard of only if the run is put back all the same, and then this is why.
+            let _ = self.trouble.set(semel::Error::Unavailable("the event could not be committed".into()));
+        }
         done.outcome()
     }
 
