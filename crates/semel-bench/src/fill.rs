@@ -48,12 +48,6 @@ pub(crate) async fn checkpoint(site: &Site) -> Result<()> {
     }
 }
 
-/// Has PostgreSQL give back what nobody needs any more, as it does by itself every now and then.
-pub(crate) async fn vacuum(site: &Site) -> Result<()> {
-    let mut connection = PgConnection::connect(&site.url).await?;
-    run_postgres(&mut connection, "VACUUM semel_operations, semel_leases, semel_deltas").await
-}
-
 async fn fill_postgres(url: &str, rows: i64) -> Result<()> {
     let mut connection = PgConnection::connect(url).await?;
     let indexes: Vec<(String, String)> = sqlx::query_as(

@@ -91,8 +91,7 @@ pub(crate) async fn measure(plan: &Plan, backend: Backend, report: &mut Report) 
             })
             .await?;
             report.add(Subject { section: "http", backend, how, tasks: CONNECTIONS }, figure);
-            ledger.flush().await;
-            ledger.sweep().await?;
+            site.tidy(&ledger).await?;
         }
     }
     server.abort();

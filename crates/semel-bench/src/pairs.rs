@@ -29,14 +29,13 @@ pub(crate) async fn measure(plan: &Plan, backend: Backend, report: &mut Report) 
                 })
                 .await?;
                 report.add(Subject { section: "pairs", backend, how, tasks }, figure);
-                // Unbatched runs leave a counter row per change: the next run should not pay for them.
-                ledger.sweep().await?;
+                site.tidy(ledger).await?;
             }
         }
         if backend == Backend::Postgres && plan.wants(limit::PGBENCH, limit::CLIENTS) {
             let figure = limit::measure(plan, &site).await?;
             report.add(Subject { section: "pairs", backend, how: limit::PGBENCH, tasks: limit::CLIENTS }, figure);
-            ledgers[0].1.sweep().await?;
+            site.tidy(&ledgers[0].1).await?;
         }
     }
     for (_, ledger) in ledgers {

@@ -41,6 +41,7 @@ pub(crate) async fn measure(plan: &Plan, backend: Backend, report: &mut Report) 
                 })
                 .await?;
                 report.add(Subject { section: "replays", backend, how: BATCHED, tasks }, figure);
+                site.tidy(&ledger).await?;
             }
             if !plan.wants(REPLAYS, tasks) {
                 continue;
@@ -52,9 +53,7 @@ pub(crate) async fn measure(plan: &Plan, backend: Backend, report: &mut Report) 
             })
             .await?;
             report.add(Subject { section: "replays", backend, how: REPLAYS, tasks }, figure);
-            // What is still gathered is this run's cost, not the next one's.
-            ledger.flush().await;
-            ledger.sweep().await?;
+            site.tidy(&ledger).await?;
         }
     }
     close(ledger).await;

@@ -76,6 +76,24 @@ impl Site {
         Ok(Ledger::new(database, Options { group_commit, ..Options::default() })?)
     }
 
+    /// Brings in order what a measurement has left behind: it is that one's cost, not the next one's. PostgreSQL would else
+    /// begin to vacuum up to a minute later, during whatever is measured then.
+    pub(crate) async fn tidy(&self, ledger: &Ledger<Database>) -> Result<()> {
+        ledger.flush().await;
+        ledger.sweep().await?;
+        self.vacuum().await
+    }
+
+    /// Has PostgreSQL give back what nobody needs any more, as it does by itself every now and then.
+    pub(crate) async fn vacuum(&self) -> Result<()> {
+        if let Place::Schema { .. } = &self.place {
+            let mut connection = PgConnection::connect(&self.url).await?;
+            let tables = "VACUUM semel_operations, semel_leases, semel_deltas, semel_repeats, semel_outbox";
+            sqlx::raw_sql(tables).execute(&mut connection).await?;
+        }
+        Ok(())
+    }
+
     /// Removes it. After an error it stays, on a server that is thrown away.
     pub(crate) async fn remove(self) -> Result<()> {
         if let Place::Schema { server, name } = &self.place {

@@ -98,8 +98,7 @@ pub(crate) async fn measure(plan: &Plan, backend: Backend, report: &mut Report) 
                     _ => drive(plan, site.cpu, tasks, operation).await?,
                 };
                 report.add(Subject { section: "webhooks", backend, how, tasks }, figure);
-                ledger.flush().await;
-                ledger.sweep().await?;
+                site.tidy(&ledger).await?;
             }
         }
     }
@@ -273,7 +272,7 @@ async fn size(site: &Site, ledger: &Ledger<Database>, sender: &Sender) -> Result
 async fn bytes(site: &Site, ledger: &Ledger<Database>) -> Result<i64> {
     let sql = match site.backend {
         Backend::Postgres => {
-            crate::fill::vacuum(site).await?;
+            site.vacuum().await?;
             "SELECT sum(pg_total_relation_size(c.oid))::bigint FROM pg_class c
              WHERE c.relkind = 'r' AND c.relnamespace = current_schema()::regnamespace
                AND c.relname NOT LIKE 'semel_outbox%'"

@@ -9,11 +9,12 @@
 use std::{
     future::poll_fn,
     pin::Pin,
+    sync::Arc,
     task::Poll,
     time::{Duration, Instant},
 };
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::{Error, Result};
 
@@ -51,11 +52,14 @@ struct Call<I, O> {
 /// The callers' end of a lane.
 pub struct Lane<I, O> {
     queue: mpsc::Sender<Call<I, O>>,
+    alongside: usize,
+    /// Told when so many wait that a batch may leave beside another.
+    crowd: Arc<Notify>,
 }
 
 impl<I, O> Clone for Lane<I, O> {
     fn clone(&self) -> Self {
-        Self { queue: self.queue.clone() }
+        Self { queue: self.queue.clone(), alongside: self.alongside, crowd: self.crowd.clone() }
     }
 }
 
@@ -68,6 +72,9 @@ impl<I, O> Lane<I, O> {
     pub async fn send(&self, input: I, bytes: usize) -> Result<oneshot::Receiver<Result<O>>> {
         let (answer, receiver) = oneshot::channel();
         self.queue.send(Call { input, bytes, answer }).await.map_err(|_| Error::Stopping)?;
+        if self.queue.max_capacity() - self.queue.capacity() >= self.alongside {
+            self.crowd.notify_one();
+        }
         Ok(receiver)
     }
 
@@ -90,11 +97,11 @@ where
 {
     // A batch of nothing would never end.
     let limits = Limits { calls: limits.calls.max(1), alongside: limits.alongside.max(1), ..limits };
-    let (sender, receiver) = mpsc::channel(limits.queue);
-    (Lane { queue: sender }, serve(limits, receiver, flush))
+    let ((sender, receiver), crowd) = (mpsc::channel(limits.queue), Arc::<Notify>::default());
+    (Lane { queue: sender, alongside: limits.alongside, crowd: crowd.clone() }, serve(limits, receiver, crowd, flush))
 }
 
-async fn serve<I, O, F, Fut>(limits: Limits, mut queue: mpsc::Receiver<Call<I, O>>, flush: F)
+async fn serve<I, O, F, Fut>(limits: Limits, mut queue: mpsc::Receiver<Call<I, O>>, crowd: Arc<Notify>, flush: F)
 where
     I: Clone,
     F: Fn(Vec<I>) -> Fut,
@@ -108,17 +115,19 @@ where
             (took, calls) = flights.landing(), if !flights.is_empty() => {
                 last = Last { took, callers: calls + next.len() + queue.len() };
             }
-            call = queue.recv(), if open && !next.is_full() => match call {
+            // Calls that queue up meanwhile wake nobody, unless they are a crowd.
+            () = crowd.notified(), if flights.len() == 1 => {}
+            call = queue.recv(), if flights.is_empty() => match call {
                 Some(call) => next.add(call),
                 None => open = false,
             },
         }
-        next.fill(&mut queue);
-        if limits.regroup && flights.is_empty() {
-            regroup(&mut next, &mut queue, &last).await;
-        }
         let worth_it = if flights.is_empty() { 1 } else { limits.alongside };
-        if next.len() >= worth_it && flights.len() < 2 {
+        if flights.len() < 2 && next.len() + queue.len() >= worth_it {
+            next.fill(&mut queue);
+            if limits.regroup {
+                regroup(&mut next, &mut queue, &last).await;
+            }
             flights.depart(next.len(), flush_halving(next.take(), &flush));
         }
     }
