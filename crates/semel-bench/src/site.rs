@@ -76,8 +76,8 @@ impl Site {
         Ok(Ledger::new(database, Options { group_commit, ..Options::default() })?)
     }
 
-    /// Brings in order what a measurement has left behind: it is that one's cost, not the next one's. PostgreSQL would else
-    /// begin to vacuum up to a minute later, during whatever is measured then.
+    /// Brings in order what a measurement has left behind: it is that one's cost, not the next one's. PostgreSQL would
+    /// else begin to vacuum up to a minute later, during whatever is measured then.
     pub(crate) async fn tidy(&self, ledger: &Ledger<Database>) -> Result<()> {
         ledger.flush().await;
         ledger.sweep().await?;

@@ -69,8 +69,8 @@ pub struct Seat(#[expect(dead_code, reason = "it is held, not looked at")] Arc<O
 /// Serves until `stop` is asked for, then waits for requests in flight, at most for the time that the limits give them.
 /// Each request has the address of its peer as a [`ConnectInfo`] in its extensions.
 ///
-/// A loop of our own and not `axum::serve`, which gives hyper no timer and takes any number of connections: clients that
-/// send a head byte by byte, or nothing, could then keep theirs for ever, until there are no files left for the
+/// A loop of our own and not `axum::serve`, which gives hyper no timer and takes any number of connections: clients
+/// that send a head byte by byte, or nothing, could then keep theirs for ever, until there are no files left for the
 /// database.
 pub async fn run<App>(mut listener: TcpListener, app: App, stop: Stop, limits: Limits) -> Drained
 where

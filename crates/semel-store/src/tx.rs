@@ -233,6 +233,9 @@ pub(crate) enum Last {
 /// What PostgreSQL says of a completion that is not plain, see `semel_complete`.
 const NOT_PLAIN: &str = "SM001";
 
+/// What a database of many nodes says when one of them was lost during the commit.
+const MAYBE_DONE: &str = "40003";
+
 /// What PostgreSQL says when a transaction was open for too long without a statement.
 const HELD_TOO_LONG: &str = "25P03";
 
@@ -289,6 +292,7 @@ pub(crate) fn told(error: &sqlx::Error) -> Commit {
     match error {
         sqlx::Error::Database(db) => match db.code().as_deref() {
             Some(code) if code.len() == 5 && (code.starts_with("57") || code.starts_with("08")) => Commit::Unknown(why),
+            Some(MAYBE_DONE) => Commit::Unknown(why),
             Some(HELD_TOO_LONG) => Commit::Refused(why),
             _ if is_passing(db.as_ref()) => Commit::Unavailable(why),
             _ => Commit::Refused(why),

@@ -284,3 +284,12 @@ where
         }
     }
 }
+
+/// Flushes a batch in a task of its own: one that panics fails its callers, not the lane.
+///
+/// # Errors
+/// What the flush answered, or that it ended early.
+pub async fn guarded<O: Send + 'static>(flush: impl Future<Output = Result<O>> + Send + 'static) -> Result<O> {
+    let done = tokio::spawn(flush).await;
+    done.unwrap_or_else(|error| Err(Error::Unavailable(format!("a batch ended early: {error}"))))
+}

@@ -11,6 +11,7 @@ use crate::{
     claim::{Claim, Work},
     crash_point,
     engine::Engine,
+    lane::guarded,
     lanes::{Call, Lanes, flush},
     lease::Settled,
     look::{Due, DueKind},
@@ -362,12 +363,6 @@ fn outside_transactions() -> Result<()> {
         Ok(()) => Err(Error::InsideTransaction),
         Err(_) => Ok(()),
     }
-}
-
-/// A batch that panics fails its callers, not the lane.
-async fn guarded<T: Send + 'static>(batch: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
-    let done = tokio::spawn(batch).await;
-    done.unwrap_or_else(|error| Err(Error::Unavailable(format!("a batch ended early: {error}"))))
 }
 
 /// When a repeat was seen. It is told, never compared, so the node's own clock will do.

@@ -8,7 +8,7 @@ use std::{
 
 use semel::{
     Error, Result, Uptime, crash_point,
-    lane::{Lane, Limits, lane},
+    lane::{Lane, Limits, guarded, lane},
     messaging::{BoxFuture, Broker, BrokerHealth, Deliveries, Envelope, Published, Queue},
 };
 
@@ -132,9 +132,7 @@ impl EmbeddedBroker {
             let store = self.0.store.clone();
             let (said, serve) = lane(Limits::default(), move |batch: Vec<Said>| {
                 let store = store.clone();
-                // In its own task: a batch that panics fails its callers, not the lane.
-                let said = tokio::spawn(async move { say(&store, &batch).await });
-                async { said.await.unwrap_or_else(|e| Err(Error::Unavailable(format!("a batch ended early: {e}")))) }
+                guarded(async move { say(&store, &batch).await })
             });
             tokio::spawn(serve);
             said

@@ -7,7 +7,7 @@ use std::{
 
 use semel::{
     Claim, Error, Fingerprint, Ledger, OnMismatch, Policy, Result, Scope, Work, crash_point,
-    lane::{Lane, Limits, lane},
+    lane::{Lane, Limits, guarded, lane},
     messaging::{Message, MessageStore as _, Origin},
 };
 use semel_store::{Database, Tx};
@@ -44,11 +44,7 @@ pub(super) struct Acceptor(Lane<Arc<Submission>, Accepted>);
 
 impl Acceptor {
     pub(super) fn open(ledger: Ledger<Database>) -> Self {
-        let (lane, work) = lane(LIMITS, move |batch| {
-            // In its own task: a batch that panics fails its callers, not the lane.
-            let done = tokio::spawn(flush(ledger.clone(), batch));
-            async { done.await.unwrap_or_else(|e| Err(Error::Unavailable(format!("a batch ended early: {e}")))) }
-        });
+        let (lane, work) = lane(LIMITS, move |batch| guarded(flush(ledger.clone(), batch)));
         tokio::spawn(work);
         Self(lane)
     }
