@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use semel::look::{Count, Counted, Group};
 use serde_json::Value;
 
-use crate::rows;
+use crate::{from_row, rows};
 
 /// A row of the counters or of what is to be folded into them.
-#[derive(Debug, sqlx::FromRow)]
+#[derive(Debug)]
 pub(crate) struct CountRow {
     tenant: String,
     service: String,
@@ -22,6 +22,8 @@ pub(crate) struct CountRow {
     bucket: i64,
     n: i64,
 }
+
+from_row!(CountRow { tenant, service, kind, label1, label2, hour, from_state, to_state, answer, bucket, n });
 
 impl CountRow {
     fn group(&self) -> Group {

@@ -7,10 +7,12 @@ use semel::{
 };
 use serde_json::{Value, json};
 
-use crate::codec::{decode, encode, hex};
+use crate::{
+    codec::{decode, encode, hex},
+    from_row,
+};
 
 /// A row of `operation!` in `sql.rs`.
-#[derive(sqlx::FromRow)]
 pub(crate) struct OperationRow {
     id: i64,
     tenant: String,
@@ -51,6 +53,47 @@ pub(crate) struct OperationRow {
     successor_order: Option<i64>,
     successor_payload: Option<Vec<u8>>,
 }
+
+from_row!(OperationRow {
+    id,
+    tenant,
+    service,
+    kind,
+    key,
+    fingerprint,
+    payload_order,
+    payload,
+    label1,
+    label2,
+    label3,
+    label4,
+    state,
+    fence,
+    failures,
+    crashes,
+    parked,
+    pinned,
+    owner,
+    created_at,
+    claimed_at,
+    settled_at,
+    not_before,
+    expires_at,
+    archive_at,
+    archived,
+    look_at,
+    outcome,
+    outcome_kept,
+    error,
+    checkpoint,
+    token,
+    deadline,
+    run_until,
+    terms,
+    successor_fingerprint,
+    successor_order,
+    successor_payload,
+});
 
 impl OperationRow {
     pub(crate) fn read(self) -> Result<Operation> {
@@ -226,7 +269,6 @@ pub(crate) fn note(id: i64, note: &Note) -> Value {
 }
 
 /// A row of the journal.
-#[derive(sqlx::FromRow)]
 pub(crate) struct NoteRow {
     at: i64,
     event: String,
@@ -234,6 +276,8 @@ pub(crate) struct NoteRow {
     actor: String,
     detail: Vec<u8>,
 }
+
+from_row!(NoteRow { at, event, fence, actor, detail });
 
 impl NoteRow {
     pub(crate) fn read(self) -> Result<Note> {

@@ -1,7 +1,7 @@
 //! The SQL of jobs: one text for both databases, but where it says why not.
 
 use semel::{Error, Result, Timestamp};
-use semel_store::{Conn, broken, on};
+use semel_store::{Conn, broken, from_row, on};
 
 use super::model::{Job, JobId, JobState, NewJob, Step};
 
@@ -12,7 +12,6 @@ macro_rules! job {
     };
 }
 
-#[derive(sqlx::FromRow)]
 struct Row {
     id: String,
     tenant: String,
@@ -28,6 +27,8 @@ struct Row {
     updated_at: i64,
     ended_at: Option<i64>,
 }
+
+from_row!(Row { id, tenant, kind, params, actor, state, done, total, cursor, error, created_at, updated_at, ended_at });
 
 impl Row {
     fn read(self) -> Result<Job> {

@@ -6,13 +6,44 @@ pub mod notifications;
 pub mod proposals;
 pub mod webhooks;
 
-use semel_store::Database;
+use semel_store::{Database, migrations};
+use sqlx::migrate::Migrator;
 
 /// Brings the tables of all services up to date. Every service asks for it when it is opened; the first does it.
 ///
 /// # Errors
 /// When the database cannot be reached.
 pub async fn migrate(database: &Database) -> semel::Result<()> {
-    let (postgres, sqlite) = (sqlx::migrate!("migrations/postgres"), sqlx::migrate!("migrations/sqlite"));
-    database.migrate("semel_server_migrations", postgres, sqlite).await
+    database.migrate("semel_server_migrations", postgres_migrations(), sqlite_migrations()).await
+}
+
+fn postgres_migrations() -> Migrator {
+    migrations!(
+        "../../migrations/postgres",
+        "0001_proposals",
+        "0002_notifications",
+        "0003_jobs",
+        "0004_deliveries",
+        "0005_webhooks",
+    )
+}
+
+fn sqlite_migrations() -> Migrator {
+    migrations!(
+        "../../migrations/sqlite",
+        "0001_proposals",
+        "0002_notifications",
+        "0003_jobs",
+        "0004_deliveries",
+        "0005_webhooks",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn every_migration_file_is_run() {
+        semel_store::all_listed("migrations/postgres", &super::postgres_migrations());
+        semel_store::all_listed("migrations/sqlite", &super::sqlite_migrations());
+    }
 }

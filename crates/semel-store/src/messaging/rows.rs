@@ -12,7 +12,10 @@ use semel::{
 };
 use serde_json::{Value, json};
 
-use crate::codec::{decode, encode, hex};
+use crate::{
+    codec::{decode, encode, hex},
+    from_row,
+};
 
 /// The longest reason or error that is kept, in bytes.
 const LONGEST_REASON: usize = 4096;
@@ -119,7 +122,6 @@ fn origin(operation: Option<i64>, fence: Option<i64>) -> Option<Origin> {
 }
 
 /// The columns of a message in the outbox.
-#[derive(sqlx::FromRow)]
 pub(super) struct EnvelopeRow {
     id: i64,
     failures: i64,
@@ -137,6 +139,24 @@ pub(super) struct EnvelopeRow {
     fence: Option<i64>,
     put_at: i64,
 }
+
+from_row!(EnvelopeRow {
+    id,
+    failures,
+    tenant,
+    message_id,
+    topic,
+    kind,
+    body,
+    headers,
+    ordering_key,
+    number,
+    not_before,
+    receipt,
+    operation,
+    fence,
+    put_at,
+});
 
 impl EnvelopeRow {
     fn envelope(self) -> Result<Envelope> {
@@ -157,12 +177,12 @@ impl EnvelopeRow {
 }
 
 /// A row that a relay has taken.
-#[derive(sqlx::FromRow)]
 pub(super) struct LentRow {
-    #[sqlx(flatten)]
     row: EnvelopeRow,
     pub(super) token: i64,
 }
+
+from_row!(LentRow, row => { row: EnvelopeRow::from_row(row)?, token });
 
 impl LentRow {
     pub(super) fn id(&self) -> i64 {
@@ -180,14 +200,14 @@ impl LentRow {
 }
 
 /// A row of the outbox, for whoever looks.
-#[derive(sqlx::FromRow)]
 pub(super) struct ListedRow {
-    #[sqlx(flatten)]
     row: EnvelopeRow,
     state: String,
     due_at: Option<i64>,
     error: Option<Vec<u8>>,
 }
+
+from_row!(ListedRow, row => { row: EnvelopeRow::from_row(row)?, state, due_at, error });
 
 impl ListedRow {
     pub(super) fn read(self) -> Result<OutboxRow> {
@@ -207,7 +227,6 @@ fn text(stored: Vec<u8>) -> Result<String> {
 }
 
 /// A message in a queue of the embedded broker.
-#[derive(sqlx::FromRow)]
 pub(super) struct QueueRow {
     pub(super) id: i64,
     pub(super) token: i64,
@@ -223,6 +242,22 @@ pub(super) struct QueueRow {
     operation: Option<i64>,
     fence: Option<i64>,
 }
+
+from_row!(QueueRow {
+    id,
+    token,
+    deliveries,
+    queue,
+    tenant,
+    message_id,
+    kind,
+    body,
+    headers,
+    number,
+    put_at,
+    operation,
+    fence,
+});
 
 impl QueueRow {
     pub(super) fn read(self) -> Result<Received> {
@@ -241,7 +276,6 @@ impl QueueRow {
 }
 
 /// The columns of a message that could not be handled.
-#[derive(sqlx::FromRow)]
 struct KeptRow {
     id: i64,
     tenant: String,
@@ -258,6 +292,23 @@ struct KeptRow {
     fence: Option<i64>,
     failures: i64,
 }
+
+from_row!(KeptRow {
+    id,
+    tenant,
+    key,
+    message_id,
+    message_tenant,
+    queue,
+    kind,
+    body,
+    headers,
+    number,
+    put_at,
+    operation,
+    fence,
+    failures,
+});
 
 impl KeptRow {
     fn message(&mut self) -> Result<Received> {
@@ -276,14 +327,14 @@ impl KeptRow {
 }
 
 /// A retry that a consumer has taken.
-#[derive(sqlx::FromRow)]
 pub(super) struct TakenRetry {
-    #[sqlx(flatten)]
     row: KeptRow,
     fingerprint: Vec<u8>,
     starts: i64,
     token: i64,
 }
+
+from_row!(TakenRetry, row => { row: KeptRow::from_row(row)?, fingerprint, starts, token });
 
 impl TakenRetry {
     pub(super) fn read(mut self) -> Result<RetryRow> {
@@ -301,14 +352,14 @@ impl TakenRetry {
 }
 
 /// A dead letter.
-#[derive(sqlx::FromRow)]
 pub(super) struct DeadRow {
-    #[sqlx(flatten)]
     row: KeptRow,
     consumer: String,
     reason: String,
     died_at: i64,
 }
+
+from_row!(DeadRow, row => { row: KeptRow::from_row(row)?, consumer, reason, died_at });
 
 impl DeadRow {
     pub(super) fn read(mut self) -> Result<DeadLetter> {

@@ -9,7 +9,7 @@ use semel::{
 };
 use sqlx::PgConnection;
 
-use super::{Postgres, ROUNDS, lock};
+use super::{Postgres, claims::ROUNDS, lock};
 use crate::{
     Conn,
     apply::{Changes, load_by_id, load_by_key},

@@ -38,6 +38,7 @@ use crate::{
     connection::broken,
     counters,
     hints::Hints,
+    migrations,
     sql::{Dialect, Sql},
 };
 
@@ -64,7 +65,7 @@ impl Sqlite {
         let mut connection = file::open(&options)
             .await
             .map_err(|e| Error::Unavailable(format!("{} cannot be opened: {e}", path.display())))?;
-        let mut migrator = sqlx::migrate!("migrations/sqlite");
+        let mut migrator = migrations();
         migrator.dangerous_set_table_name("semel_migrations");
         migrate(&mut connection, &migrator).await?;
         let checkpoints = Checkpoints::new(options.clone());
@@ -241,6 +242,11 @@ impl Sqlite {
             sqlx::query_as(hot::DRAW).bind(n).bind(self.clock.host()).fetch_one(conn).await.map_err(broken)?;
         Ok((Timestamp::from_micros(now), (last - n + 1..=last).map(Fence).collect()))
     }
+}
+
+/// The schema of the ledger.
+pub(crate) fn migrations() -> Migrator {
+    migrations!("../../migrations/sqlite", "0001_ledger", "0002_pinned", "0003_messages", "0004_due")
 }
 
 /// Runs migrations once, however many processes open the file together: the write lock is taken first, and

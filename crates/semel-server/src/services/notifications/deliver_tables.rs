@@ -1,11 +1,11 @@
 //! The SQL of deliveries: one text for both databases, but where it says why not.
 
 use semel::{Result, Timestamp};
-use semel_store::{Conn, broken, on};
+use semel_store::{Conn, broken, from_row, on};
 use serde_json::{Value, json};
 
 /// A notification that is to be delivered.
-#[derive(Clone, Debug, sqlx::FromRow)]
+#[derive(Clone, Debug)]
 pub(super) struct Due {
     pub(super) id: i64,
     pub(super) tenant: String,
@@ -14,6 +14,8 @@ pub(super) struct Due {
     pub(super) user_id: String,
     pub(super) notification_type: String,
 }
+
+from_row!(Due { id, tenant, event_id, kind, user_id, notification_type });
 
 const NEXT_DUE: &str = "
     SELECT due_at FROM notifications WHERE notification_type = $1 AND status = 'PENDING' ORDER BY due_at, id LIMIT 1";

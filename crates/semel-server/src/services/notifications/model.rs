@@ -1,6 +1,7 @@
 //! The nouns: kinds of recipients, channels, identifiers, notifications.
 
 use semel::Timestamp;
+use semel_store::from_row;
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
@@ -117,7 +118,7 @@ impl Ident {
 }
 
 /// A notification, as it is answered.
-#[derive(Clone, Debug, Serialize, sqlx::FromRow)]
+#[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Notification {
     pub(super) id: i64,
@@ -133,6 +134,8 @@ pub(super) struct Notification {
     /// Why it is FAILED or IN_DOUBT.
     pub(super) error: Option<String>,
 }
+
+from_row!(Notification { id, event_id, kind, user_id, notification_type, status, created_at, read_at, error });
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
 pub(super) fn time<S: Serializer>(micros: &i64, serializer: S) -> Result<S::Ok, S::Error> {

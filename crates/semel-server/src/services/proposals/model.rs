@@ -1,12 +1,13 @@
 //! The nouns: clients, proposals, their states and what changes them.
 
 use semel::{Error, Timestamp};
+use semel_store::from_row;
 use serde::{Serialize, Serializer};
 
 use super::valor::Valor;
 
 /// A client, as it is answered.
-#[derive(Clone, Debug, Serialize, sqlx::FromRow)]
+#[derive(Clone, Debug, Serialize)]
 pub(super) struct Cliente {
     pub(super) id: i64,
     pub(super) nome: String,
@@ -17,14 +18,14 @@ pub(super) struct Cliente {
     pub(super) criado_em: i64,
 }
 
+from_row!(Cliente { id, nome, email, documento, idempotencia_key, criado_em });
+
 /// A proposal, as it is answered.
-#[derive(Clone, Debug, Serialize, sqlx::FromRow)]
+#[derive(Clone, Debug, Serialize)]
 pub(super) struct Proposta {
     pub(super) id: i64,
     pub(super) cliente_id: i64,
-    #[sqlx(rename = "valor_centavos", try_from = "i64")]
     pub(super) valor: Valor,
-    #[sqlx(try_from = "String")]
     pub(super) estado: Estado,
     pub(super) versao: i64,
     pub(super) idempotencia_key: Option<String>,
@@ -32,8 +33,18 @@ pub(super) struct Proposta {
     pub(super) criado_em: i64,
 }
 
+from_row!(Proposta, row => {
+    id,
+    cliente_id,
+    valor: Valor::from(row.try_get::<i64, _>("valor_centavos")?),
+    estado: Estado::try_from(row.try_get::<String, _>("estado")?).map_err(|e| sqlx::Error::Decode(e.into()))?,
+    versao,
+    idempotencia_key,
+    criado_em,
+});
+
 /// One change of a proposal.
-#[derive(Clone, Debug, Serialize, sqlx::FromRow)]
+#[derive(Clone, Debug, Serialize)]
 pub(super) struct Mudanca {
     /// Nothing for the first, which made it.
     pub(super) de: Option<String>,
@@ -43,6 +54,8 @@ pub(super) struct Mudanca {
     #[serde(serialize_with = "time")]
     pub(super) quando: i64,
 }
+
+from_row!(Mudanca { de, para, versao, usuario, quando });
 
 /// What has an id to go on from in a list.
 pub(super) trait Listed {

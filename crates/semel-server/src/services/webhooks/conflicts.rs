@@ -1,10 +1,10 @@
 //! Other data under the id of an event: what came, and what was there. One text for both databases.
 
 use semel::{Fingerprint, Result, Timestamp};
-use semel_store::{Conn, broken, on};
+use semel_store::{Conn, broken, from_row, on};
 
 /// Data that came under the id of an event that had other data.
-#[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Conflict {
     /// The number of the row.
     pub id: i64,
@@ -33,6 +33,22 @@ pub struct Conflict {
     /// When it came last.
     pub last_at: i64,
 }
+
+from_row!(Conflict {
+    id,
+    kind,
+    event_id,
+    event_type,
+    webhook_function,
+    came_fingerprint,
+    stored_fingerprint,
+    came_created,
+    stored_created,
+    deed,
+    count,
+    first_at,
+    last_at,
+});
 
 impl Conflict {
     /// Whether it was not taken, and was not older than what was there: it may be the right one, for all one can tell.

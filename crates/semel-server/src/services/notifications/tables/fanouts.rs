@@ -2,12 +2,11 @@
 
 use bytes::Bytes;
 use semel::Result;
-use semel_store::{Conn, broken, codec, on};
+use semel_store::{Conn, broken, codec, from_row, on};
 
 use super::super::{message::Body, model::Kind};
 
 /// A fan-out, as it stands.
-#[derive(sqlx::FromRow)]
 pub(in super::super) struct Fanout {
     pub(in super::super) kind: String,
     /// The revision of the directory that it goes by.
@@ -16,6 +15,8 @@ pub(in super::super) struct Fanout {
     pub(in super::super) begun_at: i64,
     pub(in super::super) done_at: Option<i64>,
 }
+
+from_row!(Fanout { kind, revision, notifications, begun_at, done_at });
 
 const BEGIN: &str = "
     INSERT INTO notification_fanouts (tenant, event_id, kind, aggregate_type, event_type, payload, revision)

@@ -1,7 +1,7 @@
 //! One row per event, kind, recipient and channel.
 
 use semel::Result;
-use semel_store::{Conn, broken, on};
+use semel_store::{Conn, broken, from_row, on};
 
 use super::super::model::{Kind, Notification};
 use crate::http::query::Place;
@@ -135,12 +135,12 @@ pub(in super::super) async fn who_has_news(
 }
 
 /// A notification in the stream.
-#[derive(sqlx::FromRow)]
 pub(in super::super) struct Streamed {
     pub(in super::super) stream_seq: i64,
-    #[sqlx(flatten)]
     pub(in super::super) notification: Notification,
 }
+
+from_row!(Streamed, row => { stream_seq, notification: Notification::from_row(row)? });
 
 const STREAM: &str = concat!(
     "SELECT stream_seq, ",

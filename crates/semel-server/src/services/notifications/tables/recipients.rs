@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use semel::{Error, Result};
-use semel_store::{Conn, broken, codec, on};
+use semel_store::{Conn, broken, codec, from_row, on};
 
 use super::super::{
     message::Whom,
@@ -23,7 +23,6 @@ pub(in super::super) struct Entry {
 }
 
 /// Somebody in the directory.
-#[derive(sqlx::FromRow)]
 pub(in super::super) struct Row {
     pub(in super::super) id: i64,
     pub(in super::super) user_id: String,
@@ -32,6 +31,8 @@ pub(in super::super) struct Row {
     addresses: Vec<u8>,
     pub(in super::super) created_at: i64,
 }
+
+from_row!(Row { id, user_id, group_id, channels, addresses, created_at });
 
 impl Row {
     pub(in super::super) fn entry(&self) -> Result<Entry> {
