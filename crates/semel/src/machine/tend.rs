@@ -107,6 +107,11 @@ pub(super) fn resolve(
     op.fence = fence;
     let said = match verdict {
         Verdict::Completed(outcome) => {
+            // The last run was counted as lost or failed, and is the one that took effect: there was no other.
+            match op.crashes {
+                0 => op.failures = op.failures.saturating_sub(1),
+                _ => op.crashes -= 1,
+            }
             // The terms went with the lease; what a person settled is kept until a person purges it.
             let terms = Policy { retention: None, tombstone: None, ..Policy::default() };
             complete(&mut op, outcome.clone(), &terms, now);

@@ -55,6 +55,17 @@ fn a_verdict_about_another_run_changes_nothing() {
 }
 
 #[test]
+fn a_run_that_a_person_settles_as_completed_keeps_its_number() {
+    for on_lost in [OnLost::Hold, OnLost::Rerun] {
+        let mut life = Life::new();
+        life.acquire(&ask_under("a", on_lost));
+        life.pass(LEASE * 2);
+        assert_eq!(life.resolve(Verdict::Completed(Outcome::kept("yes"))), Answer::Resolved);
+        assert_eq!((life.row().state, life.row().attempt()), (State::Completed, 1), "its only run took effect");
+    }
+}
+
+#[test]
 fn of_two_probes_one_decides() {
     let mut life = Life::new();
     life.acquire(&ask_under("a", OnLost::Probe));
