@@ -25,6 +25,7 @@ fn postgres_migrations() -> Migrator {
         "0003_jobs",
         "0004_deliveries",
         "0005_webhooks",
+        "0006_listings",
     )
 }
 
@@ -36,6 +37,7 @@ fn sqlite_migrations() -> Migrator {
         "0003_jobs",
         "0004_deliveries",
         "0005_webhooks",
+        "0006_listings",
     )
 }
 

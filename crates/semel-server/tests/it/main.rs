@@ -25,6 +25,7 @@ mod notifications_crash_copies;
 mod notifications_crash_pauses;
 mod notifications_crash_poison;
 mod notifications_fanout;
+mod notifications_lists;
 mod notifications_stream;
 mod notifications_tenants;
 mod once;

@@ -8,15 +8,19 @@ use semel_http::Principal;
 
 use super::{
     Service,
-    model::Kind,
-    tables::notifications::{self, Filter},
+    model::{Channel, Kind, STATUSES},
+    tables::{
+        listing::{self, Filter},
+        notifications,
+        within::Within,
+    },
 };
 use crate::http::{
     answers::{Page, missing, patiently, shown},
     path::Id,
     principal::Actor,
     problem::{Problem, of_store},
-    query::{Query, number},
+    query::{Query, number, time},
 };
 
 pub(super) fn kind(name: &str) -> Result<Kind, &'static str> {
@@ -25,6 +29,20 @@ pub(super) fn kind(name: &str) -> Result<Kind, &'static str> {
 
 fn truth(text: &str) -> Result<bool, &'static str> {
     text.parse().map_err(|_| "must be true or false")
+}
+
+fn status(text: &str) -> Result<&'static str, &'static str> {
+    STATUSES.into_iter().find(|status| *status == text).ok_or("must be one of PENDING, SENT, FAILED, IN_DOUBT")
+}
+
+fn channel(text: &str) -> Result<Channel, &'static str> {
+    Channel::parse(text).ok_or("must be one of PUSH, EMAIL, SMS, IN_APP")
+}
+
+/// `since` and `until` of a list.
+pub(super) fn within(query: &mut Query) -> Within {
+    let read = |text: &str| time(text).ok_or("must be a time such as 2026-01-31T12:00:00Z");
+    Within { since: query.take("since", read), until: query.take("until", read) }
 }
 
 /// `GET /notifications`
@@ -38,17 +56,36 @@ pub(super) async fn list(
         user_id: query.take("userId", |text| Ok(text.to_owned())),
         event_id: query.take("eventId", |text| Ok(text.to_owned())),
         unread: query.take("unread", truth),
+        status: query.take("status", status),
+        notification_type: query.take("notificationType", channel),
+        within: within(&mut query),
     };
     let place = query.place();
     query.finish()?;
-    let rows = patiently(async {
+    let page = patiently(async {
         let mut reader = service.database.reader().await?;
-        let rows = notifications::list(&mut reader.conn(), &principal.tenant, &filter, place).await?;
+        let page = listing::page(&mut reader.conn(), &principal.tenant, &filter, place).await?;
         reader.leave();
-        Ok(rows)
+        Ok(page)
     });
-    let (items, next) = place.cut(rows.await?, |row| row.id);
+    let (items, next) = page.await?;
     Ok(shown(&Page { items, next }))
+}
+
+/// `GET /notifications/{id}`
+pub(super) async fn show(
+    State(service): State<Arc<Service>>,
+    principal: Principal,
+    Id(id): Id,
+) -> Result<Response, Problem> {
+    let id = number(&id).ok_or_else(missing)?;
+    let found = patiently(async {
+        let mut reader = service.database.reader().await?;
+        let found = listing::find(&mut reader.conn(), &principal.tenant, id).await?;
+        reader.leave();
+        Ok(found)
+    });
+    Ok(shown(&found.await?.ok_or_else(missing)?))
 }
 
 /// `POST /notifications/{id}/read`
@@ -61,7 +98,10 @@ pub(super) async fn read(
     let now = service.database.now().await.map_err(of_store)?.as_micros();
     let read = service.transact(move |tx| async move {
         let mut held = tx.connection().await?;
-        notifications::read(&mut held.get()?, &principal.tenant, id, now).await
+        match notifications::read(&mut held.get()?, &principal.tenant, id, now).await? {
+            true => listing::find(&mut held.get()?, &principal.tenant, id).await,
+            false => Ok(None),
+        }
     });
     Ok(shown(&read.await.map_err(of_store)?.ok_or_else(missing)?))
 }

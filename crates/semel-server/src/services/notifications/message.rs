@@ -165,9 +165,13 @@ fn users(kind: Kind, recipients: Option<&[Named]>) -> Result<Vec<String>, Refusa
 
 /// Where a text went wrong, without repeating any of it.
 fn place(error: &serde_json::Error) -> String {
-    let what = match error.classify() {
-        serde_json::error::Category::Data => "a member is missing or of another type",
-        _ => "no JSON",
+    let said = error.to_string();
+    // The name of a member is ours; anything else that serde says may repeat what stands in the message.
+    let missing = said.strip_prefix("missing field `").and_then(|rest| rest.split_once('`')).map(|(name, _)| name);
+    let what = match (error.classify(), missing) {
+        (_, Some(name)) => format!("{name} is missing"),
+        (serde_json::error::Category::Data, None) => "a member is of another type".to_owned(),
+        _ => "no JSON".to_owned(),
     };
     format!("{what}, at line {} column {}", error.line(), error.column())
 }
@@ -196,6 +200,14 @@ mod tests {
             Err(Refusal::Dead(why)) => why,
             other => panic!("{:?}", other.map(|told| told.whom)),
         }
+    }
+
+    #[test]
+    fn a_member_that_is_missing_is_named() {
+        let why = refused(Kind::Admin, &json!({ "event_type": "X" }));
+        assert!(why.contains("event_id is missing"), "{why}");
+        let why = refused(Kind::Admin, &json!({ "event_id": { "secret": 1 } }));
+        assert!(why.contains("a member is of another type") && !why.contains("secret"), "{why}");
     }
 
     #[test]

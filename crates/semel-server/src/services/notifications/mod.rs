@@ -5,7 +5,7 @@
 //! (`listener`), with a row per recipient and channel. In reading order:
 //!
 //! - `model`: the nouns; `reading`: how an event is read; `message`: what is said on the queues
-//! - `accept`, `events`: level 1 and its routes; `listener`: level 2
+//! - `accept`, `events`, `event_list`: level 1 and its routes; `listener`: level 2
 //! - `recipients`: the directory; `list`: what there is for whom
 //! - `in_app`, `feed`, `stream`: delivery in the app
 //! - `deliver`, `deliver_call`, `deliver_marks`, `deliver_routes`: delivery by a call to an endpoint
@@ -17,6 +17,7 @@ mod deliver_call;
 mod deliver_marks;
 mod deliver_routes;
 mod deliver_tables;
+mod event_list;
 mod events;
 mod feed;
 mod in_app;
@@ -103,12 +104,16 @@ impl Notifications {
     pub fn routes(&self) -> Router {
         let recipient = get(recipients::show).put(recipients::put).delete(recipients::delete);
         Router::new()
-            .route("/events", post(events::create).layer(DefaultBodyLimit::max(events::BODY_LIMIT)))
+            .route(
+                "/events",
+                get(event_list::list).post(events::create).layer(DefaultBodyLimit::max(events::BODY_LIMIT)),
+            )
             .route("/events/{eventId}", get(events::show))
             .route("/recipients/{kind}", get(recipients::list))
             .route("/recipients/{kind}/{userId}", recipient)
             .route("/notifications", get(list::list))
             .route("/notifications/stream", get(stream::open))
+            .route("/notifications/{id}", get(list::show))
             .route("/notifications/{id}/read", post(list::read))
             .with_state(self.service.clone())
     }

@@ -1,7 +1,6 @@
 //! The nouns: kinds of recipients, channels, identifiers, notifications.
 
 use semel::Timestamp;
-use semel_store::from_row;
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
@@ -80,6 +79,9 @@ impl Channel {
     }
 }
 
+/// How far a notification has come: the `status` of a notification.
+pub(super) const STATUSES: [&str; 4] = ["PENDING", "SENT", "FAILED", "IN_DOUBT"];
+
 /// The most bytes of an identifier that others give to their things.
 pub(super) const LONGEST_IDENT: usize = 255;
 
@@ -123,9 +125,12 @@ impl Ident {
 pub(super) struct Notification {
     pub(super) id: i64,
     pub(super) event_id: String,
+    pub(super) event_type: Option<String>,
     pub(super) kind: String,
     pub(super) user_id: String,
     pub(super) notification_type: String,
+    /// Where it goes: the recipient's present address for this channel.
+    pub(super) address: Option<String>,
     pub(super) status: String,
     #[serde(serialize_with = "time")]
     pub(super) created_at: i64,
@@ -133,9 +138,9 @@ pub(super) struct Notification {
     pub(super) read_at: Option<i64>,
     /// Why it is FAILED or IN_DOUBT.
     pub(super) error: Option<String>,
+    /// What the event says, as it was written.
+    pub(super) payload: Option<Box<RawValue>>,
 }
-
-from_row!(Notification { id, event_id, kind, user_id, notification_type, status, created_at, read_at, error });
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
 pub(super) fn time<S: Serializer>(micros: &i64, serializer: S) -> Result<S::Ok, S::Error> {

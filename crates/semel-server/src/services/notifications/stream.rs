@@ -19,7 +19,10 @@ use super::{
     feed::Seat,
     list::kind,
     model::Kind,
-    tables::notifications::{self, Streamed},
+    tables::{
+        listing::{self, Streamed},
+        notifications,
+    },
 };
 use crate::http::{
     answers::patiently,
@@ -149,7 +152,7 @@ impl Reading {
     async fn page(&self) -> semel::Result<Vec<Streamed>> {
         let (tenant, kind, user_id) = &self.who;
         let mut reader = self.database.reader().await?;
-        let page = notifications::stream(&mut reader.conn(), (tenant, *kind, user_id), self.after, PAGE).await?;
+        let page = listing::stream(&mut reader.conn(), (tenant, *kind, user_id), self.after, PAGE).await?;
         reader.leave();
         Ok(page)
     }

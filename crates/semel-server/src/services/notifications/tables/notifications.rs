@@ -1,80 +1,7 @@
-//! One row per event, kind, recipient and channel.
+//! One row per event, kind, recipient and channel: what was read, and the places in the stream. `listing` reads them.
 
 use semel::Result;
-use semel_store::{Conn, broken, from_row, on};
-
-use super::super::model::{Kind, Notification};
-use crate::http::query::Place;
-
-macro_rules! columns {
-    () => {
-        "id, event_id, kind, user_id, notification_type, status, created_at, read_at, error"
-    };
-}
-
-/// Which notifications are asked for.
-#[derive(Default)]
-pub(in super::super) struct Filter {
-    pub(in super::super) kind: Option<Kind>,
-    pub(in super::super) user_id: Option<String>,
-    pub(in super::super) event_id: Option<String>,
-    pub(in super::super) unread: Option<bool>,
-}
-
-/// A page, newest first.
-pub(in super::super) async fn list(
-    conn: &mut Conn<'_>,
-    tenant: &str,
-    filter: &Filter,
-    place: Place,
-) -> Result<Vec<Notification>> {
-    // A text for each set of filters: `$4 IS NULL OR …` would keep SQLite from using an index. All of it is ours.
-    let mut sql = concat!("SELECT ", columns!(), " FROM notifications WHERE tenant = $1 AND id < $2").to_owned();
-    let mut binds = Vec::new();
-    let mut equals = |column: &str, value: &str, sql: &mut String| {
-        binds.push(value.to_owned());
-        sql.push_str(&format!(" AND {column} = ${}", 3 + binds.len()));
-    };
-    match (filter.kind, &filter.user_id) {
-        (Some(kind), _) => equals("kind", kind.name(), &mut sql),
-        // Users are found by kind and id: of whichever kind it is.
-        (None, Some(_)) => sql.push_str(" AND kind IN ('restaurant', 'customer', 'agency', 'admin')"),
-        (None, None) => {}
-    }
-    if let Some(user_id) = &filter.user_id {
-        equals("user_id", user_id, &mut sql);
-    }
-    if let Some(event_id) = &filter.event_id {
-        equals("event_id", event_id, &mut sql);
-    }
-    match filter.unread {
-        Some(true) => sql.push_str(" AND read_at IS NULL"),
-        Some(false) => sql.push_str(" AND read_at IS NOT NULL"),
-        None => {}
-    }
-    sql.push_str(" ORDER BY id DESC LIMIT $3");
-    let before = if place.after == 0 { i64::MAX } else { place.after };
-    on!(conn, c => {
-        let query = sqlx::query_as(sqlx::AssertSqlSafe(sql)).bind(tenant).bind(before).bind(place.limit + 1);
-        let query = binds.into_iter().fold(query, |query, value| query.bind(value));
-        query.fetch_all(&mut **c).await.map_err(broken)
-    })
-}
-
-const READ: &str = concat!(
-    "UPDATE notifications SET read_at = COALESCE(read_at, $3) WHERE tenant = $1 AND id = $2 RETURNING ",
-    columns!()
-);
-
-/// Notes that one was read; the first time counts.
-pub(in super::super) async fn read(
-    conn: &mut Conn<'_>,
-    tenant: &str,
-    id: i64,
-    now: i64,
-) -> Result<Option<Notification>> {
-    on!(conn, c => sqlx::query_as(READ).bind(tenant).bind(id).bind(now).fetch_optional(&mut **c).await.map_err(broken))
-}
+use semel_store::{Conn, broken, on};
 
 const WAITING: &str = "
     SELECT EXISTS (SELECT 1 FROM notifications WHERE notification_type = 'IN_APP' AND status = 'PENDING')";
@@ -134,35 +61,17 @@ pub(in super::super) async fn who_has_news(
     on!(conn, c => sqlx::query_as(WHO_HAS_NEWS).bind(after).bind(up_to).fetch_all(&mut **c).await.map_err(broken))
 }
 
-/// A notification in the stream.
-pub(in super::super) struct Streamed {
-    pub(in super::super) stream_seq: i64,
-    pub(in super::super) notification: Notification,
-}
+const READ: &str = "
+    UPDATE notifications SET read_at = COALESCE(read_at, $3) WHERE tenant = $1 AND id = $2 RETURNING id";
 
-from_row!(Streamed, row => { stream_seq, notification: Notification::from_row(row)? });
-
-const STREAM: &str = concat!(
-    "SELECT stream_seq, ",
-    columns!(),
-    " FROM notifications WHERE tenant = $1 AND kind = $2 AND user_id = $3 AND stream_seq > $4
-      ORDER BY stream_seq LIMIT $5"
-);
-
-/// What a user's stream has after a place.
-pub(in super::super) async fn stream(
-    conn: &mut Conn<'_>,
-    (tenant, kind, user_id): (&str, Kind, &str),
-    after: i64,
-    most: i64,
-) -> Result<Vec<Streamed>> {
-    on!(conn, c => sqlx::query_as(STREAM)
+/// Notes that one was read; the first time counts. Whether there is such a notification.
+pub(in super::super) async fn read(conn: &mut Conn<'_>, tenant: &str, id: i64, now: i64) -> Result<bool> {
+    let read: Option<i64> = on!(conn, c => sqlx::query_scalar(READ)
         .bind(tenant)
-        .bind(kind.name())
-        .bind(user_id)
-        .bind(after)
-        .bind(most)
-        .fetch_all(&mut **c)
+        .bind(id)
+        .bind(now)
+        .fetch_optional(&mut **c)
         .await
-        .map_err(broken))
+        .map_err(broken)?);
+    Ok(read.is_some())
 }

@@ -36,10 +36,14 @@ from_row!(Row { id, user_id, group_id, channels, addresses, created_at });
 
 impl Row {
     pub(in super::super) fn entry(&self) -> Result<Entry> {
-        let stored = codec::decode(self.addresses.clone())?;
-        let addresses = serde_json::from_slice(&stored).map_err(|_| Error::Corrupt("the addresses of a recipient"))?;
+        let addresses = read_addresses(self.addresses.clone())?;
         Ok(Entry { group_id: self.group_id.clone(), channels: channels(&self.channels), addresses })
     }
+}
+
+/// Reads addresses as they are stored.
+pub(in super::super) fn read_addresses(stored: Vec<u8>) -> Result<Addresses> {
+    serde_json::from_slice(&codec::decode(stored)?).map_err(|_| Error::Corrupt("the addresses of a recipient"))
 }
 
 fn channels(words: &str) -> Vec<Channel> {
