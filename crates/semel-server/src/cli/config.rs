@@ -2,13 +2,19 @@
 
 use std::process::ExitCode;
 
-use crate::{Error, config::Flags};
+use crate::{
+    Error,
+    config::{DATA_DIR, Environment, Flags},
+};
 
 /// Check or show the configuration
 #[derive(clap::Subcommand)]
 pub(super) enum ConfigCommand {
     /// Check the configuration and list everything that is wrong with it
     Check {
+        /// Tell it as JSON
+        #[arg(long)]
+        json: bool,
         #[command(flatten)]
         flags: Flags,
     },
@@ -25,7 +31,14 @@ pub(super) enum ConfigCommand {
 impl ConfigCommand {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         match self {
-            Self::Check { flags } => {
+            Self::Check { json: true, flags } => {
+                let report = crate::config::read(&flags, &Environment::of_process(), DATA_DIR);
+                super::say(&format!("{:#}\n", report.verdict()))?;
+                if report.config().is_err() {
+                    return Ok(ExitCode::FAILURE);
+                }
+            }
+            Self::Check { json: false, flags } => {
                 super::load(&flags)?;
                 super::say("the configuration is right\n")?;
             }

@@ -8,7 +8,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::{
     ledger::LedgerFlags,
-    words::{DEFAULT_SCOPE, command_line, hint, plain, resolve, span, times},
+    words::{DEFAULT_SCOPE, command_line, duration, hint, plain, resolve, span, times},
 };
 use crate::{
     log,
@@ -57,7 +57,7 @@ pub(super) struct OnceCommand {
     #[arg(long, short, value_parser = Key::new)]
     key: Key,
     /// Where the key belongs: service/kind or tenant/service/kind
-    #[arg(long, default_value = DEFAULT_SCOPE, value_parser = Scope::parse)]
+    #[arg(long, default_value = DEFAULT_SCOPE, value_parser = scope)]
     scope: Scope,
     /// How often the command may be tried before a person has to decide
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
@@ -66,7 +66,7 @@ pub(super) struct OnceCommand {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = lease)]
     lease: Duration,
     /// Wait this long for another process that is at it, then replay
-    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = duration)]
     wait: Duration,
     /// What becomes of a run that ended without a word: it may run again, or it is held until a person decides
     #[arg(long, default_value = "rerun")]
@@ -87,8 +87,20 @@ enum Lost {
     Hold,
 }
 
+/// The kind of an operation may have slashes in it, such as that of an HTTP route. In a scope of one's own, a fourth
+/// part is a mistake.
+fn scope(text: &str) -> Result<Scope, String> {
+    match text.split('/').count() {
+        2 | 3 => Scope::parse(text).map_err(|error| error.to_string()),
+        n => {
+            let parts = if n == 1 { "one part".to_owned() } else { format!("{n} parts") };
+            Err(format!("it has {parts}; write service/kind or tenant/service/kind, such as {DEFAULT_SCOPE}"))
+        }
+    }
+}
+
 fn lease(text: &str) -> Result<Duration, String> {
-    let lease = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    let lease = duration(text)?;
     let shortest = Policy::SHORTEST_LEASE;
     if lease < shortest { Err(format!("must be at least {}", span(shortest))) } else { Ok(lease) }
 }
@@ -96,10 +108,10 @@ fn lease(text: &str) -> Result<Duration, String> {
 #[derive(Clone, Copy)]
 struct Retention(Option<Duration>);
 
-fn retention(text: &str) -> Result<Retention, humantime::DurationError> {
+fn retention(text: &str) -> Result<Retention, String> {
     match text {
         "forever" => Ok(Retention(None)),
-        time => humantime::parse_duration(time).map(Some).map(Retention),
+        time => duration(time).map(Some).map(Retention).map_err(|error| format!("{error}, or forever")),
     }
 }
 
@@ -152,10 +164,13 @@ impl OnceCommand {
 
 /// Prints what was printed then.
 fn replayed(replay: &Replay, quiet: bool) -> anyhow::Result<ExitCode> {
+    let by_a_person = Stored::read(&replay.outcome.body).is_none();
     let Stored { exit_code, printed } = Stored::decode(&replay.outcome.body);
     if !quiet {
         let when = replay.operation.settled_at.map(|at| format!(", at {at}")).unwrap_or_default();
         let what = match (replay.outcome.kept, printed.is_cut()) {
+            _ if by_a_person && printed.kept.is_empty() => "a person said that it took effect".to_owned(),
+            _ if by_a_person => "a person said that it took effect; here is the outcome that was entered".to_owned(),
             (true, _) => "here is what it printed then".to_owned(),
             (false, true) => format!(
                 "here are the first {} of the {} bytes that it printed then; the rest was not kept",
@@ -164,7 +179,8 @@ fn replayed(replay: &Replay, quiet: bool) -> anyhow::Result<ExitCode> {
             ),
             (false, false) => "what it printed was not kept".to_owned(),
         };
-        super::complain(format_args!("this ran before{when}; {what}"));
+        let before = if by_a_person { "this was decided before" } else { "this ran before" };
+        super::complain(format_args!("{before}{when}; {what}"));
     }
     let mut stdout = std::io::stdout().lock();
     match stdout.write_all(&printed.kept).and_then(|()| stdout.flush()) {

@@ -6,6 +6,11 @@ use semel::{Key, Operation, Scope};
 
 use crate::once::outcome::Stored;
 
+/// Reads a length of time from the command line.
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text).map_err(|_| "must be a length of time such as 30s, 5m or 1h 30m".to_owned())
+}
+
 /// The scope of `semel once`, and of every command that is not told another.
 pub(super) const DEFAULT_SCOPE: &str = "cli/once";
 

@@ -2,6 +2,8 @@
 
 use std::{borrow::Cow, fmt, path::PathBuf};
 
+use serde_json::json;
+
 use super::Config;
 
 /// The result of reading the configuration: usable only if there are no mistakes in it.
@@ -26,6 +28,15 @@ impl Report {
     #[must_use]
     pub fn is_default(&self, field: &str) -> bool {
         self.entries.iter().any(|entry| entry.name == field && entry.origin == Origin::Default)
+    }
+
+    /// What is wrong and what is odd, for programs: `{ok, mistakes, warnings}`.
+    #[must_use]
+    pub fn verdict(&self) -> serde_json::Value {
+        let mistake =
+            |it: &Mistake| json!({ "field": it.field, "origin": it.origin.to_string(), "message": it.message });
+        let mistakes: Vec<_> = self.mistakes.iter().map(mistake).collect();
+        json!({ "ok": mistakes.is_empty(), "mistakes": mistakes, "warnings": self.warnings })
     }
 
     /// What is odd but does no harm, one sentence each.

@@ -244,3 +244,18 @@ fn a_wrongly_spelled_variable_is_warned_about_but_kubernetes_is_not() {
         ]
     );
 }
+
+#[test]
+fn a_check_as_json_has_every_mistake_with_its_field_and_place() {
+    let dir = with_file("listen = \"nowhere\"\n[gateway]\nlease = \"banana\"\n");
+    let output = run(&mut in_dir(&dir, &["config", "check", "--json", "--config", "semel.toml"]));
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let told: serde_json::Value = serde_json::from_str(stdout(&output)).unwrap();
+    assert_eq!(told["ok"], false);
+    let fields: Vec<_> = told["mistakes"].as_array().unwrap().iter().map(|it| it["field"].as_str().unwrap()).collect();
+    assert_eq!(fields, ["listen", "gateway.lease"]);
+    assert_eq!(told["mistakes"][1]["origin"], "semel.toml, line 3");
+    assert!(told["mistakes"][1]["message"].as_str().unwrap().contains("must be a length of time such as"));
+    let right = shown(&mut in_dir(&TempDir::new().unwrap(), &["config", "check", "--json"]));
+    assert_eq!((&right["ok"], right["mistakes"].as_array().unwrap().len()), (&true.into(), 0));
+}

@@ -286,3 +286,19 @@ fn output(mut process: Process) -> std::process::Output {
     std::io::copy(&mut process.0.stderr.take().unwrap(), &mut stderr).unwrap();
     std::process::Output { status: process.0.wait().unwrap(), stdout, stderr }
 }
+
+#[test]
+fn a_wrong_flag_is_told_with_what_would_be_right() {
+    for (flag, value, said) in [
+        ("--lease", "banana", "must be a length of time such as 30s, 5m or 1h 30m"),
+        ("--wait", "soon", "must be a length of time such as 30s, 5m or 1h 30m"),
+        ("--retention", "ever", "such as 30s, 5m or 1h 30m, or forever"),
+        ("--scope", "a/b/c/d", "it has 4 parts; write service/kind or tenant/service/kind, such as cli/once"),
+        ("--scope", "once", "it has one part; write service/kind or tenant/service/kind"),
+    ] {
+        let output = crate::support::semel().args(["once", "--key", "k", flag, value, "--", "true"]).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{flag} {value}");
+        let told = crate::support::stderr(&output);
+        assert!(told.contains(said) && told.contains(flag) && told.contains(value), "{told}");
+    }
+}

@@ -83,6 +83,12 @@ fn killed_under_hold_it_is_in_doubt_until_a_person_decides(place: &Place) {
     resolve("again", "retry", &[]);
     resolve("never", "failed", &[]);
     assert_eq!(place.ends("done", &flags, GATED), (0, "it is there\n".into(), String::new()));
+    let loud = place.semel(["once", "--key", "done", "--", "sh", "-c", GATED]).output().unwrap();
+    let said = crate::support::stderr(&loud);
+    assert!(said.contains("this was decided before, at "), "{said}");
+    assert!(said.contains("a person said that it took effect; here is the outcome that was entered"), "{said}");
+    assert!(!said.contains("printed then"), "{said}");
+    assert_eq!(place.json(["operations", "show", "done", "--json"])["attempt"], 1, "there was no second run");
     assert_eq!(place.ends("again", &flags, GATED), (0, "through\n".into(), String::new()));
     let (code, _, err) = place.ends("never", &flags, GATED);
     assert_eq!(code, 77);

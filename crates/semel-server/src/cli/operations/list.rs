@@ -13,7 +13,7 @@ use crate::cli::{
     json,
     ledger::LedgerFlags,
     say,
-    words::{plain, span},
+    words::{duration, plain, span},
 };
 
 /// List operations, newest first
@@ -32,7 +32,7 @@ pub(in crate::cli) struct List {
     #[arg(long, value_name = "N=TEXT", value_parser = label)]
     label: Option<(usize, String)>,
     /// First claimed longer ago than this
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
     older_than: Option<Duration>,
     /// Of this tenant
     #[arg(long, default_value = Scope::DEFAULT_TENANT)]
