@@ -208,6 +208,7 @@ impl<A> Claim<A> {
 impl Claim<Arc<Operation>> {
     /// From what the store answered.
     pub(crate) fn from_applied(applied: Applied) -> Result<Self> {
+        let applied = applied.decided()?;
         let operation = applied.operation.ok_or(Error::Corrupt("a claim was answered without its operation"))?;
         Self::from_answer(applied.answer, Arc::new(operation), applied.now)
     }

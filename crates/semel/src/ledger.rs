@@ -292,10 +292,13 @@ impl<S: Store> Ledger<S> {
                 Write::Checkpoint(data) => data.len(),
                 _ => 0,
             };
-            self.inner.lanes.writes.call(Call::Write(write), 256 + bytes).await
+            self.inner.lanes.writes.call(Call::Write(write), 256 + bytes).await?.decided()
         } else {
             let store = self.inner.store.clone();
-            Ok(self.on_engine(async move { patiently(|| store.write(vec![write.clone()])).await }).await?.remove(0))
+            self.on_engine(async move { patiently(|| store.write(vec![write.clone()])).await })
+                .await?
+                .remove(0)
+                .decided()
         }
     }
 

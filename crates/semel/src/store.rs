@@ -34,6 +34,27 @@ pub struct Applied {
     pub now: Timestamp,
 }
 
+impl Applied {
+    /// Nothing was decided, and the same can be sent again: see [`Answer::Busy`]. With the row as it was read at a time,
+    /// if it was.
+    #[must_use]
+    pub fn busy(read: Option<(Operation, Timestamp)>) -> Self {
+        let (operation, now) = read.map_or((None, Timestamp::from_micros(0)), |(row, now)| (Some(row), now));
+        Self { answer: Answer::Busy, operation, now }
+    }
+
+    /// What was decided.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`](crate::Error::Unavailable) when nothing was.
+    pub fn decided(self) -> Result<Self> {
+        match self.answer {
+            Answer::Busy => Err(crate::Error::Unavailable("another transaction holds the row; ask again".into())),
+            _ => Ok(self),
+        }
+    }
+}
+
 /// A person's or a probe's action.
 #[derive(Clone, Debug)]
 pub enum Decision {
@@ -183,7 +204,8 @@ pub async fn complete_then_commit<S: Store>(store: &S, tx: &S::Tx, held: &Operat
 }
 
 /// What the engine asks of a database. All batches are answered in the order of their items, and
-/// only when they are durable; an `Err` is about the whole batch.
+/// only when they are durable. An `Err` is about the whole batch; an item that alone could not be decided about is
+/// answered [`Answer::Busy`].
 pub trait Store: Clone + Send + Sync + 'static {
     /// A transaction of a caller: a handle that can be shared with the code that works in it.
     type Tx: Clone + Send + Sync + 'static;

@@ -48,6 +48,22 @@ pub(super) fn claim_inline(stored: Option<&Operation>, request: &Request, fence:
     step
 }
 
+/// The answer to a claim about a row that another transaction has held for long: what was read of the row is all that is
+/// known. Whoever brings what is stored already can be told that it is in flight. Other data may be newer and is not
+/// stored, so its claim has to be sent again.
+#[must_use]
+pub fn while_busy(row: &Operation, request: &Request, now: Timestamp) -> Answer {
+    /// When to ask again.
+    const LATER: std::time::Duration = std::time::Duration::from_secs(1);
+    let waits = row.successor.as_ref().is_some_and(|successor| successor.fingerprint.matches(&request.fingerprint));
+    match row.has_expired(now) {
+        false if waits || row.fingerprint.matches(&request.fingerprint) => {
+            Answer::InFlight { until: now + LATER, kept: waits }
+        }
+        _ => Answer::Busy,
+    }
+}
+
 /// The row of a completed operation.
 pub(super) fn complete(op: &mut Operation, outcome: Outcome, terms: &Policy, now: Timestamp) {
     op.state = State::Completed;

@@ -40,6 +40,7 @@ mod tests;
 
 use bytes::Bytes;
 
+pub use claim::while_busy;
 pub(crate) use settle::is_bare;
 
 use crate::{
@@ -137,6 +138,9 @@ pub enum Write {
         /// How long to wait before it may be claimed.
         delay: std::time::Duration,
     },
+    /// The claim itself is undone: its answer was lost, so its caller was told that nothing was claimed. A first claim
+    /// leaves no trace, not even its payload; any other is put back as by a release.
+    Withdraw,
     /// The work has begun, and nobody knows how it ended.
     Doubt {
         /// Why nobody knows.
@@ -251,6 +255,9 @@ pub enum Answer {
     Purged,
     /// A person's action does not fit the state.
     NotNow(NotNow),
+    /// Nothing was decided about this event, and nothing of it is stored: another transaction holds the row, or the
+    /// database failed on the way. It can be sent again. Only a store says this, of one event in a batch.
+    Busy,
 }
 
 /// Why a person's or a probe's action was not carried out.

@@ -13,8 +13,10 @@ pub(super) fn write(stored: Option<&Operation>, fence: Fence, write: &Write, now
             None => made_before(op, write),
         },
         Some(op) => refused(op, fence, write, now),
-        // A released first run leaves no row, so a release that finds none was made before.
-        None if matches!(write, Write::Release { .. }) => Step::answer(Answer::Settled { successor: false }),
+        // A first run that is put back leaves no row, so a release that finds none was made before.
+        None if matches!(write, Write::Release { .. } | Write::Withdraw) => {
+            Step::answer(Answer::Settled { successor: false })
+        }
         None => Step::answer(Answer::Lost),
     }
 }
@@ -25,7 +27,7 @@ fn made_before(op: &Operation, write: &Write) -> Step {
     let made = match write {
         Write::Complete(_) => op.state == State::Completed || successor,
         Write::Fail(_) => op.state == State::Failed || successor,
-        Write::Release { .. } => op.state == State::Pending,
+        Write::Release { .. } | Write::Withdraw => op.state == State::Pending,
         Write::Doubt { .. } => op.state == State::InDoubt,
         Write::Checkpoint(_) | Write::Renew => false,
     };
@@ -37,6 +39,7 @@ fn refused(op: &Operation, fence: Fence, write: &Write, now: Timestamp) -> Step 
         Write::Complete(_) => "a completion",
         Write::Fail(_) => "a failure",
         Write::Release { .. } => "a release",
+        Write::Withdraw => "a withdrawal",
         Write::Doubt { .. } => "a doubt",
         Write::Checkpoint(_) => "a checkpoint",
         Write::Renew => "a renewal",
@@ -62,6 +65,7 @@ fn write_held(mut op: Operation, lease: LeaseRow, write: &Write, now: Timestamp)
             notes.push(note(&op, Event::Failed, &actor, failure.error.clone(), now));
         }
         Write::Release { delay } => return release(op, now, *delay, &actor),
+        Write::Withdraw => return withdraw(op, now, &actor),
         Write::Doubt { reason } => {
             op.state = State::InDoubt;
             op.lease = None;
@@ -118,6 +122,14 @@ fn release(mut op: Operation, now: Timestamp, delay: std::time::Duration, actor:
     op.not_before = (!delay.is_zero()).then(|| now + delay);
     notes.push(note(&op, Event::Released, actor, "put back; this costs no attempt".into(), now));
     Step::put(op, settled, notes)
+}
+
+/// Undoes a claim whose caller was told that nothing was claimed. Newer data that was accepted meanwhile has its turn.
+fn withdraw(op: Operation, now: Timestamp, actor: &str) -> Step {
+    match op.fence.0 == op.id && op.successor.is_none() {
+        true => Step { next: Next::Gone, answer: Answer::Settled { successor: false }, notes: Vec::new() },
+        false => release(op, now, std::time::Duration::ZERO, actor),
+    }
 }
 
 /// A lapsed lease cannot be renewed, taken over or not: others were told that it ends by then.

@@ -69,7 +69,7 @@ pub(super) fn step(before: Option<&Operation>, what: &Happening, fence: Fence, n
             assert_eq!((Fence(new.id), new.fence), (fence, fence), "{}", told());
         }
         (_, Next::Gone) => match what {
-            Happening::Write(fence, Write::Release { .. }) => {
+            Happening::Write(fence, Write::Release { .. } | Write::Withdraw) => {
                 let own = before.is_some_and(|op| op.fence == *fence && op.lease.is_some());
                 assert!(own, "only its holder releases it: {}", told());
             }

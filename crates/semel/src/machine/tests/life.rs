@@ -69,14 +69,14 @@ pub(super) fn doubt() -> Write {
 }
 
 /// One of each.
-pub(super) fn writes() -> [Write; 6] {
+pub(super) fn writes() -> [Write; 7] {
     let checkpoint = Write::Checkpoint("so far".into());
-    [complete("done"), fail(Retry::Backoff), release(), doubt(), checkpoint, Write::Renew]
+    [complete("done"), fail(Retry::Backoff), release(), Write::Withdraw, doubt(), checkpoint, Write::Renew]
 }
 
 /// Those that end a lease.
-pub(super) fn settles() -> [Write; 4] {
-    [complete("done"), fail(Retry::Backoff), release(), doubt()]
+pub(super) fn settles() -> [Write; 5] {
+    [complete("done"), fail(Retry::Backoff), release(), Write::Withdraw, doubt()]
 }
 
 /// An event that owns what it is about.

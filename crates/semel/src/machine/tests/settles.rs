@@ -137,3 +137,52 @@ fn an_ordinary_life_leaves_nothing_in_the_journal_and_any_other_does() {
     life.pass(TICK);
     assert_eq!(told(&mut life, Claim(ask("a"))), [TakenOver]);
 }
+
+#[test]
+fn a_first_claim_that_is_withdrawn_leaves_no_trace_and_newer_data_keeps_its_turn() {
+    let stored = Request { payload: Some("data".into()), ..ask_newer("first", 1) };
+    let mut life = Life::new();
+    let fence = life.acquire(&stored);
+    life.settle(fence, Write::Withdraw);
+    assert_eq!(life.row, None);
+
+    let fence = life.acquire(&stored);
+    let newer = Request { payload: Some("newer".into()), ..ask_newer("second", 2) };
+    assert!(matches!(life.claim(&newer), Answer::InFlight { kept: true, .. }));
+    assert_eq!(life.write(fence, Write::Withdraw), Answer::Settled { successor: true });
+    assert_eq!((life.state(), life.row().payload.as_deref()), (Some(State::Pending), Some(&b"newer"[..])));
+}
+
+#[test]
+fn a_takeover_that_is_withdrawn_costs_no_attempt() {
+    for first in [fail(Retry::After(TICK)), Write::Release { delay: TICK }] {
+        let mut life = Life::new();
+        let fence = life.acquire(&Request { payload: Some("data".into()), ..ask("a") });
+        life.settle(fence, first.clone());
+        let (failures, crashes) = (life.row().failures, life.row().crashes);
+        life.pass(TICK);
+        let fence = life.acquire(&ask("a"));
+        life.settle(fence, Write::Withdraw);
+        let row = life.row();
+        assert_eq!((row.state, row.failures, row.crashes), (State::Pending, failures, crashes), "{first:?}");
+        assert_eq!(row.payload.as_deref(), Some(&b"data"[..]));
+    }
+}
+
+#[test]
+fn while_a_row_is_busy_only_what_is_stored_is_told_to_be_in_flight() {
+    let mut life = Life::new();
+    life.acquire(&ask_newer("first", 1));
+    assert!(matches!(life.claim(&ask_newer("second", 2)), Answer::InFlight { kept: true, .. }));
+    let told = |life: &Life, payload, order| while_busy(life.row(), &ask_newer(payload, order), life.now);
+    assert!(matches!(told(&life, "first", 1), Answer::InFlight { kept: false, .. }));
+    assert!(matches!(told(&life, "second", 2), Answer::InFlight { kept: true, .. }));
+    assert_eq!(told(&life, "third", 3), Answer::Busy);
+    assert_eq!(told(&life, "older", 0), Answer::Busy, "what is there may have changed since it was read");
+
+    let mut life = Life::new();
+    let fence = life.acquire(&ask_newer("first", 1));
+    life.settle(fence, complete("done"));
+    life.pass(RETENTION);
+    assert_eq!(told(&life, "first", 1), Answer::Busy, "what has expired counts as absent");
+}
