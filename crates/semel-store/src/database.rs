@@ -44,14 +44,21 @@ pub struct Settings {
     /// PostgreSQL: how long to wait for an answer before its connection counts as dead. Above the
     /// server's own limit for a statement, which is 10 s.
     pub answer_limit: Duration,
+    /// PostgreSQL: how long a node that has to migrate the tables asks for the locks again and again.
+    pub migration_patience: Duration,
     /// Where the time comes from.
     pub clock: Clock,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        let (lane_connections, caller_connections) = (4, 16);
-        Self { lane_connections, caller_connections, answer_limit: Duration::from_secs(15), clock: Clock::default() }
+        Self {
+            lane_connections: 4,
+            caller_connections: 16,
+            answer_limit: Duration::from_secs(15),
+            migration_patience: Duration::from_secs(300),
+            clock: Clock::default(),
+        }
     }
 }
 
@@ -72,8 +79,12 @@ impl Database {
     /// file system would break our promises.
     pub async fn open(url: &str, settings: Settings) -> Result<Self> {
         let inner = if url.starts_with("postgres://") || url.starts_with("postgresql://") {
-            let (lane, callers) = (settings.lane_connections, settings.caller_connections);
-            let sizes = postgres::Sizes { lane, callers, answer_limit: settings.answer_limit };
+            let sizes = postgres::Sizes {
+                lane: settings.lane_connections,
+                callers: settings.caller_connections,
+                answer_limit: settings.answer_limit,
+                migration_patience: settings.migration_patience,
+            };
             Inner::Postgres(Postgres::open(url, sizes, settings.clock).await?)
         } else if url.starts_with("sqlite:") {
             Inner::Sqlite(Sqlite::open(url, settings.clock).await?)

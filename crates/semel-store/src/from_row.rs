@@ -3,9 +3,10 @@
 
 use std::borrow::Cow;
 
+use semel::Error;
 use sqlx::{
     SqlSafeStr as _,
-    migrate::{Migration, MigrationType, Migrator},
+    migrate::{MigrateError, Migration, MigrationType, Migrator},
 };
 
 /// Reads a struct from a row of either database: a column per field, or an expression of the row.
@@ -60,6 +61,24 @@ pub fn migrator(files: &[(&'static str, &'static str)]) -> Migrator {
         Migration::new(number, what, MigrationType::Simple, text.into_sql_str(), false)
     };
     Migrator::with_migrations(files.iter().map(migration).collect())
+}
+
+/// What went wrong with migrations. A database that a newer version has upgraded is left as it is: this version may not
+/// understand what is in it.
+pub(crate) fn migration_failed(migrator: &Migrator, error: &MigrateError) -> Error {
+    let table = &migrator.table_name;
+    let newest = migrator.iter().map(|migration| migration.version).max().unwrap_or(0);
+    match error {
+        MigrateError::VersionMissing(version) => Error::Invalid(format!(
+            "the database is too new for this program: a newer version of Semel has run migration {version} of {table}, \
+             and this program knows migrations up to {newest}. Nothing was changed. Upgrade this program"
+        )),
+        MigrateError::VersionMismatch(version) => Error::Invalid(format!(
+            "migration {version} of {table} is not the one that this program has: the database was made by a build \
+             between two releases. Nothing was changed"
+        )),
+        error => Error::Unavailable(format!("migrations: {error}")),
+    }
 }
 
 /// Panics unless every file of a folder is in a list of migrations.

@@ -21,8 +21,6 @@ async fn on_postgres(statements: &[(&'static str, &'static str)]) -> Counted {
     let lab = Lab::new(Kind::Postgres).await;
     drop(lab.open().await);
     let mut conn = PgConnection::connect(&lab.url).await.unwrap();
-    // As the store's own connections have it.
-    sqlx::query("SELECT set_config('semel.epoch', '0', false)").execute(&mut conn).await.unwrap();
     let (mut counted, mut refused) = (Vec::new(), Vec::new());
     for (name, text) in statements {
         match conn.prepare(AssertSqlSafe(*text).into_sql_str()).await {

@@ -1,6 +1,6 @@
 //! The statements about messages, as in [`crate::sql`]: text that both databases share, but for two that differ.
 
-use crate::sql::statements;
+use crate::{postgres::epoch::next_fence, sql::statements};
 
 /// The columns that a message has in the outbox.
 macro_rules! envelope {
@@ -301,7 +301,9 @@ statements! {
 pub(super) const TAKE_POSTGRES: &str = concat!(
     "WITH lease AS MATERIALIZED (
         SELECT coalesce($3, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-               current_setting('semel.epoch')::bigint + nextval('semel_fence') AS token)
+               ",
+    next_fence!(),
+    " AS token)
      UPDATE semel_outbox SET lease_until = lease.now + $2, token = lease.token
      FROM lease
      WHERE id = ANY (ARRAY(SELECT s.id FROM (
@@ -332,7 +334,9 @@ pub(super) const TAKE_SQLITE: &str = concat!(
 pub(super) const DELIVER_POSTGRES: &str = concat!(
     "WITH lease AS MATERIALIZED (
         SELECT coalesce($4, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-               current_setting('semel.epoch')::bigint + nextval('semel_fence') AS token)
+               ",
+    next_fence!(),
+    " AS token)
      UPDATE semel_queue SET visible_at = lease.now + $3, token = lease.token, deliveries = deliveries + 1
      FROM lease
      WHERE id = ANY (ARRAY(SELECT r.id FROM semel_queue AS r

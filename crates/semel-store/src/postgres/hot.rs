@@ -3,6 +3,8 @@
 //! Differs from SQLite because a round trip and a commit of its own cost most here: everything
 //! (row, lease, counters) goes in one statement. Arrays are cheaper to read than JSON.
 
+use super::epoch::next_fence;
+
 /// The database's clock, unless a test sets the time.
 macro_rules! clock {
     ($override:literal) => {
@@ -21,7 +23,9 @@ pub(crate) const CLAIM: &str = concat!(
     "WITH ",
     clock!("$22"),
     ", asked AS MATERIALIZED (
-    SELECT current_setting('semel.epoch')::bigint + nextval('semel_fence') AS fence, a.*
+    SELECT ",
+    next_fence!(),
+    " AS fence, a.*
     FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::bigint[], $7::bytea[],
                 $8::text[], $9::text[], $10::text[], $11::text[], $12::bytea[], $13::bigint[], $14::bigint[],
                 $15::bigint[], $16::bigint[], $17::bigint[], $18::text[], $19::text[], $20::bigint[], $21::boolean[])
@@ -118,11 +122,8 @@ RETURNING l.operation, l.fence, l.deadline, h.deadline AS before, l.run_until, l
 );
 
 /// The time, and new fences for the general path.
-pub(crate) const DRAW: &str = concat!(
-    "WITH ",
-    clock!("$2"),
-    " SELECT now, current_setting('semel.epoch')::bigint + nextval('semel_fence') AS fence FROM clock, generate_series(1, $1)"
-);
+pub(crate) const DRAW: &str =
+    concat!("WITH ", clock!("$2"), " SELECT now, ", next_fence!(), " AS fence FROM clock, generate_series(1, $1)");
 
 /// The time alone.
 pub(crate) const NOW: &str = concat!("WITH ", clock!("$1"), " SELECT now FROM clock");

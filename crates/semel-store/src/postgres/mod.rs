@@ -1,6 +1,7 @@
 //! The ledger on PostgreSQL.
 
 mod claims;
+pub(crate) mod epoch;
 mod hot;
 mod inline;
 mod schema;
@@ -21,6 +22,7 @@ pub(crate) use self::hot::ALL as HOT;
 #[cfg(test)]
 pub(crate) use self::schema::migrations;
 use self::schema::{check_settings, run_migrations};
+use self::seats::connect;
 pub(crate) use self::seats::{Seat, Seats};
 use crate::{
     Conn,
@@ -55,6 +57,7 @@ pub(crate) struct Postgres {
     pub(crate) sql: Sql,
     hints: Hints,
     pub(crate) clock: Clock,
+    migration_patience: Duration,
 }
 
 /// How many connections of each sort, and how long each may take to answer.
@@ -62,25 +65,28 @@ pub(crate) struct Sizes {
     pub(crate) lane: usize,
     pub(crate) callers: usize,
     pub(crate) answer_limit: Duration,
+    pub(crate) migration_patience: Duration,
 }
 
 impl Postgres {
     pub(crate) async fn open(url: &str, sizes: Sizes, clock: Clock) -> Result<Self> {
         let options: PgConnectOptions = url.parse().map_err(|e| Error::Invalid(format!("database url: {e}")))?;
         let options = options.application_name("semel");
-        let callers = Seats::new(options.clone(), sizes.callers, "", sizes.answer_limit);
-        let mut seat = callers.take().await?;
-        check_settings(&mut seat).await?;
         let mut migrator = schema::migrations();
         // An embedder's own migrations keep their table to themselves.
         migrator.dangerous_set_table_name("semel_migrations");
-        run_migrations(&mut seat, &migrator).await?;
-        drop(seat);
+        // A connection of its own: its settings are for this only.
+        let mut conn = connect(&options).await?;
+        check_settings(&mut conn).await?;
+        run_migrations(&mut conn, &migrator, sizes.migration_patience).await?;
+        epoch::check(&mut conn).await?;
+        drop(conn);
         Ok(Self {
             claims: Seats::new(options.clone(), sizes.lane, CLAIMS, sizes.answer_limit),
             lane: Seats::new(options.clone(), sizes.lane, LANE, sizes.answer_limit),
-            messages: Seats::new(options, sizes.lane.max(2), LANE, sizes.answer_limit),
-            callers,
+            messages: Seats::new(options.clone(), sizes.lane.max(2), LANE, sizes.answer_limit),
+            callers: Seats::new(options, sizes.callers, "", sizes.answer_limit),
+            migration_patience: sizes.migration_patience,
             sql: Sql::new(Dialect::Postgres),
             hints: Hints::default(),
             clock,
@@ -89,8 +95,8 @@ impl Postgres {
 
     /// Runs a service's own migrations.
     pub(crate) async fn migrate(&self, migrator: &Migrator) -> Result<()> {
-        // Not given back: its settings are for this only.
-        run_migrations(&mut *self.callers.take().await?, migrator).await
+        let mut conn = connect(self.callers.options()).await?;
+        run_migrations(&mut conn, migrator, self.migration_patience).await
     }
 
     pub(crate) async fn now(&self) -> Result<Timestamp> {

@@ -1,12 +1,21 @@
 //! The schema, and what the server must be set to.
 
+use std::time::{Duration, Instant};
+
 use semel::{Error, Result};
-use sqlx::{PgConnection, migrate::Migrator};
+use sqlx::{
+    PgConnection,
+    migrate::{MigrateError, Migrator},
+};
 
-use crate::{connection::broken, migrations};
+use super::epoch;
+use crate::{connection::broken, from_row::migration_failed, migrations};
 
-/// A server that may forget what it has acknowledged is refused.
+/// A server that may forget what it has acknowledged is refused, and so is a standby.
 pub(super) async fn check_settings(conn: &mut PgConnection) -> Result<()> {
+    if sqlx::query_scalar("SELECT pg_is_in_recovery()").fetch_one(&mut *conn).await.map_err(broken)? {
+        return Err(epoch::standby());
+    }
     let settings: Vec<(String, String)> = sqlx::query_as(
         "SELECT name, setting FROM pg_settings WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit')",
     )
@@ -33,11 +42,75 @@ pub(crate) fn migrations() -> Migrator {
         "0004_due",
         "0005_complete",
         "0006_repeats",
+        "0008_epoch",
     )
 }
 
-pub(super) async fn run_migrations(conn: &mut PgConnection, migrator: &Migrator) -> Result<()> {
-    // A server with a hundred nodes waiting for the first to migrate is slow, not broken.
-    sqlx::raw_sql("SET statement_timeout = 0; SET lock_timeout = 0").execute(&mut *conn).await.map_err(broken)?;
-    migrator.run_direct(None, conn, false).await.map_err(|e| Error::Unavailable(format!("migrations: {e}")))
+/// How long a migration waits for one lock. Everybody who comes after it waits behind it for as long.
+const LOCK_WAIT: &str = "SET statement_timeout = 0; SET lock_timeout = '1500ms'";
+
+/// The longest pause before a migration asks for its locks again.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// How often the log says what a migration waits for.
+const SAY_EVERY: Duration = Duration::from_secs(30);
+
+/// Runs migrations. An `ALTER TABLE` waits behind every reader of its table, a `pg_dump` for instance, and all other
+/// statements of the table wait behind the `ALTER TABLE`. So it gives up its place in the queue after a moment, lets the
+/// others pass, and asks again. So do nodes that wait for another node's migration.
+pub(super) async fn run_migrations(conn: &mut PgConnection, migrator: &Migrator, patience: Duration) -> Result<()> {
+    sqlx::raw_sql(LOCK_WAIT).execute(&mut *conn).await.map_err(broken)?;
+    let (begun, mut said, mut pause) = (Instant::now(), None::<Instant>, Duration::from_millis(250));
+    loop {
+        let error = match migrator.run_direct(None, conn, false).await {
+            Ok(()) => return Ok(()),
+            Err(error) => error,
+        };
+        let Some(waits_for) = waits_for(conn, &error).await? else {
+            return Err(migration_failed(migrator, &error));
+        };
+        if begun.elapsed() >= patience {
+            let tried = begun.elapsed().as_secs();
+            return Err(Error::Unavailable(format!(
+                "migrations: no lock within {tried} s: {waits_for}; end it, or start this node again later"
+            )));
+        }
+        if said.is_none_or(|said| said.elapsed() >= SAY_EVERY) {
+            tracing::warn!(%waits_for, "a migration of the tables waits for a lock, and asks again and again");
+            said = Some(Instant::now());
+        }
+        // Nodes of other schemas migrate under the same lock.
+        sqlx::raw_sql("SELECT pg_advisory_unlock_all()").execute(&mut *conn).await.map_err(broken)?;
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
 }
+
+/// What a migration waits for, if it failed because of a lock.
+async fn waits_for(conn: &mut PgConnection, error: &MigrateError) -> Result<Option<String>> {
+    let (MigrateError::Execute(sqlx::Error::Database(cause))
+    | MigrateError::ExecuteMigration(sqlx::Error::Database(cause), _)) = error
+    else {
+        return Ok(None);
+    };
+    // A lock that was not available in time; a deadlock.
+    if !matches!(cause.code().as_deref(), Some("55P03" | "40P01")) {
+        return Ok(None);
+    }
+    let MigrateError::ExecuteMigration(_, version) = error else {
+        return Ok(Some("another node is migrating".to_owned()));
+    };
+    let holders: Option<String> = sqlx::query_scalar(HOLDERS).fetch_one(conn).await.map_err(broken)?;
+    let holders = holders.unwrap_or_else(|| "a transaction that has ended meanwhile".to_owned());
+    Ok(Some(format!("migration {version} waits for {holders}")))
+}
+
+/// The oldest transactions that hold a lock of a table in our schema. Not their queries, which may have secrets in them.
+const HOLDERS: &str = "SELECT string_agg(format('%s (pid %s, user %s, %s for %s s)', coalesce(nullif(h.application_name, ''), 'a session'),
+                              h.pid, h.usename, coalesce(h.state, 'open'), extract(epoch FROM now() - h.xact_start)::bigint), ', ')
+     FROM (SELECT a.pid, a.application_name, a.usename, a.state, a.xact_start FROM pg_stat_activity AS a
+           WHERE a.pid <> pg_backend_pid() AND a.pid IN (
+               SELECT l.pid FROM pg_locks AS l JOIN pg_class AS c ON c.oid = l.relation
+               WHERE l.granted AND c.relnamespace = current_schema()::regnamespace
+                 AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()))
+           ORDER BY a.xact_start LIMIT 3) AS h";

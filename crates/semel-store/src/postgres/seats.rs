@@ -16,6 +16,7 @@ use semel::{Error, Result};
 use sqlx::{ConnectOptions as _, Connection as _, PgConnection, postgres::PgConnectOptions};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::epoch;
 use crate::connection::broken;
 
 /// How long to wait for a new connection, or for one to become free.
@@ -105,22 +106,9 @@ impl Seats {
     }
 
     async fn open(&self) -> Result<PgConnection> {
-        let mut connection = self.options.connect().await.map_err(unavailable)?;
-        // A standby refuses writes one by one; better to know at once.
-        let standby: bool =
-            sqlx::query_scalar("SELECT pg_is_in_recovery()").fetch_one(&mut connection).await.map_err(broken)?;
-        if standby {
-            return Err(Error::Unavailable("this server is a standby and cannot write".into()));
-        }
-        sqlx::raw_sql(SETUP).execute(&mut connection).await.map_err(broken)?;
+        let mut connection = connect(&self.options).await?;
         sqlx::raw_sql(self.setup).execute(&mut connection).await.map_err(broken)?;
-        // A server that does not tell its timeline has no promoted standbys that we could confuse.
-        if sqlx::raw_sql(EPOCH).execute(&mut connection).await.is_err() {
-            sqlx::raw_sql("SELECT set_config('semel.epoch', '0', false)")
-                .execute(&mut connection)
-                .await
-                .map_err(broken)?;
-        }
+        epoch::check(&mut connection).await?;
         Ok(connection)
     }
 
@@ -139,10 +127,12 @@ impl Seats {
 const SETUP: &str = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') IN ('off', 'local');
      SET statement_timeout = '10s'; SET lock_timeout = '10s'; SET idle_in_transaction_session_timeout = '30s'";
 
-/// Fences come from a sequence, which goes back when a standby that lagged is promoted. Every
-/// promotion starts a new timeline, so the timeline is put above the sequence's bits.
-const EPOCH: &str = "SELECT set_config('semel.epoch',
-     (((('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint) - 1) << 43)::text, false)";
+/// A connection with the settings that all of them have.
+pub(super) async fn connect(options: &PgConnectOptions) -> Result<PgConnection> {
+    let mut connection = options.connect().await.map_err(unavailable)?;
+    sqlx::raw_sql(SETUP).execute(&mut connection).await.map_err(broken)?;
+    Ok(connection)
+}
 
 fn unavailable(error: sqlx::Error) -> Error {
     Error::Unavailable(error.to_string())

@@ -37,6 +37,7 @@ use crate::{
     clock::Clock,
     connection::broken,
     counters,
+    from_row::migration_failed,
     hints::Hints,
     migrations,
     sql::{Dialect, Sql},
@@ -253,7 +254,7 @@ pub(crate) fn migrations() -> Migrator {
 /// whoever comes second finds them done. By sqlx's own transaction, since it begins others within.
 async fn migrate(connection: &mut SqliteConnection, migrator: &Migrator) -> Result<()> {
     let mut tx = connection.begin_with("BEGIN IMMEDIATE").await.map_err(broken)?;
-    migrator.run_direct(None, &mut *tx, false).await.map_err(|e| Error::Unavailable(format!("migrations: {e}")))?;
+    migrator.run_direct(None, &mut *tx, false).await.map_err(|error| migration_failed(migrator, &error))?;
     tx.commit().await.map_err(broken)
 }
 

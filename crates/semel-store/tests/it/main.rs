@@ -2,7 +2,9 @@
 
 mod brokers;
 mod contention;
+mod epochs;
 mod histories;
+mod migrating;
 mod opening;
 
 semel_testkit::conformance_suite!(sqlite, semel_testkit::Kind::Sqlite);

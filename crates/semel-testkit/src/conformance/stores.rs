@@ -103,6 +103,32 @@ pub async fn nodes_that_start_together_migrate_once(lab: Lab) {
     assert_eq!(lab.number("SELECT count(*) FROM semel_migrations").await, migrations, "opening again migrates nothing");
 }
 
+/// A node that does not know a migration of the database says so, and what to do; it changes nothing. The tables of the
+/// ledger and those of the services alike.
+pub async fn an_older_node_on_a_newer_schema_is_refused_and_changes_nothing(lab: Lab) {
+    let refused = |error: Error, table: &str, unknown: &str, newest: &str| {
+        let text = error.to_string();
+        assert!(matches!(error, Error::Invalid(_)), "{text}");
+        assert!([table, unknown, newest, "Upgrade this program"].iter().all(|part| text.contains(part)), "{text}");
+    };
+    let db = lab.open().await;
+    let known = lab.number("SELECT max(version) FROM semel_migrations").await;
+    let (a, b, c) =
+        (("0001_a", "CREATE TABLE a (n INT)"), ("0002_b", "CREATE TABLE b (n INT)"), ("0003_c", "DROP TABLE a"));
+    let migrate = async |files: &[(&'static str, &'static str)]| {
+        db.migrate("other_migrations", semel_store::migrator(files), semel_store::migrator(files)).await
+    };
+    migrate(&[a, b]).await.unwrap();
+    // It knows the first and has a third, but not the second.
+    refused(migrate(&[a, c]).await.unwrap_err(), "other_migrations", "migration 2", "up to 3");
+    assert_eq!(lab.number("SELECT count(*) FROM other_migrations").await, 2);
+    assert_eq!(lab.number("SELECT count(*) FROM a").await, 0, "the table is still there");
+
+    lab.execute("INSERT INTO semel_migrations SELECT 9999, description, installed_on, success, checksum, execution_time FROM semel_migrations WHERE version = 1").await.unwrap();
+    let error = Database::open(&lab.url, lab.settings()).await.err().expect("it must be refused");
+    refused(error, "semel_migrations", "migration 9999", &format!("up to {known}"));
+}
+
 /// What is stored is there for the next process: a database can be closed and opened again.
 pub async fn a_database_can_be_opened_again(lab: Lab) {
     let ledger = lab.ledger().await;
