@@ -1,14 +1,22 @@
 //! `semel gateway`: a reverse proxy that gives Idempotency-Key to what is behind it.
 
-use std::{process::ExitCode, sync::Arc};
+use std::{convert::Infallible, process::ExitCode, sync::Arc};
 
 use anyhow::Context as _;
+use axum::{
+    body::Body,
+    http::{Request, Response},
+};
+use hyper::body::Incoming;
 use semel::Options;
+use tower::Service;
 
 use super::{ledger, serve::until_stopped};
 use crate::{
     config::{Config, Flags, StoreFlags, Upstream},
-    gateway, log,
+    gateway,
+    http::request_log::Line,
+    log,
     node::{AsksTheStore, Fault},
     serve::{self, Limits},
     stop::Stop,
@@ -25,14 +33,18 @@ pub(super) struct Gateway {
     #[arg(long, value_name = "ADDR")]
     listen: Option<String>,
 
+    /// Write a line to the log for each request [env: SEMEL_HTTP_LOG_REQUESTS] [default: false]
+    #[arg(long)]
+    log_requests: bool,
+
     #[command(flatten)]
     store: StoreFlags,
 }
 
 impl Gateway {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let Self { upstream, listen, store } = self;
-        let config = super::load(&Flags { upstream, listen, ..Flags::from(store) })?;
+        let Self { upstream, listen, log_requests, store } = self;
+        let config = super::load(&Flags { upstream, listen, log_requests, ..Flags::from(store) })?;
         let upstream = config.gateway.upstream.clone();
         let upstream =
             upstream.context("which service? Say it by --upstream, SEMEL_GATEWAY_UPSTREAM or [gateway] upstream")?;
@@ -65,8 +77,27 @@ async fn serve(config: &Config, upstream: Upstream) -> anyhow::Result<()> {
         config.database_url.place(),
     );
     let app = gateway::Gateway::new(&config.gateway, upstream, ledger.clone(), Arc::new(readiness));
+    let app = logged(app, config.http.log_requests);
     super::greet(&greeting);
     let limits = Limits::of_process(&config.http);
     until_stopped(listener, app, limits, &ledger, stop, std::future::ready(())).await;
     super::serve::verdict(&fault)
+}
+
+/// The gateway, with a line in the log for each request if that is asked for.
+fn logged(
+    app: gateway::Gateway,
+    each: bool,
+) -> impl Service<Request<Incoming>, Response = Response<Body>, Error = Infallible, Future: Send> + Clone {
+    tower::service_fn(move |request: Request<Incoming>| {
+        let line = each.then(|| Line::of_another(&request));
+        let answer = app.clone().call(request);
+        async move {
+            let answer = answer.await?;
+            if let Some(line) = line {
+                line.end(answer.status());
+            }
+            Ok(answer)
+        }
+    })
 }

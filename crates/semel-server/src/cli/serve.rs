@@ -16,8 +16,8 @@ use tower::Service;
 
 use super::ledger;
 use crate::{
-    config::{BrokerUrl, Config, Flags, NodeRole},
-    http::{App, principal::Local},
+    config::{BrokerUrl, Config, Flags, NodeRole, Webhooks},
+    http::{App, principal::Local, request_log},
     jobs::Jobs,
     log,
     node::{self, AsksTheStore, Fault, Node},
@@ -55,12 +55,29 @@ impl Serve {
         }
         // PostgreSQL tells every start that the tables are there already, which is news to nobody.
         log::start("info,sqlx::postgres::notice=warn");
+        if self.dev {
+            warn_of_dev(&config);
+        }
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start")?;
         let served = runtime.block_on(serve(&config));
         // Whatever is still running was given its time; waiting for it here would break the promise to end.
         runtime.shutdown_background();
         served?;
         Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Whoever reads the log should know that anything may be in the events.
+fn warn_of_dev(config: &Config) {
+    let source = Webhooks::TRYING;
+    if config.webhooks.sources.get(source).is_some_and(|source| source.is_unsigned()) {
+        tracing::warn!(
+            "--dev: /webhooks/{source} takes events that nobody has signed, from this machine; never for real ones"
+        );
+    } else {
+        tracing::warn!(
+            "--dev changes nothing: the source {source} is in the configuration, and its events must be signed"
+        );
     }
 }
 
@@ -79,7 +96,9 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
     super::greet(&greeting(config, listener.local_addr()?));
 
     let limits = Limits::of_process(&config.http);
-    until_stopped(listener, app.into_router(), limits, &ledger, stop, node.stop()).await;
+    let router = app.into_router();
+    let router = if config.http.log_requests { request_log::on(router) } else { router };
+    until_stopped(listener, router, limits, &ledger, stop, node.stop()).await;
     verdict(&fault)
 }
 

@@ -38,6 +38,10 @@ pub struct Flags {
     #[arg(long, value_name = "LIST")]
     pub roles: Option<String>,
 
+    /// Write a line to the log for each request [env: SEMEL_HTTP_LOG_REQUESTS] [default: false]
+    #[arg(long)]
+    pub log_requests: bool,
+
     /// What the gateway stands before; a flag of `semel gateway` only.
     #[arg(skip)]
     pub upstream: Option<String>,
@@ -52,6 +56,7 @@ impl Flags {
             "database_url" => self.store.database_url.as_deref(),
             "broker_url" => self.broker_url.as_deref(),
             "roles" => self.roles.as_deref(),
+            "http.log_requests" => self.log_requests.then_some("true"),
             "gateway.upstream" => self.upstream.as_deref(),
             _ => None,
         }

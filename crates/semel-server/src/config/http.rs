@@ -11,13 +11,15 @@ pub struct Http {
     pub head_timeout: Duration,
     /// How many connections are open at a time. Those beyond wait until one is closed.
     pub max_connections: usize,
+    /// Whether each request is a line in the log.
+    pub log_requests: bool,
 }
 
 impl Default for Http {
     fn default() -> Self {
         // Proxies keep idle connections for about a minute, and are to find most of them open. Four thousand heads of
         // the longest kind are 256 MiB.
-        Self { head_timeout: Duration::from_secs(30), max_connections: 4096 }
+        Self { head_timeout: Duration::from_secs(30), max_connections: 4096, log_requests: false }
     }
 }
 
@@ -34,6 +36,7 @@ impl Http {
         let read = Self {
             head_timeout: reader.field("http.head_timeout", || default.head_timeout),
             max_connections: reader.field("http.max_connections", || default.max_connections),
+            log_requests: reader.field("http.log_requests", || default.log_requests),
         };
         if !(SHORTEST_HEAD..=LONGEST_HEAD).contains(&read.head_timeout) {
             reader.mistake("http.head_timeout", "must be at least 1s and at most 10m".to_owned());

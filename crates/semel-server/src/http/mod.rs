@@ -10,6 +10,7 @@ pub mod principal;
 pub mod problem;
 mod problem_page;
 pub mod query;
+pub mod request_log;
 
 use std::{panic::AssertUnwindSafe, sync::Arc};
 

@@ -243,6 +243,12 @@ impl Source {
         }
     }
 
+    /// Whether its events need no signature: for trying things out on this machine.
+    #[must_use]
+    pub fn is_unsigned(&self) -> bool {
+        self.unsigned
+    }
+
     /// Refuses a source that was not made by reading the configuration.
     ///
     /// # Errors
