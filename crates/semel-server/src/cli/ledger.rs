@@ -1,6 +1,9 @@
 //! The ledger as the commands for people open it.
 
-use std::{os::unix::fs::DirBuilderExt as _, path::PathBuf};
+use std::{
+    os::unix::fs::DirBuilderExt as _,
+    path::{Path, PathBuf},
+};
 
 use anyhow::Context as _;
 use semel::{Ledger, Options};
@@ -94,11 +97,22 @@ pub(super) async fn open(place: &DatabaseUrl, options: Options) -> anyhow::Resul
         && let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty())
     {
         // Keys, payloads and outcomes are nobody else's business.
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).with_context(cannot)?;
+        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
+        made.map_err(|error| no_directory(folder, &error)).with_context(cannot)?;
     }
     let database = Database::open(&place.expose(), Settings::default()).await.map_err(said).with_context(cannot)?;
     let ledger = Ledger::new(database, options).with_context(cannot)?;
     Ok(Opened { ledger, place: place.place() })
+}
+
+/// Why there is no directory for the ledger, and what to do.
+fn no_directory(folder: &Path, error: &std::io::Error) -> anyhow::Error {
+    let instead = "name another directory by --data-dir, or another file by --database-url";
+    let file = folder.ancestors().find(|path| path.exists()).filter(|path| !path.is_dir());
+    match file {
+        Some(file) => anyhow::anyhow!("{} is a file and no directory; {instead}", file.display()),
+        None => anyhow::anyhow!("the directory {} cannot be made: {error}; {instead}", folder.display()),
+    }
 }
 
 /// The engine's words without the preamble, which "cannot open the ledger" says already.

@@ -29,7 +29,9 @@ pub(super) fn expand(text: &str, environment: &Environment) -> Result<String, Ve
         }
         match environment.get(name) {
             Ok(Some(value)) => expanded.push_str(value),
-            Ok(None) => mistakes.push(format!("the environment variable {name} is not set")),
+            Ok(None) => mistakes.push(format!(
+                "the environment variable {name} is not set: set it where semel is started, or write the value here"
+            )),
             Err(NotText) => mistakes.push(format!("the environment variable {name} is not valid UTF-8")),
         }
     }

@@ -23,6 +23,8 @@ pub(super) struct Reader<'a> {
     file: Fields,
     entries: Vec<Entry>,
     mistakes: Vec<Mistake>,
+    /// The fields whose value could not be read.
+    unread: BTreeSet<String>,
 }
 
 impl<'a> Reader<'a> {
@@ -36,7 +38,7 @@ impl<'a> Reader<'a> {
                 Fields::new()
             }
         };
-        Self { flags, environment, file, entries: Vec::new(), mistakes }
+        Self { flags, environment, file, entries: Vec::new(), mistakes, unread: BTreeSet::new() }
     }
 
     /// Reads one field by its full name. A wrong value is noted, and the default stands in, so that the fields after
@@ -53,6 +55,7 @@ impl<'a> Reader<'a> {
             Err(messages) => {
                 let wrong = |message| Mistake::of(&name, origin.clone(), message);
                 self.mistakes.extend(messages.into_iter().map(wrong));
+                self.unread.insert(name.to_string());
                 default()
             }
         };
@@ -60,8 +63,12 @@ impl<'a> Reader<'a> {
         value
     }
 
-    /// Notes that a field which was read is wrong after all.
+    /// Notes that a field which was read is wrong after all. Of one that could not be read, nothing more is said: only
+    /// its default was looked at.
     pub(super) fn mistake(&mut self, name: &str, message: String) {
+        if self.unread.contains(name) {
+            return;
+        }
         let read = self.entries.iter().find(|entry| entry.name == name);
         let origin = read.map_or(Origin::Default, |entry| entry.origin.clone());
         self.mistakes.push(Mistake::of(name, origin, message));
@@ -123,7 +130,7 @@ impl<'a> Reader<'a> {
     fn given(&mut self, name: &str) -> (Result<Option<toml::Value>, Vec<String>>, Origin) {
         if let Some(text) = self.flags.get(name) {
             // The command that has such a flag is the section already.
-            let flag = name.trim_start_matches("gateway.").replace(['_', '.'], "-");
+            let flag = name.trim_start_matches("gateway.").trim_start_matches("http.").replace(['_', '.'], "-");
             return (Ok(Some(text.into())), Origin::Flag(format!("--{flag}")));
         }
         let variable = variable(name);

@@ -49,7 +49,7 @@ fn without_any_setting_the_defaults_hold() {
             "database_url": "sqlite:./semel-data/semel.db",
             "broker_url": "embedded",
             "roles": ["api", "relay", "worker", "sweeper"],
-            "http": { "head_timeout": "30s", "max_connections": 4096 },
+            "http": { "head_timeout": "30s", "max_connections": 4096, "log_requests": false },
             "sweep": { "every": "15s" },
             "messages": {
                 "relay_lease": "30s",
@@ -165,8 +165,8 @@ fn variables_in_the_file_are_filled_in_and_a_missing_one_is_named() {
     assert_eq!(
         told,
         [
-            "broker_url (semel.toml, line 2): the environment variable WHO is not set",
-            "broker_url (semel.toml, line 2): the environment variable PASS is not set",
+            "broker_url (semel.toml, line 2): the environment variable WHO is not set: set it where semel is started, or write the value here",
+            "broker_url (semel.toml, line 2): the environment variable PASS is not set: set it where semel is started, or write the value here",
         ]
     );
     let mut command = in_dir(&dir, &["config", "show", "--json", "--config", "semel.toml"]);

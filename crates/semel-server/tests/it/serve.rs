@@ -274,3 +274,31 @@ async fn a_handler_knows_who_is_asking_and_reads_no_endless_body() {
     assert_eq!((answer.status, answer.problem().as_str()), (413, "body-too-large"));
     assert_eq!(ask(address, "GET", "/size", vec![]).await.problem(), "method-not-allowed");
 }
+
+#[test]
+fn a_data_directory_that_cannot_be_is_told_with_what_to_do() {
+    let dir = tempfile::TempDir::new().unwrap();
+    std::fs::write(dir.path().join("afile"), "").unwrap();
+    for (named, said) in [
+        ("afile", "afile is a file and no directory; name another directory by --data-dir"),
+        ("afile/deeper", "afile is a file and no directory; name another directory by --data-dir"),
+        ("/proc/semel", "the directory /proc/semel cannot be made: "),
+    ] {
+        for command in [&["serve", "--listen", "127.0.0.1:0"][..], &["once", "--key", "a"]] {
+            let mut command = semel_with(command, named);
+            if command.get_args().any(|arg| arg == "once") {
+                command.args(["--", "true"]);
+            }
+            let output = command.current_dir(&dir).output().unwrap();
+            assert!(!output.status.success());
+            assert!(stderr(&output).contains(said), "{named}: {}", stderr(&output));
+            assert!(stderr(&output).contains("--database-url"), "{}", stderr(&output));
+        }
+    }
+}
+
+fn semel_with(arguments: &[&str], data_dir: &str) -> std::process::Command {
+    let mut command = semel();
+    command.args(arguments).args(["--data-dir", data_dir]);
+    command
+}
