@@ -86,10 +86,8 @@ impl<S: Store, Inner> IdempotencyService<S, Inner> {
             Ok(Ran::LeaseLost) => Some(Problem::new(&problem::LEASE_LOST)),
             // The node stops, or the store could not commit.
             Ok(Ran::Released) => Some(store_problem(&semel::Error::Unavailable("the run was put back".into()))),
-            Ok(Ran::Failed(failure)) if said.is_some() => {
-                tracing::warn!(error = failure.error, "a request was not committed");
-                Some(Problem::new(&problem::NOT_COMMITTED))
-            }
+            // Why is in the log, by the ledger.
+            Ok(Ran::Failed(_)) if said.is_some() => Some(Problem::new(&problem::NOT_COMMITTED)),
             Ok(_) => Some(Problem::new(&problem::INTERNAL)),
             Err(error) => Some(store_problem(error)),
         };

@@ -7,10 +7,10 @@
 use std::collections::{BTreeMap, HashMap};
 
 use semel::{
-    Operation, Result, Timestamp,
-    journal::Note,
+    Operation, Result, State, Timestamp,
+    journal::{self, Note},
     look::{Group, bucket},
-    machine::{Answer, Event, Next, Step, due, step},
+    machine::{Answer, Event, Next, Step, Write, due, step},
     store::Applied,
 };
 use serde_json::{Value, json};
@@ -27,8 +27,15 @@ use crate::{
 pub(crate) struct Tally(BTreeMap<(Group, i64, &'static str, &'static str, i32), i64>);
 
 impl Tally {
-    /// Counts one change.
-    pub(crate) fn add(&mut self, old: Option<&Operation>, new: Option<&Operation>, now: Timestamp) {
+    /// Counts one change; `ended` is how a run ended that newer data took over from at once, in whose state the
+    /// operation has never been stored.
+    pub(crate) fn add(
+        &mut self,
+        old: Option<&Operation>,
+        new: Option<&Operation>,
+        ended: Option<State>,
+        now: Timestamp,
+    ) {
         let Some(op) = new.or(old) else { return };
         let word = |op: Option<&Operation>| op.map_or("", |op| op.state.as_str());
         let took = match old {
@@ -37,6 +44,10 @@ impl Tally {
         };
         let mut count = |from, to, took| *self.0.entry((Group::of(op), now.hour(), from, to, took)).or_default() += 1;
         let fence = |op: Option<&Operation>| op.map(|op| op.fence);
+        if let (Some(ended), "processing", "pending") = (ended, word(old), word(new)) {
+            count("processing", ended.as_str(), took);
+            return count(ended.as_str(), "pending", 0);
+        }
         match (word(old), word(new)) {
             // Taken over before the sweep has seen that its lease had lapsed: a run has ended all the same.
             ("processing", "processing") if fence(old) != fence(new) => {
@@ -87,26 +98,34 @@ impl Changes {
             (Next::Same | Next::Gone, stored) => stored.cloned(),
         };
         let id = told.as_ref().map_or(0, |op| op.id);
+        let ended = superseded(event, &notes);
         self.notes.extend(notes.into_iter().map(|note| (id, note)));
         match next {
             Next::Same => {}
             Next::Put(op) => {
                 let archive = stored.filter(|_| answer == Answer::Archived).and_then(|old| rows::archived(old, now));
-                self.put(stored, Some(*op), archive, now);
+                self.put(stored, Some(*op), archive, ended, now);
             }
             Next::Anew(op) => {
                 if let Some(expired) = stored {
-                    self.put(Some(expired), None, None, now);
+                    self.put(Some(expired), None, None, None, now);
                 }
-                self.put(None, Some(*op), None, now);
+                self.put(None, Some(*op), None, None, now);
             }
-            Next::Gone => self.put(stored, None, None, now),
+            Next::Gone => self.put(stored, None, None, None, now),
         }
         Applied { answer, operation: told, now }
     }
 
-    fn put(&mut self, old: Option<&Operation>, new: Option<Operation>, archive: Option<Value>, now: Timestamp) {
-        self.tally.add(old, new.as_ref(), now);
+    fn put(
+        &mut self,
+        old: Option<&Operation>,
+        new: Option<Operation>,
+        archive: Option<Value>,
+        ended: Option<State>,
+        now: Timestamp,
+    ) {
+        self.tally.add(old, new.as_ref(), ended, now);
         let Some(id) = new.as_ref().or(old).map(|op| op.id) else { return };
         let touched = self.touched.entry(id).or_insert_with(|| Touched {
             loaded: old.cloned(),
@@ -196,7 +215,29 @@ impl Changes {
         let notes: Vec<_> = self.notes.iter().map(|(id, note)| rows::note(*id, note)).collect();
         conn.batch(sql.insert_journal, &notes).await?;
         conn.batch(sql.insert_deltas, &self.tally.rows()).await?;
+        self.tell_lapses();
         Ok(true)
+    }
+
+    /// One line in the log for each lease that was found lapsed. It is told before the commit: if that fails, the lease
+    /// has lapsed all the same, and is told of once more.
+    fn tell_lapses(&self) {
+        for (id, note) in self.notes.iter().filter(|(_, note)| note.is_lapse()) {
+            if let Some(Touched { loaded: Some(held), now: Some(now), .. }) = self.touched.get(id) {
+                semel::log::lapsed(held, now, &note.detail);
+            }
+        }
+    }
+}
+
+/// How a run ended, where newer data took over from it in the same step.
+fn superseded(event: &Event<'_>, notes: &[Note]) -> Option<State> {
+    let has = |told: journal::Event| notes.iter().any(|note| note.event == told);
+    match event {
+        _ if !has(journal::Event::Superseded) => None,
+        Event::Write { write: Write::Complete(_), .. } => Some(State::Completed),
+        Event::Write { write: Write::Fail(_), .. } => Some(State::Failed),
+        _ => has(journal::Event::TimedOut).then_some(State::TimedOut),
     }
 }
 

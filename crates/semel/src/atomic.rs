@@ -14,6 +14,7 @@ use crate::{
     Claim, Error, Lease, Ledger, Outcome, Result, State, Uptime, Work, crash_point,
     lease::Settled,
     ledger::IN_TRANSACTION,
+    log,
     machine::{Answer, Failure, Write, is_bare},
     messaging::Origin,
     renewer::Renewal,
@@ -242,7 +243,7 @@ impl<S: Store> Lease<S> {
         let limit = store.longest_transaction().min(self.term());
         let Ok(tx) = store.begin(limit).await else {
             // Nothing has begun; the caller may come again.
-            return Ok(Effect::RolledBack(Write::Release { delay: Duration::ZERO }));
+            return Ok(Effect::RolledBack(Write::Release { delay: Duration::ZERO, why: None }));
         };
         crash_point!("atomic.begun");
         let until = Uptime::now() + limit;
@@ -283,6 +284,7 @@ impl<S: Store> Lease<S> {
                 Ok(Effect::Committed { outcome, successor })
             }
             Ended::Lost => {
+                log::lost(self.operation(), "nothing of it was committed");
                 self.tell_refusal().await;
                 Ok(Effect::Lost)
             }
@@ -302,7 +304,7 @@ impl<S: Store> Lease<S> {
             return rolled_back(why);
         }
         let op = self.operation();
-        tracing::warn!(operation = op.id, key = op.short_hash(), error = why, "a run could not be committed");
+        log::not_committed(op, why);
         let delay = match &op.lease {
             _ if is_bare(op) => Duration::ZERO,
             Some(lease) if op.payload.is_some() => {
@@ -311,7 +313,7 @@ impl<S: Store> Lease<S> {
             }
             _ => A_MOMENT,
         };
-        Write::Release { delay }
+        Write::Release { delay, why: None }
     }
 
     /// The note of the refusal was rolled back with the effect, but it is part of the story: a

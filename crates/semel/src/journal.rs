@@ -11,6 +11,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Fence, Timestamp};
 
+/// What the note of a run says that was put back without a reason.
+pub const PUT_BACK: &str = "put back; this costs no attempt";
+
+/// Who acts when a lapsed lease is found, by the sweep or by a claim that came before it.
+pub(crate) const SWEEP: &str = "sweep";
+
 /// What a note tells of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Event {
@@ -98,6 +104,14 @@ pub struct Note {
     pub actor: String,
     /// The rest, in words.
     pub detail: String,
+}
+
+impl Note {
+    /// Whether it tells of a lease that ended without a word.
+    #[must_use]
+    pub fn is_lapse(&self) -> bool {
+        self.event == Event::TimedOut || (self.event == Event::Doubted && self.actor == SWEEP)
+    }
 }
 
 /// The two ways in which a claim can come again.

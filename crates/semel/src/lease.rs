@@ -122,7 +122,7 @@ impl<S: Store> Lease<S> {
     /// # Errors
     /// [`Error::OutcomeUnknown`] when the store did not answer until the lease ended.
     pub async fn release(self, delay: Duration) -> Result<Settled> {
-        self.settle(Write::Release { delay }).await
+        self.settle(Write::Release { delay, why: None }).await
     }
 
     /// The work has begun, and nobody knows how it ended.

@@ -14,6 +14,7 @@ use crate::{
     lane::guarded,
     lanes::{Call, Lanes, flush},
     lease::Settled,
+    log,
     look::{Due, DueKind},
     machine::{Answer, Request, Write},
     renewer::Renewer,
@@ -317,8 +318,10 @@ impl<S: Store> Ledger<S> {
                 Err(error) if error.is_transient() && !deadline.has_passed() => {
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
-                Err(error) if error.is_transient() => return Err(Error::OutcomeUnknown(error.to_string())),
-                Err(error) => return Err(error),
+                Err(error) => {
+                    log::not_stored(operation, &error);
+                    return Err(if error.is_transient() { Error::OutcomeUnknown(error.to_string()) } else { error });
+                }
             }
         };
         crash_point!("settle.after");
@@ -327,8 +330,14 @@ impl<S: Store> Ledger<S> {
         }
         self.inner.waiters.wake(operation.id);
         match applied.answer {
-            Answer::Settled { successor } => Ok(Settled::Yes { successor }),
-            _ => Ok(Settled::LeaseLost),
+            Answer::Settled { successor } => {
+                log::settled(operation, &write.write);
+                Ok(Settled::Yes { successor })
+            }
+            _ => {
+                log::lost(operation, "the end of the run came late");
+                Ok(Settled::LeaseLost)
+            }
         }
     }
 

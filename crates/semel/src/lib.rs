@@ -29,6 +29,8 @@ pub mod lane;
 mod lanes;
 mod lease;
 mod ledger;
+#[doc(hidden)]
+pub mod log;
 pub mod look;
 pub mod machine;
 pub mod messaging;

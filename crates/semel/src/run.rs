@@ -4,10 +4,12 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use tokio::sync::watch;
+use tracing::Instrument as _;
 
 use crate::{
     Claim, Fence, Held, Lease, Ledger, Operation, Outcome, Result, Uptime, Work, crash_point,
     lease::{self, Settled},
+    log,
     machine::{Failure, Retry, Write},
     renewer::Renewal,
     store::{Decision, Store},
@@ -36,6 +38,14 @@ pub enum Unfinished {
     Failed(Failure),
     /// Nothing was done; it should be tried after this long, at no cost of an attempt.
     NotYet(Duration),
+    /// Nothing was done, because what it needs is away or busy; it should be tried after this long, at no cost of an
+    /// attempt. Unlike [`NotYet`](Self::NotYet) it is told why: by the operation's error, its journal and the log.
+    NotNow {
+        /// How long to wait.
+        after: Duration,
+        /// What is away or busy.
+        why: String,
+    },
     /// Something was begun, and it cannot be known whether it took effect.
     Unknown(String),
     /// It was declined for good: this outcome is stored, but what was written in its transaction is
@@ -233,7 +243,7 @@ impl<S: Store> Ledger<S> {
 
 /// Runs to the end whether the caller waits or not. A panic of ours goes to the caller.
 pub(crate) async fn in_own_task<T: Send + 'static>(task: impl Future<Output = T> + Send + 'static) -> T {
-    match tokio::spawn(task).await {
+    match tokio::spawn(task.in_current_span()).await {
         Ok(done) => done,
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
@@ -256,7 +266,7 @@ where
 {
     // Counted from here on: between two runs it must not seem that there is none.
     let counted = ledger.enter();
-    tokio::spawn(async move {
+    let all = async move {
         let _counted = counted;
         while let Some(lease) = ledger.claim_successor(&operation).await {
             operation = lease.operation().clone();
@@ -266,7 +276,8 @@ where
                 Err(error) => return tracing::warn!(%error, "newer data could not be run to its end"),
             }
         }
-    });
+    };
+    tokio::spawn(all.in_current_span());
 }
 
 impl<S: Store> Lease<S> {
@@ -333,7 +344,7 @@ impl<S: Store> Lease<S> {
     /// We slept through the lease before the work began (or the claim took that long), and must not
     /// begin now: somebody else may be at it. If nobody is, nothing is in doubt.
     async fn put_back_unbegun(self) -> RanOne {
-        match self.settle(Write::Release { delay: Duration::ZERO }).await {
+        match self.settle(Write::Release { delay: Duration::ZERO, why: None }).await {
             Ok(Settled::Yes { successor }) => (Ran::Released, successor),
             Ok(Settled::LeaseLost) | Err(_) => (Ran::LeaseLost, false),
         }
@@ -359,14 +370,13 @@ impl<S: Store> Lease<S> {
         doubts: bool,
         work: impl Future<Output = Result<Outcome, Unfinished>> + Send + 'static,
     ) -> Option<Write> {
-        let mut task = tokio::spawn(work);
+        let mut task = tokio::spawn(work.in_current_span());
         let ended = tokio::select! {
             // Work that has ended has ended, whatever else is the case by now.
             biased;
             ended = &mut task => ended,
             () = renewal.lost() => {
-                let op = self.operation();
-                tracing::warn!(operation = op.id, key = op.short_hash(), "the lease was lost; the work is cancelled");
+                log::lost(self.operation(), "the work is cancelled");
                 task.abort();
                 return None;
             }
@@ -374,14 +384,15 @@ impl<S: Store> Lease<S> {
                 task.abort();
                 return Some(match doubts {
                     true => Write::Doubt { reason: "the node stopped while it ran".into() },
-                    false => Write::Release { delay: Duration::ZERO },
+                    false => Write::Release { delay: Duration::ZERO, why: None },
                 });
             }
         };
         Some(match ended {
             Ok(Ok(outcome)) => Write::Complete(outcome),
             Ok(Err(Unfinished::Failed(failure))) => Write::Fail(failure),
-            Ok(Err(Unfinished::NotYet(delay))) => Write::Release { delay },
+            Ok(Err(Unfinished::NotYet(delay))) => Write::Release { delay, why: None },
+            Ok(Err(Unfinished::NotNow { after, why })) => Write::Release { delay: after, why: Some(why) },
             Ok(Err(Unfinished::Unknown(reason))) => Write::Doubt { reason },
             Ok(Err(Unfinished::Declined(outcome))) => Write::Complete(outcome),
             Err(error) => {

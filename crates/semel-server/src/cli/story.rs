@@ -2,7 +2,7 @@
 
 use semel::{
     Operation, State, Timestamp,
-    journal::{Event, Note, Repeat, Repeats},
+    journal::{Event, Note, PUT_BACK, Repeat, Repeats},
     store::MOST_NOTES,
 };
 
@@ -163,7 +163,10 @@ fn event(note: &Note, took: &str) -> String {
         // Told by whoever found its lease at an end, or by the run itself.
         Event::Doubted if actor == "sweep" => format!("{detail}; it is in doubt whether it took effect"),
         Event::Doubted => format!("the run{by} ended in doubt{took}: {detail}"),
-        Event::Released => format!("put back{by} before its work began, at no cost of an attempt"),
+        Event::Released if note.detail == PUT_BACK => {
+            format!("put back{by} before its work began, at no cost of an attempt")
+        }
+        Event::Released => format!("put back{by}{took}, at no cost of an attempt: {detail}"),
         Event::Refused => format!("a late write was refused: {detail}"),
         Event::Superseded => format!("superseded{by}: {detail}"),
         Event::Resolved => format!("decided{by}: {detail}"),
@@ -230,7 +233,8 @@ mod tests {
             (Event::TimedOut, "sweep", "the lease ended", "the lease ended; it may run again"),
             (Event::Doubted, "sweep", "it ended", "it ended; it is in doubt whether it took effect"),
             (Event::Doubted, "a:1", "stopped", "the run by a:1 ended in doubt after 3 s: stopped"),
-            (Event::Released, "a:1", "put back", "put back by a:1 before its work began, at no cost of an attempt"),
+            (Event::Released, "a:1", PUT_BACK, "put back by a:1 before its work began, at no cost of an attempt"),
+            (Event::Released, "a:1", "it is away", "put back by a:1 after 3 s, at no cost of an attempt: it is away"),
             (Event::Refused, "", "a failure came late", "a late write was refused: a failure came late"),
             (Event::Superseded, "a:1", "newer data", "superseded by a:1: newer data"),
             (Event::RenewedLate, "a:1", "renewed late", "renewed late"),

@@ -17,6 +17,7 @@ mod gateway_passing;
 mod guard;
 mod hooks;
 mod jobs;
+mod log_lines;
 mod notifications;
 mod notifications_crash;
 mod notifications_crash_broker;

@@ -195,7 +195,7 @@ async fn claim_first(
     let mut answers = HashMap::new();
     for (i, fence) in first.iter().zip(fences).filter(|(_, fence)| made.contains(&fence.0)) {
         let applied = batch::first_claim(&requests[*i], *fence, now);
-        tally.add(None, applied.operation.as_ref(), now);
+        tally.add(None, applied.operation.as_ref(), None, now);
         answers.insert(*i, applied);
     }
     Ok(answers)

@@ -79,7 +79,7 @@ fn write(choice: usize) -> Write {
         1 => Write::Complete(Outcome::not_kept("")),
         2 => failure(Retry::Backoff),
         3 => failure(Retry::Never),
-        4 => Write::Release { delay: Duration::ZERO },
+        4 => Write::Release { delay: Duration::ZERO, why: None },
         5 => Write::Doubt { reason: "who knows".into() },
         _ => Write::Checkpoint(vec![7; 3].into()),
     }

@@ -92,6 +92,34 @@ pub async fn a_run_that_is_taken_over_is_counted_as_timed_out(lab: Lab) {
     }
 }
 
+/// A run that ended while newer data waited is counted by how it ended, with its time, though the operation was pending
+/// at once.
+pub async fn a_run_that_ended_while_newer_data_waited_is_counted_by_its_end(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let policy = Policy { on_mismatch: OnMismatch::SupersedeIfNewer, backoff: Backoff::NONE, ..Policy::default() };
+    let data = |n: usize, v: i64| work_with(&format!("k{n}"), &format!("v{v}"), policy.clone()).order(v);
+    for n in 0..3 {
+        let lease = acquire(&ledger, data(n, 1)).await;
+        assert_eq!(ask(&ledger, data(n, 2)).await, "in_flight");
+        lab.pass(secs(2));
+        match n {
+            0 => assert_eq!(lease.complete(done("")).await.unwrap(), semel::Settled::Yes { successor: true }),
+            1 => assert_eq!(lease.fail(failure("no")).await.unwrap(), semel::Settled::Yes { successor: true }),
+            _ => {
+                drop(lease);
+                lab.pass(policy.lease);
+                ledger.sweep().await.unwrap();
+            }
+        }
+    }
+    let counts = ledger.store().counts(scope().tenant(), 0).await.unwrap();
+    let ended = [State::Completed, State::Failed, State::TimedOut, State::Pending];
+    assert_eq!(ended.map(|ended| runs(&counts, ended)), [1, 1, 1, 0]);
+    let took = Durations::of(&counts, Some(State::Completed)).mean().unwrap();
+    assert!(took >= Duration::from_millis(1800) && took < secs(3), "{took:?}");
+    assert_eq!((in_state(&counts, State::Pending), in_state(&counts, State::Completed)), (3, 0));
+}
+
 /// The counters say how many operations are in each state, exactly, folded or not; folding changes
 /// no total.
 pub async fn state_counts_are_exact_before_and_after_folding(lab: Lab) {

@@ -71,7 +71,8 @@ pub async fn a_zombie_never_matches_a_row_made_anew(lab: Lab) {
                     lab.pass(secs(60));
                 }
                 _ => {
-                    let write = LeaseWrite { id, fence: old, write: Write::Release { delay: Duration::ZERO } };
+                    let write =
+                        LeaseWrite { id, fence: old, write: Write::Release { delay: Duration::ZERO, why: None } };
                     let released = b.store().write(vec![write]).await.unwrap().remove(0);
                     assert_eq!(released.answer, Answer::Settled { successor: false });
                 }
@@ -96,7 +97,7 @@ pub async fn a_settle_sent_again_is_answered_as_before(lab: Lab) {
     let settles = [
         Write::Complete(done("done")),
         Write::Fail(failure("no")),
-        Write::Release { delay: secs(1) },
+        Write::Release { delay: secs(1), why: None },
         Write::Doubt { reason: "who knows".into() },
     ];
     for (nth, write) in settles.iter().enumerate() {

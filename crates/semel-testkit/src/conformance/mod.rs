@@ -204,6 +204,7 @@ macro_rules! conformance_suite {
                     when_an_operation_began_anew_is_told;
                 counters:
                     a_run_that_is_taken_over_is_counted_as_timed_out,
+                    a_run_that_ended_while_newer_data_waited_is_counted_by_its_end,
                     state_counts_are_exact_before_and_after_folding,
                     folding_changes_no_total,
                     answers_are_counted,

@@ -165,7 +165,9 @@ pub async fn a_late_owner_of_older_data_does_not_touch_the_newer(lab: Lab) {
         assert_eq!(row(&b, &text).await, before);
         assert_eq!(owner.complete(done("v2")).await.unwrap(), SETTLED);
     }
-    for write in [Write::Complete(done("v1")), Write::Fail(failure("no")), Write::Release { delay: Duration::ZERO }] {
+    for write in
+        [Write::Complete(done("v1")), Write::Fail(failure("no")), Write::Release { delay: Duration::ZERO, why: None }]
+    {
         let text = format!("{write:?}");
         let lease = acquire(&a, version(&text, 1)).await;
         assert_eq!(ask(&b, version(&text, 2)).await, "in_flight");

@@ -34,7 +34,7 @@ async fn two_nodes_with_opposite_batches_do_not_deadlock() {
     let mut nodes = Nodes { a: open().await, b: open().await, watch, _server: server };
     for round in 0..if torture() { 300 } else { 12 } {
         let held = nodes.claim(round).await;
-        nodes.write(&held, &Write::Release { delay: Duration::ZERO }).await;
+        nodes.write(&held, &Write::Release { delay: Duration::ZERO, why: None }).await;
         // Once more: to both nodes the keys are known by now, and the rows are gone.
         let held = nodes.claim(round).await;
         nodes.write(&held, &Write::Checkpoint("here".into())).await;

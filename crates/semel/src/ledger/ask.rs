@@ -188,7 +188,7 @@ impl<S: Store> Drop for Asked<'_, S> {
         let ledger = self.ledger.clone();
         self.ledger.inner.engine.spawn(async move {
             if let Ok(Ok(Applied { answer: Answer::Acquired, operation: Some(op), .. })) = answer.await {
-                let write = Write::Release { delay: Duration::ZERO };
+                let write = Write::Release { delay: Duration::ZERO, why: None };
                 // If this fails too, the lease lapses.
                 let _ = ledger.write(LeaseWrite { id: op.id, fence: op.fence, write }).await;
                 ledger.wake(op.id);

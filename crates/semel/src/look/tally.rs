@@ -151,8 +151,8 @@ pub fn reached<'a, C: Counting + 'a>(counts: impl IntoIterator<Item = &'a C>, st
     changes(counts, |_, to| to == state.as_str())
 }
 
-/// How many runs ended in a state. One that completed while newer data waited ended in pending: that is where the
-/// operation went.
+/// How many runs ended in a state. One that completed while newer data waited counts as completed, though the operation
+/// was pending at once.
 #[must_use]
 pub fn runs<'a, C: Counting + 'a>(counts: impl IntoIterator<Item = &'a C>, ended: State) -> i64 {
     changes(counts, |from, to| from == State::Processing.as_str() && to == ended.as_str())

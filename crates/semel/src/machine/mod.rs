@@ -137,6 +137,8 @@ pub enum Write {
     Release {
         /// How long to wait before it may be claimed.
         delay: std::time::Duration,
+        /// Why nothing could be done, where that is worth telling: it is kept as the operation's error.
+        why: Option<String>,
     },
     /// The claim itself is undone: its answer was lost, so its caller was told that nothing was claimed. A first claim
     /// leaves no trace, not even its payload; any other is put back as by a release.

@@ -3,7 +3,7 @@
 use super::{Answer, Failure, Next, Retry, Step, Write, claim::complete, lapsed, note, promote};
 use crate::{
     Fence, LeaseRow, Operation, State, Timestamp,
-    journal::{Event, Note},
+    journal::{Event, Note, PUT_BACK},
 };
 
 pub(super) fn write(stored: Option<&Operation>, fence: Fence, write: &Write, now: Timestamp) -> Step {
@@ -64,7 +64,7 @@ fn write_held(mut op: Operation, lease: LeaseRow, write: &Write, now: Timestamp)
             fail(&mut op, failure, &lease, now);
             notes.push(note(&op, Event::Failed, &actor, failure.error.clone(), now));
         }
-        Write::Release { delay } => return release(op, now, *delay, &actor),
+        Write::Release { delay, why } => return release(op, now, *delay, why.as_deref(), &actor),
         Write::Withdraw => return withdraw(op, now, &actor),
         Write::Doubt { reason } => {
             op.state = State::InDoubt;
@@ -107,7 +107,7 @@ pub(crate) fn is_bare(op: &Operation) -> bool {
 
 /// Puts it back. A first run that never began leaves no trace, so that the key is free again,
 /// also for another payload; unless data was stored with it, which must not be lost.
-fn release(mut op: Operation, now: Timestamp, delay: std::time::Duration, actor: &str) -> Step {
+fn release(mut op: Operation, now: Timestamp, delay: std::time::Duration, why: Option<&str>, actor: &str) -> Step {
     let settled = Answer::Settled { successor: false };
     let mut notes = Vec::new();
     if let Some(promoted) = promote(&mut op, actor, now) {
@@ -120,7 +120,10 @@ fn release(mut op: Operation, now: Timestamp, delay: std::time::Duration, actor:
     op.state = State::Pending;
     op.lease = None;
     op.not_before = (!delay.is_zero()).then(|| now + delay);
-    notes.push(note(&op, Event::Released, actor, "put back; this costs no attempt".into(), now));
+    if let Some(why) = why {
+        op.error = Some(why.to_owned());
+    }
+    notes.push(note(&op, Event::Released, actor, why.unwrap_or(PUT_BACK).to_owned(), now));
     Step::put(op, settled, notes)
 }
 
@@ -128,7 +131,7 @@ fn release(mut op: Operation, now: Timestamp, delay: std::time::Duration, actor:
 fn withdraw(op: Operation, now: Timestamp, actor: &str) -> Step {
     match op.fence.0 == op.id && op.successor.is_none() {
         true => Step { next: Next::Gone, answer: Answer::Settled { successor: false }, notes: Vec::new() },
-        false => release(op, now, std::time::Duration::ZERO, actor),
+        false => release(op, now, std::time::Duration::ZERO, None, actor),
     }
 }
 

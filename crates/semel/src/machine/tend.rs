@@ -5,15 +5,12 @@ use std::time::Duration;
 use super::{Answer, Next, NotNow, Step, Verdict, claim::complete, lapsed, note, promote, unsettle};
 use crate::{
     Fence, Operation, Outcome, Policy, State, Timestamp,
-    journal::{Event, Note},
+    journal::{Event, Note, SWEEP},
 };
 
 /// How long the sweep leaves a row alone that should be gone by its age but may not go: one that
 /// is in doubt, pending or running.
 const LOOK_AGAIN: Duration = Duration::from_secs(3600);
-
-/// Who acts when the sweep does.
-const SWEEP: &str = "sweep";
 
 /// Ends a lease that has lapsed, and lets newer data take over unless there is doubt.
 pub(super) fn lapse(op: &Operation, fence: Fence, now: Timestamp) -> (Operation, Vec<Note>) {

@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use semel::{Claim, Error, Key, Lease, OnMismatch, Operation, Policy, Ran, Result, State, Store as _, crash_point};
 use semel_store::Database;
 use tokio::sync::OwnedSemaphorePermit;
+use tracing::{Instrument as _, Span};
 
 use super::{
     Receiver,
@@ -69,9 +70,10 @@ impl Receiver {
             self.put_back(lease).await.map_err(not_stored)?;
             return Ok(Status::Accepted);
         };
-        let ran = self.process(lease, source.clone(), event, seat).await;
+        let span = span(&source, &event);
+        let ran = self.process(lease, source, event, seat).await;
         crash_point!("webhooks.before_answer");
-        answered(ran, attempt)
+        span.in_scope(|| answered(ran, attempt))
     }
 
     /// Claims the bytes of an event, where its id tells nothing, and the event: the lease, or what the sender is answered
@@ -173,7 +175,8 @@ impl Receiver {
         event: Event,
         seat: OwnedSemaphorePermit,
     ) -> Result<Ran> {
-        let ran = process::run(self.0.ledger.clone(), lease, source, event, seat).await;
+        let span = span(&source, &event);
+        let ran = process::run(self.0.ledger.clone(), lease, source, event, seat).instrument(span).await;
         if !matches!(ran, Ok(Ran::Completed(_))) {
             // What was put back may be due at once.
             self.wake();
@@ -186,13 +189,10 @@ impl Receiver {
         let Ok(seat) = source.seats.clone().try_acquire_owned() else { return self.put_back(lease).await };
         let receiver = self.clone();
         tokio::spawn(async move {
-            let (id, name) = (lease.operation().id, source.name.clone());
-            match receiver.process(lease, source, event, seat).await {
-                Ok(Ran::Completed(_) | Ran::Released) => {}
-                Ok(ran) => {
-                    tracing::warn!(source = name, operation = id, end = ?word(&ran), "an event was not processed")
-                }
-                Err(error) => tracing::warn!(source = name, operation = id, %error, "an event was not processed"),
+            let span = span(&source, &event);
+            // How a run ended is logged by the ledger.
+            if let Err(error) = receiver.process(lease, source, event, seat).await {
+                tracing::warn!(parent: span, %error, "an event was not processed; it is tried again");
             }
         });
         Ok(())
@@ -259,14 +259,10 @@ fn answered(ran: Result<Ran>, attempt: u32) -> Result<Status, Problem> {
     }
 }
 
-fn word(ran: &Ran) -> &'static str {
-    match ran {
-        Ran::Completed(_) => "completed",
-        Ran::Failed(_) => "failed",
-        Ran::Released => "released",
-        Ran::Doubted(_) => "doubted",
-        Ran::LeaseLost => "lease lost",
-    }
+/// What log lines of an event's run say beside what the ledger tells of it. At the level of errors, so that no filter
+/// keeps the line and drops what it is about.
+pub(super) fn span(source: &Source, event: &Event) -> Span {
+    tracing::error_span!("webhook", source = source.name, event = event.id, r#type = event.kind)
 }
 
 /// Nobody may be told 200 of what is not durable.

@@ -179,6 +179,7 @@ fn unhurried(unfinished: Unfinished) -> Unfinished {
     match unfinished {
         Unfinished::Unknown(reason) => Unfinished::failed(reason),
         Unfinished::NotYet(wait) => Unfinished::NotYet(wait.max(A_MOMENT)),
+        Unfinished::NotNow { after, why } => Unfinished::NotNow { after: after.max(A_MOMENT), why },
         other => other,
     }
 }
@@ -226,19 +227,19 @@ async fn forward(
         headers.insert(name, value);
     }
     let answered = |status| format!("the endpoint answered {status}");
-    let not_yet = |wait: Option<Duration>| Unfinished::NotYet(wait.map_or(later, |wait| wait.max(later)));
+    let not_now = |wait: Option<Duration>, why: String| Unfinished::NotNow {
+        after: wait.map_or(later, |wait| wait.max(later)),
+        why,
+    };
     match caller.post(headers, event.body.clone()).await {
         Called::Taken(status) => Ok(Done::Forwarded { status: status.as_u16() }),
-        Called::InFlight(wait) => Err(not_yet(wait)),
-        Called::NotNow(status, wait) if matches!(status.as_u16(), 425 | 429) => Err(not_yet(wait)),
+        Called::InFlight(wait) => Err(not_now(wait, "the endpoint answered 409: it is at the same event".to_owned())),
+        Called::NotNow(status, wait) if matches!(status.as_u16(), 425 | 429) => Err(not_now(wait, answered(status))),
         Called::NotNow(status, Some(wait)) => {
             Err(Unfinished::Failed(Failure { error: answered(status), retry: Retry::After(wait) }))
         }
         Called::NotNow(status, None) | Called::Refused(status) => Err(Unfinished::failed(answered(status))),
-        Called::NotSent(why) => {
-            tracing::warn!(source = event.source, why, "an endpoint cannot be reached");
-            Err(not_yet(None))
-        }
+        Called::NotSent(why) => Err(not_now(None, format!("the endpoint cannot be reached: {why}"))),
         // Called again under the same key: an endpoint that honours it knows.
         Called::Unknown(why) => Err(Unfinished::failed(why)),
     }

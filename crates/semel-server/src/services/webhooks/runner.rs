@@ -7,7 +7,7 @@ use std::{
 };
 
 use semel::{
-    Claim, Failure, Operation, Ran, Result, Retry, Scope,
+    Claim, Failure, Operation, Result, Retry, Scope,
     look::{Due, DueKind},
 };
 use tokio::{
@@ -15,7 +15,7 @@ use tokio::{
     task::JoinSet,
 };
 
-use super::{Receiver, SERVICE, event::Event, source::Source};
+use super::{Receiver, SERVICE, deliver::span, event::Event, source::Source};
 
 /// How often to look without being woken.
 const POLL: Duration = Duration::from_secs(1);
@@ -167,12 +167,10 @@ impl Runner {
         };
         let (receiver, source) = (self.receiver.clone(), source.clone());
         self.runs.spawn(async move {
-            let id = lease.operation().id;
-            match receiver.process(lease, source, event, seat).await {
-                Ok(Ran::Completed(_) | Ran::Released) => {}
-                Ok(Ran::Failed(_)) => tracing::info!(operation = id, "an event failed again"),
-                Ok(_) => tracing::info!(operation = id, "an event was taken away from this node"),
-                Err(error) => tracing::warn!(operation = id, %error, "an event was not processed"),
+            let span = span(&source, &event);
+            // How a run ended is logged by the ledger.
+            if let Err(error) = receiver.process(lease, source, event, seat).await {
+                tracing::warn!(parent: span, %error, "an event was not processed; it is tried again");
             }
         });
         Ok(())

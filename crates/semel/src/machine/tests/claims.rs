@@ -94,7 +94,7 @@ fn a_time_out_expires_and_pending_and_doubt_never_do() {
     }
     let mut life = Life::new();
     let fence = life.acquire(&ask("a"));
-    life.settle(fence, Write::Release { delay: TICK });
+    life.settle(fence, Write::Release { delay: TICK, why: None });
     life.pass(ages);
     assert_eq!(life.claim(&ask("b")), Answer::Mismatch, "what is pending waits for ever");
 }

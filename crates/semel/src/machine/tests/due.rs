@@ -78,7 +78,7 @@ fn what_waits_for_nothing_is_due_at_once() {
         assert_eq!(due_of(&life), Some(life.now), "{:?}", life.row());
     }
     let (mut later, fence) = claimed();
-    later.settle(fence, Write::Release { delay: TICK });
+    later.settle(fence, Write::Release { delay: TICK, why: None });
     assert_eq!(due_of(&later), Some(later.now + TICK));
 }
 

@@ -121,7 +121,7 @@ fn happenings() -> Vec<Happening> {
             }
         }
     }
-    let more = [fail(Retry::Never), Write::Release { delay: Duration::from_secs(5) }];
+    let more = [fail(Retry::Never), Write::Release { delay: Duration::from_secs(5), why: None }];
     for write in writes().into_iter().chain(more) {
         all.extend([5, 7, 8].map(|fence| Happening::Write(Fence(fence), write.clone())));
     }

@@ -53,7 +53,7 @@ fn writes() -> impl Strategy<Value = Write> {
         // Every completion has an outcome of its own, given when its turn comes.
         4 => Just(Write::Complete(Outcome::kept(""))),
         2 => one_of(&retries).prop_map(|retry| Write::Fail(Failure { error: "it broke".into(), retry })),
-        2 => one_of(&delays).prop_map(|delay| Write::Release { delay }),
+        2 => one_of(&delays).prop_map(|delay| Write::Release { delay, why: None }),
         1 => Just(Write::Withdraw),
         1 => Just(Write::Doubt { reason: "who knows".into() }),
         1 => Just(Write::Checkpoint("so far".into())),

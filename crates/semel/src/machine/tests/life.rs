@@ -61,7 +61,7 @@ pub(super) fn fail(retry: Retry) -> Write {
 }
 
 pub(super) fn release() -> Write {
-    Write::Release { delay: Duration::ZERO }
+    Write::Release { delay: Duration::ZERO, why: None }
 }
 
 pub(super) fn doubt() -> Write {

@@ -35,7 +35,7 @@ fn release_for_later_keeps_the_key_and_the_time() {
     let delay = Duration::from_secs(7);
     let mut life = Life::new();
     let fence = life.acquire(&ask("a"));
-    life.settle(fence, Write::Release { delay });
+    life.settle(fence, Write::Release { delay, why: None });
     let until = life.now + delay;
     assert_eq!(life.claim(&ask("a")), Answer::NotYet { until });
     life.now = until;
@@ -124,7 +124,7 @@ fn an_ordinary_life_leaves_nothing_in_the_journal_and_any_other_does() {
         (release(), vec![]),
         (fail(Retry::Backoff), vec![Failed]),
         (doubt(), vec![Doubted]),
-        (Write::Release { delay: LEASE }, vec![Released]),
+        (Write::Release { delay: LEASE, why: None }, vec![Released]),
     ] {
         let mut life = Life::new();
         assert_eq!(told(&mut life, Claim(ask("a"))), []);
@@ -155,7 +155,7 @@ fn a_first_claim_that_is_withdrawn_leaves_no_trace_and_newer_data_keeps_its_turn
 
 #[test]
 fn a_takeover_that_is_withdrawn_costs_no_attempt() {
-    for first in [fail(Retry::After(TICK)), Write::Release { delay: TICK }] {
+    for first in [fail(Retry::After(TICK)), Write::Release { delay: TICK, why: None }] {
         let mut life = Life::new();
         let fence = life.acquire(&Request { payload: Some("data".into()), ..ask("a") });
         life.settle(fence, first.clone());

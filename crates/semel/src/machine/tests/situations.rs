@@ -45,7 +45,7 @@ pub(super) fn situations() -> Vec<(String, Life)> {
             let fence = life.acquire(first);
             life.settle(fence, write);
         };
-        let release_for_later = Write::Release { delay: Duration::from_secs(4) };
+        let release_for_later = Write::Release { delay: Duration::from_secs(4), why: None };
         there("processing", &|life, first| {
             life.acquire(first);
         });

@@ -202,7 +202,7 @@ impl World {
                 let failure = Failure { error: "no".into(), retry: Retry::Backoff };
                 self.settle(&mut moment, n, Write::Fail(failure));
             }
-            Action::Release(n) => self.settle(&mut moment, n, Write::Release { delay: Duration::ZERO }),
+            Action::Release(n) => self.settle(&mut moment, n, Write::Release { delay: Duration::ZERO, why: None }),
             Action::Doubt(n) => self.settle(&mut moment, n, Write::Doubt { reason: "who knows".into() }),
             Action::Renew(n) => self.renew(&mut moment, n),
             Action::ReadBack(n) => self.read_back(&mut moment, n),

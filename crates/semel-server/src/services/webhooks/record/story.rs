@@ -2,7 +2,7 @@
 
 use semel::{
     Operation, State, Timestamp,
-    journal::{Event as Told, Note},
+    journal::{Event as Told, Note, PUT_BACK},
     store::MOST_NOTES,
 };
 use serde::Serialize;
@@ -61,7 +61,7 @@ pub(super) fn attempts(operation: &Operation, notes: &[Note]) -> Vec<Attempt> {
             Told::Released => "released",
             Told::Refused | Told::RenewedLate | Told::Resolved | Told::Archived | Told::Purged => continue,
         };
-        let error = Some(note.detail.as_str()).filter(|_| note.event != Told::Released);
+        let error = Some(note.detail.as_str()).filter(|detail| note.event != Told::Released || *detail != PUT_BACK);
         let mut run = runs.take().unwrap_or_default().ended(Some(note.at), end, error);
         // A lease that nobody renewed is ended by the sweep; whose it was, the note has in words.
         if run.node.is_none() && matches!(note.event, Told::Failed | Told::Released) {
@@ -154,7 +154,8 @@ mod tests {
     }
 
     fn note(time: i64, event: Told) -> Note {
-        Note { at: at(time), event, fence: Fence(1), actor: "node".to_owned(), detail: "because".to_owned() }
+        let detail = if event == Told::Released { PUT_BACK } else { "because" }.to_owned();
+        Note { at: at(time), event, fence: Fence(1), actor: "node".to_owned(), detail }
     }
 
     /// How each run ended, and from when to when it was, in microseconds.
@@ -195,6 +196,14 @@ mod tests {
         assert_eq!((told[0].error.as_deref(), told[2].error.as_deref()), (Some("because"), None));
         assert_eq!(told[3].node.as_deref(), Some("last"));
         assert_eq!(decisions(&notes), [Decision { at: at(7).to_string(), by: "node".into(), what: "because".into() }]);
+    }
+
+    #[test]
+    fn a_run_that_was_put_back_for_a_reason_says_so() {
+        let away = Note { detail: "the endpoint cannot be reached".to_owned(), ..note(1, Told::Released) };
+        let told = attempts(&event(State::Pending), &[away, note(2, Told::TakenOver), note(3, Told::Released)]);
+        assert_eq!(told[0].error.as_deref(), Some("the endpoint cannot be reached"));
+        assert_eq!((told[1].end, told[1].error.as_deref()), (Some("released"), None));
     }
 
     #[test]

@@ -1,0 +1,178 @@
+//! The laws of the log: one line for each run that did not end well, by the names that `semel why` takes, and no secret.
+
+use std::thread;
+
+use rustix::process::Signal;
+use semel::State;
+
+use crate::{
+    endpoint::{Does, Endpoint},
+    gateway::{ask, gateway},
+    hooks::{SECRET, becomes, command, deliver, event, forward, signed, status, stored},
+    place::{Place, on_both_databases},
+    serve_faults::{log, logged},
+    support::{Answer, SOON, Server, eventually, send},
+    upstream::Upstream,
+};
+
+on_both_databases! {
+    a_failed_run_is_one_line_that_names_source_event_attempt_and_error
+    an_endpoint_that_cannot_be_reached_is_told_by_the_event_its_attempt_and_the_log
+    a_lost_lease_is_one_line_of_the_node_that_finds_it
+    a_doubt_is_one_line
+    a_line_for_each_request_is_there_if_asked_for
+}
+
+/// A server whose log is kept.
+fn start(place: &Place, roles: &str, variables: &[(&str, &str)]) -> Server {
+    let mut command = command(place, roles, variables);
+    logged(&mut command, place);
+    Server::start_with(&mut command)
+}
+
+/// The lines of the log that have all of these words.
+fn lines(place: &Place, words: &[&str]) -> Vec<String> {
+    let lines = log(place);
+    let has = |line: &&str| words.iter().all(|word| line.contains(word));
+    lines.lines().filter(has).map(str::to_owned).collect()
+}
+
+/// Waits until there are so many lines with these words, and looks that there are no more.
+fn told(place: &Place, times: usize, words: &[&str]) -> Vec<String> {
+    eventually(SOON, &format!("{words:?} in {}", log(place)), || lines(place, words).len() >= times);
+    let told = lines(place, words);
+    assert_eq!(told.len(), times, "{words:?}: {told:#?}");
+    told
+}
+
+/// The value of a field in a line.
+fn field<'a>(line: &'a str, name: &str) -> &'a str {
+    let fields = line.split([' ', '{', '}']);
+    let found = fields.filter_map(|field| field.split_once('=')).find(|(found, _)| *found == name);
+    found.unwrap_or_else(|| panic!("no {name} in {line}")).1.trim_matches('"')
+}
+
+fn nothing_secret(place: &Place, secrets: &[&str]) {
+    let log = log(place);
+    for secret in secrets.iter().chain(&[SECRET]) {
+        assert!(!log.contains(secret), "{secret} is in the log: {log}");
+    }
+}
+
+fn a_failed_run_is_one_line_that_names_source_event_attempt_and_error(place: &Place) {
+    let endpoint = Endpoint::that([Does::Answers(500), Does::Answers(404), Does::Answers(500)]);
+    let url = forward(&format!("{}?token=s3same", endpoint.url()));
+    let server = start(place, "api", &[("SEMEL_WEBHOOKS_STRIPE_HANDLERS", &url)]);
+    for _ in 0..3 {
+        assert_eq!(deliver(&server, &event("evt_1", 1_700_000_000, "a note of the customer")).status, 500);
+    }
+    let said = [
+        ("1", "500 Internal Server Error", "a run failed; it may run again"),
+        ("2", "404 Not Found", "a run failed; it may run again"),
+        ("3", "500 Internal Server Error", "a run failed for the last time"),
+    ];
+    for (attempt, error, message) in said {
+        let number = format!("attempt={attempt} ");
+        let [line] = &told(place, 1, &["a run failed", &number])[..] else { panic!() };
+        assert!(line.contains(message) && line.contains(error), "{line}");
+        assert_eq!((field(line, "source"), field(line, "event")), ("stripe", "evt_1"), "{line}");
+        assert_eq!(field(line, "scope"), "default/webhooks/stripe", "{line}");
+        let story = place.say(["why", field(line, "key")]);
+        assert!(story.contains("evt_1") && story.contains("failed"), "{story}");
+    }
+    told(place, 3, &["evt_1"]);
+    nothing_secret(place, &["a note of the customer", "s3same", "in_1"]);
+}
+
+fn an_endpoint_that_cannot_be_reached_is_told_by_the_event_its_attempt_and_the_log(place: &Place) {
+    // A port that nobody listens on any more.
+    let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let url = forward(&format!("http://{address}/s3same"));
+    let server = start(place, "api", &[("SEMEL_WEBHOOKS_STRIPE_HANDLERS", &url)]);
+    assert_eq!(status(&deliver(&server, &event("evt_1", 1_700_000_000, "a"))), "accepted");
+    let shown = crate::desk::shown(&server, "/webhooks/stripe/events/evt_1");
+    let error = shown["last_error"].as_str().unwrap_or_else(|| panic!("{shown}"));
+    assert!(error.starts_with("the endpoint cannot be reached: "), "{error}");
+    assert_eq!((&shown["processing_status"], &shown["retry_count"]), (&"pending".into(), &0.into()));
+    assert_eq!((&shown["attempts"][0]["end"], &shown["attempts"][0]["error"]), (&"released".into(), &error.into()));
+    let [line] = &told(place, 1, &["put back", "cannot be reached"])[..] else { panic!() };
+    assert_eq!((field(line, "source"), field(line, "event"), field(line, "attempt")), ("stripe", "evt_1", "1"));
+    let story = place.say(["why", field(line, "key")]);
+    assert!(story.contains("the endpoint cannot be reached"), "{story}");
+    nothing_secret(place, &["s3same"]);
+
+    // Once it has taken effect, there is nothing to tell of any more.
+    let _endpoint = Endpoint::on(std::net::TcpListener::bind(address).unwrap(), []);
+    assert_eq!(status(&deliver(&server, &event("evt_1", 1_700_000_000, "a"))), "processed");
+    assert_eq!(stored(place, "stripe", "evt_1").unwrap().error, None);
+}
+
+fn a_lost_lease_is_one_line_of_the_node_that_finds_it(place: &Place) {
+    let endpoint = Endpoint::that([Does::Hangs]);
+    let url = forward(&endpoint.url());
+    let variables = [
+        ("SEMEL_WEBHOOKS_STRIPE_HANDLERS", url.as_str()),
+        ("SEMEL_WEBHOOKS_STRIPE_LEASE", "1s"),
+        ("SEMEL_WEBHOOKS_STRIPE_MAX_CRASHES", "1"),
+    ];
+    let mut first = crate::hooks::start_as(place, "api", &variables);
+    let (address, paid) = (first.address, event("evt_1", 1_700_000_000, "a").to_string());
+    thread::spawn(move || {
+        let mut connection = std::net::TcpStream::connect(address).unwrap();
+        let signed = signed(paid.as_bytes());
+        let headers: Vec<_> = signed.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        send(&mut connection, "POST", "/webhooks/stripe", &headers, paid.as_bytes());
+        thread::sleep(SOON);
+    });
+    endpoint.is_called(1);
+    first.process.signal(Signal::KILL);
+    first.process.end();
+    let _second = start(place, "sweeper", &variables);
+    becomes(place, "evt_1", State::TimedOut);
+    let [line] = &told(place, 1, &["a lease was lost"])[..] else { panic!() };
+    assert!(line.contains("for the last time") && line.contains("ended without a word"), "{line}");
+    assert_eq!((field(line, "scope"), field(line, "attempt")), ("default/webhooks/stripe", "1"));
+    assert_eq!(field(line, "key"), stored(place, "stripe", "evt_1").unwrap().short_hash());
+}
+
+fn a_doubt_is_one_line(place: &Place) {
+    let upstream = Upstream::start();
+    let mut command = gateway(place, &upstream.url);
+    logged(&mut command, place);
+    let server = Server::start_with(&mut command);
+    let key = ("idempotency-key", "s3same-key");
+    let lost = Answer::read(ask(&server, "POST", "/lose", &[key], "s3same-body"));
+    assert_eq!(lost.status, 502, "{}", lost.body);
+    let [line] = &told(place, 1, &["in doubt"])[..] else { panic!() };
+    assert_eq!((field(line, "scope"), field(line, "attempt")), ("default/gateway/request", "1"), "{line}");
+    assert!(!field(line, "error").is_empty(), "{line}");
+    let story = place.say(["why", field(line, "key")]);
+    assert!(story.contains("s3same-key"), "the hash in the log is that of the key: {story}");
+    nothing_secret(place, &["s3same"]);
+}
+
+fn a_line_for_each_request_is_there_if_asked_for(place: &Place) {
+    let server = start(place, "api", &[]);
+    assert_eq!(server.get("/healthz").status, 200);
+    drop(server);
+    assert!(lines(place, &["request", "/healthz"]).is_empty(), "nobody has asked for it");
+
+    let mut command = command(place, "api", &[]);
+    logged(command.arg("--log-requests"), place);
+    let server = Server::start_with(&mut command);
+    assert_eq!(status(&deliver(&server, &event("evt_1", 1_700_000_000, "a"))), "processed");
+    assert_eq!(server.get("/webhooks/stripe/events/evt_1?function=stripe").status, 200);
+    assert_eq!(server.get("/s3same/path?s3same=1").status, 404);
+    told(place, 1, &["request", "method=\"POST\"", "route=\"/webhooks/stripe\"", "status=200", "took="]);
+    told(place, 1, &["request", "method=\"GET\"", "route=\"/webhooks/stripe/events/{id}\"", "status=200"]);
+    told(place, 1, &["request", "route=\"-\"", "status=404"]);
+    nothing_secret(place, &["s3same", "evt_1"]);
+
+    let upstream = Upstream::start();
+    let mut command = gateway(place, &upstream.url);
+    logged(command.env("SEMEL_HTTP_LOG_REQUESTS", "true"), place);
+    let server = Server::start_with(&mut command);
+    assert_eq!(Answer::read(ask(&server, "POST", "/orders", &[("idempotency-key", "s3same")], "{}")).status, 201);
+    told(place, 1, &["request", "method=\"POST\"", "status=201"]);
+    nothing_secret(place, &["s3same"]);
+}
