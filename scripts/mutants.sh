@@ -43,6 +43,9 @@ dedup-postgres@semel-store/src/postgres/hot.rs@s/    ON CONFLICT \(tenant, servi
 dedup-sqlite@semel-store/src/sqlite/hot.rs@s/     ON CONFLICT \(tenant, service, kind, key\) DO NOTHING;/;/@semel-testkit@test(=heavy::sqlite::heavy_512_tasks_on_100_keys_over_two_processes_make_100_effects)
 swapped-terms-postgres@semel-store/src/postgres/claims.rs@s/(\.bind\(span\(&\|r\| r\.policy\.retention\)\))(\s+)(\.bind\(span\(&\|r\| r\.policy\.tombstone\)\))/$3$2$1/@semel-store@test(=histories::prop_postgres_does_what_the_machine_says)
 swapped-terms-sqlite@semel-store/src/sqlite/hot.rs@s/value ->> 4, value ->> 5,/value ->> 5, value ->> 4,/@semel-store@test(=histories::prop_sqlite_does_what_the_machine_says)
+locked-renewal@semel-store/src/postgres/hot.rs@s/FOR UPDATE OF l SKIP LOCKED/FOR UPDATE OF l/@semel-store@test(=locked_leases::a_locked_lease_costs_a_node_that_lease_and_no_other)
+locked-settle@semel-store/src/postgres/settles.rs@s/self\.locked\.has\(writes\[\*i\]\.id\)/self.locked.has(writes[*i].id) \&\& writes.is_empty()/; s/lock_timeout = '250ms'/lock_timeout = '10s'/@semel-store@test(=locked_leases::only_the_settle_of_a_locked_lease_waits)
+renewal-patience@semel/src/renewer/agenda.rs@s/\.map\(\|held\| patience\(held\.term\)\)\.max\(\)/.map(|held| patience(held.term)).min()/@semel@test(=renewer::tests::a_late_answer_still_counts_for_the_leases_that_can_wait)
 open-transaction@semel-store/src/tx.rs@s/BEGIN; SET LOCAL idle_in_transaction_session_timeout = \{idle\}/BEGIN; SET LOCAL idle_in_transaction_session_timeout = 30000/@semel-testkit@test(=zombies::postgres::a_zombie_reports_a_lost_lease_wherever_it_slept)
 no-limit@semel-store/src/tx.rs@s/let limit = seat\.answer_limit\(\);/let limit = 100 * seat.answer_limit();/@semel-testkit@test(=cuts::a_connection_that_swallows_everything_is_given_up)
 sleepwalker@semel/src/run.rs@s/if self\.remaining\(\)\.is_zero\(\) \{/if self.remaining().is_zero() \&\& self.operation().id == 0 {/@semel-testkit@test(=zombies::sqlite::a_zombie_reports_a_lost_lease_wherever_it_slept)
@@ -148,7 +151,7 @@ echo "== without a mutation"
 mutants | while IFS='@' read -r name _ _ package tests; do
     if is_wanted "$name"; then echo "$package@$tests"; fi
 done | sort -u >"$root/target/mutants/tests"
-for package in semel-store semel-testkit semel-http semel-server; do
+for package in semel semel-store semel-testkit semel-http semel-server; do
     grep -q "^$package@" "$root/target/mutants/tests" || continue
     filter=$(sed -n "s/^$package@//p" "$root/target/mutants/tests" | paste -sd '|' | sed 's/|/ | /g')
     if ! said=$(run_tests "$package" "$filter"); then

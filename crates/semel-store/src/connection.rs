@@ -56,6 +56,11 @@ pub fn broken(error: sqlx::Error) -> Error {
     }
 }
 
+/// Whether PostgreSQL gave up waiting for a lock.
+pub(crate) fn is_lock_timeout(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == "55P03")
+}
+
 /// Whether the same statement may succeed when it is sent again.
 pub(crate) fn is_passing(error: &dyn sqlx::error::DatabaseError) -> bool {
     let code = error.code().unwrap_or_default();

@@ -36,8 +36,8 @@ const LITERAL: usize = 16 << 10;
 /// How a database is opened.
 #[derive(Clone)]
 pub struct Settings {
-    /// PostgreSQL: connections for the ledger's own writes. Two lanes and the
-    /// renewals need four; more only where group commit is off.
+    /// PostgreSQL: connections of each sort for the ledger's own writes: claims, settles, and the rest. They are opened
+    /// when they are needed; more are, where group commit is off.
     pub lane_connections: usize,
     /// PostgreSQL: connections for callers' transactions and for looking.
     pub caller_connections: usize,
@@ -217,6 +217,14 @@ impl Store for Database {
         match &*self.0 {
             Inner::Postgres(db) => db.renew(&batch).await,
             Inner::Sqlite(db) => db.renew(&batch).await,
+        }
+    }
+
+    async fn tell_renewals(&self) -> Result<()> {
+        match &*self.0 {
+            Inner::Postgres(db) => db.tell_renewals().await,
+            // Told in the commit of the renewal.
+            Inner::Sqlite(_) => Ok(()),
         }
     }
 

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use crate::{
     Error, Fence, Ledger, Operation, Outcome, Result, Uptime,
     fingerprint::derive_key,
+    ledger::patiently,
     machine::{Answer, Failure, Write},
     renewer::OwnDeadline,
     store::{LeaseWrite, Store},
@@ -161,7 +162,7 @@ pub(crate) async fn save_checkpoint<S: Store>(ledger: &Ledger<S>, id: i64, fence
         return Err(Error::Invalid(format!("checkpoint: is larger than {} bytes", Lease::<S>::MAX_CHECKPOINT)));
     }
     let write = LeaseWrite { id, fence, write: Write::Checkpoint(data) };
-    match ledger.write(write).await?.answer {
+    match patiently(|| ledger.write(write.clone())).await?.answer {
         Answer::Written => Ok(Held::Yes),
         _ => Ok(Held::LeaseLost),
     }

@@ -238,15 +238,15 @@ impl<S: Store> Ledger<S> {
         self.flush().await;
     }
 
-    /// Writes the counts that are still in memory. [`Ledger::stop`] does so too.
+    /// Writes the counts and notes that are still in memory. [`Ledger::stop`] does so too.
     pub async fn flush(&self) {
         let (gatherer, store) = (self.inner.gatherer.clone(), self.inner.store.clone());
         let flush = async move {
             gatherer.flush(&store).await;
-            Ok(())
+            store.tell_renewals().await
         };
         if let Err(error) = self.on_engine(flush).await {
-            tracing::warn!(%error, "repeats could not be written");
+            tracing::warn!(%error, "the journal could not be written");
         }
     }
 
@@ -254,8 +254,20 @@ impl<S: Store> Ledger<S> {
     pub(crate) async fn renew(&self, id: i64, fence: Fence) -> Result<Answer> {
         outside_transactions()?;
         let store = self.inner.store.clone();
-        let answers = self.on_engine(async move { store.renew(vec![(id, fence)]).await }).await?;
-        answers.into_iter().next().ok_or(Error::Corrupt("a renewal got no answer"))
+        let renewed = async move {
+            let ask = || async {
+                let answers = store.renew(vec![(id, fence)]).await?;
+                let answer = answers.into_iter().next().ok_or(Error::Corrupt("a renewal got no answer"))?;
+                if answer == Answer::Busy { Err(locked()) } else { Ok(answer) }
+            };
+            let answer = patiently(ask).await?;
+            // The answer does not depend on what is noted.
+            if let Err(error) = store.tell_renewals().await {
+                tracing::warn!(%error, "a renewal could not be noted in the journal");
+            }
+            Ok(answer)
+        };
+        self.on_engine(renewed).await
     }
 
     pub(crate) fn request(&self, work: Work) -> Result<Arc<Request>> {
@@ -284,7 +296,7 @@ impl<S: Store> Ledger<S> {
         &self.inner.renewer
     }
 
-    /// Sends a write under a lease through its lane.
+    /// Sends a write under a lease through its lane. One whose row stays locked is unavailable for now.
     pub(crate) async fn write(&self, write: LeaseWrite) -> Result<Applied> {
         outside_transactions()?;
         if self.inner.options.group_commit {
@@ -377,6 +389,11 @@ fn outside_transactions() -> Result<()> {
     }
 }
 
+/// What is told of a row that another transaction has locked.
+fn locked() -> Error {
+    Error::Unavailable("another transaction holds the row; ask again".into())
+}
+
 /// When a repeat was seen. It is told, never compared, so the node's own clock will do.
 fn wall_clock() -> crate::Timestamp {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
@@ -385,7 +402,7 @@ fn wall_clock() -> crate::Timestamp {
 
 /// Asks a store again while it is away, for a while. That is harmless: claims are known by their
 /// token and writes by their fence, so what was made before its answer was lost is told again.
-async fn patiently<T, F, Fut>(ask: F) -> Result<T>
+pub(crate) async fn patiently<T, F, Fut>(ask: F) -> Result<T>
 where
     F: Fn() -> Fut,
     Fut: Future<Output = Result<T>>,

@@ -1,131 +1,172 @@
 //! Renewing leases in the background.
 //!
-//! One task renews all leases of this process, in one statement a round. It lives on the engine's
-//! own threads, so a handler that blocks every thread of the caller's runtime does not starve it.
-//! A lease that was not renewed in time is lost by our own clock before it is lost by the
-//! database's: its holder is told while it can still stop.
+//! One task asks for all leases of this process that are due, in one statement. It lives on the engine's own threads,
+//! so a handler that blocks every thread of the caller's runtime does not starve it. A lease that was not renewed in
+//! time is lost by our own clock before it is lost by the database's: its holder is told while it can still stop.
+//!
+//! No lease waits for another. A late answer is waited for by the leases that have the time; the others are asked for
+//! again meanwhile, in a request of their own. A lease whose row is locked by another transaction is left out by the
+//! store, and asked for again soon. What was renewed is told to its run before anything about it goes to the journal.
+
+mod agenda;
 
 use std::{
-    collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use tokio::sync::{Notify, watch};
+use tokio::{
+    sync::{Notify, watch},
+    task::JoinSet,
+};
 
-use crate::{Fence, Policy, Uptime, crash_point, machine::Answer, store::Store};
+use self::agenda::{Agenda, Held, LeaseId};
+use crate::{Fence, Policy, Result, Uptime, crash_point, machine::Answer, store::Store};
 
 /// A lease is renewed when a third of it is over: two more rounds can fail before it is lost.
 const ROUNDS_PER_LEASE: u32 = 3;
 
+/// Requests that may wait for their answers at the same time. One is usual; a second one goes when leases of the first
+/// cannot wait any longer. More than a few only means that the store answers nothing.
+const AT_ONCE: usize = 4;
+
+/// How often the clock is looked at while no further request may be sent.
+const CROWDED: Duration = Duration::from_millis(10);
+
+/// How long to wait before the journal is tried again.
+const STORY_PAUSE: Duration = Duration::from_secs(1);
+
 #[derive(Default)]
 pub(crate) struct Renewer {
-    held: Mutex<HashMap<(i64, Fence), Held>>,
+    agenda: Mutex<Agenda>,
     changed: Notify,
-}
-
-struct Held {
-    term: Duration,
-    due: Uptime,
-    /// When the holder must have stopped, by our own clock.
-    deadline: OwnDeadline,
-    /// The same for the holder to look at; nothing once the lease is lost.
-    told: watch::Sender<Option<Uptime>>,
 }
 
 /// Keeps a lease alive until it is dropped, and tells when it is lost all the same.
 pub(crate) struct Renewal {
-    id: i64,
-    fence: Fence,
+    id: LeaseId,
     until: watch::Receiver<Option<Uptime>>,
     renewer: Arc<Renewer>,
+}
+
+/// A request that was answered, or given up.
+struct Answered {
+    asked: Vec<LeaseId>,
+    sent: Uptime,
+    answers: Result<Vec<Answer>>,
 }
 
 impl Renewer {
     /// Begins to renew. `deadline` is counted from before the claim was sent.
     pub(crate) fn keep(self: &Arc<Self>, id: i64, fence: Fence, term: Duration, deadline: OwnDeadline) -> Renewal {
+        self.keep_from(Uptime::now() + term / ROUNDS_PER_LEASE, (id, fence), term, deadline)
+    }
+
+    fn keep_from(self: &Arc<Self>, due: Uptime, id: LeaseId, term: Duration, deadline: OwnDeadline) -> Renewal {
         let (told, until) = watch::channel(Some(deadline.at()));
-        let due = Uptime::now() + term / ROUNDS_PER_LEASE;
-        self.lock().insert((id, fence), Held { term, due, deadline, told });
-        self.changed.notify_one();
-        Renewal { id, fence, until, renewer: self.clone() }
+        // The task is woken only if it would sleep for too long.
+        if self.lock().add(id, Held { term, due, deadline, told }) {
+            self.changed.notify_one();
+        }
+        Renewal { id, until, renewer: self.clone() }
     }
 
     /// Renews whatever is due. Never ends.
     pub(crate) async fn work<S: Store>(self: Arc<Self>, store: S) {
+        let stories = store.clone();
+        let renew = move |asked| {
+            let store = store.clone();
+            async move { store.renew(asked).await }
+        };
+        let tell = move || {
+            let store = stories.clone();
+            async move { store.tell_renewals().await }
+        };
+        self.serve(renew, tell).await;
+    }
+
+    async fn serve<R, Renewed, T, Telling>(&self, renew: R, tell: T)
+    where
+        R: Fn(Vec<LeaseId>) -> Renewed,
+        Renewed: Future<Output = Result<Vec<Answer>>> + Send + 'static,
+        T: Fn() -> Telling + Clone + Send + 'static,
+        Telling: Future<Output = Result<()>> + Send + 'static,
+    {
+        let (mut requests, mut stories) = (JoinSet::new(), JoinSet::new());
         loop {
-            let pause = self.until_next();
+            let crowded = requests.len() >= AT_ONCE;
+            let pause = self.until_next().max(if crowded { CROWDED } else { Duration::ZERO });
             tokio::select! {
-                () = tokio::time::sleep(pause) => {}
+                Some(answered) = requests.join_next() => {
+                    // A request that panicked is sent again when its leases are due again.
+                    answered.map_or_else(|error| tracing::error!(%error, "a renewal ended early"), |a| self.take_note(a));
+                    if stories.is_empty() {
+                        stories.spawn(until_told(tell.clone()));
+                    }
+                    continue;
+                }
+                Some(_) = stories.join_next() => continue,
                 () = self.changed.notified() => continue,
+                () = tokio::time::sleep(pause) => {}
             }
-            let due = self.due();
-            if due.is_empty() {
+            if crowded {
+                self.lock().end_overdue(Uptime::now());
                 continue;
             }
-            crash_point!("renew.before");
             let sent = Uptime::now();
-            // Never longer than a round of the shortest lease in it: a hung connection must not
-            // keep us from noticing that time is up.
-            let patience = self.shortest_term(&due) / ROUNDS_PER_LEASE;
-            let answers = tokio::time::timeout(patience, store.renew(due.clone())).await;
-            crash_point!("renew.after");
-            match answers {
-                Ok(Ok(answers)) => self.take_note(&due, &answers, sent),
-                Ok(Err(error)) => self.retry(&due, &error.to_string()),
-                Err(_) => self.retry(&due, "no answer in time"),
+            let (asked, patience) = {
+                let mut agenda = self.lock();
+                let asked = agenda.take_due(sent);
+                let patience = agenda.longest_patience(&asked);
+                (asked, patience)
+            };
+            if !asked.is_empty() {
+                requests.spawn(ask(renew(asked.clone()), asked, sent, patience));
             }
         }
     }
 
     fn until_next(&self) -> Duration {
-        let next = self.lock().values().map(|held| held.due.min(held.deadline.at())).min();
-        next.map_or(Duration::from_secs(3600), Uptime::remaining)
+        self.lock().next().map_or(Duration::from_secs(3600), Uptime::remaining)
     }
 
-    /// What is due now, and what will be within a tenth of its term: one statement for both.
-    fn due(&self) -> Vec<(i64, Fence)> {
-        let now = Uptime::now();
-        let mut held = self.lock();
-        for lease in held.values_mut().filter(|lease| lease.deadline.at() <= now) {
-            lease.told.send_replace(None);
-        }
-        held.retain(|_, lease| lease.deadline.at() > now);
-        held.iter().filter(|(_, lease)| lease.due <= now + lease.term / 10).map(|(id, _)| *id).collect()
-    }
-
-    fn shortest_term(&self, due: &[(i64, Fence)]) -> Duration {
-        let held = self.lock();
-        due.iter().filter_map(|id| held.get(id)).map(|lease| lease.term).min().unwrap_or(Duration::from_secs(1))
-    }
-
-    fn take_note(&self, due: &[(i64, Fence)], answers: &[Answer], sent: Uptime) {
-        let mut held = self.lock();
-        for (id, answer) in due.iter().zip(answers) {
-            let Some(lease) = held.get_mut(id) else { continue };
-            if let Answer::Renewed { .. } = answer {
-                lease.due = sent + lease.term / ROUNDS_PER_LEASE;
-                lease.deadline = lease.deadline.renewed(sent);
-                lease.told.send_replace(Some(lease.deadline.at()));
-            } else {
-                lease.told.send_replace(None);
-                held.remove(id);
+    fn take_note(&self, Answered { asked, sent, answers }: Answered) {
+        let mut agenda = self.lock();
+        match answers {
+            Ok(answers) => {
+                asked.iter().zip(&answers).for_each(|(id, answer)| agenda.answered(*id, answer, sent));
+            }
+            Err(error) => {
+                tracing::warn!(leases = asked.len(), %error, "leases could not be renewed; trying again");
+                asked.iter().for_each(|id| agenda.ask_soon(*id));
             }
         }
     }
 
-    fn retry(&self, due: &[(i64, Fence)], why: &str) {
-        tracing::warn!(leases = due.len(), why, "leases could not be renewed; trying again");
-        let mut held = self.lock();
-        for id in due {
-            if let Some(lease) = held.get_mut(id) {
-                lease.due = Uptime::now() + lease.term / 20;
-            }
-        }
+    fn lock(&self) -> MutexGuard<'_, Agenda> {
+        self.agenda.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<(i64, Fence), Held>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+/// Sends a request, and waits for its answer as long as any of its leases can.
+async fn ask(
+    renewed: impl Future<Output = Result<Vec<Answer>>>,
+    asked: Vec<LeaseId>,
+    sent: Uptime,
+    patience: Duration,
+) -> Answered {
+    crash_point!("renew.before");
+    let late = || Err(crate::Error::Unavailable("no answer in time".into()));
+    let answers = tokio::time::timeout(patience, renewed).await.unwrap_or_else(|_| late());
+    crash_point!("renew.after");
+    Answered { asked, sent, answers }
+}
+
+/// Writes what renewals left to tell. They do not wait for it.
+async fn until_told<T: Fn() -> Telling, Telling: Future<Output = Result<()>>>(tell: T) {
+    while let Err(error) = tell().await {
+        tracing::warn!(%error, "renewals could not be noted in the journal; trying again");
+        tokio::time::sleep(STORY_PAUSE).await;
     }
 }
 
@@ -181,24 +222,9 @@ impl Renewal {
 
 impl Drop for Renewal {
     fn drop(&mut self) {
-        self.renewer.lock().remove(&(self.id, self.fence));
+        self.renewer.lock().remove(self.id);
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_holder_stops_before_the_database_says_so_and_at_the_longest_run_too() {
-        let policy = Policy { lease: Duration::from_secs(30), max_run: Duration::from_secs(40), ..Policy::default() };
-        let claimed = Uptime::now();
-        let own = OwnDeadline::of_claim(claimed, &policy);
-        assert!(own.at() == claimed + Duration::from_secs(27));
-        let renewed = own.renewed(claimed + Duration::from_secs(5));
-        assert!(renewed.at() == claimed + Duration::from_secs(32));
-        // The database cuts this renewal short at 40 s; the holder must know.
-        let cut = renewed.renewed(claimed + Duration::from_secs(20));
-        assert!(cut.at() == claimed + Duration::from_secs(37));
-    }
-}
+mod tests;

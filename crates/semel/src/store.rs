@@ -215,7 +215,8 @@ pub trait Store: Clone + Send + Sync + 'static {
     fn claim(&self, batch: Vec<Arc<Request>>) -> impl Future<Output = Result<Vec<Applied>>> + Send;
 
     /// Writes under leases, renewals excepted. Sending a batch again is harmless: a write is known
-    /// by its fence.
+    /// by its fence. One whose row another transaction has locked for longer than a moment is answered
+    /// [`Answer::Busy`]; the others of the batch are written.
     fn write(&self, batch: Vec<LeaseWrite>) -> impl Future<Output = Result<Vec<Applied>>> + Send;
 
     /// Whether there is one writer: then claims and writes gain by sharing commits, and come together
@@ -239,8 +240,15 @@ pub trait Store: Clone + Send + Sync + 'static {
         async { Ok(None) }
     }
 
-    /// Renews leases: one statement for all of a node.
+    /// Renews leases: one statement for all of a node. A lease whose row another transaction has locked is answered
+    /// [`Answer::Busy`] at once, and keeps no other one waiting.
     fn renew(&self, batch: Vec<(i64, Fence)>) -> impl Future<Output = Result<Vec<Answer>>> + Send;
+
+    /// Writes into the journal what was out of the ordinary about renewals, where a store has not done so with the
+    /// renewal itself: runs hear of their leases first.
+    fn tell_renewals(&self) -> impl Future<Output = Result<()>> + Send {
+        async { Ok(()) }
+    }
 
     /// Carries out a person's or a probe's decision. What a person decided is audited in the same commit.
     fn decide(

@@ -104,22 +104,50 @@ pub(crate) const COMPLETE_ONE: &str = concat!(
 SELECT now FROM done"
 );
 
-/// Renewals. Returns the deadline before it too: a gap of more than half a lease is worth a note.
+/// Renewals. Returns the deadline before it too: a gap of more than half a lease is worth a note. A lease that another
+/// transaction has locked is skipped, and returned without a new deadline: it must not keep the others waiting.
 pub(crate) const RENEW: &str = concat!(
     "WITH ",
     clock!("$3"),
-    ", held AS MATERIALIZED (
+    ", asked AS MATERIALIZED (
+    SELECT a.id, a.fence FROM unnest($1::bigint[], $2::bigint[]) AS a(id, fence)
+), held AS MATERIALIZED (
     SELECT l.operation, l.fence, l.deadline, l.run_until, l.term
-    FROM unnest($1::bigint[], $2::bigint[]) AS a(id, fence)
+    FROM asked AS a
     JOIN semel_leases AS l ON l.operation = a.id AND l.fence = a.fence
-    FOR UPDATE OF l
+    FOR UPDATE OF l SKIP LOCKED
+), renewed AS (
+    UPDATE semel_leases AS l
+    SET deadline = greatest(l.deadline, least(now + l.term, l.run_until))
+    FROM held AS h, clock
+    WHERE l.operation = h.operation AND l.fence = h.fence AND l.deadline > now AND l.run_until > now
+    RETURNING l.operation, l.fence, l.deadline, h.deadline AS before, l.run_until, l.term, now
 )
-UPDATE semel_leases AS l
-SET deadline = greatest(l.deadline, least(now + l.term, l.run_until))
-FROM held AS h, clock
-WHERE l.operation = h.operation AND l.fence = h.fence AND l.deadline > now AND l.run_until > now
-RETURNING l.operation, l.fence, l.deadline, h.deadline AS before, l.run_until, l.term, now"
+SELECT operation, fence, deadline, before, run_until, term, now FROM renewed
+UNION ALL
+SELECT l.operation, l.fence, NULL, l.deadline, l.run_until, l.term, now
+FROM asked AS a JOIN semel_leases AS l ON l.operation = a.id AND l.fence = a.fence, clock
+WHERE l.deadline > now AND l.run_until > now
+  AND (l.operation, l.fence) NOT IN (SELECT h.operation, h.fence FROM held AS h)"
 );
+
+/// How operations stand, for what is told of their renewals.
+pub(crate) const STANDING: &str = "SELECT id, state, fence FROM semel_operations WHERE id = ANY($1)";
+
+/// Lines of the story that come after the change that they tell of. The operation may be purged or expire meanwhile:
+/// its row is held while they are written, so that none is left behind. One that is locked is skipped, and tried again.
+pub(crate) const NOTE: &str = "WITH there AS MATERIALIZED (
+    SELECT r.id, r.at, r.event, r.fence, CASE WHEN r.fence = o.fence THEN o.owner ELSE '' END AS actor, r.detail
+    FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::bigint[], $5::bytea[]) AS r(id, at, event, fence, detail)
+    JOIN semel_operations AS o ON o.id = r.id
+    FOR KEY SHARE OF o SKIP LOCKED
+)
+INSERT INTO semel_journal (operation, at, event, fence, actor, detail)
+SELECT id, at, event, fence, actor, detail FROM there
+RETURNING operation, fence";
+
+/// Which operations there are.
+pub(crate) const THERE: &str = "SELECT id FROM semel_operations WHERE id = ANY($1)";
 
 /// The time, and new fences for the general path.
 pub(crate) const DRAW: &str =
@@ -155,6 +183,9 @@ pub(crate) const ALL: &[(&str, &str)] = &[
     ("COMPLETE", COMPLETE),
     ("COMPLETE_ONE", COMPLETE_ONE),
     ("RENEW", RENEW),
+    ("STANDING", STANDING),
+    ("NOTE", NOTE),
+    ("THERE", THERE),
     ("DRAW", DRAW),
     ("NOW", NOW),
     ("LOCK_LEASES", LOCK_LEASES),

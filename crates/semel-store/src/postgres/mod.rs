@@ -4,12 +4,17 @@ mod claims;
 pub(crate) mod epoch;
 mod hot;
 mod inline;
+mod renewals;
 mod schema;
 mod seats;
 mod settles;
 mod sweep;
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use semel::{
     Error, Fence, Operation, Result, Timestamp,
@@ -48,6 +53,10 @@ const CLAIMS: &str =
 pub(crate) struct Postgres {
     /// For the hot claim.
     claims: Arc<Seats>,
+    /// For writes under leases.
+    settles: Arc<Seats>,
+    /// For renewals: they wait for no other write of this node.
+    renewals: Arc<Seats>,
     /// For every other write of the ledger.
     lane: Arc<Seats>,
     /// For callers' transactions, and for looking.
@@ -56,6 +65,8 @@ pub(crate) struct Postgres {
     pub(crate) messages: Arc<Seats>,
     pub(crate) sql: Sql,
     hints: Hints,
+    locked: settles::Locked,
+    untold: Mutex<Vec<renewals::Untold>>,
     pub(crate) clock: Clock,
     migration_patience: Duration,
 }
@@ -83,12 +94,16 @@ impl Postgres {
         drop(conn);
         Ok(Self {
             claims: Seats::new(options.clone(), sizes.lane, CLAIMS, sizes.answer_limit),
+            settles: Seats::new(options.clone(), sizes.lane, settles::SETUP, sizes.answer_limit),
+            renewals: Seats::new(options.clone(), renewals::CONNECTIONS, LANE, sizes.answer_limit),
             lane: Seats::new(options.clone(), sizes.lane, LANE, sizes.answer_limit),
             messages: Seats::new(options.clone(), sizes.lane.max(2), LANE, sizes.answer_limit),
             callers: Seats::new(options, sizes.callers, "", sizes.answer_limit),
             migration_patience: sizes.migration_patience,
             sql: Sql::new(Dialect::Postgres),
             hints: Hints::default(),
+            locked: settles::Locked::default(),
+            untold: Mutex::default(),
             clock,
         })
     }
@@ -159,10 +174,15 @@ async fn roll_back(conn: &mut PgConnection) -> Result<()> {
     sqlx::raw_sql("ROLLBACK").execute(conn).await.map(drop).map_err(broken)
 }
 
-/// Locks rows, waiting for whoever holds them.
+/// Locks rows, waiting for the transactions that have them locked.
 pub(crate) async fn lock(conn: &mut PgConnection, ids: &[i64]) -> Result<()> {
+    lock_rows(conn, ids).await.map_err(broken)
+}
+
+/// The same, with what the database said if it did not come to that.
+async fn lock_rows(conn: &mut PgConnection, ids: &[i64]) -> Result<(), sqlx::Error> {
     for sql in [hot::LOCK_LEASES, hot::LOCK_OPERATIONS] {
-        sqlx::query(sql).bind(ids).execute(&mut *conn).await.map_err(broken)?;
+        sqlx::query(sql).bind(ids).execute(&mut *conn).await?;
     }
     Ok(())
 }

@@ -4,6 +4,7 @@ mod brokers;
 mod contention;
 mod epochs;
 mod histories;
+mod locked_leases;
 mod migrating;
 mod opening;
 

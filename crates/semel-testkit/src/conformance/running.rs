@@ -139,6 +139,7 @@ pub async fn a_lost_lease_cancels_the_run(lab: Lab) {
                 std::future::pending::<Result<Outcome, Unfinished>>().await
             }
         };
+        let a = a.clone();
         tokio::spawn(async move { a.run(work("k", policy), handler).await })
     };
     soon(begun.notified()).await;
@@ -148,7 +149,9 @@ pub async fn a_lost_lease_cancels_the_run(lab: Lab) {
     assert_eq!(ran(soon(run).await.unwrap()), Ran::LeaseLost);
     eventually(async || cancelled.load(Ordering::SeqCst)).await;
     assert_eq!(owner.complete(done("the other's")).await.unwrap(), SETTLED);
-    assert_eq!(story(&b, row(&b, "k").await.id).await, [Event::TimedOut, Event::TakenOver, Event::Refused]);
+    // The run hears of it first, and then the journal.
+    let id = row(&b, "k").await.id;
+    eventually(async || story(&b, id).await == [Event::TimedOut, Event::TakenOver, Event::Refused]).await;
 }
 
 /// However often it is renewed, a run that is stuck ends with its longest run.

@@ -42,6 +42,7 @@ use bytes::Bytes;
 
 pub use claim::while_busy;
 pub(crate) use settle::is_bare;
+pub use settle::refusal;
 
 use crate::{
     Fence, Fingerprint, Key, Labels, Operation, Outcome, Policy, Scope, State, Timestamp, Token,

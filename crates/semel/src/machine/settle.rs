@@ -35,6 +35,13 @@ fn made_before(op: &Operation, write: &Write) -> Step {
 }
 
 fn refused(op: &Operation, fence: Fence, write: &Write, now: Timestamp) -> Step {
+    let note = refusal(fence, write, (op.state, op.fence), now);
+    Step { next: Next::Same, answer: Answer::Lost, notes: vec![note] }
+}
+
+/// What the journal is told of a write under an old fence, by the state and the fence that the operation has.
+#[must_use]
+pub fn refusal(fence: Fence, write: &Write, (state, present): (State, Fence), now: Timestamp) -> Note {
     let what = match write {
         Write::Complete(_) => "a completion",
         Write::Fail(_) => "a failure",
@@ -44,9 +51,8 @@ fn refused(op: &Operation, fence: Fence, write: &Write, now: Timestamp) -> Step 
         Write::Checkpoint(_) => "a checkpoint",
         Write::Renew => "a renewal",
     };
-    let detail = format!("{what} came late; the operation is {} under fence {}", op.state, op.fence);
-    let note = Note { at: now, event: Event::Refused, fence, actor: String::new(), detail };
-    Step { next: Next::Same, answer: Answer::Lost, notes: vec![note] }
+    let detail = format!("{what} came late; the operation is {state} under fence {present}");
+    Note { at: now, event: Event::Refused, fence, actor: String::new(), detail }
 }
 
 fn write_held(mut op: Operation, lease: LeaseRow, write: &Write, now: Timestamp) -> Step {

@@ -131,6 +131,10 @@ impl Store for Moody {
         self.db()?.renew(batch).await
     }
 
+    async fn tell_renewals(&self) -> Result<()> {
+        self.db()?.tell_renewals().await
+    }
+
     async fn decide(&self, id: i64, decision: Decision, actor: &str, reason: &str) -> Result<Applied> {
         self.db()?.decide(id, decision, actor, reason).await
     }

@@ -1,0 +1,246 @@
+//! The leases that are held, in the order in which each has to be looked at.
+//!
+//! A node may hold ten thousand leases, and claims a thousand a second. Adding, removing and finding the next one cost
+//! a few steps of an ordered set each, however many leases there are.
+
+use std::{
+    cmp::Ordering,
+    collections::{BTreeSet, HashMap},
+    time::Duration,
+};
+
+use tokio::sync::watch;
+
+use super::{OwnDeadline, ROUNDS_PER_LEASE};
+use crate::{Fence, Uptime, machine::Answer};
+
+/// An operation and the fence it is held under.
+pub(super) type LeaseId = (i64, Fence);
+
+/// A lease that is renewed.
+pub(super) struct Held {
+    pub(super) term: Duration,
+    /// When it is to be asked for.
+    pub(super) due: Uptime,
+    /// When the holder must have stopped, by our own clock.
+    pub(super) deadline: OwnDeadline,
+    /// The same for the holder to look at; nothing once the lease is lost.
+    pub(super) told: watch::Sender<Option<Uptime>>,
+}
+
+impl Held {
+    fn next(&self) -> Moment {
+        Moment(self.due.min(self.deadline.at()))
+    }
+}
+
+/// The leases, and when each has to be looked at next.
+#[derive(Default)]
+pub(super) struct Agenda {
+    held: HashMap<LeaseId, Held>,
+    next: BTreeSet<(Moment, LeaseId)>,
+}
+
+impl Agenda {
+    /// Adds a lease. True if it is the next one to be looked at.
+    pub(super) fn add(&mut self, id: LeaseId, held: Held) -> bool {
+        self.next.insert((held.next(), id));
+        self.held.insert(id, held);
+        self.next.first().is_some_and(|(_, first)| *first == id)
+    }
+
+    pub(super) fn remove(&mut self, id: LeaseId) {
+        if let Some(held) = self.held.remove(&id) {
+            self.next.remove(&(held.next(), id));
+        }
+    }
+
+    /// When the next lease has to be looked at.
+    pub(super) fn next(&self) -> Option<Uptime> {
+        self.next.first().map(|(moment, _)| moment.0)
+    }
+
+    /// Tells the holders of leases whose time is over.
+    pub(super) fn end_overdue(&mut self, now: Uptime) {
+        let seen = self.next.iter().take_while(|(moment, _)| moment.0 <= now).map(|(_, id)| *id);
+        let over = seen.filter(|id| self.held.get(id).is_some_and(|held| held.deadline.at() <= now));
+        for id in over.collect::<Vec<_>>() {
+            self.lose(id);
+        }
+    }
+
+    /// The leases to ask for now: what is due, and what comes next and will be due within a tenth of its term, so that
+    /// one statement does for both. Each has a third of its term to be answered; then it is due again.
+    pub(super) fn take_due(&mut self, now: Uptime) -> Vec<LeaseId> {
+        self.end_overdue(now);
+        let nearly = |id: &LeaseId| self.held.get(id).is_some_and(|held| held.due <= now + held.term / 10);
+        let due: Vec<LeaseId> = self.next.iter().map(|(_, id)| *id).take_while(nearly).collect();
+        for id in &due {
+            self.change(*id, |held| held.due = now + patience(held.term));
+        }
+        due
+    }
+
+    /// The longest time that a lease of these can wait for its answer.
+    pub(super) fn longest_patience(&self, ids: &[LeaseId]) -> Duration {
+        ids.iter().filter_map(|id| self.held.get(id)).map(|held| patience(held.term)).max().unwrap_or_default()
+    }
+
+    /// Takes note of the answer to what was sent at a moment.
+    pub(super) fn answered(&mut self, id: LeaseId, answer: &Answer, sent: Uptime) {
+        match answer {
+            Answer::Renewed { .. } => self.change(id, |held| {
+                held.due = held.due.max(sent + patience(held.term));
+                // The answer to a later request may have come before this one.
+                let renewed = held.deadline.renewed(sent);
+                if renewed.at() > held.deadline.at() {
+                    held.deadline = renewed;
+                    held.told.send_replace(Some(renewed.at()));
+                }
+            }),
+            Answer::Busy => self.ask_soon(id),
+            _ => self.lose(id),
+        }
+    }
+
+    /// Asks for a lease again after a short while.
+    pub(super) fn ask_soon(&mut self, id: LeaseId) {
+        let now = Uptime::now();
+        self.change(id, |held| held.due = held.due.min(now + soon(held.term)));
+    }
+
+    fn lose(&mut self, id: LeaseId) {
+        if let Some(held) = self.held.get(&id) {
+            held.told.send_replace(None);
+            self.remove(id);
+        }
+    }
+
+    fn change(&mut self, id: LeaseId, change: impl FnOnce(&mut Held)) {
+        if let Some(held) = self.held.get_mut(&id) {
+            self.next.remove(&(held.next(), id));
+            change(held);
+            self.next.insert((held.next(), id));
+        }
+    }
+}
+
+/// How long a lease waits for its answer: two more requests fit into its term.
+fn patience(term: Duration) -> Duration {
+    term / ROUNDS_PER_LEASE
+}
+
+/// How long to wait before a lease is asked for again that could not be renewed: often enough for a short lease, and
+/// not so often that a database in trouble is kept busy with it.
+fn soon(term: Duration) -> Duration {
+    (term / 20).min(Duration::from_secs(1))
+}
+
+/// A moment of the agenda. The tests count how often two are compared.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Moment(Uptime);
+
+impl Ord for Moment {
+    fn cmp(&self, other: &Self) -> Ordering {
+        #[cfg(test)]
+        tests::COMPARED.with(|compared| compared.set(compared.get() + 1));
+        self.0.cmp(&other.0)
+    }
+}
+
+impl PartialOrd for Moment {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::{Policy, Timestamp};
+
+    thread_local! {
+        pub(super) static COMPARED: Cell<usize> = const { Cell::new(0) };
+    }
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    fn held(term: Duration, due: Uptime) -> (Held, watch::Receiver<Option<Uptime>>) {
+        let policy = Policy { lease: term, max_run: 100 * term, ..Policy::default() };
+        let deadline = OwnDeadline::of_claim(Uptime::now(), &policy);
+        let (told, until) = watch::channel(Some(deadline.at()));
+        (Held { term, due, deadline, told }, until)
+    }
+
+    fn renewed() -> Answer {
+        Answer::Renewed { deadline: Timestamp::from_micros(0) }
+    }
+
+    /// A list that is scanned for each new lease costs a hundred thousand comparisons here.
+    #[test]
+    fn a_lease_costs_a_few_steps_among_a_hundred_thousand() {
+        let (mut agenda, now) = (Agenda::default(), Uptime::now());
+        for n in 0..100_000 {
+            agenda.add((n, Fence(n)), held(MINUTE, now + MINUTE + Duration::from_micros(7919 * n as u64 % 100_000)).0);
+        }
+        let before = COMPARED.get();
+        agenda.add((-1, Fence(1)), held(MINUTE, now).0);
+        assert_eq!(agenda.take_due(now), [(-1, Fence(1))]);
+        agenda.answered((-1, Fence(1)), &renewed(), now);
+        assert!(agenda.next().is_some());
+        agenda.remove((-1, Fence(1)));
+        let steps = COMPARED.get() - before;
+        assert!(steps < 1000, "{steps} comparisons");
+    }
+
+    #[test]
+    fn what_is_nearly_due_goes_along_and_the_rest_waits_for_its_time() {
+        let (mut agenda, now) = (Agenda::default(), Uptime::now());
+        let after = |seconds| now + Duration::from_secs(seconds);
+        for (n, due) in [now, after(5), after(7), after(30)].into_iter().enumerate() {
+            agenda.add((n as i64, Fence(1)), held(MINUTE, due).0);
+        }
+        assert_eq!(agenda.take_due(now), [(0, Fence(1)), (1, Fence(1))]);
+        assert_eq!(agenda.take_due(now), [], "each has a third of its term to be answered");
+        assert_eq!(agenda.take_due(after(7)), [(2, Fence(1))]);
+        assert_eq!(agenda.take_due(after(20)), [(0, Fence(1)), (1, Fence(1))], "no answer came");
+    }
+
+    #[test]
+    fn a_busy_lease_is_asked_for_again_soon_and_lost_at_its_own_deadline() {
+        let (mut agenda, now) = (Agenda::default(), Uptime::now());
+        let (lease, until) = held(MINUTE, now);
+        agenda.add((1, Fence(1)), lease);
+        assert_eq!(agenda.take_due(now), [(1, Fence(1))]);
+        agenda.answered((1, Fence(1)), &Answer::Busy, now);
+        assert!(agenda.next().unwrap() <= Uptime::now() + Duration::from_secs(1));
+        assert!(until.borrow().is_some(), "it may be renewed yet");
+        agenda.end_overdue(now + MINUTE);
+        assert_eq!(*until.borrow(), None);
+        assert_eq!(agenda.next(), None);
+    }
+
+    /// An answer that comes after that of a later request does not take back what that one has extended.
+    #[test]
+    fn an_answer_out_of_order_shortens_nothing() {
+        let (mut agenda, now) = (Agenda::default(), Uptime::now());
+        let (lease, until) = held(MINUTE, now);
+        agenda.add((1, Fence(1)), lease);
+        let later = now + Duration::from_secs(20);
+        agenda.answered((1, Fence(1)), &renewed(), later);
+        agenda.answered((1, Fence(1)), &renewed(), now);
+        assert_eq!(*until.borrow(), Some(later + Duration::from_secs(54)));
+    }
+
+    #[test]
+    fn a_lease_that_ends_soon_keeps_no_other_from_being_asked_for() {
+        let (mut agenda, now) = (Agenda::default(), Uptime::now());
+        let (mut ending, _) = held(MINUTE, now + 2 * MINUTE);
+        ending.deadline = OwnDeadline::of_claim(now, &Policy { lease: MINUTE / 60, ..Policy::default() });
+        agenda.add((1, Fence(1)), ending);
+        agenda.add((2, Fence(1)), held(MINUTE, now + MINUTE / 60).0);
+        assert_eq!(agenda.take_due(now + MINUTE / 60), [(2, Fence(1))]);
+    }
+}
