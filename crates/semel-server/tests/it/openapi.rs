@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// Every path that the server promises, with its methods.
-const PATHS: [(&str, &[&str]); 40] = [
+const PATHS: [(&str, &[&str]); 41] = [
     ("/", &["get"]),
     ("/healthz", &["get"]),
     ("/readyz", &["get"]),
@@ -24,12 +24,13 @@ const PATHS: [(&str, &[&str]); 40] = [
     ("/api/v1/propostas/{id}/recusar", &["post"]),
     ("/api/v1/propostas/{id}/cancelar", &["post"]),
     ("/api/v1/propostas/{id}/historico", &["get"]),
-    ("/events", &["post"]),
+    ("/events", &["get", "post"]),
     ("/events/{eventId}", &["get"]),
     ("/recipients/{kind}", &["get"]),
     ("/recipients/{kind}/{userId}", &["delete", "get", "put"]),
     ("/notifications", &["get"]),
     ("/notifications/stream", &["get"]),
+    ("/notifications/{id}", &["get"]),
     ("/notifications/{id}/read", &["post"]),
     ("/notifications/{id}/resolve", &["post"]),
     ("/dead-letters", &["get"]),
