@@ -247,7 +247,7 @@ impl Sqlite {
 
 /// The schema of the ledger.
 pub(crate) fn migrations() -> Migrator {
-    migrations!("../../migrations/sqlite", "0001_ledger", "0002_pinned", "0003_messages", "0004_due")
+    migrations!("../../migrations/sqlite", "0001_ledger", "0002_pinned", "0003_messages", "0004_due", "0010_secrets")
 }
 
 /// Runs migrations once, however many processes open the file together: the write lock is taken first, and
