@@ -23,13 +23,15 @@ pub enum Verdict {
 
 impl Verdict {
     /// By status: success, redirection and a client's own mistakes are final; what asks the client to
-    /// come again (408, 409, 425, 429) is released; 5xx fails.
+    /// come again (408, 409, 425, 429) is released; 5xx fails. A status of no known class (600 to 999)
+    /// says nothing about what was done, so it is in doubt.
     #[must_use]
     pub fn by_status(status: StatusCode) -> Self {
         match status.as_u16() {
             408 | 409 | 425 | 429 => Self::Release,
-            500.. => Self::Fail,
-            _ => Self::Final,
+            ..=499 => Self::Final,
+            500..=599 => Self::Fail,
+            _ => Self::Doubt,
         }
     }
 
@@ -38,8 +40,9 @@ impl Verdict {
     pub fn only_success(status: StatusCode) -> Self {
         match status.as_u16() {
             200..=299 => Self::Final,
-            500.. => Self::Fail,
-            _ => Self::Release,
+            ..=499 => Self::Release,
+            500..=599 => Self::Fail,
+            _ => Self::Doubt,
         }
     }
 }

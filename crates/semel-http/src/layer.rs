@@ -169,6 +169,16 @@ struct Asked {
     key: Key,
     /// Where the same template leads to many resources: which of them.
     resource: Option<String>,
+    /// The mark of its credentials, where the route wants them to be the same.
+    credentials: Option<String>,
+}
+
+impl Asked {
+    /// Whether an operation was begun with other credentials. One from before they were looked at has no mark.
+    fn differs_from(&self, operation: &Operation) -> bool {
+        let first = operation.labels.0[CREDENTIALS].as_ref();
+        self.credentials.as_ref().zip(first).is_some_and(|(own, first)| own != first)
+    }
 }
 
 impl<S: Store, Inner> IdempotencyService<S, Inner> {
@@ -209,6 +219,11 @@ impl<S: Store, Inner> IdempotencyService<S, Inner> {
         };
         let claim = self.shared.claim(&self.route, &head.headers, &asked, work).await;
         let other = match claim.map(Claim::acquired::<()>) {
+            Ok(Ok(lease)) if asked.differs_from(lease.operation()) => {
+                // The first did not take effect, but whoever sent it may still try again.
+                put_back(lease).await;
+                return answered(Problem::new(&problem::CREDENTIALS_DIFFER));
+            }
             Ok(Ok(lease)) if resource_of(lease.operation()) == asked.resource.as_deref() => {
                 // The representation that is kept must suit every client.
                 head.headers.remove(header::ACCEPT_ENCODING);
@@ -217,17 +232,17 @@ impl<S: Store, Inner> IdempotencyService<S, Inner> {
             }
             Ok(Ok(lease)) => {
                 // The key belongs to another resource, where it was refused or failed.
-                // In a task of its own: with the client it would be left to lapse.
-                let put_back = tokio::spawn(lease.release(Duration::ZERO)).await;
-                if !matches!(put_back, Ok(Ok(_))) {
-                    tracing::debug!(?put_back, "a lease could not be put back");
-                }
+                put_back(lease).await;
                 return answered(mismatch(None));
             }
             Ok(Err(other)) => other,
             Err(error) => return answered(store_problem(&error)),
         };
         match other {
+            // Before everything else: one who is not the first caller learns nothing about the first request.
+            other if other.operation().is_some_and(|op| asked.differs_from(op)) => {
+                answered(Problem::new(&problem::CREDENTIALS_DIFFER))
+            }
             other if other.operation().is_some_and(|op| resource_of(op) != asked.resource.as_deref()) => {
                 answered(mismatch(other.operation()))
             }
@@ -262,13 +277,19 @@ impl<S: Store> Shared<S> {
             (route.kind.is_some() || template != path).then(|| fitting(path.clone().into_owned(), Labels::MAX_BYTES));
         let mut labels = Labels::default();
         labels.0[RESOURCE].clone_from(&resource);
+        let credentials = route.credentials.as_ref().map(|credentials| credentials.mark(&head.headers));
+        labels.0[CREDENTIALS].clone_from(&credentials);
         let mut policy = route.policy.clone();
         if let Some(adapt) = &route.adapt {
             adapt(head, &mut policy);
         }
+        if policy.retention.is_some_and(|kept| kept < Route::SHORTEST_RETENTION) {
+            tracing::error!(retention = ?policy.retention, "a route forgets its keys at once, which protects from nothing");
+            return Err(Problem::new(&problem::INTERNAL));
+        }
         let fingerprint = route.sameness.fingerprint(head, &path, body);
         let work = Work::new(scope.clone(), key.clone(), fingerprint).policy(policy).labels(labels);
-        Ok((Asked { scope, key, resource }, work))
+        Ok((Asked { scope, key, resource, credentials }, work))
     }
 
     /// Claims; where the key is in flight and the route or the client wants to wait, waits.
@@ -282,7 +303,7 @@ impl<S: Store> Shared<S> {
         let wait = preferred_wait(headers).map_or(route.wait, |wait| wait.min(route.longest_wait));
         let mut place = None;
         let worth = |there: &Operation| {
-            if resource_of(there) == asked.resource.as_deref() {
+            if resource_of(there) == asked.resource.as_deref() && !asked.differs_from(there) {
                 place = self.waiting.enter(&asked.scope, &asked.key);
             }
             place.is_some()
@@ -309,8 +330,20 @@ async fn replay_answer(route: &Route, replay: Replay, head: Parts) -> Response<B
     }
 }
 
+/// Puts a lease back that is not this request's to use.
+async fn put_back<S: Store>(lease: Lease<S>) {
+    // In a task of its own: with the client it would be left to lapse.
+    let put_back = tokio::spawn(lease.release(Duration::ZERO)).await;
+    if !matches!(put_back, Ok(Ok(_))) {
+        tracing::debug!(?put_back, "a lease could not be put back");
+    }
+}
+
 /// The label that tells resources of one template apart.
 const RESOURCE: usize = 3;
+
+/// The label that tells callers apart, on routes that want [the same credentials](Route::same_credentials).
+const CREDENTIALS: usize = 2;
 
 fn resource_of(operation: &Operation) -> Option<&str> {
     operation.labels.0[RESOURCE].as_deref()

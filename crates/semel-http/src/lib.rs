@@ -17,6 +17,7 @@
 mod answer;
 mod body;
 mod caller;
+mod credentials;
 mod fingerprint;
 pub mod key;
 mod layer;
@@ -29,7 +30,8 @@ pub mod webhooks;
 
 pub use body::Body;
 pub use caller::{Attempt, Reference, Transaction, Verdict};
+pub use credentials::Credentials;
 pub use layer::{Idempotency, IdempotencyLayer, IdempotencyService};
 pub use principal::{Authenticate, BoxFuture, Principal, Role};
 pub use problem::Problem;
-pub use route::{Mode, Rebuild, Route};
+pub use route::{Mode, Rebuild, Route, may_not_repeat};

@@ -75,6 +75,19 @@ pub static PAYLOAD_MISMATCH: Kind = Kind {
     remedy: "A key names one thing to be done. For another one, make a new key. Nothing was done.",
 };
 
+/// The key belongs to another caller.
+pub static CREDENTIALS_DIFFER: Kind = Kind {
+    name: "credentials-differ",
+    status: StatusCode::CONFLICT,
+    retryable: false,
+    title: "Other credentials than the first request's",
+    meaning: "This key was used before, with other credentials than those of this request. Nothing was done, and nothing \
+              is told about that request.",
+    remedy: "Send it with the credentials of the first request. If those are not valid any more (a token that was \
+             refreshed between two tries, say), ask the service what became of the request; only if it did not take \
+             effect, send it with a new key. For something else to be done, make a new key.",
+};
+
 /// It took effect, and the answer is not there any more.
 pub static RESPONSE_NOT_KEPT: Kind = Kind {
     name: "response-not-kept",
@@ -187,12 +200,13 @@ pub static INTERNAL: Kind = Kind {
 };
 
 /// Every kind that the layer answers with.
-pub static ALL: [&Kind; 16] = [
+pub static ALL: [&Kind; 17] = [
     &KEY_MISSING,
     &KEY_INVALID,
     &IN_FLIGHT,
     &BACKING_OFF,
     &PAYLOAD_MISMATCH,
+    &CREDENTIALS_DIFFER,
     &RESPONSE_NOT_KEPT,
     &IN_DOUBT,
     &ATTEMPTS_EXHAUSTED,

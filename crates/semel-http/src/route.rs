@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::{Method, Response, StatusCode, request::Parts};
 use semel::{OnLost, OnMismatch, Policy};
 
-use crate::{BoxFuture, Reference, Verdict, fingerprint::Sameness};
+use crate::{BoxFuture, Credentials, Reference, Verdict, fingerprint::Sameness};
 
 /// Whether the handler's effect commits together with its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +15,31 @@ pub enum Mode {
     Leased,
     /// Claim, then one transaction for the work and the answer.
     Atomic,
+}
+
+/// Which methods take a key.
+#[derive(Clone)]
+pub(crate) enum Methods {
+    These(Vec<Method>),
+    AllThatMayNotRepeat,
+}
+
+impl Methods {
+    pub(crate) fn contains(&self, method: &Method) -> bool {
+        match self {
+            Self::These(methods) => methods.contains(method),
+            Self::AllThatMayNotRepeat => may_not_repeat(method),
+        }
+    }
+}
+
+/// Whether a request by this method may do more when it is sent twice. A method is case-sensitive (RFC 9110, 9.1), but
+/// not to every server: `put` is none of those that are known to be the same twice as once.
+#[must_use]
+pub fn may_not_repeat(method: &Method) -> bool {
+    const REPEATABLE: [Method; 6] =
+        [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE, Method::PUT, Method::DELETE];
+    !REPEATABLE.contains(method)
 }
 
 /// Makes an answer from what a [`Reference`] names, as it is now.
@@ -29,7 +54,7 @@ pub struct Route {
     pub(crate) mode: Mode,
     pub(crate) service: String,
     pub(crate) kind: Option<String>,
-    pub(crate) methods: Vec<Method>,
+    pub(crate) methods: Methods,
     pub(crate) required: bool,
     pub(crate) strict: bool,
     pub(crate) wait: Duration,
@@ -39,6 +64,7 @@ pub struct Route {
     pub(crate) answer_limit: usize,
     pub(crate) answer_patience: Duration,
     pub(crate) sameness: Sameness,
+    pub(crate) credentials: Option<Credentials>,
     pub(crate) policy: Policy,
     pub(crate) verdict: fn(StatusCode) -> Verdict,
     pub(crate) rebuild: Option<Rebuild>,
@@ -46,12 +72,16 @@ pub struct Route {
 }
 
 impl Route {
+    /// The shortest retention. Below it a key protects from nothing, so a request under such a policy is refused
+    /// before anything is done.
+    pub const SHORTEST_RETENTION: Duration = Duration::from_secs(1);
+
     fn new(mode: Mode, on_lost: OnLost) -> Self {
         Self {
             mode,
             service: "http".to_owned(),
             kind: None,
-            methods: vec![Method::POST, Method::PATCH],
+            methods: Methods::These(vec![Method::POST, Method::PATCH]),
             required: false,
             strict: false,
             wait: Duration::ZERO,
@@ -61,6 +91,7 @@ impl Route {
             answer_limit: 1 << 20,
             answer_patience: Duration::from_secs(2),
             sameness: Sameness::default(),
+            credentials: None,
             policy: Policy { on_lost, ..Policy::default() },
             verdict: Verdict::by_status,
             rebuild: None,
@@ -98,7 +129,16 @@ impl Route {
     #[must_use]
     pub fn methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
         let safe = [Method::GET, Method::HEAD, Method::OPTIONS];
-        Self { methods: methods.into_iter().filter(|method| !safe.contains(method)).collect(), ..self }
+        let methods = methods.into_iter().filter(|method| !safe.contains(method)).collect();
+        Self { methods: Methods::These(methods), ..self }
+    }
+
+    /// Every method takes a key but those that HTTP calls safe or idempotent (GET, HEAD, OPTIONS, TRACE, PUT, DELETE):
+    /// also one that is not known here, or is written in another way (`post`). For a proxy, whose upstream may know
+    /// what it does not.
+    #[must_use]
+    pub fn all_methods_that_may_not_repeat(self) -> Self {
+        Self { methods: Methods::AllThatMayNotRepeat, ..self }
     }
 
     /// A request that finds its key in flight waits up to this long for the answer. Without it only
@@ -151,6 +191,15 @@ impl Route {
     pub fn host_counts(mut self) -> Self {
         self.sameness.host = true;
         self
+    }
+
+    /// A repeat must come with the credentials of the first request: one with others, or none, is 409
+    /// `credentials-differ`, and neither carried out nor answered from memory. For a layer before which nothing
+    /// authenticates; behind authentication the principal's tenant says whose key it is, and a refreshed token changes
+    /// nothing.
+    #[must_use]
+    pub fn same_credentials(self, credentials: Credentials) -> Self {
+        Self { credentials: Some(credentials), ..self }
     }
 
     /// Query parameters that do not tell requests apart.

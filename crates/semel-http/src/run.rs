@@ -178,7 +178,11 @@ where
     };
     let (mut head, body) = response.into_parts();
     let status = head.status;
-    let verdict = verdict_of(&head, route);
+    let verdict = match verdict_of(&head, route) {
+        // Where doubt is not kept (atomic mode, or a route that may run again) it is one more failure.
+        Verdict::Doubt if !doubts && head.extensions.get::<Verdict>().is_none() => Verdict::Fail,
+        verdict => verdict,
+    };
     let reference = head.extensions.remove::<Reference>();
     let (body, outcome) = if verdict != Verdict::Final {
         (Body::untouched(body), None)

@@ -4,6 +4,7 @@
 mod atomic;
 mod bodies;
 mod client;
+mod credentials;
 mod flight;
 mod keys;
 mod kill_store;

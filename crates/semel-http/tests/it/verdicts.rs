@@ -18,6 +18,7 @@ on_both_databases!(
     the_handler_may_know_better,
     a_route_may_know_better,
     doubt_is_not_run_again,
+    a_status_of_no_known_class_is_in_doubt,
 );
 
 async fn final_answers_are_kept(kind: Kind) {
@@ -148,4 +149,24 @@ async fn doubt_is_not_run_again(kind: Kind) {
     shop.ledger.sweep().await.unwrap();
     client.send(&keyed("k")).await.is_problem(409, "in-doubt");
     assert_eq!(shop.desk.runs(), 1);
+}
+
+async fn a_status_of_no_known_class_is_in_doubt(kind: Kind) {
+    let shop = Shop::open(kind).await;
+    let client = shop.serve(Route::leased()).await;
+    for status in [600, 777, 999] {
+        let key = status.to_string();
+        assert_eq!(client.send(&keyed(&key).gets(status)).await.status, status, "the handler's own answer");
+        assert_eq!(shop.operation(&key).await.unwrap().state, State::InDoubt);
+        client.send(&keyed(&key)).await.is_problem(409, "in-doubt");
+    }
+    assert_eq!(shop.desk.runs(), 3);
+    // What was rolled back has not happened, and what may run again is not held.
+    let again = at_once(Policy { on_lost: semel::OnLost::Rerun, ..Policy::default() });
+    for route in [Route::atomic().policy(again.clone()), Route::leased().policy(again)] {
+        let shop = Shop::open(kind).await;
+        let client = shop.serve(route).await;
+        assert_eq!(client.send(&keyed("k").gets(600)).await.status, 600);
+        assert_eq!((client.send(&keyed("k")).await.status, shop.desk.runs()), (201, 2));
+    }
 }
