@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use axum::{Router, routing::post};
+use semel_http::Credentials;
 use semel_server::{
     config::{Environment, Flags, read},
     gateway::Gateway,
-    http::health::AlwaysReady,
+    http::{health::AlwaysReady, room::Budget},
     serve::{self, Limits},
     stop::Stop,
 };
@@ -40,7 +41,8 @@ pub(crate) async fn measure(plan: &Plan, backend: Backend, report: &mut Report) 
     let told = read(&Flags::default(), &Environment::from_iter(settings), "");
     let config = &told.config().map_err(|mistakes| anyhow::anyhow!("{mistakes}"))?.gateway;
     let target = config.upstream.clone().context("no upstream")?;
-    let gateway = Gateway::new(config, target, ledger.clone(), Arc::new(AlwaysReady));
+    let credentials = Credentials::new(b"a secret of thirty-two bytes or so");
+    let gateway = Gateway::new(config, target, ledger.clone(), Arc::new(AlwaysReady), Budget::default(), credentials);
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let through = Client::of(listener.local_addr()?);
     let server = tokio::spawn(serve::run(listener, gateway, Stop::new(), Limits::default()));

@@ -1,5 +1,6 @@
 //! The server's life: bind the port, serve until told to stop, let requests in flight finish.
 
+pub(crate) mod framing;
 mod limits;
 
 use std::{convert::Infallible, io, sync::Arc, time::Duration};
@@ -30,6 +31,10 @@ pub const DRAIN: Duration = Duration::from_secs(7);
 /// The longest head of a request. Browsers and proxies stay below 16 KiB; hyper alone would keep 400 KiB of every
 /// connection.
 const LONGEST_HEAD: usize = 64 * 1024;
+
+/// How much of a connection hyper keeps in its own buffers: a head of the longest kind must fit. By itself it would keep
+/// 400 KiB, also for connections that are silent after a long body.
+const LONGEST_BUFFER: usize = LONGEST_HEAD;
 
 /// How often it is told that there are as many connections as there may be.
 const TOLD_EVERY: Duration = Duration::from_secs(60);
@@ -82,6 +87,7 @@ where
 {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(limits.head).max_header_size(LONGEST_HEAD);
+    http.max_buf_size(LONGEST_BUFFER);
     let mut seats = Seats::new(limits.connections);
     // Every connection holds a sender: when the last is gone, so are they all.
     let (open, mut all_closed) = mpsc::channel::<Infallible>(1);
@@ -105,7 +111,14 @@ where
             if request.headers().contains_key(header::UPGRADE) {
                 request.extensions_mut().insert(own.clone());
             }
-            app.clone().call(request)
+            let answer =
+                framing::refuse_strange_coding(request.headers()).map_or_else(|| Ok(app.clone().call(request)), Err);
+            async move {
+                match answer {
+                    Ok(answer) => answer.await,
+                    Err(refused) => Ok(refused),
+                }
+            }
         });
         let connection = http.serve_connection(TokioIo::new(stream), service).with_upgrades();
         let (stop, open) = (stop.clone(), open.clone());

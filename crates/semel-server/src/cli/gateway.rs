@@ -8,14 +8,16 @@ use axum::{
     http::{Request, Response},
 };
 use hyper::body::Incoming;
-use semel::Options;
+use semel::{Ledger, Options};
+use semel_http::Credentials;
+use semel_store::Database;
 use tower::Service;
 
 use super::{ledger, serve::until_stopped};
 use crate::{
-    config::{Config, Flags, StoreFlags, Upstream},
+    config::{self, Config, Flags, StoreFlags, Upstream},
     gateway,
-    http::request_log::Line,
+    http::{request_log::Line, room::Budget},
     log,
     node::{AsksTheStore, Fault},
     serve::{self, Limits},
@@ -76,7 +78,10 @@ async fn serve(config: &Config, upstream: Upstream) -> anyhow::Result<()> {
         listener.local_addr()?,
         config.database_url.place(),
     );
-    let app = gateway::Gateway::new(&config.gateway, upstream, ledger.clone(), Arc::new(readiness));
+    let bodies = Budget::new(config.http.body_budget.0);
+    let credentials = credentials(&config.gateway, &ledger).await?;
+    let readiness = Arc::new(readiness);
+    let app = gateway::Gateway::new(&config.gateway, upstream, ledger.clone(), readiness, bodies, credentials);
     let app = logged(app, config.http.log_requests);
     super::greet(&greeting);
     let limits = Limits::of_process(&config.http);
@@ -100,4 +105,13 @@ fn logged(
             Ok(answer)
         }
     })
+}
+
+/// By what callers are told apart, unless the configuration says that they are not, or that a proxy does it.
+async fn credentials(config: &config::Gateway, ledger: &Ledger<Database>) -> anyhow::Result<Option<Credentials>> {
+    if config.shares_answers() {
+        return Ok(None);
+    }
+    let secret = gateway::secret::of(ledger).await.context("cannot read the secret of the database")?;
+    Ok(Credentials::new(&secret).map(|credentials| credentials.cookies(config.cookies.0.clone())))
 }

@@ -17,7 +17,7 @@ use tower::Service;
 use super::ledger;
 use crate::{
     config::{BrokerUrl, Config, Flags, NodeRole, Webhooks},
-    http::{App, principal::Local, request_log},
+    http::{App, principal::Local, request_log, room::Budget},
     jobs::Jobs,
     log,
     node::{self, AsksTheStore, Fault, Node},
@@ -96,7 +96,7 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
     super::greet(&greeting(config, listener.local_addr()?));
 
     let limits = Limits::of_process(&config.http);
-    let router = app.into_router();
+    let router = app.into_router_within(&Budget::new(config.http.body_budget.0));
     let router = if config.http.log_requests { request_log::on(router) } else { router };
     until_stopped(listener, router, limits, &ledger, stop, node.stop()).await;
     verdict(&fault)

@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use axum::http::{HeaderName, StatusCode, header};
+use axum::http::{HeaderName, StatusCode};
 use semel::{OnLost, Policy, Scope};
 
 use super::{Listen, networks::Networks, reader::Reader, value::Value};
@@ -18,6 +18,10 @@ pub struct Gateway {
     pub tenant_header: Option<HeaderName>,
     /// Who may say so, and may say where a request came from.
     pub trusted_proxies: Networks,
+    /// Whether a stored answer is given to whoever sends the key and the same request, with whatever credentials.
+    pub shared: bool,
+    /// The cookies that are credentials, beside `Authorization`.
+    pub cookies: Cookies,
     /// What a request gets of which nobody knows whether it took effect.
     pub on_lost: OnLost,
     /// The 5xx by which the upstream says that it did nothing.
@@ -40,6 +44,9 @@ pub struct Gateway {
     pub pinned: bool,
 }
 
+/// A key that is forgotten sooner protects from nothing: clients retry for minutes.
+const SHORTEST_RETENTION: Duration = Duration::from_secs(60);
+
 /// A lease is renewed until this: longer than any answer that is worth waiting for.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(3600);
 
@@ -50,6 +57,8 @@ pub(super) fn read(reader: &mut Reader<'_>, listen: &Listen) -> Gateway {
         tenant: reader.field("gateway.tenant", || Tenant(Scope::DEFAULT_TENANT.to_owned())).0,
         tenant_header: reader.field("gateway.tenant_header", || None),
         trusted_proxies: reader.field("gateway.trusted_proxies", Networks::default),
+        shared: reader.field("gateway.shared", || false),
+        cookies: reader.field("gateway.cookies", Cookies::default),
         on_lost: reader.field("gateway.on_lost", || OnLost::Hold),
         not_executed_statuses: reader
             .field("gateway.not_executed_statuses", || Statuses(vec![StatusCode::SERVICE_UNAVAILABLE])),
@@ -70,6 +79,10 @@ pub(super) fn read(reader: &mut Reader<'_>, listen: &Listen) -> Gateway {
         let message = "is believed from trusted proxies only, and gateway.trusted_proxies names none";
         reader.mistake("gateway.tenant_header", message.to_owned());
     }
+    if gateway.shares_answers() && !gateway.cookies.0.is_empty() {
+        let message = "are not looked at where gateway.shared or gateway.tenant_header says who may have an answer";
+        reader.mistake("gateway.cookies", message.to_owned());
+    }
     for (field, span) in [("gateway.timeout", gateway.timeout), ("gateway.connect_timeout", gateway.connect_timeout)] {
         if span.is_zero() || span > LONGEST_TIMEOUT {
             reader.mistake(field, "must be longer than 0s and at most 1h".to_owned());
@@ -78,10 +91,59 @@ pub(super) fn read(reader: &mut Reader<'_>, listen: &Listen) -> Gateway {
     if gateway.lease < Policy::SHORTEST_LEASE || gateway.lease > LONGEST_TIMEOUT {
         reader.mistake("gateway.lease", "must be 100ms to 1h".to_owned());
     }
-    if gateway.retention > Policy::LONGEST {
-        reader.mistake("gateway.retention", "must be at most 1000 years".to_owned());
+    if !(SHORTEST_RETENTION..=Policy::LONGEST).contains(&gateway.retention) {
+        let why = "must be at least 1m and at most 1000 years: a retry that comes after it is carried out again";
+        reader.mistake("gateway.retention", why.to_owned());
     }
     gateway
+}
+
+impl Gateway {
+    /// Whether the credentials of a repeat need not be those of its first request: because that was said, or because a
+    /// proxy that authenticates says whose key it is.
+    #[must_use]
+    pub fn shares_answers(&self) -> bool {
+        self.shared || self.tenant_header.is_some()
+    }
+}
+
+/// Names of cookies.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cookies(pub Vec<String>);
+
+impl Cookies {
+    fn of<'a>(names: impl Iterator<Item = &'a str>) -> Result<Self, String> {
+        // RFC 6265: a cookie's name is a token, as the name of a header is.
+        let name = |name: &str| match name.parse::<HeaderName>() {
+            Ok(_) => Ok(name.to_owned()),
+            Err(_) => Err(format!("must be names of cookies such as session, not \"{name}\"")),
+        };
+        names.map(name).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+impl Value for Cookies {
+    const EXAMPLE: &'static str = "session,remember_me";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        Self::of(text.split(',').map(str::trim).filter(|name| !name.is_empty()))
+    }
+
+    fn from_toml(value: &toml::Value) -> Result<Self, String> {
+        let wrong = || "must be a list of names such as [\"session\"]".to_owned();
+        match value {
+            toml::Value::Array(items) => {
+                let names = items.iter().map(|item| item.as_str().ok_or_else(wrong)).collect::<Result<Vec<_>, _>>()?;
+                Self::of(names.into_iter())
+            }
+            toml::Value::String(text) => Self::parse(text),
+            _ => Err(wrong()),
+        }
+    }
+
+    fn to_toml(&self) -> toml::Value {
+        self.0.clone().into()
+    }
 }
 
 /// Where the upstream is.
@@ -162,39 +224,55 @@ impl Value for Tenant {
     }
 }
 
+/// Whether a header has a meaning of its own, is set by the gateway, or goes no further than one connection. A tenant
+/// named after a token would lose its keys with it, and one that a client may set would be any tenant it likes.
+fn has_another_meaning(name: &HeaderName) -> bool {
+    const TAKEN: [&str; 31] = [
+        "accept",
+        "accept-encoding",
+        "accept-language",
+        "authorization",
+        "cache-control",
+        "connection",
+        "cookie",
+        "date",
+        "expect",
+        "forwarded",
+        "host",
+        "http2-settings",
+        "idempotency-key",
+        "idempotency-mismatch",
+        "idempotent-replayed",
+        "keep-alive",
+        "origin",
+        "prefer",
+        "range",
+        "referer",
+        "semel-fence",
+        "set-cookie",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "user-agent",
+        "via",
+        "x-api-key",
+        "x-http-method-override",
+        "x-real-ip",
+    ];
+    const FAMILIES: [&str; 7] = ["access-control-", "content-", "if-", "proxy-", "sec-", "x-forwarded-", "x-original-"];
+    // To many servers an underscore, or a dot, is the same.
+    let plain: String = name.as_str().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+    TAKEN.contains(&plain.as_str()) || FAMILIES.iter().any(|family| plain.starts_with(family))
+}
+
 impl Value for Option<HeaderName> {
     const EXAMPLE: &'static str = "x-tenant";
 
     fn parse(text: &str) -> Result<Self, String> {
-        // These have a meaning of their own, are set here, or go no further than one connection.
-        const TAKEN: [HeaderName; 22] = [
-            header::HOST,
-            header::CONTENT_LENGTH,
-            header::CONTENT_TYPE,
-            header::CONTENT_ENCODING,
-            header::ACCEPT_ENCODING,
-            header::EXPECT,
-            header::CONNECTION,
-            HeaderName::from_static("keep-alive"),
-            HeaderName::from_static("proxy-connection"),
-            HeaderName::from_static("http2-settings"),
-            header::PROXY_AUTHORIZATION,
-            header::TE,
-            header::TRAILER,
-            header::TRANSFER_ENCODING,
-            header::UPGRADE,
-            header::FORWARDED,
-            HeaderName::from_static("x-forwarded-for"),
-            HeaderName::from_static("x-forwarded-host"),
-            HeaderName::from_static("x-forwarded-proto"),
-            HeaderName::from_static("prefer"),
-            HeaderName::from_static("idempotency-key"),
-            HeaderName::from_static("semel-fence"),
-        ];
         match text.parse::<HeaderName>() {
             _ if text.is_empty() => Ok(None),
-            // To many servers an underscore is the same.
-            Ok(name) if TAKEN.iter().any(|taken| taken.as_str() == name.as_str().replace('_', "-")) => {
+            Ok(name) if has_another_meaning(&name) => {
                 Err(format!("must be a header of its own such as x-tenant: {name} means something else"))
             }
             Ok(name) => Ok(Some(name)),
@@ -269,20 +347,24 @@ impl Value for Statuses {
 pub struct Size(pub usize);
 
 impl Size {
-    const UNITS: [(&'static str, usize); 3] = [("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
+    const UNITS: [(&'static str, usize); 4] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
     /// The ledger takes no larger rows than this, with room for the answer's headers.
     const LARGEST: usize = 7 << 20;
+
+    /// The number of bytes that a text such as `512KiB` means.
+    pub(super) fn bytes(text: &str) -> Option<usize> {
+        let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+        let unit = Self::UNITS.iter().find(|(name, _)| *name == unit.trim()).map(|(_, bytes)| *bytes);
+        let unit = unit.or((number == text).then_some(1))?;
+        number.parse::<usize>().ok()?.checked_mul(unit)
+    }
 }
 
 impl Value for Size {
     const EXAMPLE: &'static str = "1MiB";
 
     fn parse(text: &str) -> Result<Self, String> {
-        let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
-        let unit = Self::UNITS.iter().find(|(name, _)| *name == unit.trim()).map(|(_, bytes)| *bytes);
-        let unit = unit.or(text.is_empty().then_some(0)).or((number == text).then_some(1));
-        let bytes = number.parse::<usize>().ok().zip(unit).and_then(|(number, unit)| number.checked_mul(unit));
-        match bytes {
+        match Self::bytes(text) {
             Some(bytes) if bytes <= Self::LARGEST => Ok(Self(bytes)),
             Some(_) => Err("must be at most 7MiB".to_owned()),
             None => Err(format!("must be a size such as 512KiB or 1MiB, not \"{text}\"")),
@@ -326,7 +408,24 @@ mod tests {
         let read = <Option<HeaderName> as Value>::parse;
         assert_eq!(read("X-Tenant"), Ok(Some(HeaderName::from_static("x-tenant"))));
         assert_eq!(read(""), Ok(None));
-        for text in ["Host", "Idempotency-Key", "idempotency_key", "Semel-Fence", "Upgrade", "X-Forwarded-For", "a b"] {
+        assert_eq!(read("x-user"), Ok(Some(HeaderName::from_static("x-user"))));
+        for text in [
+            "Authorization",
+            "Cookie",
+            "Host",
+            "Idempotency-Key",
+            "idempotency_key",
+            "authoriZation",
+            "proxy.authorization",
+            "Semel-Fence",
+            "Upgrade",
+            "Content-Length",
+            "X-Forwarded-For",
+            "X_Forwarded_User",
+            "Connection",
+            "TE",
+            "a b",
+        ] {
             assert!(read(text).is_err(), "{text}");
         }
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::reader::Reader;
+use super::{gateway::Size, reader::Reader, value::Value};
 
 /// What connections may cost, of `semel serve` and of `semel gateway`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,13 +13,16 @@ pub struct Http {
     pub max_connections: usize,
     /// Whether each request is a line in the log.
     pub log_requests: bool,
+    /// How many bytes of bodies are read at a time. Those beyond are refused.
+    pub body_budget: Budget,
 }
 
 impl Default for Http {
     fn default() -> Self {
         // Proxies keep idle connections for about a minute, and are to find most of them open. Four thousand heads of
         // the longest kind are 256 MiB.
-        Self { head_timeout: Duration::from_secs(30), max_connections: 4096, log_requests: false }
+        let body_budget = Budget(crate::http::room::Budget::DEFAULT);
+        Self { head_timeout: Duration::from_secs(30), max_connections: 4096, body_budget, log_requests: false }
     }
 }
 
@@ -37,6 +40,7 @@ impl Http {
             head_timeout: reader.field("http.head_timeout", || default.head_timeout),
             max_connections: reader.field("http.max_connections", || default.max_connections),
             log_requests: reader.field("http.log_requests", || default.log_requests),
+            body_budget: reader.field("http.body_budget", || default.body_budget),
         };
         if !(SHORTEST_HEAD..=LONGEST_HEAD).contains(&read.head_timeout) {
             reader.mistake("http.head_timeout", "must be at least 1s and at most 10m".to_owned());
@@ -45,5 +49,56 @@ impl Http {
             reader.mistake("http.max_connections", format!("must be 1 to {MOST_CONNECTIONS}"));
         }
         read
+    }
+}
+
+/// The bytes that all bodies have together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget(pub usize);
+
+impl Budget {
+    /// The longest body that any route takes must fit.
+    const SMALLEST: usize = 8 << 20;
+    /// More than any machine has.
+    const LARGEST: usize = 1 << 40;
+}
+
+impl Value for Budget {
+    const EXAMPLE: &'static str = "256MiB";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        match Size::bytes(text) {
+            Some(bytes @ Self::SMALLEST..=Self::LARGEST) => Ok(Self(bytes)),
+            Some(_) => Err("must be at least 8MiB, the longest body that is taken, and at most 1024GiB".to_owned()),
+            None => Err(format!("must be a size such as 256MiB or 1GiB, not \"{text}\"")),
+        }
+    }
+
+    fn from_toml(value: &toml::Value) -> Result<Self, String> {
+        match value {
+            toml::Value::Integer(bytes) => Self::parse(&bytes.to_string()),
+            toml::Value::String(text) => Self::parse(text),
+            _ => Err("must be a size such as \"256MiB\"".to_owned()),
+        }
+    }
+
+    fn to_toml(&self) -> toml::Value {
+        Size(self.0).to_toml()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_holds_the_longest_body_at_least() {
+        for (text, bytes) in [("8MiB", 8 << 20), ("1GiB", 1 << 30), ("268435456", 256 << 20)] {
+            assert_eq!(Budget::parse(text), Ok(Budget(bytes)), "{text}");
+        }
+        assert_eq!(Budget(1 << 30).to_toml(), "1GiB".into());
+        for text in ["", "0", "1MiB", "8388607", "2048GiB", "much"] {
+            assert!(Budget::parse(text).is_err(), "{text}");
+        }
     }
 }

@@ -33,7 +33,7 @@ use std::{path::PathBuf, time::Duration};
 pub use channels::{Channel, Channels, Endpoint, LONGEST_BACKOFF};
 pub use environment::Environment;
 pub use flags::{Flags, StoreFlags};
-pub use gateway::{Gateway, Size, Statuses, Upstream};
+pub use gateway::{Cookies, Gateway, Size, Statuses, Upstream};
 pub use http::Http;
 pub use listen::Listen;
 pub use messages::Messages;

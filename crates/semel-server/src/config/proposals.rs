@@ -41,7 +41,9 @@ impl Proposals {
             [("proposals.retention", read.retention), ("proposals.submissions_retention", read.submissions_retention)];
         for (name, retention) in kept {
             if retention.is_some_and(|retention| !(SHORTEST_RETENTION..=Policy::LONGEST).contains(&retention)) {
-                reader.mistake(name, "must be at least 1s and at most 1000 years".to_owned());
+                let why =
+                    "must be at least 1s and at most 1000 years: a retry that comes after it is carried out again";
+                reader.mistake(name, why.to_owned());
             }
         }
         read

@@ -7,15 +7,15 @@ use axum::{
     http::{HeaderMap, HeaderName, HeaderValue, Method, header, request::Parts},
 };
 use semel::Scope;
-use semel_http::{Principal, Role};
+use semel_http::{Principal, Role, may_not_repeat};
 
 use super::{
-    headers::{FENCE, has_strange_coding, remove_hop_by_hop, remove_twins, set_forwarded, takes_trailers, upgrade},
+    headers::{FENCE, remove_hop_by_hop, remove_twins, set_forwarded, takes_trailers, upgrade},
     proxy::Wanted,
 };
 use crate::{
     config::Networks,
-    http::problem::{HOST_NOT_ALLOWED, METHOD_NOT_ALLOWED, Problem, TENANT_UNKNOWN, TRANSFER_CODING},
+    http::problem::{HOST_NOT_ALLOWED, METHOD_NOT_ALLOWED, Problem, TENANT_UNKNOWN},
 };
 
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -31,17 +31,15 @@ pub(super) struct Admission {
 
 /// Whether the layer will look for the request's key in the ledger.
 fn is_keyed(head: &Parts) -> bool {
-    head.headers.contains_key(KEY) && super::METHODS.contains(&head.method)
+    head.headers.contains_key(KEY) && may_not_repeat(&head.method)
 }
 
 impl Admission {
-    /// Prepares a request for the layer and the upstream, or says why it goes no further.
-    pub(super) fn admit(&self, head: &mut Parts) -> Result<(), Problem> {
+    /// Prepares a request for the layer and the upstream, or says why it goes no further. Whether the layer will look
+    /// for its key.
+    pub(super) fn admit(&self, head: &mut Parts) -> Result<bool, Problem> {
         if head.method == Method::CONNECT {
             return Err(Problem::new(&METHOD_NOT_ALLOWED));
-        }
-        if has_strange_coding(&head.headers) {
-            return Err(Problem::new(&TRANSFER_CODING));
         }
         if let Some(protocol) = upgrade(&head.headers) {
             head.extensions.insert(Wanted(protocol));
@@ -75,7 +73,7 @@ impl Admission {
         if let Some(peer) = peer {
             set_forwarded(&mut head.headers, peer, trusted);
         }
-        Ok(())
+        Ok(keyed)
     }
 
     /// One request has one host.
@@ -130,7 +128,7 @@ mod tests {
             trusted: super::super::tests::networks("10.0.0.0/8"),
             upstream: None,
         };
-        admission.admit(&mut head).map(|()| head).map_err(|problem| problem.kind().name)
+        admission.admit(&mut head).map(|_| head).map_err(|problem| problem.kind().name)
     }
 
     fn tenant(head: &Parts) -> Option<&str> {
@@ -179,9 +177,6 @@ mod tests {
     #[test]
     fn what_cannot_be_passed_on_is_refused() {
         assert_eq!(admit("10.0.0.1", "CONNECT", &[]).unwrap_err(), "method-not-allowed");
-        assert_eq!(
-            admit("10.0.0.1", "POST", &[("transfer-encoding", "gzip, chunked")]).unwrap_err(),
-            "transfer-coding"
-        );
+        assert_eq!(admit("10.0.0.1", "GET", &[("host", "a")]).unwrap_err(), "host-not-allowed");
     }
 }

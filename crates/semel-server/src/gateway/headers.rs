@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 
+use crate::serve::framing::only;
+
 /// Where the upstream finds the number by which it can refuse an older attempt.
 pub(super) const FENCE: HeaderName = HeaderName::from_static("semel-fence");
 
@@ -106,12 +108,6 @@ pub(super) fn takes_trailers(headers: &HeaderMap) -> bool {
     tokens(headers, &header::TE).any(|token| token.eq_ignore_ascii_case("trailers"))
 }
 
-/// Whether the body was sent in a coding that is not undone here, or that each side could read in its own way.
-pub(super) fn has_strange_coding(headers: &HeaderMap) -> bool {
-    let name = header::TRANSFER_ENCODING;
-    headers.contains_key(&name) && only(headers, &name, "chunked").is_none()
-}
-
 /// Says where the request came from. What it says itself stays only if it comes from a trusted proxy.
 pub(super) fn set_forwarded(headers: &mut HeaderMap, peer: SocketAddr, trusted: bool) {
     if !trusted {
@@ -126,13 +122,6 @@ pub(super) fn set_forwarded(headers: &mut HeaderMap, peer: SocketAddr, trusted: 
         headers.entry(X_FORWARDED_HOST).or_insert(host);
     }
     headers.entry(X_FORWARDED_PROTO).or_insert(HeaderValue::from_static("http"));
-}
-
-/// The header's value, if it is this one word and nothing else.
-fn only<'a>(headers: &'a HeaderMap, name: &HeaderName, word: &str) -> Option<&'a HeaderValue> {
-    let mut lines = headers.get_all(name).iter();
-    let (line, None) = (lines.next()?, lines.next()) else { return None };
-    line.as_bytes().trim_ascii().eq_ignore_ascii_case(word.as_bytes()).then_some(line)
 }
 
 /// The words of a header that is a list.
@@ -245,17 +234,5 @@ mod tests {
         assert_eq!(other.get_all("x-forwarded-for").iter().collect::<Vec<_>>(), ["10.0.0.1"]);
         assert_eq!(other["x-forwarded-proto"], "http");
         assert!(!other.contains_key("forwarded"));
-    }
-
-    #[test]
-    fn only_chunks_are_undone() {
-        assert!(!has_strange_coding(&headers(&[("transfer-encoding", "Chunked")])));
-        for other in ["gzip, chunked", "chunked, chunked", "chunked,", ""] {
-            assert!(has_strange_coding(&headers(&[("transfer-encoding", other)])), "{other}");
-        }
-        let mut unreadable = headers(&[("transfer-encoding", "chunked")]);
-        unreadable.append("transfer-encoding", HeaderValue::from_bytes(b"\xff").unwrap());
-        assert!(has_strange_coding(&unreadable));
-        assert!(!has_strange_coding(&headers(&[])));
     }
 }

@@ -9,9 +9,11 @@
 //! What a proxy cannot know is in docs/gateway.md.
 
 mod admit;
+mod framing;
 mod headers;
 mod pool;
 mod proxy;
+pub mod secret;
 mod tunnel;
 mod upstream;
 
@@ -25,18 +27,18 @@ use std::{
 use axum::{
     Router,
     body::Body,
-    http::{HeaderValue, Method, Request, Response},
+    http::{HeaderValue, Request, Response},
     response::IntoResponse as _,
 };
 use hyper::body::Incoming;
 use semel::{Backoff, Ledger, Policy};
-use semel_http::{BoxFuture, Idempotency, IdempotencyService, Route};
+use semel_http::{BoxFuture, Credentials, Idempotency, IdempotencyService, Route};
 use semel_store::Database;
 use tower::{Layer as _, Service};
 
 use crate::{
     config,
-    http::{self, health::Readiness},
+    http::{self, health::Readiness, room::Budget},
 };
 use admit::Admission;
 use proxy::{Proxy, Rules};
@@ -46,25 +48,25 @@ const SERVICE: &str = "gateway";
 /// Their kind. There is one for all methods and paths, so that a key that is used for two different things is noticed:
 /// a proxy knows no route templates, and cannot tell `/orders/1` from a collection.
 const KIND: &str = "request";
-/// The methods that take a key. The others are safe, or the same twice as once, by what HTTP says of them.
-const METHODS: [Method; 2] = [Method::POST, Method::PATCH];
-
 /// A gateway that is ready to serve. Clones share everything.
 #[derive(Clone)]
 pub struct Gateway {
     own: Router,
     admission: Arc<Admission>,
+    bodies: Budget,
     passing: IdempotencyService<Database, Proxy>,
 }
 
 impl Gateway {
-    /// A gateway before an upstream.
+    /// A gateway before an upstream. With credentials, a repeat must come with those of its first request.
     #[must_use]
     pub fn new(
         config: &config::Gateway,
         upstream: config::Upstream,
         ledger: Ledger<Database>,
         readiness: Arc<dyn Readiness>,
+        bodies: Budget,
+        credentials: Option<Credentials>,
     ) -> Self {
         let onward = upstream::Upstream::new(upstream.clone(), config.connect_timeout, config.timeout);
         let rules = Rules { on_lost: config.on_lost, not_executed: config.not_executed_statuses.clone() };
@@ -77,13 +79,14 @@ impl Gateway {
                 trusted: config.trusted_proxies.clone(),
                 upstream: HeaderValue::from_str(&upstream.authority()).ok(),
             }),
-            passing: Idempotency::new(ledger).layer(route(config)).layer(proxy),
+            bodies,
+            passing: Idempotency::new(ledger).layer(route(config, credentials)).layer(proxy),
         }
     }
 }
 
 /// The layer's rules for all that passes.
-fn route(config: &config::Gateway) -> Route {
+fn route(config: &config::Gateway, credentials: Option<Credentials>) -> Route {
     /// For the rest of an answer, and a busy machine.
     const MARGIN: Duration = Duration::from_secs(60);
     let policy = Policy {
@@ -96,17 +99,19 @@ fn route(config: &config::Gateway) -> Route {
         pinned: config.pinned,
         ..Policy::default()
     };
-    Route::leased()
+    let route = Route::leased()
         .service(SERVICE)
         .kind(KIND)
-        .methods(METHODS)
+        // What stands behind may know methods that nobody here does, and may read `post` as POST.
+        .all_methods_that_may_not_repeat()
         // One gateway may stand before many sites, and the same path of another is another request.
         .host_counts()
         .wait(config.wait)
         .request_limit(config.request_limit.0)
         .request_patience(config.timeout)
         .answer_limit(config.answer_limit.0)
-        .policy(policy)
+        .policy(policy);
+    credentials.into_iter().fold(route, Route::same_credentials)
 }
 
 /// Whether a path is the gateway's own. Every other one is the upstream's.
@@ -128,11 +133,19 @@ impl Service<Request<Incoming>> for Gateway {
             return Box::pin(self.own.call(request));
         }
         let (mut head, body) = request.into_parts();
-        if let Err(problem) = self.admission.admit(&mut head) {
-            return Box::pin(std::future::ready(Ok(problem.into_response())));
+        let keyed = match self.admission.admit(&mut head) {
+            Ok(keyed) => keyed,
+            Err(problem) => return Box::pin(std::future::ready(Ok(problem.into_response()))),
+        };
+        let request = Request::from_parts(head, Body::new(body));
+        if !keyed {
+            // It is passed on as it comes, and takes no more than a connection's buffers.
+            let answer = self.passing.call(request);
+            return Box::pin(async move { Ok(answer.await?.map(Body::new)) });
         }
-        let answer = self.passing.call(Request::from_parts(head, Body::new(body)));
-        Box::pin(async move { Ok(answer.await?.map(Body::new)) })
+        let (request, held) = self.bodies.watch(request);
+        let answer = self.passing.call(request);
+        Box::pin(async move { Ok(held.answer(answer.await?.map(Body::new))) })
     }
 }
 

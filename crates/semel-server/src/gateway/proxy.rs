@@ -16,6 +16,7 @@ use semel_http::{Attempt, BoxFuture, Verdict};
 use tower::Service;
 
 use super::{
+    framing::settle_length,
     headers::{FENCE, remove_about_the_key, remove_hop_by_hop, set_upgrade, upgrade},
     tunnel,
     upstream::{Failure, Upstream},
@@ -23,7 +24,8 @@ use super::{
 use crate::{
     config::Statuses,
     http::problem::{
-        BODY_INCOMPLETE, BODY_TIMEOUT, Kind, Problem, UPSTREAM_LOST, UPSTREAM_TIMEOUT, UPSTREAM_UNREACHABLE,
+        BODY_INCOMPLETE, BODY_TIMEOUT, Kind, Problem, UPSTREAM_INVALID, UPSTREAM_LOST, UPSTREAM_TIMEOUT,
+        UPSTREAM_UNREACHABLE,
     },
     serve::Seat,
 };
@@ -49,7 +51,8 @@ impl Rules {
     fn verdict(&self, status: StatusCode) -> Verdict {
         match status {
             _ if self.not_executed.contains(status) => Verdict::Release,
-            _ if status.is_server_error() => self.nobody_knows(),
+            // Neither 5xx nor a status of no known class (600 to 999) says what was done.
+            _ if status.as_u16() >= 500 => self.nobody_knows(),
             // Behind a gateway it is the upstream that authenticates. Kept, an expired token would be answered for as
             // long as the key, however often it is renewed.
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Verdict::Release,
@@ -106,6 +109,10 @@ impl Proxy {
         // To the client we speak our own version, whatever the upstream's.
         *response.version_mut() = Version::HTTP_11;
         let changed = upgrade(response.headers());
+        if let Err(why) = settle_length(&mut response) {
+            tracing::warn!(why, keyed = attempt.is_some(), "the upstream's answer breaks the rules of HTTP");
+            return self.problem(&UPSTREAM_INVALID, attempt.is_some());
+        }
         remove_hop_by_hop(response.headers_mut());
         remove_about_the_key(response.headers_mut());
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {

@@ -22,8 +22,12 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-use super::pool::Pool;
+use super::{framing::is_ambiguous, pool::Pool};
 use crate::config;
+
+/// How much of an answer is kept while its client is slow, and so the longest head of one. By itself hyper would keep
+/// 400 KiB of each.
+const LONGEST_BUFFER: usize = 64 << 10;
 
 /// The service behind the gateway. Clones share its connections.
 #[derive(Clone)]
@@ -82,7 +86,8 @@ impl Upstream {
         let stream = stream.map_err(|_| unreachable(&"no connection in time"))?.map_err(|error| unreachable(&error))?;
         // Requests are written whole: waiting to fill a packet only adds delay.
         let _ = stream.set_nodelay(true);
-        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|error| unreachable(&error))?;
+        let handshake = http1::Builder::new().max_buf_size(LONGEST_BUFFER).handshake(TokioIo::new(stream)).await;
+        let (sender, connection) = handshake.map_err(|error| unreachable(&error))?;
         tokio::spawn(async move {
             if let Err(error) = connection.with_upgrades().await {
                 tracing::debug!(%error, "a connection to the upstream ended early");
@@ -116,7 +121,9 @@ impl Upstream {
         };
         match answer {
             Ok(response) => {
-                self.pool.give_back(connection);
+                if !is_ambiguous(response.headers()) {
+                    self.pool.give_back(connection);
+                }
                 Ok(response)
             }
             // hyper hands the request back only if it had not begun to write it.

@@ -3,6 +3,7 @@
 pub mod answers;
 pub mod fields;
 pub mod health;
+pub mod json;
 pub mod loopback;
 mod openapi;
 pub mod path;
@@ -11,6 +12,7 @@ pub mod problem;
 mod problem_page;
 pub mod query;
 pub mod request_log;
+pub mod room;
 
 use std::{panic::AssertUnwindSafe, sync::Arc};
 
@@ -26,6 +28,7 @@ use futures_util::FutureExt as _;
 use health::Readiness;
 use principal::Authenticate;
 use problem::Problem;
+use room::Budget;
 
 /// The longest request body that is read, unless a route sets its own limit. An order, an event or an operation is a
 /// few kilobytes; what is larger, such as a mailing's file, is streamed by its own route.
@@ -47,8 +50,13 @@ pub struct App {
 }
 
 impl App {
-    /// The whole application: the services' routes and those that every server has.
+    /// The whole application, with the room for bodies that a process has by default.
     pub fn into_router(self) -> Router {
+        self.into_router_within(&Budget::default())
+    }
+
+    /// The whole application: the services' routes and those that every server has. All bodies share a budget.
+    pub fn into_router_within(self, bodies: &Budget) -> Router {
         let loopback_only = self.authenticate.loopback_only();
         let known = Router::new()
             .route("/", get(index))
@@ -70,7 +78,7 @@ impl App {
             .signed
             .method_not_allowed_fallback(async || Problem::new(&problem::METHOD_NOT_ALLOWED))
             .layer(middleware::from_fn(catch_panic));
-        router.merge(signed)
+        router.merge(signed).layer(middleware::from_fn_with_state(bodies.clone(), room::keep_within))
     }
 }
 

@@ -165,6 +165,19 @@ pub static UPSTREAM_TIMEOUT: Kind = Kind {
              the gateway never runs it twice unless it was configured to.",
 };
 
+/// The service behind the gateway answers what is no answer.
+pub static UPSTREAM_INVALID: Kind = Kind {
+    name: "upstream-invalid",
+    status: StatusCode::BAD_GATEWAY,
+    retryable: false,
+    title: "Upstream's answer invalid",
+    meaning: "The service behind the gateway got the request, and its answer breaks the rules of HTTP, so that it \
+              cannot be passed on: the request may or may not have taken effect.",
+    remedy: "Find out whether it did before anything else, and mend the service: the gateway's log says what is wrong. \
+             A request with a key may be sent again with the same key: the gateway never runs it twice unless it was \
+             configured to.",
+};
+
 /// Nobody says whose request it is.
 pub static TENANT_UNKNOWN: Kind = Kind {
     name: "tenant-unknown",
@@ -184,6 +197,18 @@ pub static TRANSFER_CODING: Kind = Kind {
     title: "Transfer coding not supported",
     meaning: "The request's body was sent in a transfer coding other than chunked.",
     remedy: "Send it in chunks or with its length. To compress it, use Content-Encoding.",
+};
+
+/// More bodies are on their way in than there is room for.
+pub static NO_ROOM: Kind = Kind {
+    name: "no-room",
+    status: StatusCode::SERVICE_UNAVAILABLE,
+    retryable: true,
+    title: "No room for the body",
+    meaning: "The bodies of other requests that are on their way in have taken all the memory that this node has for \
+              them. Nothing was done.",
+    remedy: "Send it again after the time that Retry-After tells, with the same key if it has one. If it lasts, somebody \
+             may be sending long bodies slowly: limit what one address may do at the proxy, or raise http.body_budget.",
 };
 
 /// The principal may only look.
@@ -314,7 +339,7 @@ pub static EVENT_COMPLETED: Kind = Kind {
 };
 
 /// The server's own kinds.
-static OWN: [&Kind; 29] = [
+static OWN: [&Kind; 31] = [
     &TOO_MANY_DELIVERIES,
     &EVENT_RUNNING,
     &EVENT_COMPLETED,
@@ -342,6 +367,8 @@ static OWN: [&Kind; 29] = [
     &UPSTREAM_UNREACHABLE,
     &UPSTREAM_LOST,
     &UPSTREAM_TIMEOUT,
+    &UPSTREAM_INVALID,
+    &NO_ROOM,
     &TENANT_UNKNOWN,
     &TRANSFER_CODING,
 ];

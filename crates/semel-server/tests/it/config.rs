@@ -49,7 +49,7 @@ fn without_any_setting_the_defaults_hold() {
             "database_url": "sqlite:./semel-data/semel.db",
             "broker_url": "embedded",
             "roles": ["api", "relay", "worker", "sweeper"],
-            "http": { "head_timeout": "30s", "max_connections": 4096, "log_requests": false },
+            "http": { "head_timeout": "30s", "max_connections": 4096, "body_budget": "256MiB", "log_requests": false },
             "sweep": { "every": "15s" },
             "messages": {
                 "relay_lease": "30s",
@@ -72,6 +72,8 @@ fn without_any_setting_the_defaults_hold() {
                 "tenant": "default",
                 "tenant_header": "",
                 "trusted_proxies": [],
+                "shared": false,
+                "cookies": [],
                 "on_lost": "hold",
                 "pinned": false,
                 "not_executed_statuses": [503],

@@ -214,7 +214,7 @@ impl State {
 }
 
 /// Reads a request; none when the connection was closed instead.
-fn read(reader: &mut BufReader<&TcpStream>, arrived: &AtomicUsize) -> io::Result<Option<Seen>> {
+pub(crate) fn read(reader: &mut BufReader<&TcpStream>, arrived: &AtomicUsize) -> io::Result<Option<Seen>> {
     let mut lines = Vec::new();
     loop {
         let mut line = Vec::new();

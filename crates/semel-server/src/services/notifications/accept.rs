@@ -12,7 +12,10 @@ use semel::{
 };
 use semel_store::{Database, Tx};
 
+use tokio::sync::OwnedSemaphorePermit;
+
 use super::{reading::NewEvent, tables};
+use crate::http::room::Held;
 
 /// The scope of an event's id is its tenant, and these.
 const SERVICE: &str = "notifications";
@@ -26,6 +29,9 @@ const LIMITS: Limits = Limits { calls: 512, bytes: 8 << 20, queue: 4096, regroup
 pub(super) struct Submission {
     pub(super) tenant: String,
     pub(super) events: Vec<NewEvent>,
+    /// The room that its body and its events take, until they are stored: also when their client has gone.
+    #[expect(dead_code, reason = "it is held, not looked at")]
+    pub(super) room: (Option<Held>, Option<OwnedSemaphorePermit>),
 }
 
 /// What became of a submission.

@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use axum::{
     Json,
     extract::{FromRequest as _, Request, State},
-    http::{HeaderMap, StatusCode, header},
+    http::StatusCode,
     response::{IntoResponse as _, Response},
 };
 use bytes::Bytes;
@@ -28,6 +28,7 @@ use crate::http::{
     path::Id,
     principal::Actor,
     problem::{BODY_TIMEOUT, EVENT_MISMATCH, Problem, STORE_UNAVAILABLE, of_store},
+    room::Held,
 };
 
 /// The longest body: a thousand events of eight kilobytes.
@@ -42,12 +43,13 @@ pub(super) async fn create(
     Actor(principal): Actor,
     request: Request,
 ) -> Result<Response, Problem> {
-    let _room = room(&service, request.headers()).await?;
+    let held = request.extensions().get::<Held>().cloned();
     let body = tokio::time::timeout(PATIENCE, Bytes::from_request(request, &())).await;
     let body = body.map_err(|_| Problem::new(&BODY_TIMEOUT))??;
+    let room = room(&service, body.len()).await?;
     let given = reading::read(&body, &principal.tenant, &service.config.routes)?;
     let ids: Vec<_> = given.events.iter().map(|event| event.id.clone()).collect();
-    let submission = Submission { tenant: principal.tenant, events: given.events };
+    let submission = Submission { tenant: principal.tenant, events: given.events, room: (held, Some(room)) };
     match service.acceptor.accept(submission).await.map_err(unavailable)? {
         Accepted::Stored(new) => {
             let mut answers: Vec<_> = ids
@@ -70,10 +72,9 @@ pub(super) async fn create(
     }
 }
 
-/// Room for the body, until it is answered: many large ones at once would fill the memory.
-async fn room(service: &Service, headers: &HeaderMap) -> Result<OwnedSemaphorePermit, Problem> {
-    let length = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-    let length = length.unwrap_or(BODY_LIMIT).min(BODY_LIMIT);
+/// A turn for a body that is here as a whole: reading its events takes several times its bytes, so only so many are read
+/// and stored at a time. No client can hold this up, since all that is waited for is the database.
+async fn room(service: &Service, length: usize) -> Result<OwnedSemaphorePermit, Problem> {
     let kibibytes = u32::try_from(length / 1024 + 1).unwrap_or(u32::MAX);
     let room = tokio::time::timeout(PATIENCE, service.room.clone().acquire_many_owned(kibibytes)).await;
     room.ok().and_then(Result::ok).ok_or_else(|| {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::model::{Ident, Kind};
-use crate::config::Routes;
+use crate::{config::Routes, http::json::given_twice};
 
 pub(super) const BROADCAST: &str = "BROADCAST";
 pub(super) const USER: &str = "USER";
@@ -115,6 +115,9 @@ pub(super) struct Told {
 /// Understands a message from the queue of a kind. What is not understood now may be, once the rules have changed.
 pub(super) fn read(kind: Kind, routes: &Routes, bytes: &[u8]) -> Result<Told, Refusal> {
     let dead = |why: String| Refusal::Dead(why);
+    if let Some(member) = std::str::from_utf8(bytes).ok().and_then(given_twice) {
+        return Err(dead(format!("the message is malformed: {member} is given twice")));
+    }
     let body: Body =
         serde_json::from_slice(bytes).map_err(|error| dead(format!("the message is malformed: {}", place(&error))))?;
     if semel::Key::new(&body.event_id).is_err() {

@@ -62,8 +62,8 @@ pub struct Notifications {
     in_app: Wake,
 }
 
-/// How many kibibytes of events are taken in at the same time: eight of the largest bodies, or tens of thousands of
-/// ordinary events.
+/// How many kibibytes of events are read and stored at the same time: eight of the largest bodies, or tens of thousands
+/// of ordinary events.
 const ROOM: usize = 64 << 10;
 
 /// What the routes share.
@@ -72,7 +72,7 @@ struct Service {
     database: Database,
     config: Arc<config::Notifications>,
     acceptor: Acceptor,
-    /// For bodies of events that are on their way in, in kibibytes.
+    /// For events that are being read and stored, in kibibytes of their bodies.
     room: Arc<Semaphore>,
     feed: Arc<Feed>,
 }

@@ -16,6 +16,7 @@ use crate::{
     config::Routes,
     http::{
         fields::{Fields, Wrong, is_blank, text},
+        json::given_twice,
         problem::{INVALID_FIELDS, INVALID_JSON, Problem},
     },
 };
@@ -297,7 +298,11 @@ fn kind(raw: &str) -> Result<Kind, String> {
 fn payload(raw: &str) -> Result<Box<RawValue>, String> {
     match raw.len() {
         _ if !raw.starts_with('{') => Err("must be an object".to_owned()),
-        ..=LONGEST_PAYLOAD => RawValue::from_string(raw.to_owned()).map_err(|error| error.to_string()),
+        ..=LONGEST_PAYLOAD => match given_twice(raw) {
+            // Of two, one may say whom the event is for, and another reader may believe the other.
+            Some(member) => Err(format!("has {member} twice")),
+            None => RawValue::from_string(raw.to_owned()).map_err(|error| error.to_string()),
+        },
         _ => Err(format!("must have at most {LONGEST_PAYLOAD} bytes")),
     }
 }
@@ -389,6 +394,30 @@ mod tests {
         assert_eq!(wrong(&json!([])), ["[]"]);
         assert_eq!(wrong(&json!([event(), with("payload", json!({ "a": 1 }))])), ["[1].eventId"]);
         assert_eq!(wrong(&with("payload", json!({ "a": "x".repeat(LONGEST_PAYLOAD) }))), ["payload"]);
+    }
+
+    #[test]
+    fn a_member_given_twice_is_refused_by_name() {
+        for (event, field, message) in [
+            (r#""payload":{"restaurant_id":6,"restaurant_id":7}"#, "payload", "has restaurant_id twice"),
+            (r#""payload":{"a":[{"b":1,"\u0062":1}]}"#, "payload", "has a[0].b twice"),
+            (r#""payload":{},"aggregateId":6"#, "aggregateId", "is given twice"),
+            (r#""payload":{},"payload":{}"#, "payload", "is given twice"),
+            (
+                r#""payload":{},"recipients":[{"kind":"restaurant","userId":1,"userId":2}]"#,
+                "recipients[0].userId",
+                "is given twice",
+            ),
+        ] {
+            let body =
+                format!(r#"{{"eventId":"e","aggregateType":"RESTAURANT","aggregateId":5,"eventType":"X",{event}}}"#);
+            for (body, at) in [(body.clone(), ""), (format!("[{body}]"), "[0].")] {
+                let refused = read(body.as_bytes(), "default", &Routes::default()).err().unwrap();
+                let told: Value = serde_json::from_slice(refused.into_http().body()).unwrap();
+                let error = json!({ "field": format!("{at}{field}"), "message": message });
+                assert_eq!(told["errors"], json!([error]), "{body}");
+            }
+        }
     }
 
     #[test]

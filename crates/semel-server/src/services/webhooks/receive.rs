@@ -1,6 +1,6 @@
 //! `POST /webhooks/{source}` and `POST /webhooks/{source}/{function}`.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, time::Duration};
 
 use axum::{
     body::Body,
@@ -12,7 +12,6 @@ use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt as _;
 use semel_http::webhooks::Refused;
 use serde_json::json;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{
     Receiver,
@@ -28,6 +27,7 @@ use crate::http::{
         BODY_ENCODED, BODY_INCOMPLETE, BODY_TIMEOUT, BODY_TOO_LARGE, EVENT_MALFORMED, HOST_NOT_ALLOWED, INTERNAL,
         LIVEMODE_MISMATCH, Problem, SIGNATURE_REFUSED, TOO_MANY_DELIVERIES,
     },
+    room::{Held, NoRoom, Room},
 };
 
 /// `POST /webhooks/{source}`
@@ -63,6 +63,7 @@ async fn receive(receiver: Receiver, source: &str, function: &str, request: Requ
         Err(refusal) => return Err(refuse(&receiver, &source, function, refusal)),
     };
     // In a task of its own: a sender that goes away ends neither the run nor the settling of its outcome.
+    let room = (room, head.extensions.get::<Held>().cloned());
     let delivered = tokio::spawn(async move {
         let _room = room;
         receiver.deliver(source, event).await
@@ -111,7 +112,7 @@ async fn admit(
     function: &str,
     head: &Parts,
     body: Body,
-) -> Result<(Event, OwnedSemaphorePermit), Refusal> {
+) -> Result<(Event, Room), Refusal> {
     if source.is_unsigned() {
         only_this_machine(head).map_err(|problem| Refusal::new(Reason::Foreign, problem))?;
     }
@@ -130,11 +131,12 @@ async fn admit(
     if length.is_some_and(|length: usize| length > most) {
         return Err(too_large(most));
     }
-    let mut room = Room { all: source.room.clone(), taken: None };
-    let (body, room) = match tokio::time::timeout(source.config.body_timeout, whole(body, most, &mut room)).await {
-        Ok(read) => (read?, room.taken.ok_or_else(busy)?),
+    // Each source has room of its own within that of the process: one that is full keeps out no other.
+    let mut room = Room::of(source.room.clone());
+    let body = match tokio::time::timeout(source.config.body_timeout, whole(body, most, &mut room)).await {
+        Ok(read) => read?,
         // It was waiting for the others, not for its sender.
-        Err(_) if room.taken.is_none() => return Err(busy()),
+        Err(_) if !room.has_some() => return Err(busy()),
         Err(_) => return Err(Refusal::new(Reason::Slow, Problem::new(&BODY_TIMEOUT))),
     };
     let id = match &source.verifier {
@@ -169,35 +171,6 @@ fn only_this_machine(head: &Parts) -> Result<(), Problem> {
     }
 }
 
-/// How many kibibytes of room a body takes at a time: as it arrives, so that who only says that much will come takes
-/// nothing from the others.
-const MOST_IN_A_STEP: usize = 16;
-
-/// Room for a body until it is answered: many large ones at once would fill the memory. Each source has its own, so that
-/// whoever fills one keeps out none but that one's.
-struct Room {
-    all: Arc<Semaphore>,
-    taken: Option<OwnedSemaphorePermit>,
-}
-
-impl Room {
-    /// Makes room for so many bytes in all. Only who has none yet waits for it: of those who hold some and wait for more,
-    /// none might ever get it.
-    async fn take(&mut self, bytes: usize) -> Result<(), Refusal> {
-        let taken = self.taken.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
-        let needed = (bytes / 1024 + 1).next_multiple_of(MOST_IN_A_STEP);
-        if needed > taken {
-            let more = u32::try_from(needed - taken).unwrap_or(u32::MAX);
-            let all = self.all.clone();
-            match &mut self.taken {
-                Some(taken) => taken.merge(all.try_acquire_many_owned(more).map_err(|_| busy())?),
-                none => *none = Some(all.acquire_many_owned(more).await.map_err(|_| busy())?),
-            }
-        }
-        Ok(())
-    }
-}
-
 fn busy() -> Refusal {
     Refusal::new(Reason::Busy, Problem::new(&TOO_MANY_DELIVERIES).retry_after(Duration::from_secs(1)))
 }
@@ -209,15 +182,18 @@ fn too_large(most: usize) -> Refusal {
 
 /// A body of at most so many bytes.
 async fn whole(body: Body, most: usize, room: &mut Room) -> Result<Bytes, Refusal> {
-    room.take(0).await?;
+    room.begin().await.map_err(|_| busy())?;
     let mut chunks = body.into_data_stream();
     let mut read = BytesMut::new();
     while let Some(chunk) = chunks.next().await {
-        let chunk = chunk.map_err(|_| Refusal::new(Reason::Incomplete, Problem::new(&BODY_INCOMPLETE)))?;
+        let chunk = chunk.map_err(|error| match NoRoom::is_why(&error) {
+            true => busy(),
+            false => Refusal::new(Reason::Incomplete, Problem::new(&BODY_INCOMPLETE)),
+        })?;
         if read.len() + chunk.len() > most {
             return Err(too_large(most));
         }
-        room.take(read.len() + chunk.len()).await?;
+        room.grow(read.len() + chunk.len()).map_err(|_| busy())?;
         if read.is_empty() {
             // Most come in one piece, which is not copied.
             read = chunk.try_into_mut().unwrap_or_else(|chunk| BytesMut::from(&*chunk));
