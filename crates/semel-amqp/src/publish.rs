@@ -37,7 +37,7 @@ use crate::{
     message,
 };
 
-/// How much longer than `until` to wait for words that are on their way.
+/// How much longer than `until` what was handed to lapin may take to be written.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// A body counts as one more message of the window for each so many bytes.
@@ -271,14 +271,16 @@ impl Pass<'_> {
         (i, word)
     }
 
-    /// Takes the words that are still to come. What lapin still holds when the time is up would be sent later, when
-    /// somebody else may have sent what comes after it: then the connection is cut, and it is not.
+    /// Takes the words that are still to come, each within the time that a confirmation may take. What lapin still holds
+    /// when the time for sending is up would be sent later, when another relay may have sent what comes after it: then
+    /// the connection is cut, and it is not.
     async fn collect(
         &self,
         mut sending: FuturesUnordered<Sending<'_>>,
         deadline: Instant,
         words: &mut HashMap<usize, Word>,
     ) {
+        let last = deadline + self.shared.options.confirm_timeout;
         let mut end = deadline;
         loop {
             tokio::select! {
@@ -287,11 +289,14 @@ impl Pass<'_> {
                     None => return,
                 },
                 () = sleep_until(end) => {
-                    if end != deadline || self.unwritten.load(Ordering::Relaxed) == 0 {
+                    if end != deadline {
                         return;
                     }
-                    self.open.cut();
-                    end = deadline + GRACE;
+                    end = last;
+                    if self.unwritten.load(Ordering::Relaxed) > 0 {
+                        self.open.cut();
+                        end = deadline + GRACE;
+                    }
                 }
             }
         }

@@ -1,34 +1,35 @@
 //! The messages of one embedded queue, as they come to one consumer.
 //!
-//! A task takes them in batches, as many as there is room for, and holds on to what is in the consumer's hands. It works
-//! beside whoever waits for the next message: a wait may be given up at any moment, and a row that was taken in it would
-//! be nobody's for a minute.
+//! A task takes them in batches, as many as there is room for. It works beside the consumer that waits for the next
+//! message: a wait may be given up at any moment, and a row that was taken in it would be lost until its lease ends.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashSet,
     convert::Infallible,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use semel::{
-    Error, Result, crash_point,
+    Error, Result, Uptime, crash_point,
     lane::Lane,
     messaging::{Acknowledge, BoxFuture, Deliveries, Delivery, Wake},
 };
 use tokio::{
-    sync::{Semaphore, mpsc, watch},
+    sync::{mpsc, watch},
     task::{JoinError, JoinHandle},
 };
 
-use super::{News, embedded::Said, rows::QueueRow};
+use super::{
+    News,
+    embedded::Said,
+    hands::{Hands, Keeper},
+    rows::QueueRow,
+};
 use crate::Database;
 
 /// How often to look without being woken: for what others have let lapse, and for wakes that were lost.
 const POLL: Duration = Duration::from_secs(1);
-
-/// How often messages in hand are held on to before their time is up: twice may fail.
-const HOLDS: u32 = 3;
 
 /// How long a broker that closes waits for what is being put back.
 const LEAVE: Duration = Duration::from_secs(5);
@@ -50,6 +51,8 @@ pub(super) struct Embedded {
     _stop: watch::Sender<()>,
     task: JoinHandle<()>,
     leaving: Arc<Leaving>,
+    /// Renews what is in hand for as long as it is there.
+    _keeper: Arc<Keeper>,
 }
 
 /// How many consumers are gone whose messages have not been put back yet.
@@ -85,39 +88,14 @@ pub(super) struct House {
     pub(super) said: Lane<Said, bool>,
     pub(super) down: Arc<Mutex<Option<String>>>,
     pub(super) leaving: Arc<Leaving>,
-}
-
-/// What is in a consumer's hands.
-struct Hands {
-    /// By row and token: one whose time was over may come to the same consumer again.
-    held: Mutex<HashMap<(i64, i64), Held>>,
-    /// How many more it may have.
-    room: Semaphore,
-    /// For how long each is nobody else's, unless it is held on to.
-    visibility: Duration,
-}
-
-struct Held {
-    /// Whether the consumer has seen it.
-    handed: bool,
-    /// Since when nobody will say anything about it.
-    abandoned: Option<Instant>,
-}
-
-/// Room for one message, which comes back when nobody speaks of the one in it any more.
-struct Room(Arc<Hands>);
-
-impl Drop for Room {
-    fn drop(&mut self) {
-        self.0.room.add_permits(1);
-    }
+    pub(super) keeper: Arc<Keeper>,
 }
 
 impl Embedded {
     pub(super) fn begin(house: House, queue: String, prefetch: u16) -> Self {
-        let House { store, visibility, said, down, leaving } = house;
-        let room = Semaphore::new(usize::from(prefetch.max(1)));
-        let hands = Arc::new(Hands { held: Mutex::default(), room, visibility });
+        let House { store, visibility, said, down, leaving, keeper } = house;
+        let hands = Hands::new(usize::from(prefetch.max(1)), visibility);
+        keeper.keep(&hands);
         let (sender, rows) = mpsc::unbounded_channel();
         let (_stop, stopped) = watch::channel(());
         let wake = store.messages().wakes.wait_for(News::Queue(queue.clone()));
@@ -125,7 +103,7 @@ impl Embedded {
         let fetch =
             Fetch { store, queue, prefetch, hands: hands.clone(), sender, wake, down, leaving: leaving.clone() };
         let task = tokio::spawn(fetch.run(stopped));
-        Self { rows, hands, said, unread: HashSet::new(), _stop, task, leaving }
+        Self { rows, hands, said, unread: HashSet::new(), _stop, task, leaving, _keeper: keeper }
     }
 
     /// The task ends only with us. If it panicked, so do we: nothing would ever come any more, and whoever keeps the
@@ -147,15 +125,15 @@ impl Deliveries for Embedded {
                 let (id, token, redelivered) = (row.id, row.token, row.deliveries > 1);
                 match row.read() {
                     Ok(message) => {
-                        self.hands.hand(id, token);
+                        self.hands.hand((id, token));
                         let (hands, said) = (self.hands.clone(), self.said.clone());
                         let acknowledge = Box::new(Word { id, token, hands, said, spoken: false });
                         return Delivery { message, redelivered, acknowledge };
                     }
-                    // Nobody has it until its time is over, and then a newer version may read it. It takes no room from
-                    // others meanwhile, nor is it held on to.
+                    // It comes again when its lease has ended: a newer version may read it then. It takes no room from
+                    // others meanwhile, nor is it renewed.
                     Err(error) => {
-                        self.hands.let_lapse(id, token);
+                        drop(self.hands.remove((id, token)));
                         if self.unread.len() >= MOST_UNREAD {
                             self.unread.clear();
                         }
@@ -166,36 +144,6 @@ impl Deliveries for Embedded {
                 }
             }
         })
-    }
-}
-
-impl Hands {
-    fn lock(&self) -> MutexGuard<'_, HashMap<(i64, i64), Held>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn hand(&self, id: i64, token: i64) {
-        if let Some(held) = self.lock().get_mut(&(id, token)) {
-            held.handed = true;
-        }
-    }
-
-    /// Forgets a message, which is nobody's until its time is over.
-    fn let_lapse(self: &Arc<Self>, id: i64, token: i64) {
-        let gone = self.lock().remove(&(id, token));
-        drop(gone.map(|_| Room(self.clone())));
-    }
-
-    /// What is to be held on to. What was abandoned is let go in its time.
-    fn to_hold(self: &Arc<Self>) -> Vec<(i64, i64)> {
-        let mut held = self.lock();
-        let over = |held: &Held| held.abandoned.is_some_and(|since| since.elapsed() > self.visibility);
-        let gone: Vec<(i64, i64)> = held.iter().filter(|(_, held)| over(held)).map(|(row, _)| *row).collect();
-        for row in gone {
-            held.remove(&row);
-            drop(Room(self.clone()));
-        }
-        held.iter().filter(|(_, held)| held.abandoned.is_none()).map(|(row, _)| *row).collect()
     }
 }
 
@@ -211,12 +159,12 @@ struct Word {
 impl Word {
     async fn say(mut self: Box<Self>, word: Said) -> Result<()> {
         self.spoken = true;
-        let room = self.hands.lock().remove(&(self.id, self.token)).map(|_| Room(self.hands.clone()));
+        let room = self.hands.remove((self.id, self.token));
         let ours = self.said.call(word, size_of::<Said>()).await;
         drop(room);
         match ours? {
             true => Ok(()),
-            false => Err(Error::Refused("its time was up, and it is delivered again".into())),
+            false => Err(Error::Refused("its lease had ended, and it is delivered again".into())),
         }
     }
 }
@@ -231,14 +179,16 @@ impl Acknowledge for Word {
         let word = Said::NotBegun { id: self.id, token: self.token };
         Box::pin(self.say(word))
     }
+
+    fn is_lost(&self) -> bool {
+        self.hands.is_lost((self.id, self.token))
+    }
 }
 
 impl Drop for Word {
     fn drop(&mut self) {
-        if !self.spoken
-            && let Some(held) = self.hands.lock().get_mut(&(self.id, self.token))
-        {
-            held.abandoned = Some(Instant::now());
+        if !self.spoken {
+            self.hands.abandon((self.id, self.token));
         }
     }
 }
@@ -257,21 +207,15 @@ struct Fetch {
 
 impl Fetch {
     async fn run(self, mut stopped: watch::Receiver<()>) {
-        let mut hold = tokio::time::interval(self.hands.visibility / HOLDS);
-        // Its first tick would be now, and there is nothing to hold yet.
-        hold.reset();
-        hold.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 // Its other end is gone. What is being taken has been taken: it is put back with the rest.
                 _ = stopped.changed() => break,
-                _ = hold.tick() => self.hold_on().await,
                 () = self.room() => {
                     // Not in the select: a taking that is dropped half-way would hide its rows from everybody.
                     if self.take().await == 0 {
                         tokio::select! {
                             _ = stopped.changed() => break,
-                            _ = hold.tick() => self.hold_on().await,
                             () = self.wake.woken() => {}
                             () = tokio::time::sleep(POLL) => {}
                         }
@@ -298,6 +242,8 @@ impl Fetch {
         if room == 0 {
             return 0;
         }
+        // Counted from before it is sent, so that our lease ends before the database's.
+        let sent = Uptime::now();
         let taken = self.store.deliver_rows(&self.queue, room, self.hands.visibility).await;
         *self.down.lock().unwrap_or_else(PoisonError::into_inner) = taken.as_ref().err().map(ToString::to_string);
         let rows = match taken {
@@ -316,27 +262,17 @@ impl Fetch {
             if let Ok(room) = self.hands.room.try_acquire() {
                 room.forget();
             }
-            self.hands.lock().insert((row.id, row.token), Held { handed: false, abandoned: None });
+            self.hands.take((row.id, row.token), sent);
             // Nobody may be there to have it any more: then it is put back with the rest.
             let _ = self.sender.send(row);
         }
         n
     }
 
-    async fn hold_on(&self) {
-        let rows = self.hands.to_hold();
-        if rows.is_empty() {
-            return;
-        }
-        if let Err(error) = self.store.hold_rows(&rows, self.hands.visibility).await {
-            tracing::warn!(queue = self.queue, %error, "messages in hand cannot be held on to");
-        }
-    }
-
     /// Gives back what is not acknowledged.
     async fn let_go(&self) {
         let rows: Vec<(i64, i64, bool)> =
-            self.hands.lock().drain().map(|((id, token), held)| (id, token, !held.handed)).collect();
+            self.hands.let_go().into_iter().map(|(id, token, handed)| (id, token, !handed)).collect();
         if rows.is_empty() {
             return;
         }

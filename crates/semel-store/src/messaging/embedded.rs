@@ -14,6 +14,7 @@ use semel::{
 
 use super::{
     deliveries::{Embedded, House, Leaving},
+    hands::Keeper,
     queue::VISIBILITY,
 };
 use crate::Database;
@@ -24,7 +25,7 @@ pub struct EmbeddedBroker(Arc<Shared>);
 
 struct Shared {
     store: Database,
-    /// For how long a message that was delivered is nobody else's, unless it is held on to.
+    /// How long a message is leased to its consumer, which renews it while it has it.
     visibility: Duration,
     /// Queues that are there; none is ever removed.
     known: Mutex<HashSet<String>>,
@@ -33,6 +34,8 @@ struct Shared {
     /// Where consumers say what became of messages: what is said at the same time goes in one statement.
     said: OnceLock<Lane<Said, bool>>,
     leaving: Arc<Leaving>,
+    /// Renews what consumers have in their hands.
+    keeper: OnceLock<Arc<Keeper>>,
 }
 
 /// What became of a message that was delivered.
@@ -51,13 +54,13 @@ impl EmbeddedBroker {
         Self::with_visibility(store, VISIBILITY)
     }
 
-    /// The broker in this database. A message whose consumer died is delivered to another one after so long; one that is
-    /// alive holds on to what it has.
+    /// The broker in this database. A message whose consumer died is delivered to another one after so long; a consumer
+    /// that is alive renews what it has.
     #[must_use]
     pub fn with_visibility(store: Database, visibility: Duration) -> Self {
         let visibility = visibility.max(Duration::from_millis(100));
         let (known, down, said, leaving) = (Mutex::default(), Arc::default(), OnceLock::new(), Arc::default());
-        Self(Arc::new(Shared { store, visibility, known, down, said, leaving }))
+        Self(Arc::new(Shared { store, visibility, known, down, said, leaving, keeper: OnceLock::new() }))
     }
 
     /// Which of these topics have a queue.
@@ -139,6 +142,16 @@ impl EmbeddedBroker {
         };
         self.0.said.get_or_init(begin).clone()
     }
+
+    /// The task that renews begins with the first consumer, too.
+    fn keeper(&self) -> Arc<Keeper> {
+        let begin = || {
+            let keeper = Arc::<Keeper>::default();
+            tokio::spawn(Keeper::work(Arc::downgrade(&keeper), self.0.store.clone(), self.0.visibility));
+            keeper
+        };
+        self.0.keeper.get_or_init(begin).clone()
+    }
 }
 
 /// Tells the database what consumers said; of each whether the message was still theirs.
@@ -187,6 +200,7 @@ impl Broker for EmbeddedBroker {
                 said: self.said(),
                 down: self.0.down.clone(),
                 leaving: self.0.leaving.clone(),
+                keeper: self.keeper(),
             };
             Ok(Box::new(Embedded::begin(house, queue, prefetch)) as Box<dyn Deliveries>)
         })

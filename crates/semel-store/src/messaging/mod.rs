@@ -2,12 +2,15 @@
 //!
 //! - `outbox`: into it, out of it; `look`: what people see of it and may do
 //! - `letters`: retries and dead letters
-//! - `embedded`, `deliveries`, `queue`: the broker in the database
+//! - `embedded`, `deliveries`, `hands`, `queue`: the broker in the database
+//! - `hold`: renews the leases of what a process has in its hands
 //! - `notify`: who is woken
 //! - `sql`, `rows`: how it is stored; `work`: transactions of its own
 
 mod deliveries;
 mod embedded;
+mod hands;
+mod hold;
 mod letters;
 mod look;
 mod notify;
@@ -76,6 +79,11 @@ impl MessageStore for Database {
 
     async fn take(&self, limit: u32, lease: Duration) -> Result<Taken> {
         self.answer(self.take_rows(limit, lease)).await
+    }
+
+    async fn hold(&self, rows: Vec<(i64, i64)>, lease: Duration) -> Result<Vec<i64>> {
+        let sql = &self.messages().sql;
+        self.hold_rows((sql.hold_outbox, sql.held_outbox), &rows, lease).await
     }
 
     async fn mark(&self, marks: Vec<MarkRow>) -> Result<u64> {

@@ -18,8 +18,9 @@ use super::{
 };
 use crate::{Conn, Database, connection::broken, database::Inner, on, tx::told};
 
-/// For how long a message that was delivered is nobody else's, unless it is held on to or something else is asked for.
-pub(super) const VISIBILITY: Duration = Duration::from_secs(60);
+/// How long a message that was delivered is kept from other consumers, unless its own renews it. Short, because the
+/// messages of a killed node wait for it; a consumer that is only slow renews.
+pub(super) const VISIBILITY: Duration = Duration::from_secs(10);
 
 /// How long after the time is up an answer may still come.
 const GRACE: Duration = Duration::from_secs(2);
@@ -172,19 +173,10 @@ impl Database {
         Ok(back.into_iter().map(|(id, _)| id).collect())
     }
 
-    /// Holds on to messages that are still being handled.
-    pub(super) async fn hold_rows(&self, rows: &[(i64, i64)], visibility: Duration) -> Result<()> {
-        let sql = self.messages().sql.hold;
-        let batch: Vec<Value> = rows.iter().map(|(id, token)| json!({ "id": id, "token": token })).collect();
-        let json = Value::Array(batch).to_string();
-        self.answer(async {
-            let mut work = self.statement().await?;
-            on!(work.conn(), c => sqlx::query(sql).bind(json).bind(self.clock()).bind(micros(visibility))
-                .execute(c).await.map(drop))
-            .map_err(broken)?;
-            self.finish(work, rows.len()).await
-        })
-        .await
+    /// Renews messages in a consumer's hands; the ids of those that are still its own.
+    pub(super) async fn hold_messages(&self, rows: &[(i64, i64)], visibility: Duration) -> Result<Vec<i64>> {
+        let sql = &self.messages().sql;
+        self.hold_rows((sql.hold_queue, sql.held_queue), rows, visibility).await
     }
 }
 

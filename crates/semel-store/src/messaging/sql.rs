@@ -60,6 +60,37 @@ macro_rules! meant {
     };
 }
 
+/// Renews leases, each by row and token. Rows that another transaction has locked are skipped: one row must not hold up
+/// the renewal of all the others.
+macro_rules! hold {
+    ($table:literal, $column:literal) => {
+        concat!(
+            "UPDATE ",
+            $table,
+            " SET ",
+            $column,
+            " = clock.now + $3
+         FROM (SELECT {now $2} AS now) AS clock
+         WHERE id {unlocked SELECT h.id FROM ",
+            $table,
+            " AS h
+             WHERE (h.id, h.token) IN (SELECT r.id, r.token FROM {rows $1: id int, token int} AS r)}
+         RETURNING id"
+        )
+    };
+}
+
+/// Which of these rows have the token that they were leased under.
+macro_rules! held {
+    ($table:literal) => {
+        concat!(
+            "SELECT h.id FROM ",
+            $table,
+            " AS h WHERE (h.id, h.token) IN (SELECT r.id, r.token FROM {rows $1: id int, token int} AS r)"
+        )
+    };
+}
+
 /// How a row of the outbox looks to whoever lists it. A page must fit into memory, so long bodies are cut.
 macro_rules! outbox_row {
     ($where:literal) => {
@@ -288,12 +319,15 @@ statements! {
          FROM {rows $1: message int, held int, unbegun int} AS r
          WHERE q.id = r.message AND q.token = r.held
          RETURNING id, queue";
-    /// Messages that are still being handled.
-    hold =
-        "UPDATE semel_queue AS q SET visible_at = clock.now + $3
-         FROM {rows $1: id int, token int} AS r
-         CROSS JOIN (SELECT {now $2} AS now) AS clock
-         WHERE q.id = r.id AND q.token = r.token";
+
+    /// Renews the leases of rows that a relay has in its hands,
+    hold_outbox = hold!("semel_outbox", "lease_until");
+    /// and says which of them are its own.
+    held_outbox = held!("semel_outbox");
+    /// Renews what a consumer of an embedded queue has in its hands,
+    hold_queue = hold!("semel_queue", "visible_at");
+    /// and says which of it is its own.
+    held_queue = held!("semel_queue");
 }
 
 /// Rows for a relay, on PostgreSQL: the lease, its time and its token in one statement, which is a commit of its own. Of

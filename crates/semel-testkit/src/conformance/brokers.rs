@@ -242,7 +242,7 @@ pub async fn what_is_put_back_is_delivered_again_at_once(lab: &impl BrokerLab) {
     assert!(soon_none(&mut *other).await);
 }
 
-/// Nobody has what another has at the same time, and together they have all.
+/// Both have some at the same time, no message is delivered to both, and together they have all.
 pub async fn two_consumers_share_a_queue(lab: &impl BrokerLab) {
     let (broker, queue) = (lab.broker().await, lab.name());
     broker.declare(vec![Queue::new(&queue)]).await.unwrap();
@@ -254,6 +254,17 @@ pub async fn two_consumers_share_a_queue(lab: &impl BrokerLab) {
     assert_eq!(publish(&*broker, batch).await, vec![Published::Confirmed; 100]);
     let (sender, mut heard) = tokio::sync::mpsc::unbounded_channel();
     let mut tasks = JoinSet::new();
+    // As many as each may have, before any is acknowledged.
+    let mut first = Vec::new();
+    for deliveries in &mut consumers {
+        for _ in 0..5 {
+            first.push(soon(deliveries.next()).await);
+        }
+    }
+    for delivery in first {
+        let _ = sender.send((text(&delivery), delivery.redelivered));
+        delivery.acknowledge.ack().await.unwrap();
+    }
     for mut deliveries in consumers {
         let sender = sender.clone();
         tasks.spawn(async move {
@@ -359,6 +370,7 @@ pub async fn while_it_is_away_nothing_is_confirmed_and_then_it_recovers(lab: &im
         let answers = publish(&*broker, vec![envelope(&queue, "meanwhile")]).await;
         assert!(matches!(answers[..], [Published::NotSent(_) | Published::Unknown(_)]), "{answers:?}");
     }
+    eventually(async || matches!(broker.health(), BrokerHealth::Down(_))).await;
     lab.mend().await;
 
     eventually(async || publish(&*broker, vec![envelope(&queue, "after")]).await == [Published::Confirmed]).await;

@@ -245,6 +245,61 @@ pub async fn a_lapsed_lease_is_taken_anew(lab: Lab) {
     assert!(states(&store).await.is_empty());
 }
 
+/// Rows and tokens of what was taken.
+fn leased(taken: &Taken) -> Vec<(i64, i64)> {
+    taken.rows.iter().map(|row| (row.id, taken.token)).collect()
+}
+
+/// A lease that is renewed does not end; one that another relay has is not renewed, and its old holder is told.
+pub async fn a_lease_is_renewed_by_its_own_token_only(lab: Lab) {
+    let store = lab.open().await;
+    put(&store, vec![message("x"), message("y")]).await;
+    let old = take(&store).await;
+    let ids: Vec<i64> = old.rows.iter().map(|row| row.id).collect();
+    for _ in 0..3 {
+        lab.pass(LEASE - TICK);
+        let mut ours = soon(store.hold(leased(&old), LEASE)).await.unwrap();
+        ours.sort_unstable();
+        assert_eq!(ours, ids);
+        assert!(take(&store).await.rows.is_empty(), "it was renewed");
+    }
+    lab.pass(LEASE);
+    let new = soon(store.take(1, LEASE)).await.unwrap();
+    assert_eq!(bodies(&new), ["x"]);
+    // The first row is another's, the second has only lapsed, and is renewed.
+    lab.pass(LEASE - TICK);
+    assert_eq!(soon(store.hold(leased(&old), LEASE)).await.unwrap(), [ids[1]]);
+    lab.pass(TICK);
+    assert_eq!(bodies(&take(&store).await), ["x"], "the lease of the new one was not renewed by the old one");
+}
+
+/// One row that another transaction has locked holds up the renewal of no other, and counts as its holder's.
+pub async fn a_locked_row_holds_up_no_renewal(lab: Lab) {
+    let store = lab.open().await;
+    put(&store, vec![message("x"), message("y")]).await;
+    let taken = take(&store).await;
+    let ids: Vec<i64> = taken.rows.iter().map(|row| row.id).collect();
+    lab.pass(secs(1));
+    // SQLite has no locks on rows: there, all of them are renewed.
+    let locks = lab.kind() == Kind::Postgres;
+    let mut tx = None;
+    if locks {
+        let tx = tx.insert(begin(&store).await);
+        let mut held = tx.connection().await.unwrap();
+        let sql = "UPDATE semel_outbox SET failures = 0 WHERE id = $1";
+        semel_store::on!(held.get().unwrap(), c => sqlx::query(sql).bind(ids[0]).execute(c).await.map(drop)).unwrap();
+    }
+    let mut ours = soon(store.hold(leased(&taken), LEASE)).await.unwrap();
+    ours.sort_unstable();
+    assert_eq!(ours, ids);
+    if let Some(tx) = tx {
+        store.roll_back(&tx).await;
+    }
+    let ends = lab.texts("SELECT CAST(lease_until AS TEXT) FROM semel_outbox ORDER BY id").await;
+    let end = |pass| (Lab::START + secs(pass) + LEASE).as_micros().to_string();
+    assert_eq!(ends, [end(u64::from(!locks)), end(1)]);
+}
+
 /// What was sent is gone. When, is remembered for those who asked, for a week.
 pub async fn what_was_sent_is_gone_and_its_receipt_stays(lab: Lab) {
     let ledger = lab.ledger().await;
@@ -346,13 +401,20 @@ pub async fn a_message_waits_for_its_time(lab: Lab) {
 
 /// Rows commit in another order than that of their ids. None is forgotten for it.
 pub async fn a_row_that_commits_late_is_still_taken(lab: Lab) {
-    if lab.kind() == Kind::Sqlite {
-        // One transaction after the other: there are none that commit late.
-        return;
-    }
     let store = lab.open().await;
     let late = begin(&store).await;
     soon(store.put(&late, vec![message("late")])).await.unwrap();
+    if lab.kind() == Kind::Sqlite {
+        // One transaction after the other: the second begins when the first has committed, and none commits late.
+        let other = store.clone();
+        let early = tokio::spawn(async move { put(&other, vec![message("early")]).await });
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert_eq!(states(&store).await, [], "neither has committed");
+        commit(&store, &late).await;
+        soon(early).await.unwrap();
+        assert_eq!(bodies(&take(&store).await), ["late", "early"]);
+        return;
+    }
     put(&store, vec![message("early")]).await;
     let taken = take(&store).await;
     assert_eq!(bodies(&taken), ["early"]);

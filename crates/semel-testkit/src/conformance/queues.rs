@@ -11,11 +11,19 @@ use semel_store::EmbeddedBroker;
 use super::tools::*;
 use crate::Lab;
 
-/// For how long a message is nobody else's.
-const VISIBILITY: Duration = secs(60);
+/// How long a message is leased to its consumer. So long that none is renewed while a test runs: the leases end by the
+/// lab's clock, the renewals go by the machine's.
+const VISIBILITY: Duration = secs(600);
+
+/// As above, for tests in which messages are renewed.
+const RENEWED: Duration = Duration::from_millis(500);
 
 async fn broker(lab: &Lab) -> EmbeddedBroker {
-    let broker = EmbeddedBroker::new(lab.open().await);
+    broker_with(lab, VISIBILITY).await
+}
+
+async fn broker_with(lab: &Lab, visibility: Duration) -> EmbeddedBroker {
+    let broker = EmbeddedBroker::with_visibility(lab.open().await, visibility);
     broker.declare(vec![Queue::new("news")]).await.unwrap();
     broker
 }
@@ -65,6 +73,48 @@ pub async fn a_message_whose_time_is_over_is_delivered_again(lab: Lab) {
     assert_eq!(lab.number("SELECT count(*) FROM semel_queue").await, 1);
     soon(new.acknowledge.ack()).await.unwrap();
     assert_eq!(lab.number("SELECT count(*) FROM semel_queue").await, 0);
+}
+
+/// A consumer that is slow keeps its message, lease after lease. Two queues are renewed as well as one.
+pub async fn a_message_in_hand_is_renewed_for_as_long_as_it_takes(lab: Lab) {
+    let (here, there) = (broker_with(&lab, RENEWED).await, broker(&lab).await);
+    here.declare(vec![Queue::new("olds")]).await.unwrap();
+    publish(&here, &["x"]).await;
+    let sent = soon(here.publish(vec![envelope("olds", "y")], Uptime::now() + secs(10))).await;
+    assert_eq!(sent, [Published::Confirmed]);
+    let mut slow = [consume(&here, 1).await, soon(here.consume("olds", 1)).await.unwrap()];
+    let mut held = Vec::new();
+    for deliveries in &mut slow {
+        held.push(next(deliveries).await.1);
+    }
+    let mut now = Lab::START;
+    for _ in 0..3 {
+        lab.pass(RENEWED - TICK);
+        now = now + (RENEWED - TICK);
+        let end = (now + RENEWED).as_micros();
+        eventually(async || lab.number("SELECT min(visible_at) FROM semel_queue").await == end).await;
+    }
+    let mut other = consume(&there, 10).await;
+    assert!(is_quiet(&mut other).await, "it is the slow one's");
+    for delivery in held {
+        soon(delivery.acknowledge.ack()).await.unwrap();
+    }
+    assert_eq!(lab.number("SELECT count(*) FROM semel_queue").await, 0);
+}
+
+/// A consumer whose message another one has is told, before it begins it; and it does not renew the other's lease.
+pub async fn a_message_that_another_has_is_lost_and_not_renewed(lab: Lab) {
+    let here = broker_with(&lab, RENEWED).await;
+    publish(&here, &["x"]).await;
+    let mut deliveries = consume(&here, 1).await;
+    let (_, delivery) = next(&mut deliveries).await;
+    // As if it had been taken by another one in the moment after its lease ended.
+    lab.execute("UPDATE semel_queue SET token = token + 1, visible_at = visible_at + 1000000").await.unwrap();
+    let lease = lab.number("SELECT visible_at FROM semel_queue").await;
+    eventually(async || delivery.acknowledge.is_lost()).await;
+    let refused = soon(delivery.acknowledge.ack()).await;
+    assert!(matches!(refused, Err(Error::Refused(_))), "{refused:?}");
+    assert_eq!(lab.number("SELECT visible_at FROM semel_queue").await, lease);
 }
 
 /// What a consumer has not begun is put back as if it had never been delivered; what it has seen, as redelivered.
@@ -150,7 +200,18 @@ pub async fn a_broker_is_as_well_as_its_database(lab: Lab) {
     lab.execute("ALTER TABLE semel_queue RENAME TO semel_queue_away").await.unwrap();
     let sent = soon(broker.publish(vec![envelope("news", "y")], Uptime::now() + secs(10))).await;
     assert!(!matches!(sent[0], Published::Confirmed), "{sent:?}");
+    let health = broker.health();
+    assert!(matches!(&health, BrokerHealth::Down(why) if why.contains("semel_queue")), "{health:?}");
     lab.execute("ALTER TABLE semel_queue_away RENAME TO semel_queue").await.unwrap();
     publish(&broker, &["z"]).await;
     assert_eq!(broker.health(), BrokerHealth::Up);
+    // A consumer notices it, too, when it looks for the next message.
+    let mut deliveries = consume(&broker, 10).await;
+    for _ in 0..2 {
+        soon(next(&mut deliveries).await.1.acknowledge.ack()).await.unwrap();
+    }
+    lab.execute("ALTER TABLE semel_queue RENAME TO semel_queue_away").await.unwrap();
+    eventually(async || matches!(broker.health(), BrokerHealth::Down(_))).await;
+    lab.execute("ALTER TABLE semel_queue_away RENAME TO semel_queue").await.unwrap();
+    eventually(async || broker.health() == BrokerHealth::Up).await;
 }

@@ -54,8 +54,8 @@ pub trait Broker: Send + Sync + 'static {
     /// Makes sure that queues are there. Harmless to repeat; they are made again after a reconnect.
     fn declare(&self, queues: Vec<Queue>) -> BoxFuture<'_, Result<()>>;
 
-    /// Publishes, and waits for the broker's word on each; answered in order. Nothing is sent after `until`, and
-    /// nothing is waited for much longer.
+    /// Publishes, and waits for the broker's word on each; answered in order. Nothing is sent after `until`. The word on
+    /// what was sent may come later: a relay keeps its rows leased until then.
     fn publish(&self, batch: Vec<Envelope>, until: Uptime) -> BoxFuture<'_, Vec<Published>>;
 
     /// Takes messages from a queue, with at most `prefetch` that are not acknowledged yet.
@@ -95,4 +95,10 @@ pub trait Acknowledge: Send + Sync {
 
     /// It has not been begun, and somebody else may have it at once.
     fn put_back(self: Box<Self>) -> BoxFuture<'static, Result<()>>;
+
+    /// Whether another consumer has the message by now, or may have it: this one was paused for longer than it may be.
+    /// Then it must not be begun. A broker that takes a connection for a sign of life has nothing to say here.
+    fn is_lost(&self) -> bool {
+        false
+    }
 }

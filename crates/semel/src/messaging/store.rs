@@ -222,6 +222,10 @@ pub trait MessageStore: Store {
     /// Leases up to `limit` rows that are ready, oldest first, and no more of them than [`Taken::MOST_BYTES`].
     fn take(&self, limit: u32, lease: Duration) -> impl Future<Output = Result<Taken>> + Send;
 
+    /// Leases rows for another while that a relay still has in its hands, each given by row and token; the ids of those
+    /// that are still its own. A row that another transaction has locked keeps its present lease.
+    fn hold(&self, rows: Vec<(i64, i64)>, lease: Duration) -> impl Future<Output = Result<Vec<i64>>> + Send;
+
     /// Says what became of leased rows; how many others became ready by that. A row that was leased anew since is
     /// left alone. Sending a batch again is harmless.
     fn mark(&self, marks: Vec<MarkRow>) -> impl Future<Output = Result<u64>> + Send;

@@ -29,6 +29,7 @@ on_both_databases!(
     a_broker_that_is_away_costs_no_message_a_failure,
     a_broker_that_asks_for_a_pause_gets_one,
     a_batch_that_outlives_its_lease_does_not_publish_its_tail,
+    a_broker_that_takes_three_leases_for_its_word_is_told_once,
     a_silent_broker_is_asked_again_under_the_same_id,
     one_that_cuts_its_connection_does_not_hold_up_the_others,
     order_is_kept_per_key_by_two_relays,
@@ -250,6 +251,24 @@ async fn a_batch_that_outlives_its_lease_does_not_publish_its_tail(kind: Kind) {
     assert_eq!(sorted(script.texts()), texts_of(30), "each once: {batches:?}");
 }
 
+/// The broker takes three leases for its word. The first relay keeps its row; the second finds nothing to publish.
+async fn a_broker_that_takes_three_leases_for_its_word_is_told_once(kind: Kind) {
+    let place = Place::in_real_time(kind).await;
+    let lease = Duration::from_secs(1);
+    let script = Script::doing(move |batch, _| async move {
+        tokio::time::sleep(lease * 3 + lease / 5).await;
+        batch.iter().map(|_| Published::Confirmed).collect()
+    });
+    place.put(messages(1)).await;
+    let options = RelayOptions { lease, ..quick_relay() };
+    let running = [place.relay(&script, options.clone()).await, place.relay(&script, options).await];
+    place.until_outbox_is_empty().await;
+    for running in running {
+        running.stop().await;
+    }
+    assert_eq!((script.calls(), script.texts()), (1, texts_of(1)));
+}
+
 async fn a_silent_broker_is_asked_again_under_the_same_id(kind: Kind) {
     let place = Place::in_real_time(kind).await;
     let ids = Arc::new(Mutex::new(Vec::new()));
@@ -267,7 +286,7 @@ async fn a_silent_broker_is_asked_again_under_the_same_id(kind: Kind) {
         }
     });
     place.put(messages(1)).await;
-    let options = RelayOptions { lease: Duration::from_millis(300), in_flight: 1, ..quick_relay() };
+    let options = RelayOptions { patience: Duration::from_millis(300), in_flight: 1, ..quick_relay() };
     let running = place.relay(&script, options).await;
     eventually(async || place.outbox().await.iter().all(|row| row.failures == 0) && script.texts().len() == 1).await;
     place.until_outbox_is_empty().await;

@@ -10,7 +10,10 @@ use std::{
 
 use tokio::sync::{Notify, mpsc};
 
-use super::super::{Mark, MarkRow, MessageStore};
+use super::{
+    super::{Mark, MarkRow, MessageStore},
+    keeper::InHand,
+};
 use crate::{Error, Uptime, crash_point};
 
 /// How many batches are marked together at most: several share a commit, and none waits for long.
@@ -20,8 +23,22 @@ const TOGETHER: usize = 8;
 pub(super) struct Finished {
     /// What is to be said of its rows.
     pub(super) marks: Vec<MarkRow>,
-    /// When they are not ours any more.
-    pub(super) deadline: Uptime,
+    /// How long to go on trying, at most.
+    pub(super) until: Uptime,
+    /// Renews its rows until they are marked.
+    pub(super) in_hand: InHand,
+}
+
+/// How long marks are tried: until their time is up, or until none of the rows is ours any more.
+struct Patience {
+    until: Uptime,
+    in_hand: Vec<InHand>,
+}
+
+impl Patience {
+    fn is_over(&self) -> bool {
+        self.until.has_passed() || !self.in_hand.iter().any(InHand::is_ours)
+    }
 }
 
 /// What the loop should know of marks.
@@ -77,18 +94,18 @@ impl Marked {
 pub(super) async fn work<S: MessageStore>(store: S, mut finished: mpsc::Receiver<Finished>, marked: Arc<Marked>) {
     let mut batches = Vec::new();
     while finished.recv_many(&mut batches, TOGETHER).await > 0 {
-        let Some(deadline) = batches.iter().map(|batch| batch.deadline).max() else { continue };
-        let marks: Vec<_> = batches.drain(..).flat_map(|batch| batch.marks).collect();
-        mark_all(&store, marks, deadline, &marked).await;
+        let Some(until) = batches.iter().map(|batch| batch.until).max() else { continue };
+        let (marks, in_hand): (Vec<_>, Vec<_>) = batches.drain(..).map(|batch| (batch.marks, batch.in_hand)).unzip();
+        mark_all(&store, marks.concat(), &Patience { until, in_hand }, &marked).await;
     }
 }
 
 /// Marks; what the database refuses is halved until only the culprit is left. Those that cannot be marked come back
 /// when their lease ends, and are published again under the same id.
-async fn mark_all<S: MessageStore>(store: &S, marks: Vec<MarkRow>, deadline: Uptime, marked: &Marked) {
+async fn mark_all<S: MessageStore>(store: &S, marks: Vec<MarkRow>, patience: &Patience, marked: &Marked) {
     let mut todo = vec![marks];
     while let Some(mut marks) = todo.pop() {
-        match patiently(store, &marks, deadline, marked).await {
+        match patiently(store, &marks, patience, marked).await {
             Ok(ready) => {
                 crash_point!("relay.marked");
                 let put_back = marks.iter().any(|row| row.mark == Mark::PutBack);
@@ -113,15 +130,15 @@ async fn mark_all<S: MessageStore>(store: &S, marks: Vec<MarkRow>, deadline: Upt
 async fn patiently<S: MessageStore>(
     store: &S,
     marks: &[MarkRow],
-    deadline: Uptime,
+    patience: &Patience,
     marked: &Marked,
 ) -> crate::Result<u64> {
     let mut pause = Duration::from_millis(20);
     loop {
         match store.mark(marks.to_vec()).await {
-            Err(error) if error.is_transient() && !deadline.has_passed() => {
+            Err(error) if error.is_transient() && !patience.is_over() => {
                 marked.store_is_away(&error);
-                tokio::time::sleep(pause.min(deadline.remaining())).await;
+                tokio::time::sleep(pause.min(patience.until.remaining())).await;
                 pause = (pause * 2).min(Duration::from_secs(1));
             }
             done => return done,

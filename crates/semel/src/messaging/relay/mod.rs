@@ -3,8 +3,10 @@
 //! - `mod.rs`: the loop that takes
 //! - `publish.rs`: a batch on its way, and what is said of its rows
 //! - `marker.rs`: says it, for several batches at once
+//! - `keeper.rs`: renews the leases of batches that wait for the broker's word
 //! - `pace.rs`: how much at once, and when to pause
 
+mod keeper;
 mod marker;
 mod pace;
 mod publish;
@@ -17,6 +19,7 @@ use std::{
 use tokio::{sync::mpsc, task::JoinSet};
 
 use self::{
+    keeper::Keeper,
     marker::{Finished, Marked},
     pace::Pace,
     publish::{Publisher, Summary},
@@ -37,8 +40,11 @@ pub struct RelayOptions {
     pub batch: u32,
     /// Batches that are on their way to the broker at the same time.
     pub in_flight: usize,
-    /// How long rows are leased.
+    /// How long rows are leased. Short, because the rows of a killed relay wait for it; renewed for as long as the relay
+    /// has them.
     pub lease: Duration,
+    /// How long the broker may take for its word on a batch.
+    pub patience: Duration,
     /// How often to look without being woken.
     pub poll: Duration,
     /// How many times the broker may refuse a message before a person decides.
@@ -54,7 +60,8 @@ impl Default for RelayOptions {
         Self {
             batch: 512,
             in_flight: 4,
-            lease: Duration::from_secs(30),
+            lease: Duration::from_secs(10),
+            patience: Duration::from_secs(30),
             poll: Duration::from_secs(1),
             max_failures: 10,
             backoff: Backoff::default(),
@@ -91,6 +98,7 @@ struct Loop {
     /// To the marker.
     finished: mpsc::Sender<Finished>,
     marked: Arc<Marked>,
+    keeper: Arc<Keeper>,
     /// Asked for once: what it is woken for before the first wait is not missed.
     wake: Wake,
     publisher: Arc<Publisher>,
@@ -126,10 +134,15 @@ impl<S: MessageStore> Relay<S> {
         let (finished, to_mark) = mpsc::channel(in_flight);
         let marked = Arc::<Marked>::default();
         let marker = tokio::spawn(marker::work(self.store.clone(), to_mark, marked.clone()));
+        let keeper = Keeper::new(self.options.lease);
+        // Aborted when it is dropped, at the end.
+        let mut renewals = JoinSet::new();
+        renewals.spawn(keeper.clone().work(self.store.clone()));
         let mut state = Loop {
             stop: Stop::new(stop),
             finished,
             marked,
+            keeper,
             wake: self.store.outbox_wake(),
             publisher: Arc::new(Publisher::new(self.broker.clone(), self.options.clone())),
             publishing: JoinSet::new(),
@@ -141,10 +154,11 @@ impl<S: MessageStore> Relay<S> {
         while !state.stop.is_now() && !marker.is_finished() {
             self.round(&mut state).await;
         }
-        // Each is bounded by its lease, and so is the marker.
+        // Each is bounded by the relay's patience, and so is the marker.
         while state.publishing.join_next().await.is_some() {}
         drop(state);
         let _ = marker.await;
+        drop(renewals);
     }
 
     /// Takes once, and waits if there was nothing more to take.
@@ -203,12 +217,13 @@ impl<S: MessageStore> Relay<S> {
         }
         crash_point!("relay.taken");
         let (publisher, finished) = (state.publisher.clone(), state.finished.clone());
+        let in_hand = state.keeper.keep(&taken, sent);
         if state.stop.is_now() {
-            let _ = finished.send(publisher.put_back(taken, sent)).await;
+            let _ = finished.send(publisher.put_back(taken, in_hand)).await;
             return Ok(Found::Some);
         }
         state.publishing.spawn(async move {
-            let (marks, summary) = publisher.publish(taken, sent).await;
+            let (marks, summary) = publisher.publish(taken, sent, in_hand).await;
             // The marker goes on for as long as there is somebody to send to it.
             let _ = finished.send(marks).await;
             summary

@@ -9,6 +9,7 @@ use std::{
 use super::{
     super::{Broker, Lent, Mark, MarkRow, Published, Taken},
     RelayOptions,
+    keeper::InHand,
     marker::Finished,
 };
 use crate::{Backoff, Uptime, crash_point};
@@ -44,12 +45,14 @@ impl Publisher {
     }
 
     /// Publishes what was leased by a take that was sent at `sent`.
-    pub(super) async fn publish(&self, taken: Taken, sent: Uptime) -> (Finished, Summary) {
-        let lease = self.options.lease;
+    ///
+    /// Sending ends with the first lease, renewed or not: a relay that was paused past it must not send what another has
+    /// published by now. Only the broker's word is waited for longer.
+    pub(super) async fn publish(&self, taken: Taken, sent: Uptime, in_hand: InHand) -> (Finished, Summary) {
         let envelopes = taken.rows.iter().map(|row| row.envelope.clone()).collect();
         // A tenth for the marks, and for clocks that do not go alike.
-        let answers = self.broker.publish(envelopes, sent + lease * 9 / 10);
-        let answers = tokio::time::timeout((sent + lease).remaining(), answers).await.unwrap_or_default();
+        let answers = self.broker.publish(envelopes, sent + self.options.lease * 9 / 10);
+        let answers = tokio::time::timeout(self.options.patience, answers).await.unwrap_or_default();
         let mut answers = answers.into_iter();
         let mut summary = Summary { answered: 0, unknown: 0, why: None };
         let mut marks = Vec::with_capacity(taken.rows.len());
@@ -68,13 +71,14 @@ impl Publisher {
         if marks.iter().any(|mark| mark.mark == Mark::Sent) {
             crash_point!("relay.published");
         }
-        (Finished { marks, deadline: sent + lease }, summary)
+        (Finished { marks, until: Uptime::now() + self.options.lease, in_hand }, summary)
     }
 
     /// Says of all rows that they were not begun.
-    pub(super) fn put_back(&self, taken: Taken, sent: Uptime) -> Finished {
+    pub(super) fn put_back(&self, taken: Taken, in_hand: InHand) -> Finished {
         let mark = |row: Lent| MarkRow { id: row.id, token: taken.token, mark: Mark::PutBack };
-        Finished { marks: taken.rows.into_iter().map(mark).collect(), deadline: sent + self.options.lease }
+        let marks = taken.rows.into_iter().map(mark).collect();
+        Finished { marks, until: Uptime::now() + self.options.lease, in_hand }
     }
 
     /// What the broker's word means for a row.
@@ -83,16 +87,18 @@ impl Publisher {
         if !matches!(answer, Published::Unknown(_)) {
             unknown.remove(&row.id);
         }
+        let (message, attempt) = (row.envelope.message.id, row.failures.saturating_add(1));
         match answer {
             Published::Confirmed => Mark::Sent,
             Published::NotSent(_) => Mark::PutBack,
             Published::Unroutable(error) => Mark::Unroutable { error, after: self.options.unroutable },
+            Published::Refused(error) if attempt >= self.options.max_failures => {
+                tracing::warn!(%message, attempt, error, "the broker refused a message too often; it waits for a person");
+                Mark::Park { error }
+            }
             Published::Refused(error) => {
-                let failures = row.failures.saturating_add(1);
-                match failures >= self.options.max_failures {
-                    true => Mark::Park { error },
-                    false => Mark::Retry { error, after: self.options.backoff.after(failures, row.id) },
-                }
+                tracing::warn!(%message, attempt, error, "the broker refused a message; it is tried again");
+                Mark::Retry { error, after: self.options.backoff.after(attempt, row.id) }
             }
             Published::Unknown(error) => {
                 if unknown.len() >= REMEMBERED {

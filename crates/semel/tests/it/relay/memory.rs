@@ -39,6 +39,8 @@ pub(super) struct State {
     leased: BTreeMap<i64, (i64, Message)>,
     pub(super) marked: Vec<Vec<MarkRow>>,
     pub(super) takes: Vec<u32>,
+    /// How many rows each renewal was for.
+    pub(super) holds: Vec<usize>,
     pub(super) tends: usize,
     /// How many marks from now on are refused, and whether the same may succeed later.
     pub(super) refuse_marks: usize,
@@ -98,6 +100,13 @@ impl MessageStore for Memory {
             rows.push(Lent { id, failures: 0, envelope });
         }
         Ok(Taken { more: rows.len() >= limit as usize, rows, token })
+    }
+
+    async fn hold(&self, rows: Vec<(i64, i64)>, _lease: Duration) -> Result<Vec<i64>> {
+        let mut state = self.state();
+        state.holds.push(rows.len());
+        let is_ours = |(id, token): &&(i64, i64)| state.leased.get(id).is_some_and(|(held, _)| held == token);
+        Ok(rows.iter().filter(is_ours).map(|(id, _)| *id).collect())
     }
 
     async fn mark(&self, marks: Vec<MarkRow>) -> Result<u64> {

@@ -99,6 +99,39 @@ async fn batches_that_are_done_share_a_mark() {
     assert!(marks < 8, "{marks} marks for 8 batches");
 }
 
+/// What waits for the broker's word is renewed, all of it in one statement a round; what is marked at once is not.
+#[tokio::test]
+async fn batches_that_wait_for_a_word_are_renewed_together() {
+    let memory = Memory::new();
+    let gate = Arc::new(tokio::sync::Semaphore::new(0));
+    let script = Script::new({
+        let gate = gate.clone();
+        move |_, batch, _| {
+            let gate = gate.clone();
+            async move {
+                drop(gate.acquire().await);
+                confirmed(batch.len())
+            }
+        }
+    });
+    memory.fill(10);
+    let lease = Duration::from_millis(500);
+    let running = start(&memory, &script, RelayOptions { batch: 5, in_flight: 2, lease, ..RelayOptions::default() });
+    // Long enough for the leases to have ended several times.
+    eventually(|| memory.state().holds.iter().filter(|rows| **rows == 10).count() >= 10).await;
+    assert_eq!((*script.calls.lock().unwrap(), memory.sent()), (2, 0), "nothing is published again meanwhile");
+    gate.close();
+    eventually(|| memory.sent() == 10).await;
+    stop(running).await;
+
+    let (memory, script) = (Memory::new(), Script::new(|_, batch, _| async move { confirmed(batch.len()) }));
+    memory.fill(50);
+    let running = start(&memory, &script, RelayOptions { batch: 5, ..RelayOptions::default() });
+    eventually(|| memory.sent() == 50).await;
+    stop(running).await;
+    assert!(memory.state().holds.is_empty(), "what is handled at once costs no renewal");
+}
+
 #[tokio::test]
 async fn a_mark_is_made_again_while_the_store_is_away() {
     let memory = Memory::new();
