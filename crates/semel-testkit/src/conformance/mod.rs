@@ -160,6 +160,7 @@ macro_rules! conformance_suite {
                     inline_claims_in_one_go_are_answered_one_by_one,
                     inline_crowds_share_their_keys,
                     an_inbox_lets_a_message_through_once,
+                    an_inbox_tells_what_took_effect_from_what_is_not_settled,
                     a_forgotten_transaction_ends_by_itself,
                     a_commit_says_whether_anything_was_committed,
                     a_dropped_transaction_is_rolled_back,
@@ -222,6 +223,8 @@ macro_rules! conformance_suite {
                     a_take_is_bounded_in_bytes,
                     a_row_that_cannot_be_read_keeps_no_other_waiting,
                     a_lapsed_lease_is_taken_anew,
+                    a_lease_is_renewed_by_its_own_token_only,
+                    a_locked_row_holds_up_no_renewal,
                     what_was_sent_is_gone_and_its_receipt_stays,
                     a_mark_says_what_becomes_of_a_row,
                     a_message_waits_for_its_time,
@@ -251,6 +254,8 @@ macro_rules! conformance_suite {
                     a_discarded_letter_is_audited;
                 queues:
                     a_message_whose_time_is_over_is_delivered_again,
+                    a_message_in_hand_is_renewed_for_as_long_as_it_takes,
+                    a_message_that_another_has_is_lost_and_not_renewed,
                     what_was_not_begun_is_not_redelivered,
                     a_message_that_cannot_be_read_keeps_no_other_waiting,
                     a_topic_without_a_queue_is_unroutable,

@@ -3,20 +3,39 @@
 use std::time::Duration;
 
 use super::{InboxKey, Message, MessageStore, Origin};
-use crate::{Claim, Fingerprint, Key, Ledger, OnMismatch, Policy, Result, Scope, Store, Work};
+use crate::{Claim, Error, Fingerprint, Key, Ledger, OnMismatch, Policy, Result, Scope, Store, Work};
 
 /// How long a key is remembered: longer than any queue or person should keep a message.
 pub(super) const RETENTION: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// What the inbox says of a message.
+/// What the inbox says of a message. Only [`First`](Self::First), after the commit, and [`Done`](Self::Done) may be
+/// acknowledged: in every other case the message would be lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a message that is acknowledged without asking may never take effect"]
 pub enum Once {
     /// It is the first: make its effect in this transaction, commit, then acknowledge.
     First(Origin),
     /// It took effect before: acknowledge it.
-    Again,
+    Done,
+    /// It has not taken effect, and must not be begun now. Do not acknowledge it: it has to come again, or to be kept
+    /// for a person.
+    NotSettled(Unsettled),
     /// Its key belongs to another message, whose fingerprint this is. Keep it for a person.
     Conflict(Fingerprint),
+}
+
+/// Why a message can be neither handled nor acknowledged. The inbox itself leaves no key like that: another program has
+/// claimed it under a lease of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unsettled {
+    /// It is being handled under a lease; let it come again after so long.
+    InFlight(Duration),
+    /// It failed, and is not due again before so long.
+    NotYet(Duration),
+    /// It may or may not have taken effect: a person or a probe has to say so first.
+    InDoubt,
+    /// It failed as often as it may: a person has to decide.
+    Exhausted,
 }
 
 /// Lets each message through once per consumer. A [`Consumer`](super::Consumer) does so by itself; this is for a
@@ -50,8 +69,13 @@ impl<S: Store> Inbox<S> {
         let claims = self.ledger.claim_all_inline(tx, vec![work]).await?;
         Ok(match claims.into_iter().next() {
             Some(Claim::Acquired(origin)) => Once::First(origin),
+            Some(Claim::Replay(_)) => Once::Done,
             Some(Claim::Mismatch(first)) => Once::Conflict(first.fingerprint),
-            _ => Once::Again,
+            Some(Claim::InFlight(there)) => Once::NotSettled(Unsettled::InFlight(there.retry_after)),
+            Some(Claim::NotYet(there)) => Once::NotSettled(Unsettled::NotYet(there.retry_after)),
+            Some(Claim::InDoubt(_)) => Once::NotSettled(Unsettled::InDoubt),
+            Some(Claim::Exhausted(_)) => Once::NotSettled(Unsettled::Exhausted),
+            None => return Err(Error::Corrupt("a claim without an answer")),
         })
     }
 }

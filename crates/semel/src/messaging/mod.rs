@@ -24,7 +24,7 @@ mod store;
 
 pub use broker::{Acknowledge, BoxFuture, Broker, BrokerHealth, Deliveries, Delivery, Published, Queue};
 pub use consumer::{Consumer, ConsumerOptions, Handler, InboxKey, Refusal};
-pub use inbox::{Inbox, Once, Outbox};
+pub use inbox::{Inbox, Once, Outbox, Unsettled};
 pub use letter::{Count as LetterCount, DeadLetter, LetterFilter, LetterPage, NewLetter, Retry, RetryRow};
 pub use message::{Envelope, Message, MessageId, Origin, Received, Topic};
 pub use relay::{Relay, RelayOptions};
