@@ -18,7 +18,70 @@ on_both_databases!(
     a_failure_that_the_store_could_have_caused_is_not_counted,
     a_commit_without_an_answer_is_found_in_the_inbox,
     a_consumer_that_stops_while_the_store_is_away_gives_back_what_it_holds,
+    a_commit_that_always_fails_in_passing_is_a_dead_letter_in_the_end_and_the_others_go_on,
+    a_store_that_goes_away_at_every_commit_costs_no_message_an_attempt,
 );
+
+/// The commit of one message is refused every time with a code that says "try again": a trigger that always meets the
+/// same conflict. The store is there for all others.
+async fn a_commit_that_always_fails_in_passing_is_a_dead_letter_in_the_end_and_the_others_go_on(kind: Kind) {
+    let place = Place::new(kind).await;
+    let moody = Moody::new(place.lab.open().await);
+    let books = Books::that({
+        let moody = moody.clone();
+        move |text, _| {
+            if text == "cursed" {
+                moody.fail_a_commit();
+            }
+            async { Ok(()) }
+        }
+    });
+    let hand = Hand::new();
+    // One after the other: the commit that fails is that of the message that asked for it.
+    let options = ConsumerOptions { concurrency: 1, batch: 1, max_failures: 2, ..quick_consumer() };
+    let running = consumer(moody.clone(), &hand, &books, options);
+    hand.deliver(&received("cursed"));
+    eventually(async || hand.acked() == 1 && place.letters().await.len() == 1).await;
+    (0..20).for_each(|n| hand.deliver(&received(&format!("m{n}"))));
+    eventually(async || hand.acked() == 21).await;
+    running.stop().await;
+    let letters = place.letters().await;
+    assert!(letters[0].reason.contains("could not serialize"), "{}", letters[0].reason);
+    assert_eq!((&*letters[0].message.body, letters[0].failures), (&b"cursed"[..], 2));
+    let effects = place.effects().await;
+    assert_eq!((effects.len(), effects.values().max(), effects.get("cursed")), (20, Some(&1), None));
+    // In the delivery, and in each of the two retries, as often as it may have been the store.
+    assert_eq!(books.entered("cursed"), 9);
+}
+
+/// More often than any message may fail, and each time the store is away for all.
+async fn a_store_that_goes_away_at_every_commit_costs_no_message_an_attempt(kind: Kind) {
+    const TIMES: usize = 5;
+    let place = Place::new(kind).await;
+    let moody = Moody::new(place.lab.open().await);
+    let books = Books::that({
+        let moody = moody.clone();
+        move |_, run| {
+            if run <= TIMES {
+                moody.go_away();
+            }
+            async { Ok(()) }
+        }
+    });
+    let hand = Hand::new();
+    let running = consumer(moody.clone(), &hand, &books, ConsumerOptions { max_failures: 1, ..quick_consumer() });
+    hand.deliver(&received("m"));
+    for run in 1..=TIMES {
+        eventually(async || books.entered("m") == run).await;
+        let before = moody.refused();
+        eventually(async || moody.refused() > before + 2).await;
+        moody.come_back();
+    }
+    eventually(async || hand.acked() == 1).await;
+    running.stop().await;
+    assert_eq!((books.entered("m"), place.effects().await), (TIMES + 1, [("m".to_owned(), 1)].into()));
+    assert_eq!((place.letters().await.len(), place.lab.number("SELECT count(*) FROM semel_retries").await), (0, 0));
+}
 
 async fn a_store_that_is_away_is_waited_for(kind: Kind) {
     let place = Place::new(kind).await;

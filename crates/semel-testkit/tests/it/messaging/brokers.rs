@@ -134,16 +134,21 @@ impl Hand {
     }
 
     pub(super) fn deliver(&self, message: &Received) {
-        self.give(message, false);
+        self.give(message, false, false);
     }
 
     pub(super) fn deliver_again(&self, message: &Received) {
-        self.give(message, true);
+        self.give(message, true, false);
     }
 
-    fn give(&self, message: &Received, redelivered: bool) {
+    /// Delivers what another consumer has by the time that this one sees it.
+    pub(super) fn deliver_late(&self, message: &Received) {
+        self.give(message, false, true);
+    }
+
+    fn give(&self, message: &Received, redelivered: bool, lost: bool) {
         let text = text(&message.body);
-        let acknowledge = Box::new(Slip { text: Some(text), words: self.words.clone() });
+        let acknowledge = Box::new(Slip { text: Some(text), words: self.words.clone(), lost });
         let delivery = Delivery { message: message.clone(), redelivered, acknowledge };
         assert!(self.sender.send(delivery).is_ok());
     }
@@ -164,6 +169,7 @@ impl Hand {
 struct Slip {
     text: Option<String>,
     words: Arc<Mutex<Vec<(String, Word)>>>,
+    lost: bool,
 }
 
 impl Slip {
@@ -187,6 +193,10 @@ impl Acknowledge for Slip {
             self.say(Word::PutBack);
             Ok(())
         })
+    }
+
+    fn is_lost(&self) -> bool {
+        self.lost
     }
 }
 

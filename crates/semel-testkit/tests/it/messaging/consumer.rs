@@ -27,7 +27,21 @@ on_both_databases!(
     what_cannot_be_understood_is_a_dead_letter,
     another_body_under_a_known_id_is_a_conflict,
     a_consumer_that_stops_has_nothing_left_in_its_hands,
+    a_delivery_that_another_has_is_not_begun,
 );
+
+/// A consumer that was paused for longer than its lease finds deliveries that another one has by now.
+async fn a_delivery_that_another_has_is_not_begun(kind: Kind) {
+    let place = Place::new(kind).await;
+    let (hand, books) = (Hand::new(), Books::new());
+    hand.deliver_late(&received("late"));
+    hand.deliver(&received("m"));
+    let running = place.consumer(&hand, &books, quick_consumer()).await;
+    eventually(async || hand.words().len() == 2).await;
+    running.stop().await;
+    assert_eq!(hand.words(), [("late".to_owned(), Word::Dropped), ("m".to_owned(), Word::Acked)]);
+    assert_eq!((books.entered("late"), books.entered("m")), (0, 1));
+}
 
 async fn a_message_delivered_three_times_takes_effect_once(kind: Kind) {
     let place = Place::new(kind).await;

@@ -9,14 +9,65 @@ use semel::{
 use semel_store::EmbeddedBroker;
 use semel_testkit::Kind;
 
-use super::tools::{Books, Place, QUEUE, eventually, messages, quick_consumer, quick_relay};
+use super::{
+    brokers::Hand,
+    tools::{Books, Place, QUEUE, eventually, messages, quick_consumer, quick_relay, received},
+};
 use crate::support::on_both_databases;
 
 on_both_databases!(
     two_relays_and_four_consumers_at_once,
     each_message_published_three_times_takes_effect_once,
     nothing_is_lost_when_all_is_stopped_and_started,
+    a_handler_that_takes_three_leases_is_entered_once,
+    a_retry_that_takes_three_leases_is_entered_once,
 );
+
+/// Shorter than a transaction may be on SQLite, three times.
+const LEASE: Duration = Duration::from_millis(500);
+
+/// A handler that takes longer than three leases.
+fn slow() -> Books {
+    Books::that(|_, _| async {
+        tokio::time::sleep(LEASE * 3 + LEASE / 5).await;
+        Ok(())
+    })
+}
+
+/// Another consumer waits for its message all the time, and never has it to handle.
+async fn a_handler_that_takes_three_leases_is_entered_once(kind: Kind) {
+    let place = Place::in_real_time(kind).await;
+    let books = slow();
+    let mut running = Vec::new();
+    for _ in 0..2 {
+        let broker = Arc::new(EmbeddedBroker::with_visibility(place.lab.open().await, LEASE));
+        broker.declare(vec![Queue::new(QUEUE)]).await.unwrap();
+        running.push(place.consumer(&broker, &books, quick_consumer()).await);
+    }
+    let relay = place.relay(&broker(&place).await, quick_relay()).await;
+    place.put(messages(1)).await;
+    place.until_effects(1).await;
+    eventually(async || place.lab.number("SELECT count(*) FROM semel_queue").await == 0).await;
+    for running in running.into_iter().chain([relay]) {
+        running.stop().await;
+    }
+    assert_eq!((books.all_entered(), place.effects().await.values().max()), (1, Some(&1)));
+}
+
+async fn a_retry_that_takes_three_leases_is_entered_once(kind: Kind) {
+    let place = Place::in_real_time(kind).await;
+    let (hand, books) = (Hand::new(), slow());
+    let options = ConsumerOptions { retry_lease: LEASE, ..quick_consumer() };
+    let running =
+        [place.consumer(&hand, &books, options.clone()).await, place.consumer(&Hand::new(), &books, options).await];
+    hand.deliver_again(&received("m0"));
+    place.until_effects(1).await;
+    for running in running {
+        running.stop().await;
+    }
+    assert_eq!((books.all_entered(), place.effects().await), (1, [("m0".to_owned(), 1)].into()));
+    assert_eq!(place.lab.number("SELECT count(*) FROM semel_retries").await, 0);
+}
 
 async fn broker(place: &Place) -> Arc<EmbeddedBroker> {
     let broker = EmbeddedBroker::new(place.lab.open().await);

@@ -28,6 +28,8 @@ pub(super) struct Moody {
     away: Arc<AtomicBool>,
     /// How many commits from now on are made without anybody being told.
     silent_commits: Arc<AtomicUsize>,
+    /// How many commits from now on are refused in passing.
+    failing_commits: Arc<AtomicUsize>,
     refused: Arc<AtomicUsize>,
     given_back: Arc<AtomicUsize>,
     late: Arc<Late>,
@@ -53,7 +55,8 @@ impl Moody {
     pub(super) fn new(db: Database) -> Self {
         let (refused, given_back) = (Arc::default(), Arc::default());
         let late = Arc::default();
-        Self { db, away: Arc::default(), silent_commits: Arc::default(), refused, given_back, late }
+        let (away, silent_commits, failing_commits) = (Arc::default(), Arc::default(), Arc::default());
+        Self { db, away, silent_commits, failing_commits, refused, given_back, late }
     }
 
     pub(super) fn answer_late(&self) -> Arc<Late> {
@@ -71,6 +74,11 @@ impl Moody {
 
     pub(super) fn make_commits_silent(&self, n: usize) {
         self.silent_commits.store(n, Ordering::SeqCst);
+    }
+
+    /// The commit of the present transaction will be refused with a code that says "try again".
+    pub(super) fn fail_a_commit(&self) {
+        self.failing_commits.fetch_add(1, Ordering::SeqCst);
     }
 
     /// How many calls were made while it was away.
@@ -164,6 +172,11 @@ impl Store for Moody {
             self.db.roll_back(tx).await;
             return Commit::Unknown(error.to_string());
         }
+        let failing = self.failing_commits.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
+        if failing.is_ok() {
+            self.db.roll_back(tx).await;
+            return Commit::Unavailable("could not serialize access".into());
+        }
         let committed = self.db.commit(tx).await;
         let silent = self.silent_commits.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
         if silent.is_ok() { Commit::Unknown("the test says so".into()) } else { committed }
@@ -241,6 +254,10 @@ impl MessageStore for Moody {
 
     async fn take(&self, limit: u32, lease: Duration) -> Result<Taken> {
         self.db()?.take(limit, lease).await
+    }
+
+    async fn hold(&self, rows: Vec<(i64, i64)>, lease: Duration) -> Result<Vec<i64>> {
+        self.db()?.hold(rows, lease).await
     }
 
     async fn mark(&self, marks: Vec<MarkRow>) -> Result<u64> {

@@ -107,7 +107,7 @@ async fn a_retry_that_stops_before_its_turn_is_not_counted(kind: Kind) {
     let (hand, books) = (Hand::new(), Books::new());
     put_retry(&place, "unlucky").await;
     begin_and_die(&place).await;
-    let lease = Some(Duration::from_secs(3600));
+    let lease = Duration::from_secs(3600);
     let options = ConsumerOptions { retry_lease: lease, max_crashes: 2, ..quick_consumer() };
     for _ in 0..2 {
         let running = place.consumer(&hand, &books, options.clone()).await;
@@ -130,7 +130,7 @@ async fn a_retry_that_gets_no_turn_is_not_counted(kind: Kind) {
     let (hand, books) = (Hand::new(), Books::new());
     put_retry(&place, "unlucky").await;
     begin_and_die(&place).await;
-    let lease = Some(Duration::from_millis(200));
+    let lease = Duration::from_millis(200);
     let options = ConsumerOptions { retry_lease: lease, max_crashes: 2, ..quick_consumer() };
     let running = consumer(moody.clone(), &hand, &books, options);
     eventually(async || moody.given_back() > 2).await;
@@ -158,7 +158,7 @@ async fn a_retry_that_the_store_cut_off_is_not_counted(kind: Kind) {
     let hand = Hand::new();
     put_retry(&place, "m").await;
     // One crash would be too many.
-    let lease = Some(Duration::from_millis(200));
+    let lease = Duration::from_millis(200);
     let options = ConsumerOptions { retry_lease: lease, max_crashes: 1, ..quick_consumer() };
     let running = consumer(moody.clone(), &hand, &books, options);
     for run in 1..=3 {

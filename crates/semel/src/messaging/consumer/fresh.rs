@@ -14,18 +14,19 @@ use tokio::{
 use super::{
     Handler, Shared,
     attempt::{Handled, Item, Undone},
-    letters::{Word, conflict, spread},
+    letters::{Word, conflict, named, spread},
+    trouble::Trouble,
 };
 use crate::{
     Claim, Error, Outcome, Replay, State,
     messaging::{
-        Acknowledge, Delivery, MessageStore, Retry,
+        Acknowledge, Delivery, MessageStore, Received, Retry,
         pause::{Pause, Stop},
     },
 };
 
-/// How often a message is run again because its failure could not be written down: then the store may have been what
-/// failed. A message that takes its database down with it must not be run for ever.
+/// How often a message is run again whose failure may have been the store's: it could not be written down, or it was a
+/// passing one. A message that takes its database down with it must not be run for ever.
 pub(super) const BENEFITS_OF_THE_DOUBT: u32 = 3;
 
 /// How long a delivery is held that can be neither handled nor kept.
@@ -35,6 +36,15 @@ const LATER: Duration = Duration::from_secs(30);
 struct Fresh {
     item: Item,
     acknowledge: Box<dyn Acknowledge>,
+}
+
+/// Whether a delivery is, or may be, another consumer's by now: then it is not begun, and comes again by itself.
+fn is_lost(acknowledge: &dyn Acknowledge, message: &Received) -> bool {
+    let lost = acknowledge.is_lost();
+    if lost {
+        tracing::warn!(message = named(message), "a delivery was lost before it was begun: its lease had ended");
+    }
+    lost
 }
 
 /// A worker: handles deliveries until it is time to stop.
@@ -74,6 +84,9 @@ impl<S: MessageStore, H: Handler<S>> Worker<S, H> {
     async fn deal_with(&mut self, deliveries: Vec<Delivery>) {
         let (mut together, mut later, mut known) = (Vec::new(), Vec::new(), HashSet::new());
         for Delivery { message, redelivered, acknowledge } in deliveries {
+            if is_lost(&*acknowledge, &message) {
+                continue;
+            }
             let name = match self.shared.identify(&message) {
                 Ok(name) => name,
                 Err(why) => {
@@ -132,9 +145,14 @@ impl<S: MessageStore, H: Handler<S>> Worker<S, H> {
 
     /// A transaction of its own, as often as the store is away.
     async fn alone(&mut self, Fresh { item, acknowledge }: Fresh) {
+        // The messages before it may have taken long.
+        if is_lost(&*acknowledge, &item.message) {
+            return;
+        }
         let items = Arc::new(vec![item]);
         let item = &items[0];
         let (mut pause, mut unknown, mut doubts) = (Pause::new(), false, 0);
+        let mut trouble = Trouble::default();
         let word = loop {
             match self.shared.attempt(&items, None).await {
                 Ok(handled) => {
@@ -158,7 +176,7 @@ impl<S: MessageStore, H: Handler<S>> Worker<S, H> {
                     let letter = self.shared.letter(item, 1, self.shared.after(refusal, 1, spread(item)));
                     match self.shared.put_letter(&letter).await {
                         Ok(()) => break Word::Done,
-                        Err(error) if !error.is_transient() => break self.shared.letter_refused(&error),
+                        Err(error) if !error.is_transient() => break self.shared.letter_refused(&letter, &error),
                         Err(_) if doubts >= BENEFITS_OF_THE_DOUBT => {
                             break self.shared.put_letter_patiently(&letter, &mut self.stop).await;
                         }
@@ -171,7 +189,20 @@ impl<S: MessageStore, H: Handler<S>> Worker<S, H> {
                 Err(Undone::Store(Error::Stopping)) => break Word::Back,
                 Err(Undone::Store(error)) => {
                     unknown |= matches!(error, Error::OutcomeUnknown(_));
-                    self.shared.store_is_away(&error);
+                    if self.shared.is_its_own(&mut trouble, item, &error).await {
+                        // Where it costs the others no time, and is counted.
+                        let retry = Retry::After(self.shared.options.backoff.after(1, spread(item)));
+                        let letter = self.shared.letter(item, 0, (error.to_string(), retry));
+                        match self.shared.put_letter(&letter).await {
+                            Ok(()) => break Word::Done,
+                            Err(error) if !error.is_transient() => break self.shared.letter_refused(&letter, &error),
+                            // It was the store after all.
+                            Err(error) => {
+                                trouble = Trouble::default();
+                                self.shared.store_is_away(&error);
+                            }
+                        }
+                    }
                 }
                 // Only a retry can be lost, and only it has conflicts of this kind.
                 Err(Undone::Lost | Undone::Conflict(_)) => break Word::Back,

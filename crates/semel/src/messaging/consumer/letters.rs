@@ -61,9 +61,24 @@ impl<S: MessageStore, H: Handler<S>> Shared<S, H> {
         match letter.retry {
             // Our own retries look at once: the store's wake may be taken by another consumer.
             Retry::After(_) => self.retry.notify_one(),
-            Retry::Dead => tracing::warn!(consumer = self.name, "a message became a dead letter"),
+            Retry::Dead => {}
         }
+        let failed = letter.failures > 0 || letter.retry == Retry::Dead;
+        self.tell(&letter.message, letter.failures, &letter.reason, letter.retry, failed);
         Ok(())
+    }
+
+    /// Tells whoever is on call what became of a message that could not be handled. What was only moved to the retries
+    /// is no failure.
+    pub(super) fn tell(&self, message: &Received, attempt: u32, error: &str, retry: Retry, failed: bool) {
+        let (consumer, message) = (&*self.name, named(message));
+        match retry {
+            Retry::Dead => tracing::warn!(consumer, message, attempt, error, "a message became a dead letter"),
+            Retry::After(_) if failed => {
+                tracing::warn!(consumer, message, attempt, error, "a message was not handled; it is tried again");
+            }
+            Retry::After(_) => tracing::info!(consumer, message, error, "a message goes to the retries"),
+        }
     }
 
     /// Writes a letter, however long the store is away.
@@ -78,14 +93,15 @@ impl<S: MessageStore, H: Handler<S>> Shared<S, H> {
                         return Word::Back;
                     }
                 }
-                Err(error) => return self.letter_refused(&error),
+                Err(error) => return self.letter_refused(letter, &error),
             }
         }
     }
 
     /// Nothing is lost, since it is not acknowledged either.
-    pub(super) fn letter_refused(&self, error: &Error) -> Word {
-        tracing::error!(%error, consumer = self.name, "a message can neither be handled nor kept; the broker has it");
+    pub(super) fn letter_refused(&self, letter: &NewLetter, error: &Error) -> Word {
+        let (consumer, message, attempt) = (&*self.name, named(&letter.message), letter.failures);
+        tracing::error!(%error, consumer, message, attempt, "a message can neither be handled nor kept; the broker has it");
         Word::BackLater
     }
 }
@@ -110,6 +126,13 @@ pub(super) fn conflict(first: Fingerprint, item: &Item) -> (String, Retry) {
 /// A number of a message's own, to spread its retries by.
 pub(super) fn spread(item: &Item) -> i64 {
     item.fingerprint.as_bytes().iter().rev().take(8).fold(0, |number, byte| (number << 8) | i64::from(*byte))
+}
+
+/// What a message is called in a log: its id, which may be anything that another program has sent.
+pub(super) fn named(message: &Received) -> String {
+    const LONGEST: usize = 64;
+    let id = message.id.as_deref().unwrap_or("without an id");
+    id.chars().map(|c| if c.is_control() { ' ' } else { c }).take(LONGEST).collect()
 }
 
 /// A reason that any database keeps and any page shows.

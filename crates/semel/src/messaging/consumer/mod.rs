@@ -5,11 +5,13 @@
 //! - `fresh.rs`: deliveries, several in a transaction where several wait
 //! - `retries.rs`: what failed or may have killed its process, each alone
 //! - `letters.rs`: keeping what could not be handled
+//! - `trouble.rs`: a message that always fails in passing, or a store that is away
 
 mod attempt;
 mod fresh;
 mod letters;
 mod retries;
+mod trouble;
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -42,9 +44,9 @@ pub struct ConsumerOptions {
     pub max_crashes: u32,
     /// How long to wait after a failure.
     pub backoff: Backoff,
-    /// How long a retry is in this process's hands, unless it ends before; after that another may begin it. Nothing said
-    /// is twice as long as any transaction.
-    pub retry_lease: Option<Duration>,
+    /// How long a retry that was taken is kept from other consumers. Short, because the retries of a killed process wait
+    /// for it. A run needs no renewals: its transaction has the row locked, however long it takes.
+    pub retry_lease: Duration,
     /// How long a key is remembered.
     pub retention: Option<Duration>,
 }
@@ -58,7 +60,7 @@ impl Default for ConsumerOptions {
             max_failures: 10,
             max_crashes: 5,
             backoff: Backoff::default(),
-            retry_lease: None,
+            retry_lease: Duration::from_secs(10),
             retention: Some(super::inbox::RETENTION),
         }
     }

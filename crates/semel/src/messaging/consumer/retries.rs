@@ -11,10 +11,11 @@ use tokio::{
 };
 
 use super::{
-    Handler, Shared,
+    Handler, Refusal, Shared,
     attempt::{Item, Undone},
     fresh::BENEFITS_OF_THE_DOUBT,
-    letters::{conflict, tidy},
+    letters::{conflict, named, tidy},
+    trouble::Trouble,
 };
 use crate::{
     Error, Result, Uptime, crash_point,
@@ -110,9 +111,9 @@ async fn next<S: MessageStore, H: Handler<S>>(
     };
     // Before it is taken, and so counted.
     let Ok(Ok(life)) = tokio::time::timeout(TURN, LIVES.acquire()).await else { return Ok(Some(Duration::ZERO)) };
-    // Longer than any transaction, so that nobody else begins it while we are at it. A shorter one does no harm but to
-    // count: who has begun has the row locked.
-    let lease = shared.options.retry_lease.unwrap_or_else(|| shared.store().longest_transaction() * 2);
+    // From here to the beginning of its transaction. That has the row locked, so that no other consumer takes it,
+    // however long the run is; and if this process dies, its locks go with it.
+    let lease = shared.options.retry_lease;
     let deadline = Uptime::now() + lease;
     let Some(row) = shared.store().take_retries(&shared.name, 1, lease).await?.pop() else {
         shared.store_is_back();
@@ -151,16 +152,18 @@ impl<S: MessageStore, H: Handler<S>> Shared<S, H> {
     async fn retry(self: &Arc<Self>, row: RetryRow, deadline: Uptime) {
         let crashes = crashes(&row);
         if crashes >= self.options.max_crashes {
-            let why = format!("{crashes} runs were cut off, or killed their process");
-            return self.failed(&row, deadline, &why, Retry::Dead).await;
+            let runs = if crashes == 1 { "run was" } else { "runs were" };
+            let why = format!("{crashes} {runs} cut off, or killed their process");
+            return self.failed(&row, &why, Retry::Dead).await;
         }
         let items = match self.identify(&row.message) {
             Ok(name) => Arc::new(vec![Item::new(row.message.clone(), name)]),
-            Err(why) => return self.failed(&row, deadline, &why, Retry::Dead).await,
+            Err(why) => return self.failed(&row, &why, Retry::Dead).await,
         };
         let item: &Item = &items[0];
+        let nth = row.failures.saturating_add(1);
         let mut pause = Duration::from_millis(50);
-        let mut unknown = false;
+        let (mut unknown, mut trouble) = (false, Trouble::default());
         loop {
             match self.attempt(&items, Some(&row)).await {
                 Ok(_) => return self.committed(&item.message),
@@ -173,26 +176,36 @@ impl<S: MessageStore, H: Handler<S>> Shared<S, H> {
                 }
                 Err(Undone::Conflict(first)) => {
                     let (why, dead) = conflict(first, item);
-                    return self.failed(&row, deadline, &why, dead).await;
+                    return self.failed(&row, &why, dead).await;
                 }
                 Err(Undone::Refused(refusal)) => {
-                    let nth = row.failures.saturating_add(1);
                     let (why, retry) = self.after(refusal, nth, row.id);
-                    return self.failed(&row, deadline, &why, retry).await;
+                    return self.failed(&row, &why, retry).await;
                 }
                 Err(Undone::Store(Error::Stopping)) => return self.not_begun(&row).await,
                 Err(Undone::Store(error)) => {
                     unknown |= matches!(error, Error::OutcomeUnknown(_));
-                    self.store_is_away(&error);
-                    // Past the deadline somebody else may have it, and it comes back by itself. That the store was away
-                    // says nothing about the message, unless it is the message that takes it down.
-                    if deadline.has_passed() {
+                    if self.is_its_own(&mut trouble, item, &error).await {
+                        let (why, retry) = self.after(Refusal::retry(&error), nth, row.id);
+                        match self.say_failed(&row, &why, retry).await {
+                            Ok(()) => return,
+                            // It was the store after all.
+                            Err(error) => {
+                                trouble = Trouble::default();
+                                self.store_is_away(&error);
+                            }
+                        }
+                    }
+                    // Past the deadline another consumer may have it, and it comes back by itself. That the store was
+                    // away says nothing about the message, unless it is the message that takes it down. One that is in
+                    // trouble by itself is tried on: its next transaction finds out whether it is still ours.
+                    if deadline.has_passed() && !trouble.is_suspected() {
                         if item.entered() <= BENEFITS_OF_THE_DOUBT {
                             self.not_begun(&row).await;
                         }
                         return;
                     }
-                    tokio::time::sleep(pause.min(deadline.remaining())).await;
+                    tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(Duration::from_secs(1));
                 }
             }
@@ -227,32 +240,32 @@ impl<S: MessageStore, H: Handler<S>> Shared<S, H> {
         }
     }
 
-    /// Writes down that a retry failed, for as long as it is ours.
-    async fn failed(&self, row: &RetryRow, deadline: Uptime, why: &str, retry: Retry) {
-        let why = tidy(why);
+    /// Writes down that a retry failed; not for ever, for it comes back by itself.
+    async fn failed(&self, row: &RetryRow, why: &str, retry: Retry) {
+        let until = Uptime::now() + self.options.retry_lease;
         let mut pause = Duration::from_millis(50);
-        loop {
-            match self.store().retry_failed(row.id, row.token, &why, retry).await {
-                Ok(ours) => {
-                    crash_point!("consumer.retry_failed");
-                    match retry {
-                        Retry::After(_) => self.retry.notify_one(),
-                        Retry::Dead if ours => {
-                            tracing::warn!(consumer = self.name, "a message became a dead letter");
-                        }
-                        Retry::Dead => {}
-                    }
-                    return;
-                }
-                Err(error) if error.is_transient() && !deadline.has_passed() => {
-                    self.store_is_away(&error);
-                    tokio::time::sleep(pause.min(deadline.remaining())).await;
-                    pause = (pause * 2).min(Duration::from_secs(1));
-                }
-                Err(error) => {
-                    return tracing::error!(%error, consumer = self.name, "the failure of a retry was not kept");
-                }
+        while let Err(error) = self.say_failed(row, why, retry).await {
+            if !error.is_transient() || until.has_passed() {
+                let (consumer, message) = (&*self.name, named(&row.message));
+                return tracing::error!(%error, consumer, message, "the failure of a retry was not kept");
             }
+            self.store_is_away(&error);
+            tokio::time::sleep(pause.min(until.remaining())).await;
+            pause = (pause * 2).min(Duration::from_secs(1));
         }
+    }
+
+    /// Writes down that a retry failed, once.
+    async fn say_failed(&self, row: &RetryRow, why: &str, retry: Retry) -> Result<()> {
+        let why = tidy(why);
+        let ours = self.store().retry_failed(row.id, row.token, &why, retry).await?;
+        crash_point!("consumer.retry_failed");
+        if matches!(retry, Retry::After(_)) {
+            self.retry.notify_one();
+        }
+        if ours {
+            self.tell(&row.message, row.failures.saturating_add(1), &why, retry, true);
+        }
+        Ok(())
     }
 }
