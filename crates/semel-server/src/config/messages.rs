@@ -9,13 +9,14 @@ use super::reader::Reader;
 /// How a node carries messages to the broker and takes them from there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Messages {
-    /// How long rows of the outbox are a relay's; after that another one publishes them.
+    /// How long rows of the outbox are leased to a relay, which renews them: those of a killed one are published by
+    /// another after that.
     pub relay_lease: Duration,
     /// How often a relay looks without being woken.
     pub poll: Duration,
-    /// The embedded broker: how long a message is its consumer's, if that one dies.
+    /// The embedded broker: how long a message is leased to its consumer, which renews it.
     pub visibility: Duration,
-    /// How long a retry is its consumer's, if that one dies.
+    /// How long a retry is leased to its consumer until it begins.
     pub retry_lease: Duration,
     /// How many messages of a queue a node has in its hands at once.
     pub prefetch: usize,
@@ -31,8 +32,9 @@ impl Default for Messages {
         Self {
             relay_lease: relay.lease,
             poll: relay.poll,
-            visibility: Duration::from_secs(60),
-            retry_lease: Duration::from_secs(60),
+            // As long as the others: what a killed node had goes on within 12 s.
+            visibility: relay.lease,
+            retry_lease: consumer.retry_lease,
             prefetch: usize::from(consumer.prefetch),
             max_failures: consumer.max_failures as usize,
             max_crashes: consumer.max_crashes as usize,
@@ -97,7 +99,7 @@ impl Messages {
             prefetch: u16::try_from(self.prefetch).unwrap_or(u16::MAX),
             max_failures: u32::try_from(self.max_failures).unwrap_or(u32::MAX),
             max_crashes: u32::try_from(self.max_crashes).unwrap_or(u32::MAX),
-            retry_lease: Some(self.retry_lease),
+            retry_lease: self.retry_lease,
             ..ConsumerOptions::default()
         }
     }

@@ -124,8 +124,12 @@ async fn run(jobs: &Jobs, kind: Arc<dyn JobKind>, job: &Job, stop: &Stop) -> boo
         Ok(Claim::Acquired(Ran::Completed(_) | Ran::Released)) => true,
         Ok(Claim::Exhausted(operation)) => {
             let why = operation.error.clone().unwrap_or_else(|| "the nodes that ran it were lost too often".to_owned());
-            if let Err(error) = fail(jobs, job, why).await {
-                tracing::warn!(job = %job.id, %error, "a job that failed could not be marked; the next round does it");
+            let (kind, attempt) = (&*job.kind, operation.failures);
+            match fail(jobs, job, why.clone()).await {
+                Ok(()) => tracing::warn!(job = %job.id, kind, attempt, error = why, "a job failed, and is given up"),
+                Err(error) => {
+                    tracing::warn!(job = %job.id, kind, %error, "a job that failed could not be marked; the next round does it");
+                }
             }
             true
         }

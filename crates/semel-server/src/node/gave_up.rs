@@ -40,11 +40,13 @@ async fn keep_one(store: &impl MessageStore, Delivery { message, acknowledge, ..
     while let Err(error) = store.put_letter(letter.clone()).await {
         if !error.is_transient() {
             // Not acknowledged, so the broker has it; and those behind it go on.
-            return tracing::error!(%error, "what the broker gave up on cannot be kept; it stays there");
+            return tracing::error!(%error, message = letter.key, "what the broker gave up on cannot be kept; it stays there");
         }
-        tracing::warn!(%error, "a dead letter cannot be kept yet");
+        tracing::warn!(%error, message = letter.key, "a dead letter cannot be kept yet");
         tokio::time::sleep(PAUSE).await;
     }
+    let (consumer, message, error) = (&*letter.consumer, &*letter.key, &*letter.reason);
+    tracing::warn!(consumer, message, attempt = letter.failures, error, "a message became a dead letter");
     if let Err(error) = acknowledge.ack().await {
         tracing::debug!(%error, "a dead letter was kept and not acknowledged: it comes again");
     }

@@ -59,11 +59,17 @@ impl AsksTheStore {
         }
         for (state, n) in backlog.counts {
             if n > 0 && matches!(state, OutboxState::Unroutable | OutboxState::Parked) {
-                wrong.push(format!("{n} messages in the outbox are {}", state.as_str()));
+                wrong.push(held(n, state));
             }
         }
         Ok(wrong)
     }
+}
+
+fn held(n: u64, state: OutboxState) -> String {
+    let messages =
+        if n == 1 { "1 message in the outbox is".to_owned() } else { format!("{n} messages in the outbox are") };
+    format!("{messages} {}", state.as_str())
 }
 
 impl Readiness for AsksTheStore {
@@ -90,5 +96,16 @@ impl Readiness for AsksTheStore {
             }
             Report { database, broker: (*kind).to_owned(), degraded, fault }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_message_is_not_called_1_messages() {
+        assert_eq!(held(1, OutboxState::Parked), "1 message in the outbox is parked");
+        assert_eq!(held(2, OutboxState::Unroutable), "2 messages in the outbox are unroutable");
     }
 }

@@ -26,6 +26,7 @@ fn postgres_migrations() -> Migrator {
         "0004_deliveries",
         "0005_webhooks",
         "0006_listings",
+        "0008_attempts",
     )
 }
 
@@ -38,6 +39,7 @@ fn sqlite_migrations() -> Migrator {
         "0004_deliveries",
         "0005_webhooks",
         "0006_listings",
+        "0008_attempts",
     )
 }
 

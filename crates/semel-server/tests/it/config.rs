@@ -52,10 +52,10 @@ fn without_any_setting_the_defaults_hold() {
             "http": { "head_timeout": "30s", "max_connections": 4096, "body_budget": "256MiB", "log_requests": false },
             "sweep": { "every": "15s" },
             "messages": {
-                "relay_lease": "30s",
+                "relay_lease": "10s",
                 "poll": "1s",
-                "visibility": "1m",
-                "retry_lease": "1m",
+                "visibility": "10s",
+                "retry_lease": "10s",
                 "prefetch": 256,
                 "max_failures": 10,
                 "max_crashes": 5,

@@ -4,13 +4,14 @@
 use std::{
     collections::HashSet,
     net::{TcpListener, TcpStream},
+    time::{Duration, Instant},
 };
 
 use rustix::process::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
-    desk::{execute, post, serve},
+    desk::{execute, post, serve, shown},
     endpoint::{Does, Endpoint},
     place::{Place, on_both_databases},
     proposals::rows,
@@ -42,6 +43,62 @@ on_both_databases! {
     what_an_application_sent_itself_is_never_sent_by_an_endpoint_that_comes_later
     what_is_being_delivered_cannot_be_said_to_be_sent
     an_endpoint_that_is_away_costs_no_attempts
+    a_delivery_that_waits_says_why_and_which_attempt_it_was
+    what_a_killed_node_was_delivering_goes_on_within_seconds
+}
+
+/// The notification that waits, as the service shows it.
+fn waiting(server: &Server) -> Value {
+    shown(server, "/notifications?status=PENDING")["items"][0].clone()
+}
+
+fn a_delivery_that_waits_says_why_and_which_attempt_it_was(place: &Place) {
+    one(place);
+    // It cannot be reached: nothing was sent, and the first attempt is still to be made.
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let url = format!("http://{address}/deliver");
+    let mut variables = email(&url, "hold");
+    variables.push(("SEMEL_NOTIFICATIONS_CHANNELS_EMAIL_BACKOFF", "1h"));
+    variables.push(("RUST_LOG", "warn"));
+    let log = place.path("log");
+    let mut command = place.semel(["serve", "--listen", "127.0.0.1:0", "--roles", ROLES]);
+    let said = std::fs::File::create(&log).unwrap();
+    let server = Server::start_with(command.envs(variables.iter().copied()).stderr(said));
+    eventually(SOON, "it says why", || {
+        waiting(&server)["lastError"].as_str().is_some_and(|why| why.contains("reached"))
+    });
+    assert_eq!((&waiting(&server)["attempt"], &waiting(&server)["status"]), (&json!(1), &json!("PENDING")));
+    // It can be reached, and is busy: one attempt was made, and the next is far away.
+    let endpoint = Endpoint::on(TcpListener::bind(address).unwrap(), [Does::Answers(503)]);
+    eventually(SOON, "it says why", || waiting(&server)["lastError"].as_str().is_some_and(|why| why.contains("503")));
+    assert_eq!((&waiting(&server)["attempt"], endpoint.calls().len()), (&json!(1), 1));
+    drop(server);
+    // The log has a line for each, with what is needed to find it and nothing of what it says.
+    let log = std::fs::read_to_string(log).unwrap();
+    for said in ["cannot be reached", "503"] {
+        let line = log.lines().find(|line| line.contains(said)).unwrap_or_else(|| panic!("no {said} in {log}"));
+        for part in ["notification=1", "event=\"e1\"", "attempt=1", "error="] {
+            assert!(line.contains(part), "no {part} in {line}");
+        }
+    }
+    assert!(!log.contains("table"), "the payload is in the log: {log}");
+}
+
+/// The endpoint may take half a minute for an answer: the lease of its call is renewed, and does not last so long.
+fn what_a_killed_node_was_delivering_goes_on_within_seconds(place: &Place) {
+    one(place);
+    let endpoint = Endpoint::that([]);
+    let url = endpoint.url();
+    let mut variables = email(&url, "rerun");
+    variables.push(("SEMEL_NOTIFICATIONS_CHANNELS_EMAIL_TIMEOUT", "30s"));
+    let _other = serve(place, "api", &[]);
+    let dying = [&variables[..], &[("SEMEL_CRASH", "deliver.sent:1")]].concat();
+    serve(place, ROLES, &dying).process.end();
+    let killed = Instant::now();
+    let _server = serve(place, ROLES, &variables);
+    eventually(Duration::from_secs(60), "it is sent", || statuses(place) == ["SENT"]);
+    assert!(killed.elapsed() < Duration::from_secs(22), "{:?}", killed.elapsed());
+    assert_eq!(endpoint.calls().len(), 2);
 }
 
 /// The settings of the channel EMAIL.

@@ -114,13 +114,17 @@ impl Fleet {
         }
     }
 
-    /// Starts a server. Points that it reaches are noted in the file `points`.
+    /// Starts a server with short leases. Points that it reaches are noted in the file `points`.
     pub(crate) fn start(&self, roles: &str, variables: &[(&str, &str)]) -> Server {
+        self.start_as_it_is(roles, &[&SHORT_LEASES, variables].concat())
+    }
+
+    /// Starts a server with the leases that it has if nothing is said.
+    pub(crate) fn start_as_it_is(&self, roles: &str, variables: &[(&str, &str)]) -> Server {
         let mut command = self.place.semel(["serve", "--listen", "127.0.0.1:0", "--roles", roles]);
         command
             .env("SEMEL_BROKER_URL", &self.broker)
             .env("SEMEL_CRASH_LOG", self.place.path("points"))
-            .envs(SHORT_LEASES)
             .envs(variables.iter().copied())
             // With this a log that nobody reads costs nothing, and one that somebody does can be asked for.
             .env("RUST_LOG", std::env::var("RUST_LOG").unwrap_or_else(|_| "warn".to_owned()))

@@ -25,6 +25,7 @@ mod notifications_crash;
 mod notifications_crash_broker;
 mod notifications_crash_chaos;
 mod notifications_crash_copies;
+mod notifications_crash_node;
 mod notifications_crash_pauses;
 mod notifications_crash_poison;
 mod notifications_fanout;

@@ -2,6 +2,7 @@
 
 use std::{
     net::SocketAddr,
+    os::unix::process::ExitStatusExt as _,
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
@@ -41,6 +42,7 @@ fn two_relays_and_four_listeners_are_killed_at_any_moment(fleet: &mut Fleet) {
     let mut servers: Vec<Server> = roles.iter().map(|role| fleet.start(role, &few)).collect();
     let events = events("e", n);
     let (begun, sent) = (Instant::now(), AtomicBool::new(false));
+    let mut killed = 0;
     thread::scope(|scope| {
         scope.spawn(|| {
             send_all(fleet, api.address, &events, time * 10 / u32::try_from(n).unwrap());
@@ -50,10 +52,13 @@ fn two_relays_and_four_listeners_are_killed_at_any_moment(fleet: &mut Fleet) {
             thread::sleep(Duration::from_millis(random.u64(0..300)));
             let which = random.usize(..servers.len());
             servers[which].process.signal(Signal::KILL);
-            servers[which].process.end();
+            let status = servers[which].process.end();
+            assert_eq!(status.signal(), Some(Signal::KILL.as_raw()), "it had ended before: {status}");
             servers[which] = fleet.start(roles[which], &few);
+            killed += 1;
         }
     });
+    assert!(killed > 3, "{killed} servers were killed");
     fleet.all_is_well(std::iter::once(api).chain(servers).collect());
 }
 

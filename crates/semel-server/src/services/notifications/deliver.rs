@@ -22,7 +22,7 @@ use tokio::{
 
 use super::{
     deliver_call::{Caller, Told},
-    deliver_marks::{AT_ONCE, Stands, write_marks},
+    deliver_marks::{AT_ONCE, Looked, Stands, write_marks},
     deliver_tables::{self as tables, Due},
     tables::{
         fanouts::{Content, content},
@@ -46,8 +46,9 @@ const POLL: Duration = Duration::from_secs(1);
 /// How long a node gathers free places before it takes notifications for a few of them: taking is a commit.
 const GATHER: Duration = Duration::from_millis(20);
 
-/// The lease of a call, renewed while it lasts: short enough that what a dead node had is soon found.
-const LEASES: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(30));
+/// The lease of a call, at least and at most. It is renewed while the call lasts, so it can be shorter than that: what a
+/// killed node had goes on when it ends.
+const LEASES: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(10));
 
 /// How long a delivery is remembered. Only a notification whose status was not put right in all this time, because no
 /// node was up, could be sent again.
@@ -226,16 +227,27 @@ impl Line {
         Some(until.remaining()).filter(|left| !left.is_zero())
     }
 
-    /// Notes whether the endpoint could be reached.
-    fn reached(&self, reached: bool) {
+    /// Notes that the endpoint could be reached.
+    fn reached(&self) {
+        *self.pause.lock().unwrap_or_else(PoisonError::into_inner) = Pause::default();
+    }
+
+    /// Notes that the endpoint could not be reached. Every call that is open says so; the first begins the pause.
+    fn not_reached(&self, due: &Due, attempt: u32, error: &str) {
         let mut pause = self.pause.lock().unwrap_or_else(PoisonError::into_inner);
-        if reached {
-            *pause = Pause::default();
-        } else if pause.until.is_none_or(Uptime::has_passed) {
+        if pause.until.is_none_or(Uptime::has_passed) {
             let (first, longest) = PAUSES;
             pause.until = Some(Uptime::now() + (first * (1 << pause.times.min(8))).min(longest));
             pause.times += 1;
-            tracing::warn!(channel = self.channel, "the endpoint cannot be reached; the channel pauses");
+            let (channel, notification, event) = (self.channel, due.id, &*due.event_id);
+            tracing::warn!(
+                channel,
+                notification,
+                event,
+                attempt,
+                error,
+                "the endpoint cannot be reached; the channel pauses"
+            );
         }
     }
 
@@ -282,25 +294,49 @@ impl Line {
     }
 
     /// Delivers a notification, or finds out that there is nothing to do, and says how it stands.
-    async fn deliver(self: Arc<Self>, due: Due, marks: &mpsc::Sender<(Due, Stands)>) {
-        match self.ask(&due).await {
+    async fn deliver(self: Arc<Self>, due: Due, marks: &mpsc::Sender<Looked>) {
+        let attempt = Arc::<Mutex<Option<u32>>>::default();
+        match self.ask(&due, &attempt).await {
             Ok(stands) => {
-                let _ = marks.send((due, stands)).await;
+                let attempt = *attempt.lock().unwrap_or_else(PoisonError::into_inner);
+                let _ = marks.send(Looked { due, stands, attempt }).await;
             }
             Err(semel::Error::Stopping) => {}
-            // Whoever looks next asks the ledger again.
-            Err(error) => tracing::warn!(channel = self.channel, notification = due.id, %error, "not delivered yet"),
+            // The next look asks the ledger again.
+            Err(error) => {
+                let (channel, notification, event) = (self.channel, due.id, &*due.event_id);
+                tracing::warn!(channel, notification, event, %error, "a notification was not delivered yet");
+            }
         }
     }
 
-    async fn ask(self: &Arc<Self>, due: &Due) -> Result<Stands> {
+    /// One line per attempt that failed.
+    fn tell(&self, due: &Due, attempt: u32, stands: &Stands) {
+        let (channel, notification, event) = (self.channel, due.id, &*due.event_id);
+        match stands {
+            Stands::Later(_, Some(error)) => {
+                tracing::warn!(channel, notification, event, attempt, error, "a delivery failed; it is tried again");
+            }
+            Stands::Failed(error) => {
+                tracing::warn!(channel, notification, event, attempt, error, "a delivery failed, and is given up");
+            }
+            Stands::InDoubt(error) => {
+                tracing::warn!(channel, notification, event, attempt, error, "a delivery is in doubt");
+            }
+            Stands::Sent | Stands::Later(_, None) => {}
+        }
+    }
+
+    /// Calls, or asks the ledger why not; notes which attempt that was.
+    async fn ask(self: &Arc<Self>, due: &Due, attempt: &Arc<Mutex<Option<u32>>>) -> Result<Stands> {
         let work = delivery(&due.tenant, self.channel, due.id, self.policy())?;
         let (line, asked) = (self.clone(), due.clone());
         // The ledger keeps no word about what was put back, but whoever looks at the notification wants one.
         let put_back = Arc::<Mutex<Option<PutBack>>>::default();
-        let noted = put_back.clone();
-        let call = move |context| {
+        let (noted, counted) = (put_back.clone(), attempt.clone());
+        let call = move |context: Context<Database>| {
             let (line, due, noted) = (line.clone(), asked.clone(), noted.clone());
+            *counted.lock().unwrap_or_else(PoisonError::into_inner) = Some(context.operation().failures + 1);
             async move {
                 match line.call(&due, &context).await {
                     Ok(outcome) => Ok(outcome),
@@ -313,7 +349,10 @@ impl Line {
                 }
             }
         };
-        Ok(match self.ledger.run(work, call).await? {
+        let claim = self.ledger.run(work, call).await?;
+        let (ran, was_put_back) =
+            (matches!(claim, Claim::Acquired(_)), matches!(claim, Claim::Acquired(Ran::Released)));
+        let stands = match claim {
             Claim::Acquired(Ran::Completed(_)) | Claim::Replay(_) => Stands::Sent,
             Claim::Acquired(Ran::Failed(Failure { error, retry: Retry::After(wait) })) => {
                 Stands::Later(wait, Some(error))
@@ -337,7 +376,13 @@ impl Line {
             }
             // The fingerprint is made of the key.
             Claim::Mismatch(_) => Stands::Failed("another notification had this id".to_owned()),
-        })
+        };
+        // A channel that pauses has said so itself.
+        if !was_put_back && (ran || !matches!(stands, Stands::Later(..))) {
+            let attempt = attempt.lock().unwrap_or_else(PoisonError::into_inner).unwrap_or_default();
+            self.tell(due, attempt, &stands);
+        }
+        Ok(stands)
     }
 
     /// The call itself, under the lease.
@@ -373,11 +418,12 @@ impl Line {
             payload: &payload,
         };
         let called = self.caller.call(&context.derived_key(STEP), context.fence(), &told).await;
-        let reached = !matches!(called, Called::NotSent(_));
-        if reached {
+        if let Called::NotSent(why) = &called {
+            self.not_reached(due, attempt, why);
+        } else {
             crash_point!("deliver.sent");
+            self.reached();
         }
-        self.reached(reached);
         match called {
             Called::Taken(status) => Ok(Outcome::kept(json!({ "status": status.as_u16() }).to_string())),
             Called::Refused(status) => {

@@ -111,6 +111,7 @@ async fn resolve(
         id,
         status: stands.status(),
         error: (stands == Said::Failed).then(|| why.clone()),
+        attempt: None,
         due_at: 0,
         sent_at: (stands == Said::Sent).then(|| now.as_micros()),
     };

@@ -69,7 +69,10 @@ pub(super) struct Mark {
     pub(super) tenant: String,
     pub(super) id: i64,
     pub(super) status: &'static str,
+    /// Nothing leaves a notification that stays pending the last one that it had.
     pub(super) error: Option<String>,
+    /// Which attempt this was, if one was made.
+    pub(super) attempt: Option<u32>,
     pub(super) due_at: i64,
     pub(super) sent_at: Option<i64>,
 }
@@ -81,6 +84,7 @@ impl Mark {
             "id": self.id,
             "status": self.status,
             "error": self.error,
+            "attempt": self.attempt,
             "due_at": self.due_at,
             "sent_at": self.sent_at,
         })
@@ -89,15 +93,20 @@ impl Mark {
 
 // Differs in how a batch is read from JSON.
 const MARK_POSTGRES: &str = "
-    UPDATE notifications AS n SET status = m.status, error = m.error, due_at = m.due_at, sent_at = m.sent_at
+    UPDATE notifications AS n
+    SET status = m.status, due_at = m.due_at, sent_at = m.sent_at, attempt = COALESCE(m.attempt, n.attempt),
+        error = CASE WHEN m.status = 'PENDING' THEN COALESCE(m.error, n.error) ELSE m.error END
     FROM json_to_recordset($1::json)
-        AS m (tenant TEXT, id BIGINT, status TEXT, error TEXT, due_at BIGINT, sent_at BIGINT)
+        AS m (tenant TEXT, id BIGINT, status TEXT, error TEXT, attempt BIGINT, due_at BIGINT, sent_at BIGINT)
     WHERE n.tenant = m.tenant AND n.id = m.id AND n.status = 'PENDING'";
 const MARK_SQLITE: &str = "
-    UPDATE notifications SET status = m.status, error = m.error, due_at = m.due_at, sent_at = m.sent_at
+    UPDATE notifications
+    SET status = m.status, due_at = m.due_at, sent_at = m.sent_at, attempt = COALESCE(m.attempt, notifications.attempt),
+        error = CASE WHEN m.status = 'PENDING' THEN COALESCE(m.error, notifications.error) ELSE m.error END
     FROM (
         SELECT value ->> 'tenant' AS tenant, value ->> 'id' AS id, value ->> 'status' AS status,
-            value ->> 'error' AS error, value ->> 'due_at' AS due_at, value ->> 'sent_at' AS sent_at
+            value ->> 'error' AS error, value ->> 'attempt' AS attempt, value ->> 'due_at' AS due_at,
+            value ->> 'sent_at' AS sent_at
         FROM json_each($1)) AS m
     WHERE notifications.tenant = m.tenant AND notifications.id = m.id AND notifications.status = 'PENDING'";
 

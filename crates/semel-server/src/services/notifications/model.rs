@@ -136,8 +136,12 @@ pub(super) struct Notification {
     pub(super) created_at: i64,
     #[serde(serialize_with = "maybe_time")]
     pub(super) read_at: Option<i64>,
-    /// Why it is FAILED or IN_DOUBT.
+    /// Why it is FAILED or IN_DOUBT, or why the last call failed.
     pub(super) error: Option<String>,
+    /// Why the last call failed, or could not be made, while it is PENDING.
+    pub(super) last_error: Option<String>,
+    /// Which attempt was the last one; 0 before the first.
+    pub(super) attempt: i64,
     /// What the event says, as it was written.
     pub(super) payload: Option<Box<RawValue>>,
 }

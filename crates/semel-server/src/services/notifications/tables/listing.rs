@@ -22,7 +22,7 @@ const STREAM_BYTES: i64 = 1 << 20;
 
 const WHOLE: &str = "
     SELECT n.id, n.event_id, f.event_type, n.kind, n.user_id, n.notification_type, r.addresses, n.status, n.created_at,
-        n.read_at, n.error, n.stream_seq, f.payload
+        n.read_at, n.error, n.attempt, n.stream_seq, f.payload
     FROM notifications AS n
     LEFT JOIN notification_fanouts AS f ON f.tenant = n.tenant AND f.event_id = n.event_id AND f.kind = n.kind
     LEFT JOIN notification_recipients AS r
@@ -58,6 +58,7 @@ struct Row {
     created_at: i64,
     read_at: Option<i64>,
     error: Option<String>,
+    attempt: i64,
     stream_seq: Option<i64>,
     payload: Option<Vec<u8>>,
 }
@@ -74,6 +75,7 @@ from_row!(Row {
     created_at,
     read_at,
     error,
+    attempt,
     stream_seq,
     payload,
 });
@@ -92,6 +94,8 @@ impl Row {
             user_id: self.user_id,
             address: address.ok().flatten().and_then(|mut all| all.remove(&self.notification_type)),
             notification_type: self.notification_type,
+            last_error: self.error.clone().filter(|_| self.status == "PENDING"),
+            attempt: self.attempt,
             status: self.status,
             created_at: self.created_at,
             read_at: self.read_at,

@@ -1,0 +1,70 @@
+//! One of two nodes is killed, with the leases that a node has if nothing is said: what it had in its hands is standing
+//! still for seconds, not for a minute.
+
+use std::time::Duration;
+
+use crate::{
+    fleet::{ALL, Fleet},
+    support::Server,
+};
+
+/// Everything goes on within 12 s. The rest is for a busy machine; it was 30 s for the outbox and 61 s for the queue.
+const GOES_ON: Duration = Duration::from_secs(22);
+
+/// Events of one aggregate: they have one ordering key, and go one after the other.
+fn of_one_aggregate(name: &str, n: usize) -> Vec<(String, u64)> {
+    (0..n).map(|i| (format!("{name}-{i}"), 1)).collect()
+}
+
+/// Two nodes and so many events; the first node is killed at a point with work in its hands. The other one.
+fn one_of_two_is_killed(fleet: &mut Fleet, point: &str, n: usize) -> Server {
+    let mut dying = fleet.start_as_it_is(ALL, &[("SEMEL_CRASH", point)]);
+    fleet.invite_one(&dying, 1, "ana", &["PUSH", "IN_APP"]);
+    let other = fleet.start_as_it_is(ALL, &[]);
+    for some in of_one_aggregate("e", n).chunks(40) {
+        fleet.send(other.address, some);
+    }
+    fleet.died_at(point, &mut dying);
+    other
+}
+
+/// The longest time in which no notification was made.
+fn standstill(fleet: &Fleet) -> Duration {
+    let gaps = "SELECT created_at - lag(created_at) OVER (ORDER BY created_at) AS gap FROM notifications";
+    let longest = fleet.texts(&format!("SELECT CAST(max(gap) AS TEXT) FROM ({gaps}) AS g"));
+    Duration::from_micros(longest[0].parse().unwrap())
+}
+
+/// A relay has the head of the line leased; nothing of this ordering key can pass it.
+fn a_killed_relay(fleet: &mut Fleet) {
+    let other = one_of_two_is_killed(fleet, "relay.taken:20", 320);
+    fleet.all_is_well(vec![other]);
+    let standstill = standstill(fleet);
+    println!("nothing moved for {standstill:?}");
+    assert!(standstill < GOES_ON, "nothing moved for {standstill:?}");
+}
+
+#[test]
+fn a_killed_relay_holds_up_its_ordering_key_for_seconds_with_the_embedded_queue() {
+    a_killed_relay(&mut Fleet::postgres());
+}
+
+#[test]
+fn a_killed_relay_holds_up_its_ordering_key_for_seconds_with_rabbitmq() {
+    a_killed_relay(&mut Fleet::postgres_rabbitmq());
+}
+
+/// A listener has messages of the embedded queue in its hands; those behind them go on, they themselves wait.
+#[test]
+fn the_messages_of_a_killed_listener_come_again_within_seconds() {
+    let fleet = &mut Fleet::postgres();
+    let other = one_of_two_is_killed(fleet, "queue.taken:10", 320);
+    let now = "SELECT CAST(CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS BIGINT) AS TEXT)";
+    let killed: i64 = fleet.texts(now)[0].parse().unwrap();
+    let held = fleet.count("semel_queue WHERE token <> 0");
+    fleet.all_is_well(vec![other]);
+    let last: i64 = fleet.texts("SELECT CAST(max(created_at) AS TEXT) FROM notifications")[0].parse().unwrap();
+    let took = Duration::from_micros(u64::try_from(last - killed).unwrap_or(0));
+    println!("{held} messages were in hand; the last notification was made after {took:?}");
+    assert!(took < GOES_ON, "{took:?}");
+}
