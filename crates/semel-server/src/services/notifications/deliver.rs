@@ -363,7 +363,9 @@ impl Line {
                 Some(back) => Stands::Later(back.wait, back.why),
                 None => Stands::Later(IN_FLIGHT, None),
             },
-            Claim::Acquired(Ran::LeaseLost) => Stands::Later(self.lease(), None),
+            Claim::Acquired(Ran::LeaseLost) => {
+                Stands::Later(self.lease(), Some("the lease of the call was lost; another node looks at it".to_owned()))
+            }
             Claim::InFlight(there) => Stands::Later(there.retry_after, None),
             Claim::NotYet(there) => Stands::Later(there.retry_after, there.operation.error.clone()),
             Claim::Exhausted(operation) => {
