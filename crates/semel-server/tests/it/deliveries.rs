@@ -58,7 +58,7 @@ fn a_delivery_that_waits_says_why_and_which_attempt_it_was(place: &Place) {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let url = format!("http://{address}/deliver");
     let mut variables = email(&url, "hold");
-    variables.push(("SEMEL_NOTIFICATIONS_CHANNELS_EMAIL_BACKOFF", "1h"));
+    variables.push(("SEMEL_NOTIFICATIONS_CHANNELS_EMAIL_BACKOFF", "10m"));
     variables.push(("RUST_LOG", "warn"));
     let log = place.path("log");
     let mut command = place.semel(["serve", "--listen", "127.0.0.1:0", "--roles", ROLES]);
