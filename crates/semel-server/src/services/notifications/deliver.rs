@@ -19,6 +19,7 @@ use tokio::{
     sync::{Semaphore, mpsc, watch},
     task::{JoinError, JoinSet},
 };
+use tracing::Instrument as _;
 
 use super::{
     deliver_call::{Caller, Told},
@@ -233,21 +234,14 @@ impl Line {
     }
 
     /// Notes that the endpoint could not be reached. Every call that is open says so; the first begins the pause.
-    fn not_reached(&self, due: &Due, attempt: u32, error: &str) {
+    fn not_reached(&self, attempt: u32, error: &str) {
         let mut pause = self.pause.lock().unwrap_or_else(PoisonError::into_inner);
         if pause.until.is_none_or(Uptime::has_passed) {
             let (first, longest) = PAUSES;
             pause.until = Some(Uptime::now() + (first * (1 << pause.times.min(8))).min(longest));
             pause.times += 1;
-            let (channel, notification, event) = (self.channel, due.id, &*due.event_id);
-            tracing::warn!(
-                channel,
-                notification,
-                event,
-                attempt,
-                error,
-                "the endpoint cannot be reached; the channel pauses"
-            );
+            let channel = self.channel;
+            tracing::warn!(channel, attempt, error, "the endpoint cannot be reached; the channel pauses");
         }
     }
 
@@ -296,7 +290,9 @@ impl Line {
     /// Delivers a notification, or finds out that there is nothing to do, and says how it stands.
     async fn deliver(self: Arc<Self>, due: Due, marks: &mpsc::Sender<Looked>) {
         let attempt = Arc::<Mutex<Option<u32>>>::default();
-        match self.ask(&due, &attempt).await {
+        // How a run ended is logged by the ledger; this says what it was about, whatever filter there is.
+        let span = tracing::error_span!("delivery", notification = due.id, event = due.event_id);
+        match self.ask(&due, &attempt).instrument(span.clone()).await {
             Ok(stands) => {
                 let attempt = *attempt.lock().unwrap_or_else(PoisonError::into_inner);
                 let _ = marks.send(Looked { due, stands, attempt }).await;
@@ -304,26 +300,8 @@ impl Line {
             Err(semel::Error::Stopping) => {}
             // The next look asks the ledger again.
             Err(error) => {
-                let (channel, notification, event) = (self.channel, due.id, &*due.event_id);
-                tracing::warn!(channel, notification, event, %error, "a notification was not delivered yet");
+                tracing::warn!(parent: span, channel = self.channel, %error, "a notification was not delivered yet");
             }
-        }
-    }
-
-    /// One line per attempt that failed.
-    fn tell(&self, due: &Due, attempt: u32, stands: &Stands) {
-        let (channel, notification, event) = (self.channel, due.id, &*due.event_id);
-        match stands {
-            Stands::Later(_, Some(error)) => {
-                tracing::warn!(channel, notification, event, attempt, error, "a delivery failed; it is tried again");
-            }
-            Stands::Failed(error) => {
-                tracing::warn!(channel, notification, event, attempt, error, "a delivery failed, and is given up");
-            }
-            Stands::InDoubt(error) => {
-                tracing::warn!(channel, notification, event, attempt, error, "a delivery is in doubt");
-            }
-            Stands::Sent | Stands::Later(_, None) => {}
         }
     }
 
@@ -349,10 +327,7 @@ impl Line {
                 }
             }
         };
-        let claim = self.ledger.run(work, call).await?;
-        let (ran, was_put_back) =
-            (matches!(claim, Claim::Acquired(_)), matches!(claim, Claim::Acquired(Ran::Released)));
-        let stands = match claim {
+        Ok(match self.ledger.run(work, call).await? {
             Claim::Acquired(Ran::Completed(_)) | Claim::Replay(_) => Stands::Sent,
             Claim::Acquired(Ran::Failed(Failure { error, retry: Retry::After(wait) })) => {
                 Stands::Later(wait, Some(error))
@@ -378,13 +353,7 @@ impl Line {
             }
             // The fingerprint is made of the key.
             Claim::Mismatch(_) => Stands::Failed("another notification had this id".to_owned()),
-        };
-        // A channel that pauses has said so itself.
-        if !was_put_back && (ran || !matches!(stands, Stands::Later(..))) {
-            let attempt = attempt.lock().unwrap_or_else(PoisonError::into_inner).unwrap_or_default();
-            self.tell(due, attempt, &stands);
-        }
-        Ok(stands)
+        })
     }
 
     /// The call itself, under the lease.
@@ -421,7 +390,7 @@ impl Line {
         };
         let called = self.caller.call(&context.derived_key(STEP), context.fence(), &told).await;
         if let Called::NotSent(why) = &called {
-            self.not_reached(due, attempt, why);
+            self.not_reached(attempt, why);
         } else {
             crash_point!("deliver.sent");
             self.reached();
