@@ -20,7 +20,7 @@ pub(crate) struct Audit<'a> {
 
 impl Audit<'_> {
     /// Writes it down, in the transaction of the action. `at` is what `{now}` takes.
-    async fn write(
+    pub(crate) async fn write(
         &self,
         conn: &mut Conn<'_>,
         sql: &Sql,

@@ -42,17 +42,70 @@ impl Conn<'_> {
     }
 }
 
+/// Why a database cannot be used, in words that may be shown to anybody: an error of [`broken`] begins with one of these
+/// where it is the reason.
+pub const AWAY: &str = "the database cannot be reached";
+/// Its disk has no room left, or does not take what is written.
+pub const DISK_FULL: &str = "the disk of the database is full or broken";
+/// It can be read and not written.
+pub const READ_ONLY: &str = "the database is read-only";
+/// The server has no connection left for this node.
+pub const NO_CONNECTION: &str = "the database server has no connection left";
+/// A file of it was deleted or replaced.
+pub const FILE_LOST: &str = "a file of the database is gone";
+
+/// The reason of an error, if it is one that a person should know of; in words without addresses.
+#[must_use]
+pub fn reason(error: &Error) -> Option<&'static str> {
+    let Error::Unavailable(why) = error else { return None };
+    [AWAY, DISK_FULL, READ_ONLY, NO_CONNECTION, FILE_LOST].into_iter().find(|reason| why.starts_with(reason))
+}
+
 /// What a database's error means to the engine, for those who run statements of their own.
 #[must_use]
 #[expect(clippy::needless_pass_by_value, reason = "it is given to map_err")]
 pub fn broken(error: sqlx::Error) -> Error {
     use sqlx::Error as E;
-    match &error {
-        E::Io(_) | E::Tls(_) | E::PoolTimedOut | E::PoolClosed | E::WorkerCrashed | E::Protocol(_) => {
-            Error::Unavailable(error.to_string())
-        }
-        E::Database(db) if is_passing(db.as_ref()) => Error::Unavailable(error.to_string()),
-        _ => Error::Refused(error.to_string()),
+    let passing = match &error {
+        E::Io(_) | E::Tls(_) | E::PoolTimedOut | E::PoolClosed | E::WorkerCrashed | E::Protocol(_) => true,
+        E::Database(db) => is_passing(db.as_ref()),
+        _ => false,
+    };
+    if passing { Error::Unavailable(words(&error)) } else { Error::Refused(error.to_string()) }
+}
+
+/// An error as it is told: it begins with the reason if that is about the database as a whole.
+pub(crate) fn words(error: &sqlx::Error) -> String {
+    use sqlx::Error as E;
+    let reason = match error {
+        E::Io(_) | E::Tls(_) | E::WorkerCrashed | E::Protocol(_) => Some(AWAY),
+        E::Database(db) => reason_of(db.as_ref()),
+        _ => None,
+    };
+    reason.map_or_else(|| error.to_string(), |reason| format!("{reason}: {error}"))
+}
+
+/// What a code says about the database as a whole.
+fn reason_of(error: &dyn sqlx::error::DatabaseError) -> Option<&'static str> {
+    let code = error.code().unwrap_or_default();
+    match code.parse::<u32>() {
+        // SQLite; the extended codes have these as their low byte: read-only, I/O error, full, cannot open.
+        Ok(number) if code.len() < 5 => match number & 0xff {
+            8 => Some(READ_ONLY),
+            10 | 13 => Some(DISK_FULL),
+            14 => Some(AWAY),
+            _ => None,
+        },
+        // PostgreSQL: the server stops, was stopped or starts; the connection; the disk; a standby, or a server that was
+        // told not to write; too many connections.
+        _ => match &*code {
+            "57P01" | "57P02" | "57P03" => Some(AWAY),
+            "53100" | "58030" => Some(DISK_FULL),
+            "25006" => Some(READ_ONLY),
+            "53300" => Some(NO_CONNECTION),
+            code if code.starts_with("08") => Some(AWAY),
+            _ => None,
+        },
     }
 }
 
@@ -63,6 +116,9 @@ pub(crate) fn is_lock_timeout(error: &sqlx::Error) -> bool {
 
 /// Whether the same statement may succeed when it is sent again.
 pub(crate) fn is_passing(error: &dyn sqlx::error::DatabaseError) -> bool {
+    if reason_of(error).is_some() {
+        return true;
+    }
     let code = error.code().unwrap_or_default();
     // PostgreSQL: connection trouble, a full server, serialization and deadlocks, a server that
     // stops or is read-only after a failover, a cancelled statement, a disk that is full or broken.
@@ -70,7 +126,7 @@ pub(crate) fn is_passing(error: &dyn sqlx::error::DatabaseError) -> bool {
         || code == "25006"
         || code == "25P03"
         || code == "55P03";
-    // SQLite: busy, locked, I/O errors, full; the extended codes have these as their low byte.
-    let sqlite = code.len() < 5 && code.parse::<u32>().is_ok_and(|code| matches!(code & 0xff, 5 | 6 | 10 | 13));
+    // SQLite: busy, locked.
+    let sqlite = code.len() < 5 && code.parse::<u32>().is_ok_and(|code| matches!(code & 0xff, 5 | 6));
     postgres || sqlite
 }

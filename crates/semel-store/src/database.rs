@@ -18,6 +18,7 @@ use sqlx::migrate::Migrator;
 
 use crate::{
     Clock, Conn, Tx, apply,
+    condition::Condition,
     connection::broken,
     counters::CountRow,
     messaging::Messages,
@@ -64,7 +65,7 @@ impl Default for Settings {
 
 /// A SQLite file or a PostgreSQL database. Cheap to clone.
 #[derive(Clone)]
-pub struct Database(Arc<Inner>, Arc<Messages>);
+pub struct Database(Arc<Inner>, Arc<Messages>, Arc<Condition>);
 
 pub(crate) enum Inner {
     Postgres(Postgres),
@@ -92,7 +93,7 @@ impl Database {
             return Err(Error::Invalid("database url: write sqlite:PATH or postgres://…".into()));
         };
         let messages = Messages::new(&inner);
-        Ok(Self(Arc::new(inner), Arc::new(messages)))
+        Ok(Self(Arc::new(inner), Arc::new(messages), Arc::default()))
     }
 
     pub(crate) fn inner(&self) -> &Inner {
@@ -102,6 +103,11 @@ impl Database {
     /// What this process keeps in mind about messages.
     pub(crate) fn messages(&self) -> &Arc<Messages> {
         &self.1
+    }
+
+    /// What was last found out about it.
+    pub(crate) fn condition(&self) -> &Condition {
+        &self.2
     }
 
     pub(crate) fn sql(&self) -> &Sql {

@@ -11,6 +11,7 @@ mod audit;
 mod batch;
 mod clock;
 pub mod codec;
+mod condition;
 mod connection;
 mod counters;
 mod database;
@@ -28,7 +29,8 @@ mod sqlite;
 mod tx;
 
 pub use clock::Clock;
-pub use connection::{Conn, broken};
+pub use condition::{Repaired, repair_clock};
+pub use connection::{AWAY, Conn, DISK_FULL, FILE_LOST, NO_CONNECTION, READ_ONLY, broken, reason};
 pub use database::{Database, Reader, Settings};
 pub use from_row::{all_listed, migrator};
 pub use messaging::EmbeddedBroker;

@@ -20,7 +20,7 @@ use tokio::{
 
 use crate::{
     Conn,
-    connection::{broken, is_passing},
+    connection::{broken, is_passing, words},
     messaging::{News, Wakes},
     postgres::Seat,
     sqlite::WriteTx,
@@ -288,7 +288,7 @@ fn over() -> Error {
 /// connection broke, or the server was stopping, it may have been done all the same. A caller that
 /// held it open for too long has that from himself, not from the database.
 pub(crate) fn told(error: &sqlx::Error) -> Commit {
-    let why = error.to_string();
+    let why = words(error);
     match error {
         sqlx::Error::Database(db) => match db.code().as_deref() {
             Some(code) if code.len() == 5 && (code.starts_with("57") || code.starts_with("08")) => Commit::Unknown(why),

@@ -52,7 +52,7 @@ impl Database {
                 (Work::Statement(seat), now, token)
             }
             Inner::Sqlite(db) => {
-                let (tx, token, now) = sqlite::Writer::begin_and_draw(&db.writer, 1, db.clock.host()).await?;
+                let (tx, token, now) = sqlite::Writer::begin_and_draw(&db.writer, 1, &db.clock).await?;
                 (Work::Sqlite(tx), Timestamp::from_micros(now), token)
             }
         })

@@ -15,7 +15,7 @@ use semel::{Error, Result};
 use sqlx::{PgConnection, Row as _, postgres::PgRow};
 
 use super::{begin, commit};
-use crate::connection::broken;
+use crate::connection::{READ_ONLY, broken};
 
 /// A new fence.
 macro_rules! next_fence {
@@ -80,7 +80,7 @@ pub(super) async fn check(conn: &mut PgConnection) -> Result<()> {
 }
 
 pub(super) fn standby() -> Error {
-    Error::Unavailable("this server is a standby and cannot write".into())
+    Error::Unavailable(format!("{READ_ONLY}: this server is a standby and cannot write"))
 }
 
 async fn see(conn: &mut PgConnection) -> Result<Seen> {

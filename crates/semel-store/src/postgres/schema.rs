@@ -43,6 +43,7 @@ pub(crate) fn migrations() -> Migrator {
         "0005_complete",
         "0006_repeats",
         "0008_epoch",
+        "0009_probe",
         "0010_secrets",
     )
 }

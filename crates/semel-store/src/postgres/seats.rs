@@ -17,7 +17,7 @@ use sqlx::{ConnectOptions as _, Connection as _, PgConnection, postgres::PgConne
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::epoch;
-use crate::connection::broken;
+use crate::connection::{AWAY, broken};
 
 /// How long to wait for a new connection, or for one to become free.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -65,7 +65,7 @@ impl Seats {
     /// same tokens and fences.
     pub(crate) async fn answered<T>(&self, asked: impl Future<Output = Result<T>>) -> Result<T> {
         let done = tokio::time::timeout(self.answer_limit, asked).await;
-        let done = done.unwrap_or_else(|_| Err(Error::Unavailable("no answer from the database in time".into())));
+        let done = done.unwrap_or_else(|_| Err(Error::Unavailable(format!("{AWAY}: no answer in time"))));
         if done.as_ref().is_err_and(Error::is_transient) {
             self.forget();
         }
@@ -84,7 +84,7 @@ impl Seats {
             Some(connection) => connection,
             None => tokio::time::timeout(PATIENCE, self.open())
                 .await
-                .map_err(|_| Error::Unavailable("no connection to the database in time".into()))??,
+                .map_err(|_| Error::Unavailable(format!("{AWAY}: no connection in time")))??,
         };
         Ok(Seat { connection: Some(connection), seats: self.clone(), reused, _permit: permit })
     }
@@ -135,7 +135,10 @@ pub(super) async fn connect(options: &PgConnectOptions) -> Result<PgConnection> 
 }
 
 fn unavailable(error: sqlx::Error) -> Error {
-    Error::Unavailable(error.to_string())
+    match broken(error) {
+        Error::Refused(why) => Error::Unavailable(why),
+        other => other,
+    }
 }
 
 impl Seat {

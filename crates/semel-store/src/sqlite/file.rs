@@ -7,7 +7,7 @@ use std::{
 
 use semel::{Error, Result};
 use sqlx::{
-    ConnectOptions as _, SqliteConnection,
+    AssertSqlSafe, ConnectOptions as _, SqliteConnection,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous},
 };
 use tokio::time::sleep;
@@ -25,7 +25,7 @@ pub(crate) fn path(url: &str) -> Result<PathBuf> {
 }
 
 /// How long to wait for another process that writes.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The first connection to a file. Of several processes that open a new one together, each turns it to write-ahead
 /// logging; whoever comes second is told at once that it is locked, without SQLite's own waiting.
@@ -39,8 +39,40 @@ pub(crate) async fn open(options: &SqliteConnectOptions) -> sqlx::Result<SqliteC
     }
 }
 
+/// What keeps a file from being opened, and what to do about it.
+pub(crate) fn cannot(path: &Path, error: &sqlx::Error) -> Error {
+    let path = path.display();
+    let code = error.as_database_error().and_then(|error| error.code()?.parse::<u32>().ok());
+    Error::Unavailable(match code.map(|code| code & 0xff) {
+        // SQLITE_READONLY
+        Some(8) => format!(
+            "{path} cannot be written ({error}): this user must be allowed to write to the file and to its directory, \
+             on a disk that is not mounted read-only"
+        ),
+        // SQLITE_CANTOPEN
+        Some(14) => format!(
+            "{path} cannot be opened ({error}): its directory must be there, and this user must be allowed to write to \
+             it, since the log is kept beside the file"
+        ),
+        _ => format!("{path} cannot be opened: {error}"),
+    })
+}
+
+/// Refuses a file that can only be read: SQLite opens it all the same, and says so at the first write. A table that is
+/// never made is a write to SQLite, and nothing to the disk.
+pub(crate) async fn prove_writable(connection: &mut SqliteConnection) -> sqlx::Result<()> {
+    let write = "BEGIN IMMEDIATE; CREATE TABLE semel_can_write (n INTEGER); ROLLBACK";
+    sqlx::raw_sql(write).execute(connection).await.map(drop)
+}
+
+/// How long SQLite itself waits for other processes on this connection.
+pub(super) async fn wait_for_others(connection: &mut SqliteConnection, time: Duration) -> sqlx::Result<()> {
+    let wait = format!("PRAGMA busy_timeout = {}", time.as_millis());
+    sqlx::raw_sql(AssertSqlSafe(wait)).execute(connection).await.map(drop)
+}
+
 /// `SQLITE_BUSY`, whatever else its extended code tells.
-fn is_locked(error: &sqlx::Error) -> bool {
+pub(super) fn is_locked(error: &sqlx::Error) -> bool {
     let code = error.as_database_error().and_then(|error| error.code()?.parse::<u32>().ok());
     code.is_some_and(|code| code & 0xff == 5)
 }

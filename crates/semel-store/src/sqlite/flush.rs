@@ -64,6 +64,7 @@ impl Sqlite {
             None => return Ok(HashMap::new()),
         };
         let clock: i64 = sqlx::query_scalar(hot::NOW).fetch_one(&mut *reader).await.map_err(broken)?;
+        self.clock.saw(clock);
         let now = Timestamp::from_micros(clock.max(self.clock.host()));
         let keys = seen.iter().map(|i| (&requests[*i].scope, &requests[*i].key));
         let rows = load_by_key(&mut Conn::Sqlite(&mut reader), &self.sql, keys).await?;
@@ -78,7 +79,7 @@ impl Sqlite {
         writes: &[LeaseWrite],
     ) -> Result<(Vec<Applied>, Vec<Applied>)> {
         let n = i64::try_from(requests.len()).unwrap_or(i64::MAX);
-        let (mut tx, last, now) = Writer::begin_and_draw(&self.writer, n, self.clock.host()).await?;
+        let (mut tx, last, now) = Writer::begin_and_draw(&self.writer, n, &self.clock).await?;
         let fences = (last - n + 1..=last).map(Fence).collect();
         let now = Timestamp::from_micros(now);
         let (mut tally, mut changed) = (Tally::default(), !writes.is_empty());

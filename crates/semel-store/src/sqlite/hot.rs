@@ -14,6 +14,13 @@ pub(crate) const BEGIN_AND_DRAW: &str = "BEGIN IMMEDIATE;
 /// The time, as seen so far.
 pub(crate) const NOW: &str = "SELECT clock FROM semel_meta WHERE only = 1";
 
+/// The time as seen so far, and where the boot clock stood at an earlier mark.
+pub(crate) const MARK: &str = "SELECT clock, mark, boot, boot_id FROM semel_meta WHERE only = 1";
+
+/// Keeps a mark that is ahead of the host's clock.
+pub(crate) const KEEP_MARK: &str =
+    "UPDATE semel_meta SET clock = max(clock, $1), mark = $1, boot = $2, boot_id = $3 WHERE only = 1";
+
 /// First claims, and their leases. A key that exists already is left alone: it gets no lease, and
 /// the fence drawn for it is nobody's id.
 pub(crate) const CLAIM: &str = "INSERT INTO semel_operations
@@ -110,6 +117,8 @@ pub(crate) const ALL: &[(&str, &str)] = &[
     ("DRAW", DRAW),
     ("BEGIN_AND_DRAW", BEGIN_AND_DRAW),
     ("NOW", NOW),
+    ("MARK", MARK),
+    ("KEEP_MARK", KEEP_MARK),
     ("CLAIM", CLAIM),
     ("MADE", MADE),
     ("COMPLETE", COMPLETE),

@@ -3,7 +3,11 @@
 mod checkpoint;
 mod file;
 mod flush;
+mod held;
 mod hot;
+mod repair;
+mod turns;
+mod watch;
 mod writer;
 
 use std::{
@@ -12,10 +16,11 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
 use semel::{
-    Error, Fence, Operation, Result, Timestamp, crash_point,
+    Fence, Operation, Result, Timestamp, crash_point,
     machine::{Answer, Event, Request, Write, read},
     store::{Applied, Decision, LeaseWrite, Swept},
 };
@@ -25,10 +30,14 @@ use tokio::sync::Mutex;
 
 #[cfg(test)]
 pub(crate) use self::hot::ALL as HOT;
-pub(crate) use self::writer::{WriteTx, Writer};
 use self::{
     checkpoint::Checkpoints,
     flush::{complete_one, write_in},
+};
+pub(crate) use self::{
+    held::HeldClock,
+    repair::repair_clock,
+    writer::{WriteTx, Writer},
 };
 use crate::{
     Conn,
@@ -51,8 +60,8 @@ pub(crate) struct Sqlite {
     /// Readers do not wait for the writer, nor it for them.
     pub(crate) readers: SqlitePool,
     pub(crate) sql: Sql,
-    pub(crate) clock: Clock,
-    pub(crate) checkpoints: Checkpoints,
+    pub(crate) clock: HeldClock,
+    pub(crate) checkpoints: Arc<Checkpoints>,
     hints: Hints,
     /// Whether a caller's transaction has the writer.
     pub(crate) held: Arc<AtomicBool>,
@@ -63,16 +72,24 @@ impl Sqlite {
         let path = file::path(url)?;
         file::check_file_system(&path)?;
         let options = file::options(&path);
-        let mut connection = file::open(&options)
-            .await
-            .map_err(|e| Error::Unavailable(format!("{} cannot be opened: {e}", path.display())))?;
+        let cannot = |error| file::cannot(&path, &error);
+        let mut connection = file::open(&options).await.map_err(cannot)?;
+        file::prove_writable(&mut connection).await.map_err(cannot)?;
         let mut migrator = migrations();
         migrator.dangerous_set_table_name("semel_migrations");
         migrate(&mut connection, &migrator).await?;
-        let checkpoints = Checkpoints::new(options.clone());
+        let clock = HeldClock::of(clock, &mut connection).await?;
+        if clock.is_to_be_kept() {
+            clock.keep(&mut connection).await?;
+        }
+        // From here on the writer waits by itself, in turns.
+        file::wait_for_others(&mut connection, Duration::ZERO).await.map_err(broken)?;
+        let checkpoints = Arc::new(Checkpoints::new(options.clone()));
         let readers = SqlitePoolOptions::new().max_connections(READERS).connect_lazy_with(options.read_only(true));
+        // SQLite keeps the log beside the file that a link leads to.
+        let path = path.canonicalize().unwrap_or(path);
         Ok(Self {
-            writer: Writer::new(connection),
+            writer: Writer::new(connection, &path, checkpoints.clone()),
             readers,
             sql: Sql::new(Dialect::Sqlite),
             clock,
@@ -82,8 +99,26 @@ impl Sqlite {
         })
     }
 
+    /// Ends every connection, so that the file alone is the database if no other process has it open. The last to end is
+    /// the writer, which brings what is left in the log into the file.
+    pub(crate) async fn close(&self) {
+        self.readers.close().await;
+        self.checkpoints.close().await;
+        if let Err(error) = Writer::close(&self.writer).await {
+            // Nothing is lost: the next process to open the file reads the log.
+            tracing::debug!(%error, "the log could not be brought into the file");
+        }
+    }
+
+    /// Writes something, to find out whether that is possible.
+    pub(crate) async fn probe(&self) -> Result<()> {
+        let (tx, _, _) = Writer::begin_and_draw(&self.writer, 1, &self.clock).await?;
+        tx.commit().await.map_err(broken)
+    }
+
     pub(crate) async fn now(&self) -> Result<Timestamp> {
         let seen: i64 = sqlx::query_scalar(hot::NOW).fetch_one(&self.readers).await.map_err(broken)?;
+        self.clock.saw(seen);
         Ok(Timestamp::from_micros(seen.max(self.clock.host())))
     }
 
@@ -193,6 +228,11 @@ impl Sqlite {
 
     pub(crate) async fn sweep(&self, limit: u32) -> Result<Swept> {
         let mut swept = Swept::default();
+        if self.clock.is_to_be_kept() {
+            let mut tx = Writer::begin(&self.writer).await?;
+            self.clock.keep(tx.connection()).await?;
+            tx.commit().await.map_err(broken)?;
+        }
         for find in [self.sql.find_lapsed, self.sql.find_due] {
             let lapse = find == self.sql.find_lapsed;
             // Most rounds find nothing; those do not take the writer.
@@ -241,13 +281,22 @@ impl Sqlite {
         let n = i64::try_from(n).unwrap_or(i64::MAX);
         let (last, now): (i64, i64) =
             sqlx::query_as(hot::DRAW).bind(n).bind(self.clock.host()).fetch_one(conn).await.map_err(broken)?;
+        self.clock.saw(now);
         Ok((Timestamp::from_micros(now), (last - n + 1..=last).map(Fence).collect()))
     }
 }
 
 /// The schema of the ledger.
 pub(crate) fn migrations() -> Migrator {
-    migrations!("../../migrations/sqlite", "0001_ledger", "0002_pinned", "0003_messages", "0004_due", "0010_secrets")
+    migrations!(
+        "../../migrations/sqlite",
+        "0001_ledger",
+        "0002_pinned",
+        "0003_messages",
+        "0004_due",
+        "0009_clock",
+        "0010_secrets",
+    )
 }
 
 /// Runs migrations once, however many processes open the file together: the write lock is taken first, and

@@ -2,29 +2,52 @@
 //!
 //! SQLite has one writer at a time. Here that is a connection behind a fair queue: lanes and
 //! callers' transactions take it in turn. Other processes of the same host have their own; the
-//! file's lock decides between them, and `BEGIN IMMEDIATE` takes it before anything is read, so
-//! that no transaction has to be upgraded half-way (which fails without waiting).
+//! file's lock decides between them (see `turns`), and `BEGIN IMMEDIATE` takes it before anything is
+//! read, so that no transaction has to be upgraded half-way (which fails without waiting).
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
 use semel::{Error, Operation, Outcome, Result, Timestamp, look::bucket};
 use serde_json::Value;
-use sqlx::{SqliteConnection, migrate::Migrator};
-use tokio::sync::{Mutex, OwnedMutexGuard};
+use sqlx::{Connection as _, SqliteConnection, migrate::Migrator};
+use tokio::{
+    sync::{Mutex, OwnedMutexGuard},
+    time::sleep,
+};
 
-use super::hot;
-use crate::{codec::encode, connection::broken};
+use super::{
+    checkpoint::{self, Checkpoints},
+    file::{self, is_locked},
+    held::HeldClock,
+    hot,
+    turns::{GLANCE, Next, Turns},
+    watch::Watch,
+};
+use crate::{
+    codec::encode,
+    connection::{FILE_LOST, broken},
+};
 
 /// SQLite's word for a column that must have a value.
 const NOT_NULL: &str = "1299";
 
 pub(crate) struct Writer {
-    connection: SqliteConnection,
+    /// None after it was closed.
+    connection: Option<SqliteConnection>,
     /// A transaction was begun and has not ended: its future was dropped.
     open: bool,
+    turns: Turns,
+    watch: Watch,
+    /// Whether it was told that a file is lost.
+    told: bool,
+    checkpoints: Arc<Checkpoints>,
 }
 
 /// A write transaction. Dropping it rolls back.
@@ -46,14 +69,27 @@ impl Drop for Held {
 }
 
 impl Writer {
-    pub(crate) fn new(connection: SqliteConnection) -> Arc<Mutex<Self>> {
-        Arc::new(Mutex::new(Self { connection, open: false }))
+    /// The writer of a database that has been written to.
+    pub(crate) fn new(connection: SqliteConnection, path: &Path, checkpoints: Arc<Checkpoints>) -> Arc<Mutex<Self>> {
+        Arc::new(Mutex::new(Self {
+            connection: Some(connection),
+            open: false,
+            turns: Turns::beside(path),
+            watch: Watch::over(path),
+            told: false,
+            checkpoints,
+        }))
     }
 
     /// Waits for its turn, and begins.
     pub(crate) async fn begin(writer: &Arc<Mutex<Self>>) -> Result<WriteTx> {
-        let mut tx = Self::open(writer).await;
-        sqlx::raw_sql("BEGIN IMMEDIATE").execute(tx.connection()).await.map_err(broken)?;
+        let mut tx = Self::open(writer).await?;
+        let next = tx.get().next().await;
+        let begun = Instant::now();
+        while let Err(error) = sqlx::raw_sql("BEGIN IMMEDIATE").execute(tx.connection()).await {
+            look_again(error, begun).await?;
+        }
+        drop(next);
         Ok(tx)
     }
 
@@ -61,37 +97,106 @@ impl Writer {
     pub(crate) async fn begin_and_draw(
         writer: &Arc<Mutex<Self>>,
         n: i64,
-        host_clock: i64,
+        clock: &HeldClock,
     ) -> Result<(WriteTx, i64, i64)> {
-        let mut tx = Self::open(writer).await;
-        let drawn = sqlx::query_as(hot::BEGIN_AND_DRAW).bind(n).bind(host_clock).fetch_all(tx.connection()).await;
-        let mut drawn: Vec<(i64, i64)> = drawn.map_err(broken)?;
+        let mut tx = Self::open(writer).await?;
+        let next = tx.get().next().await;
+        let begun = Instant::now();
+        let mut drawn: Vec<(i64, i64)> = loop {
+            let draw = sqlx::query_as(hot::BEGIN_AND_DRAW).bind(n).bind(clock.host());
+            match draw.fetch_all(tx.connection()).await {
+                Ok(drawn) => break drawn,
+                Err(error) => look_again(error, begun).await?,
+            }
+        };
+        drop(next);
         let (last, now) = drawn.pop().ok_or(Error::Corrupt("semel_meta has no row"))?;
+        clock.saw(now);
         Ok((tx, last, now))
     }
 
     /// Runs a service's own migrations.
     pub(crate) async fn migrate(writer: &Arc<Mutex<Self>>, migrator: &Migrator) -> Result<()> {
-        let mut tx = Self::open(writer).await;
-        let writer = tx.get();
-        super::migrate(&mut writer.connection, migrator).await?;
-        writer.open = false;
+        let mut tx = Self::open(writer).await?;
+        // The migrations begin by themselves, so here SQLite waits for other processes.
+        file::wait_for_others(tx.connection(), file::PATIENCE).await.map_err(broken)?;
+        let done = super::migrate(tx.connection(), migrator).await;
+        file::wait_for_others(tx.connection(), Duration::ZERO).await.map_err(broken)?;
+        done?;
+        tx.get().open = false;
         Ok(())
     }
 
-    async fn open(writer: &Arc<Mutex<Self>>) -> WriteTx {
+    /// Brings all of the log into the file, and closes the connection. The last process to do so also removes the log.
+    pub(crate) async fn close(writer: &Arc<Mutex<Self>>) -> Result<(), sqlx::Error> {
+        let mut writer = writer.lock().await;
+        let Some(mut connection) = writer.connection.take() else { return Ok(()) };
+        if std::mem::take(&mut writer.open) {
+            sqlx::raw_sql("ROLLBACK").execute(&mut connection).await.ok();
+        }
+        // Another process may be reading from the log; then it is that one's to do, when it ends.
+        checkpoint::truncate(&mut connection).await.ok();
+        connection.close().await
+    }
+
+    async fn open(writer: &Arc<Mutex<Self>>) -> Result<WriteTx> {
         let mut tx = WriteTx { writer: Some(writer.clone().lock_owned().await), counts: Vec::new(), held: None };
         let writer = tx.get();
+        let Some(connection) = &mut writer.connection else {
+            return Err(Error::Stopping);
+        };
         if std::mem::replace(&mut writer.open, true) {
-            sqlx::raw_sql("ROLLBACK").execute(&mut writer.connection).await.ok();
+            sqlx::raw_sql("ROLLBACK").execute(connection).await.ok();
         }
-        tx
+        if let Some(lost) = writer.watch.lost() {
+            let lost = lost.display().to_string();
+            writer.rescue(&lost).await;
+            return Err(Error::Unavailable(format!(
+                "{FILE_LOST}: {lost} was deleted or replaced while this process had it open; restart it"
+            )));
+        }
+        Ok(tx)
+    }
+
+    /// Waits until other processes have had their turn. Meanwhile nobody else here writes, so this is also the moment to
+    /// empty a log that has become too long.
+    async fn next(&mut self) -> Option<Next> {
+        let next = self.turns.next().await;
+        if let Some(connection) = &mut self.connection {
+            self.checkpoints.bound(self.watch.log_size(), connection).await;
+        }
+        next
+    }
+
+    /// What was committed is in the log that lost its name. As long as this process has it open, it can still be brought
+    /// into the database.
+    async fn rescue(&mut self, lost: &str) {
+        if std::mem::replace(&mut self.told, true) {
+            return;
+        }
+        tracing::error!(
+            file = lost,
+            "a file of the database was deleted or replaced under this process, which writes nothing from now on; restart it"
+        );
+        if let Some(connection) = &mut self.connection {
+            sqlx::raw_sql("PRAGMA wal_checkpoint(PASSIVE)").execute(connection).await.ok();
+        }
     }
 }
 
+/// Waits a moment if another process writes, unless that has lasted for too long.
+async fn look_again(error: sqlx::Error, begun: Instant) -> Result<()> {
+    if !is_locked(&error) || begun.elapsed() > file::PATIENCE {
+        return Err(broken(error));
+    }
+    sleep(GLANCE).await;
+    Ok(())
+}
+
 impl WriteTx {
+    #[expect(clippy::expect_used, reason = "it is closed only while there is no transaction")]
     pub(crate) fn connection(&mut self) -> &mut SqliteConnection {
-        &mut self.get().connection
+        self.get().connection.as_mut().expect("an open writer has a connection")
     }
 
     /// Lets others know that the writer is a caller's now.
@@ -114,8 +219,14 @@ impl WriteTx {
         } else {
             sqlx::query(hot::COUNT_AND_COMMIT).bind(Value::Array(counts).to_string()).execute(connection).await?;
         }
-        self.get().open = false;
+        self.committed();
         Ok(())
+    }
+
+    fn committed(&mut self) {
+        let writer = self.get();
+        writer.open = false;
+        writer.checkpoints.count(1);
     }
 
     /// Completes an operation and commits, in one hop; when it was completed. Nothing if that is no plain completion,
@@ -146,7 +257,7 @@ impl WriteTx {
             .await;
         match done {
             Ok(done) => {
-                self.get().open = false;
+                self.committed();
                 done.first().copied().map(Some).ok_or(sqlx::Error::RowNotFound)
             }
             Err(sqlx::Error::Database(refused)) if refused.code().as_deref() == Some(NOT_NULL) => Ok(None),
@@ -155,9 +266,8 @@ impl WriteTx {
     }
 
     pub(crate) async fn roll_back(mut self) {
-        let writer = self.get();
-        if sqlx::raw_sql("ROLLBACK").execute(&mut writer.connection).await.is_ok() {
-            writer.open = false;
+        if sqlx::raw_sql("ROLLBACK").execute(self.connection()).await.is_ok() {
+            self.get().open = false;
         }
     }
 
@@ -179,7 +289,8 @@ impl Drop for WriteTx {
         // transaction here. Without a runtime it has to: `begin` makes up for it.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move {
-                if sqlx::raw_sql("ROLLBACK").execute(&mut writer.connection).await.is_ok() {
+                let Some(connection) = &mut writer.connection else { return };
+                if sqlx::raw_sql("ROLLBACK").execute(connection).await.is_ok() {
                     writer.open = false;
                 }
             });

@@ -7,6 +7,8 @@ mod histories;
 mod locked_leases;
 mod migrating;
 mod opening;
+mod sqlite_clock;
+mod sqlite_log;
 
 semel_testkit::conformance_suite!(sqlite, semel_testkit::Kind::Sqlite);
 semel_testkit::conformance_suite!(postgres, semel_testkit::Kind::Postgres);

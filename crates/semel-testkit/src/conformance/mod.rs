@@ -266,8 +266,7 @@ macro_rules! conformance_suite {
                     nodes_that_start_together_migrate_once,
                     an_older_node_on_a_newer_schema_is_refused_and_changes_nothing,
                     a_database_can_be_opened_again,
-                    a_wrong_url_is_refused_with_the_reason,
-                    a_clock_that_is_set_back_revives_nothing;
+                    a_wrong_url_is_refused_with_the_reason;
             );
         }
     };

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use semel::{Error, Policy, State, Store as _};
-use semel_store::{Clock, Database, Settings};
+use semel::{Error, Policy, State};
+use semel_store::{Database, Settings};
 
 use super::tools::*;
 use crate::{Kind, Lab, work};
@@ -181,28 +181,4 @@ pub async fn a_wrong_url_is_refused_with_the_reason(lab: Lab) {
             assert!(error.to_string().contains("no_such_database"), "{error}");
         }
     }
-}
-
-/// A clock that is set back does not bring back a lease that has lapsed, nor what has expired.
-/// (PostgreSQL's clock is the server's own; SQLite's is the host's, held by a stored mark.)
-pub async fn a_clock_that_is_set_back_revives_nothing(lab: Lab) {
-    if lab.kind() == Kind::Postgres {
-        return;
-    }
-    let ledger = lab.ledger().await;
-    let zombie = acquire(&ledger, work("k", Policy::default())).await;
-    lab.pass(Policy::default().lease);
-    assert_eq!(ask(&ledger, work("other", Policy::default())).await, "acquired", "a write that sees the time");
-    lab.clock.set(Lab::START);
-    assert_eq!(ledger.store().now().await.unwrap(), Lab::START + Policy::default().lease);
-    let mut zombie = zombie;
-    assert_eq!(zombie.renew().await.unwrap(), semel::Held::LeaseLost);
-    // Another process, whose clock was never right, sees it too.
-    let settings = Settings { clock: Clock::manual(semel::Timestamp::from_micros(0)), ..Settings::default() };
-    let behind = Database::open(&lab.url, settings).await.unwrap();
-    assert_eq!(behind.now().await.unwrap(), Lab::START + Policy::default().lease);
-    let behind = semel::Ledger::new(behind, semel::Options::default()).unwrap();
-    let owner = acquire(&behind, work("k", Policy::default())).await;
-    assert_eq!(owner.operation().attempt(), 2);
-    assert!(owner.operation().created_at <= owner.operation().claimed_at);
 }

@@ -9,6 +9,7 @@ mod heavy;
 mod kill_postgres;
 mod kill_processes;
 mod messaging;
+mod one_file;
 mod settings;
 mod support;
 mod zombies;

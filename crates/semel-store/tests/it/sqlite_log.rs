@@ -1,0 +1,97 @@
+//! SQLite: the write-ahead log, and the file when nobody uses it.
+
+use std::{fs, path::PathBuf, sync::Arc, time::Duration};
+
+use semel::{Claim, Outcome, Policy, Store as _};
+use semel_store::{FILE_LOST, reason};
+use semel_testkit::{Kind, Lab, key, request, scope, work};
+use sqlx::{ConnectOptions as _, SqliteConnection, sqlite::SqliteConnectOptions};
+use tokio::sync::oneshot;
+
+fn file(lab: &Lab, end: &str) -> PathBuf {
+    PathBuf::from(format!("{}{end}", lab.url.strip_prefix("sqlite:").unwrap()))
+}
+
+async fn prompt(lab: &Lab) -> SqliteConnection {
+    SqliteConnectOptions::new().filename(file(lab, "")).connect().await.unwrap()
+}
+
+/// Readers of which one begins before the one before it ends, without end: at no moment does nobody read.
+async fn overlapping_readers(lab: Arc<Lab>, mut stop: oneshot::Receiver<()>) {
+    let mut readers = [prompt(&lab).await, prompt(&lab).await];
+    for turn in 0.. {
+        let begin = "BEGIN; SELECT count(*) FROM semel_leases";
+        sqlx::raw_sql(begin).execute(&mut readers[turn % 2]).await.unwrap();
+        if turn > 0 {
+            sqlx::raw_sql("COMMIT").execute(&mut readers[(turn + 1) % 2]).await.unwrap();
+        }
+        if stop.try_recv().is_ok() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_log_stays_bounded_while_somebody_always_reads() {
+    let lab = Arc::new(Lab::in_real_time(Kind::Sqlite).await);
+    let database = lab.open().await;
+    let (stop, stopped) = oneshot::channel();
+    let readers = tokio::spawn(overlapping_readers(lab.clone(), stopped));
+    let mut largest = 0;
+    for n in 0..80 {
+        let mut request = request(&format!("k{n}"), b"k", Policy::default());
+        request.payload = Some(vec![7; 2 << 20].into());
+        database.claim(vec![Arc::new(request)]).await.unwrap();
+        largest = largest.max(fs::metadata(file(&lab, "-wal")).unwrap().len() >> 20);
+    }
+    stop.send(()).unwrap();
+    readers.await.unwrap();
+    // 160 MB were written. It is emptied at 64 MB, and one more batch may be in it by then.
+    assert!((32..80).contains(&largest), "it grew to {largest} MB");
+}
+
+#[tokio::test]
+async fn after_the_last_process_has_closed_it_the_file_alone_is_the_database() {
+    let lab = Lab::in_real_time(Kind::Sqlite).await;
+    let (first, last) = (lab.ledger().await, lab.ledger().await);
+    for (ledger, key) in [(&first, "a"), (&last, "b")] {
+        let Claim::Acquired(lease) = ledger.claim(work(key, Policy::default())).await.unwrap() else { panic!() };
+        assert_ne!(lease.complete(Outcome::kept(key)).await.unwrap(), semel::Settled::LeaseLost);
+    }
+    first.store().close().await;
+    assert!(last.store().by_key(&scope(), &key("a")).await.unwrap().is_some(), "the other goes on");
+    last.store().close().await;
+    assert!(!file(&lab, "-wal").exists() && !file(&lab, "-shm").exists());
+    assert_eq!(lab.texts("SELECT key FROM semel_operations WHERE state = 'completed' ORDER BY key").await, ["a", "b"]);
+    // Whoever still asks is told so, and nothing panics.
+    assert!(last.claim(work("c", Policy::default())).await.is_err());
+    assert!(last.store().now().await.is_err());
+}
+
+#[tokio::test]
+async fn a_log_that_is_deleted_under_its_process_is_noticed_and_nothing_committed_is_lost() {
+    for end in ["-wal", "-shm", ""] {
+        let lab = Lab::in_real_time(Kind::Sqlite).await;
+        let database = lab.open().await;
+        database.claim(vec![Arc::new(request("before", b"k", Policy::default()))]).await.unwrap();
+        database.check_writes().await.unwrap();
+        let copy = file(&lab, "-copy");
+        fs::rename(file(&lab, end), &copy).unwrap();
+        let error = database.claim(vec![Arc::new(request("after", b"k", Policy::default()))]).await.unwrap_err();
+        assert_eq!(reason(&error), Some(FILE_LOST), "{end:?}: {error}");
+        assert!(error.is_transient(), "{error}");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(reason(&database.check_writes().await.unwrap_err()), Some(FILE_LOST));
+        if end == "-wal" {
+            // As a process that is killed leaves it: the log is gone for good.
+            fs::remove_file(&copy).unwrap();
+            fs::copy(file(&lab, ""), file(&lab, "-alone")).unwrap();
+            let alone = SqliteConnectOptions::new().filename(file(&lab, "-alone"));
+            let mut alone = alone.connect().await.unwrap();
+            let keys: Vec<String> =
+                sqlx::query_scalar("SELECT key FROM semel_operations").fetch_all(&mut alone).await.unwrap();
+            assert_eq!(keys, ["before"]);
+        }
+    }
+}
