@@ -50,9 +50,9 @@ impl Gateway {
         let upstream = config.gateway.upstream.clone();
         let upstream =
             upstream.context("which service? Say it by --upstream, SEMEL_GATEWAY_UPSTREAM or [gateway] upstream")?;
-        log::start("info,sqlx::postgres::notice=warn");
+        let outage = log::start_server("info,sqlx::postgres::notice=error");
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start")?;
-        let served = runtime.block_on(serve(&config, upstream));
+        let served = runtime.block_on(serve(&config, upstream, outage));
         // Whatever is still running was given its time; waiting for it here would break the promise to end.
         runtime.shutdown_background();
         served?;
@@ -60,13 +60,14 @@ impl Gateway {
     }
 }
 
-async fn serve(config: &Config, upstream: Upstream) -> anyhow::Result<()> {
+async fn serve(config: &Config, upstream: Upstream, outage: log::Outage) -> anyhow::Result<()> {
     // Before the port is bound: from the first line on stdout on, a signal means a graceful stop.
     let stop = Stop::on_signals().context("cannot listen to signals")?;
     let listener = serve::bind(&config.listen).await?;
     let ledger = ledger::open(&config.database_url, Options::default()).await?.ledger;
     let fault = Fault::new(&stop);
     fault.watch(&ledger);
+    outage.watch(ledger.store().clone());
     // A gateway may be the only process on its ledger.
     ledger.sweep_every(config.sweep.every);
     let readiness = AsksTheStore::without_broker(&ledger, fault.clone());

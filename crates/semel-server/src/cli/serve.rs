@@ -1,6 +1,6 @@
 //! `semel serve`: the server.
 
-use std::{convert::Infallible, net::SocketAddr, process::ExitCode, sync::Arc};
+use std::{convert::Infallible, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use axum::{
@@ -31,6 +31,10 @@ use crate::{
     stop::Stop,
 };
 
+/// How long the database has to be closed, after everything else. The longest of it is bringing the log of a SQLite
+/// file into the file.
+const CLOSE: Duration = Duration::from_secs(2);
+
 /// Run the server
 #[derive(clap::Args)]
 pub(super) struct Serve {
@@ -53,13 +57,14 @@ impl Serve {
             );
             config.webhooks = config.webhooks.for_trying();
         }
-        // PostgreSQL tells every start that the tables are there already, which is news to nobody.
-        log::start("info,sqlx::postgres::notice=warn");
+        // PostgreSQL tells every start that the tables are there already, and every connection that the server stops: an
+        // outage is told once.
+        let outage = log::start_server("info,sqlx::postgres::notice=error");
         if self.dev {
             warn_of_dev(&config);
         }
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start")?;
-        let served = runtime.block_on(serve(&config));
+        let served = runtime.block_on(serve(&config, outage));
         // Whatever is still running was given its time; waiting for it here would break the promise to end.
         runtime.shutdown_background();
         served?;
@@ -81,7 +86,7 @@ fn warn_of_dev(config: &Config) {
     }
 }
 
-async fn serve(config: &Config) -> anyhow::Result<()> {
+async fn serve(config: &Config, outage: log::Outage) -> anyhow::Result<()> {
     // Before the port is bound: from the first line on stdout on, a signal means a graceful stop.
     let stop = Stop::on_signals().context("cannot listen to signals")?;
     let listener = serve::bind(&config.listen).await?;
@@ -90,6 +95,7 @@ async fn serve(config: &Config) -> anyhow::Result<()> {
     let node = Node::new(broker.clone(), &stop);
     let fault = node.fault();
     fault.watch(&ledger);
+    outage.watch(ledger.store().clone());
     let (routes, signed) = start(config, &ledger, &node).await?;
     let readiness = AsksTheStore::new(&ledger, broker, &config.broker_url, fault.clone());
     let app = App { readiness: Arc::new(readiness), authenticate: Arc::new(Local), routes, signed };
@@ -179,6 +185,9 @@ pub(super) async fn until_stopped<App>(
             tracing::warn!("messages in hand were left to be delivered again");
         }
         ledger.stop(until.remaining()).await;
+        if tokio::time::timeout(CLOSE, ledger.store().close()).await.is_err() {
+            tracing::warn!("the database was not closed in time; its log stays beside it, and nothing is lost");
+        }
     };
     tokio::select! {
         () = rest => {}

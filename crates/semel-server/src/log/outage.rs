@@ -1,0 +1,228 @@
+//! One voice for a database that is away.
+//!
+//! Every part of a server notices that its database is away, tries again and again, and would say so each time. Their
+//! lines are left out of the log: it says once that the database is away, once a minute that it still is, and once that
+//! it is back. A line is known by its error, which begins with one of the store's reasons; so the parts need not know of
+//! each other, and a part that is written tomorrow keeps to it, too.
+
+use std::{
+    fmt::{self, Write as _},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use semel_store::{AWAY, DISK_FULL, Database, FILE_LOST, READ_ONLY};
+use tokio::sync::Notify;
+use tracing::{Event, Level, Metadata, field::Field};
+use tracing_subscriber::layer::{Context, Filter};
+
+/// How often it is said that the database is still away, and how often it is asked whether it is back.
+const PACE: Pace = Pace { say: Duration::from_secs(60), ask: Duration::from_secs(1) };
+
+#[derive(Clone, Copy)]
+struct Pace {
+    say: Duration,
+    ask: Duration,
+}
+
+/// The reasons that concern all parts alike.
+const REASONS: [&str; 4] = [AWAY, DISK_FULL, READ_ONLY, FILE_LOST];
+
+/// How the engine's errors begin that have a reason of the store in them.
+const ERRORS: [&str; 2] = ["the store is unavailable: ", "the outcome is unknown: "];
+
+/// What is known of the database being away. Clones share it.
+#[derive(Clone, Default)]
+pub(crate) struct Outage(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    noticed: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    /// Whether a task speaks for all: lines are left out only then.
+    watched: bool,
+    away: Option<Away>,
+}
+
+struct Away {
+    since: Instant,
+    /// What the first line said.
+    error: String,
+    lines: u64,
+}
+
+impl Outage {
+    /// Speaks for all parts of the server from now on.
+    pub(crate) fn watch(self, database: Database) {
+        self.state(|state| state.watched = true);
+        tokio::spawn(async move {
+            loop {
+                self.0.noticed.notified().await;
+                self.follow(PACE, || database.check_writes()).await;
+            }
+        });
+    }
+
+    /// Follows one outage to its end.
+    async fn follow<B: Future<Output = semel::Result<()>> + Send>(&self, pace: Pace, check: impl Fn() -> B) {
+        let Some((since, error)) = self.state(|state| state.away.as_ref().map(|away| (away.since, away.error.clone())))
+        else {
+            return;
+        };
+        tracing::warn!(error, "the database cannot be used; the log says so once a minute until it can");
+        let mut told = Instant::now();
+        loop {
+            tokio::time::sleep(pace.ask).await;
+            if check().await.is_ok() {
+                break;
+            }
+            if told.elapsed() >= pace.say {
+                told = Instant::now();
+                let lines = self.state(|state| state.away.as_ref().map_or(0, |away| away.lines));
+                tracing::warn!(since = ?since.elapsed(), lines_left_out = lines, error, "the database still cannot be used");
+            }
+        }
+        let lines = self.state(|state| state.away.take().map_or(0, |away| away.lines));
+        tracing::info!(after = ?since.elapsed(), lines_left_out = lines, "the database can be used again");
+    }
+
+    /// Whether a line is left out, because it only says what is known.
+    fn swallows(&self, event: &Event<'_>) -> bool {
+        let metadata = event.metadata();
+        // What was asked for by RUST_LOG is shown, and so is what is said here.
+        if *metadata.level() > Level::INFO || metadata.target() == module_path!() {
+            return false;
+        }
+        let mut told = Told::default();
+        event.record(&mut told);
+        let Told { error: Some(error), of_one: false } = told else { return false };
+        let first = self.state(|state| {
+            if !state.watched {
+                return None;
+            }
+            let first = state.away.is_none();
+            state.away.get_or_insert_with(|| Away { since: Instant::now(), error, lines: 0 }).lines += 1;
+            Some(first)
+        });
+        if first == Some(true) {
+            self.0.noticed.notify_one();
+        }
+        first.is_some()
+    }
+
+    fn state<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
+        look(&mut self.0.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl<S> Filter<S> for Outage {
+    fn enabled(&self, _metadata: &Metadata<'_>, _context: &Context<'_, S>) -> bool {
+        true
+    }
+
+    fn event_enabled(&self, event: &Event<'_>, _context: &Context<'_, S>) -> bool {
+        !self.swallows(event)
+    }
+}
+
+/// What the fields of an event say.
+#[derive(Default)]
+struct Told {
+    /// One of the [`REASONS`].
+    error: Option<String>,
+    /// It is about one operation, which no other line tells of.
+    of_one: bool,
+}
+
+impl tracing::field::Visit for Told {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.of_one |= field.name() == "key";
+        let mut text = String::new();
+        if write!(text, "{value:?}").is_ok() && is_about_the_database(&text) {
+            self.error = Some(text);
+        }
+    }
+}
+
+/// Whether a text is an error of the store, or the words of one, with one of the [`REASONS`]. Not one that only quotes
+/// such words, as the answer of another service may.
+fn is_about_the_database(text: &str) -> bool {
+    let text = text.trim_start_matches('"');
+    let words = ERRORS.iter().find_map(|error| text.strip_prefix(error)).unwrap_or(text);
+    REASONS.iter().any(|reason| words.starts_with(reason))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io,
+        sync::atomic::{AtomicBool, Ordering},
+    };
+
+    use tracing_subscriber::{Layer as _, layer::SubscriberExt as _};
+
+    use super::*;
+
+    /// A log in memory.
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Lines {
+        fn all(&self) -> Vec<String> {
+            String::from_utf8(self.0.lock().unwrap().clone()).unwrap().lines().map(str::to_owned).collect()
+        }
+    }
+
+    #[tokio::test]
+    async fn an_outage_is_told_at_its_begin_then_now_and_then_and_at_its_end() {
+        let (lines, outage, back) = (Lines::default(), Outage::default(), AtomicBool::new(false));
+        let writer = lines.clone();
+        let layer = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(move || writer.clone());
+        let _guard =
+            tracing::subscriber::set_default(tracing_subscriber::registry().with(layer.with_filter(outage.clone())));
+        let error = semel::Error::Unavailable(format!("{AWAY}: nobody listens"));
+        tracing::warn!(%error, "before anybody speaks for all, each part speaks");
+        assert_eq!(lines.all().len(), 1);
+
+        outage.state(|state| state.watched = true);
+        let check = || async {
+            tracing::warn!(%error, "a part tries again");
+            if back.load(Ordering::SeqCst) { Ok(()) } else { Err(error.clone()) }
+        };
+        tracing::error!(why = %error, "a part notices");
+        let pace = Pace { say: Duration::from_millis(50), ask: Duration::from_millis(1) };
+        let end = async {
+            while lines.all().len() < 4 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            back.store(true, Ordering::SeqCst);
+        };
+        tokio::join!(outage.follow(pace, check), end);
+        let quoted = format!("the endpoint said: {AWAY}");
+        tracing::warn!(error = quoted, "what is about something else is told");
+        let all = lines.all();
+        let told = ["cannot be used; the log says so once", "still cannot be used", "still cannot be used"];
+        for (line, told) in all[1..].iter().zip(told) {
+            assert!(line.contains(told) && line.contains("nobody listens"), "{line}");
+        }
+        let end = &all[all.len() - 2..];
+        assert!(end[0].contains("can be used again") && end[1].contains("something else"), "{end:?}");
+        assert!(!all[1..].iter().any(|line| line.contains("a part")), "{all:?}");
+        tracing::warn!(%error, key = "0123456789ab", "a run is told of by name");
+        assert_eq!(lines.all().len(), all.len() + 1);
+    }
+}

@@ -1,0 +1,50 @@
+//! The laws of the log while the database is away.
+
+use std::{process::Command, thread, time::Duration};
+
+use semel_testkit::faults::Server as Postgres;
+
+use crate::{
+    hooks::{command, deliver, event, status},
+    place::Place,
+    proposals::call,
+    serve_faults::{ALL, log, logged},
+    support::{SOON, Server, eventually},
+};
+
+/// The lines of the log from some place on, but for those of every minute: a busy machine may take some.
+fn lines(place: &Place, from: usize) -> Vec<String> {
+    log(place)[from..].lines().filter(|line| !line.contains("still cannot be used")).map(str::to_owned).collect()
+}
+
+#[test]
+fn while_the_database_is_away_the_log_says_so_once_and_once_when_it_is_back() {
+    let postgres = Postgres::start("");
+    let place = Place::at(postgres.url());
+    let mut serve: Command = command(&place, ALL, &[("SEMEL_SWEEP_EVERY", "500ms"), ("SEMEL_MESSAGES_POLL", "200ms")]);
+    logged(&mut serve, &place);
+    let server = Server::start_with(&mut serve);
+    assert_eq!(status(&deliver(&server, &event("evt_1", 100, "one"))), "processed");
+    let before = log(&place).len();
+    postgres.crash();
+    // Every part of the server tries again meanwhile, and so do callers and probes.
+    for _ in 0..3 {
+        assert_eq!(server.get("/readyz").status, 503);
+        let answer =
+            call(server.address, "POST", "/clientes", Some("k-1"), r#"{"nome":"Ana","email":"a@example.com"}"#);
+        assert_eq!(answer.unwrap().status, 503);
+        assert_eq!(deliver(&server, &event("evt_2", 100, "two")).status, 503);
+        thread::sleep(Duration::from_millis(500));
+    }
+    let away = lines(&place, before);
+    assert_eq!(away.len(), 1, "{away:#?}");
+    assert!(away[0].contains("WARN") && away[0].contains("the database cannot be used"), "{away:?}");
+    postgres.restart();
+    eventually(SOON, "the server is ready again", || server.get("/readyz").status == 200);
+    eventually(SOON, "the log says so", || lines(&place, before).len() > 1);
+    assert_eq!(status(&deliver(&server, &event("evt_2", 100, "two"))), "processed");
+    let all = lines(&place, before);
+    assert_eq!(all.len(), 2, "{all:#?}");
+    assert!(all[1].contains("INFO") && all[1].contains("can be used again"), "{all:?}");
+    assert!(all[1].contains("lines_left_out="), "{all:?}");
+}
