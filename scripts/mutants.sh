@@ -129,6 +129,17 @@ webhook-key-of-data@semel-server/src/services/webhooks/handler.rs@s/context\.ope
 webhook-given-up@semel-server/src/services/webhooks/runner.rs@s/ledger\.claim_due\(operation, policy\)/ledger.claim(semel::Work::again(operation).policy(policy))/@semel-server@test(=webhooks_crowd::sqlite::what_is_given_up_does_not_keep_others_from_running)
 webhook-no-pause@semel-server/src/services/webhooks/process.rs@s/wait\.map_or\(later, \|wait\| wait\.max\(later\)\)/wait.unwrap_or(later)/@semel-server@test(=webhooks_failing::sqlite::an_endpoint_that_asks_for_no_time_is_left_some)
 webhook-lease-lost@semel-server/src/services/webhooks/deliver.rs@s/Ran::LeaseLost => Ok\(Status::Rejected\)/Ran::LeaseLost => Ok(Status::Processed)/@semel-server@test(=webhooks_crash_pauses::sqlite::who_stands_still_after_a_call_completes_nothing_late)
+sqlite-turns@semel-store/src/sqlite/turns.rs@s/let file = self\.file\.clone\(\)\?;/let file = self.file.clone().filter(|_| false)?;/@semel-testkit@test(=one_file::two_processes_that_write_all_the_time_share_the_file_fairly)
+sqlite-frozen-clock@semel-store/src/sqlite/held.rs@s/= \(9, 10\);/= (0, 10);/@semel-store@test(=sqlite_clock::leases_lapse_after_a_clock_that_was_ahead_came_back)
+sqlite-forgotten-boot@semel-store/src/sqlite/held.rs@s/&& boot_id == clock\.boot_id/\&\& boot_id != clock.boot_id/@semel-store@test(=sqlite_clock::time_that_is_ahead_passes_also_while_no_process_has_the_file_open)
+sqlite-repair-leased@semel-store/src/sqlite/repair.rs@s/        if n > 0 \{/        if n > 1000 {/@semel-store@test(=sqlite_clock::a_repair_sets_the_time_back_to_the_hosts_clock_and_says_who_did_it)
+sqlite-long-log@semel-store/src/sqlite/checkpoint.rs@s/if size < LONG \|\|/if size < 100 * LONG ||/@semel-store@test(=sqlite_log::the_log_stays_bounded_while_somebody_always_reads)
+sqlite-lost-log@semel-store/src/sqlite/watch.rs@s/identity\(path\) != Some\(\*known\)/identity(path) != Some(*known) \&\& known.0 == u64::MAX/@semel-store@test(=sqlite_log::a_log_that_is_deleted_under_its_process_is_noticed_and_nothing_committed_is_lost)
+sqlite-no-rescue@semel-store/src/sqlite/writer.rs@s/            writer\.rescue\(&lost\)\.await;//@semel-store@test(=sqlite_log::a_log_that_is_deleted_under_its_process_is_noticed_and_nothing_committed_is_lost)
+sqlite-no-close@semel-store/src/condition.rs@s/Inner::Sqlite\(db\) => db\.close\(\)\.await,/Inner::Sqlite(_) => {}/@semel-store@test(=sqlite_log::after_the_last_process_has_closed_it_the_file_alone_is_the_database)
+ready-to-read@semel-server/src/node/ready.rs@s/match self\.store\.check_writes\(\)\.await \{/match semel::Result::Ok(()) {/@semel-server@test(=ready::a_node_whose_disk_is_full_is_not_ready_until_there_is_room) | test(=ready::a_node_whose_postgres_takes_no_writes_is_not_ready_until_it_does)
+read-only-start@semel-store/src/sqlite/mod.rs@s/        file::prove_writable\(&mut connection\)\.await\.map_err\(cannot\)\?;\n//@semel-server@test(=ready::a_file_or_directory_that_cannot_be_written_is_refused_at_the_start)
+many-voices@semel-server/src/log/outage.rs@s/!self\.swallows\(event\)/!self.swallows(event) || event.fields().count() > 0/@semel-server@test(=outage::while_the_database_is_away_the_log_says_so_once_and_once_when_it_is_back)
 LIST
 }
 

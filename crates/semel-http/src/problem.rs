@@ -135,7 +135,7 @@ pub static STORE_UNAVAILABLE: Kind = Kind {
     status: StatusCode::SERVICE_UNAVAILABLE,
     retryable: true,
     title: "Store unavailable",
-    meaning: "The database cannot be reached. Nothing was done.",
+    meaning: "The database cannot be reached, or cannot be written at the moment. Nothing was done.",
     remedy: "Send it again after Retry-After, with the same key.",
 };
 

@@ -3,6 +3,7 @@
 use std::{
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use anyhow::Context as _;
@@ -13,6 +14,9 @@ use crate::{
     Error,
     config::{self, DatabaseUrl, Environment, Flags, StoreFlags},
 };
+
+/// How long closing may take. Whatever has not gone from the log into the file by then does so the next time.
+const CLOSE: Duration = Duration::from_secs(2);
 
 /// The flags that say where the ledger is: for every command that a person uses on it.
 #[derive(clap::Args)]
@@ -90,6 +94,15 @@ pub(super) struct Opened {
     pub(super) place: String,
 }
 
+impl Opened {
+    /// Ends what is left to do and closes the database, so that a SQLite file is all there is if no other process has it
+    /// open.
+    pub(super) async fn close(self) {
+        self.ledger.stop(Duration::ZERO).await;
+        let _ = tokio::time::timeout(CLOSE, self.ledger.store().close()).await;
+    }
+}
+
 /// Opens the ledger in a database.
 pub(super) async fn open(place: &DatabaseUrl, options: Options) -> anyhow::Result<Opened> {
     let cannot = || format!("cannot open the ledger in {}", place.place());
@@ -116,7 +129,7 @@ fn no_directory(folder: &Path, error: &std::io::Error) -> anyhow::Error {
 }
 
 /// The engine's words without the preamble, which "cannot open the ledger" says already.
-fn said(error: semel::Error) -> anyhow::Error {
+pub(super) fn said(error: semel::Error) -> anyhow::Error {
     match error {
         semel::Error::Unavailable(why) | semel::Error::Invalid(why) => anyhow::Error::msg(why),
         other => other.into(),

@@ -1,9 +1,10 @@
 //! The commands, one file each.
 //!
 //! The server keeps its data in the directory that it is started in. The commands for people (`once`, `why`,
-//! `operations`, `sweep`) look in the user's own place (`ledger`), so that cron and shell mean the same ledger.
+//! `operations`, `sweep`, `clock`) look in the user's own place (`ledger`), so that cron and shell mean the same ledger.
 //! `target` finds the operation that is meant, `story` and `words` are for people, `json` is for programs.
 
+mod clock;
 mod config;
 mod gateway;
 mod guard;
@@ -47,6 +48,8 @@ enum Command {
     Operations(operations::OperationsCommand),
     Sweep(sweep::Sweep),
     #[command(subcommand)]
+    Clock(clock::ClockCommand),
+    #[command(subcommand)]
     Config(config::ConfigCommand),
     #[command(hide = true)]
     Guard(guard::Guard),
@@ -66,6 +69,7 @@ pub fn main() -> ExitCode {
         Command::Why(command) => command.run(),
         Command::Operations(command) => command.run(),
         Command::Sweep(command) => command.run(),
+        Command::Clock(command) => command.run(),
         Command::Config(command) => command.run(),
         Command::Guard(command) => Ok(command.run()),
         Command::GuardExec(command) => Ok(command.run()),

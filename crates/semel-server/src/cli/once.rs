@@ -150,6 +150,7 @@ impl OnceCommand {
             retention: self.retention.0,
         };
         let done = once.run(&opened.ledger, &stop).await;
+        opened.close().await;
         let (code, said) = match done {
             Ok(Done::Answer(Claim::Replay(replay), _)) => return replayed(&replay, self.ledger.quiet),
             Ok(done) => tell(&once, done),

@@ -23,7 +23,9 @@ impl Sweep {
         log::start("error");
         super::runtime()?.block_on(async {
             let opened = self.ledger.look().await?;
-            let swept = opened.ledger.sweep().await?;
+            let swept = opened.ledger.sweep().await;
+            opened.close().await;
+            let swept = swept?;
             super::say(&if self.json { to_json(swept) } else { in_words(swept) })?;
             Ok(ExitCode::SUCCESS)
         })

@@ -32,7 +32,9 @@ impl Why {
         log::start("error");
         super::runtime()?.block_on(async {
             let opened = self.ledger.look().await?;
-            let (story, data) = self.tell(&opened).await?;
+            let told = self.tell(&opened).await;
+            opened.close().await;
+            let (story, data) = told?;
             super::say(&if self.json { format!("{data:#}\n") } else { format!("{}\n", story.join("\n")) })?;
             Ok(ExitCode::SUCCESS)
         })

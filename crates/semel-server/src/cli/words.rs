@@ -11,6 +11,14 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|_| "must be a length of time such as 30s, 5m or 1h 30m".to_owned())
 }
 
+/// Reads why a person does something.
+pub(super) fn reason(text: &str) -> Result<String, &'static str> {
+    match text.trim() {
+        "" => Err("must say something"),
+        reason => Ok(reason.to_owned()),
+    }
+}
+
 /// The scope of `semel once`, and of every command that is not told another.
 pub(super) const DEFAULT_SCOPE: &str = "cli/once";
 

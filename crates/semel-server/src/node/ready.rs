@@ -1,12 +1,18 @@
 //! Whether this node can do its work, and what is not as it should be.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use semel::{
     Ledger, Store as _,
     messaging::{Broker, BrokerHealth, MessageStore as _, OutboxState},
 };
-use semel_store::Database;
+use semel_store::{AWAY, Database};
 
 use super::Fault;
 use crate::{
@@ -22,13 +28,18 @@ const EMBEDDED: &str = "embedded";
 /// How old the oldest message of the outbox may be before that is worth a word.
 const LAG: Duration = Duration::from_secs(60);
 
-/// A node is ready when its database answers and its tasks are at work. Broker and outbox are told of: without a broker requests are answered all
-/// the same, and nothing is lost.
+/// How many dead letters are counted: from there on it is "over".
+const MOST_LETTERS: u32 = 1000;
+
+/// A node is ready when its database can be written and read and its tasks are at work. Broker, outbox, dead letters and
+/// a clock that is ahead are told of: requests are answered all the same, and nothing is lost.
 pub struct AsksTheStore {
     store: Database,
     /// The kind of broker and the broker, where this node has one.
     broker: Option<(&'static str, Arc<dyn Broker>)>,
     fault: Fault,
+    /// Whether the log says that the database is in trouble.
+    told: AtomicBool,
 }
 
 impl AsksTheStore {
@@ -39,13 +50,47 @@ impl AsksTheStore {
             BrokerUrl::Embedded => EMBEDDED,
             BrokerUrl::Amqp(_) => "amqp",
         };
-        Self { store: ledger.store().clone(), broker: Some((kind, broker)), fault }
+        Self { store: ledger.store().clone(), broker: Some((kind, broker)), fault, told: AtomicBool::new(false) }
     }
 
     /// For a node that has nothing to do with messages.
     #[must_use]
     pub fn without_broker(ledger: &Ledger<Database>, fault: Fault) -> Self {
-        Self { store: ledger.store().clone(), broker: None, fault }
+        Self { store: ledger.store().clone(), broker: None, fault, told: AtomicBool::new(false) }
+    }
+
+    /// Whether the database can be written and read; if not, why, in words that anybody may read: the log has the error,
+    /// which may name a host.
+    async fn database(&self) -> Result<(), String> {
+        let asked = match self.store.check_writes().await {
+            Ok(()) => self.store.now().await.map(drop),
+            failed => failed,
+        };
+        let is_told = self.told.swap(asked.is_err(), Ordering::Relaxed);
+        asked.map_err(|error| {
+            if !is_told {
+                tracing::warn!(%error, "not ready: the database is in trouble");
+            }
+            match semel_store::reason(&error) {
+                None | Some(AWAY) => "does not answer".to_owned(),
+                Some(reason) => reason.to_owned(),
+            }
+        })
+    }
+
+    fn clock(&self) -> Option<String> {
+        let ahead = humantime::format_duration(Duration::from_secs(self.store.clock_is_ahead()?.as_secs()));
+        Some(format!("the time in the database is {ahead} ahead of this host's clock: see semel clock show"))
+    }
+
+    async fn letters(&self) -> semel::Result<Option<String>> {
+        let wait = "wait for a person: see GET /dead-letters";
+        Ok(match self.store.dead_letters(MOST_LETTERS + 1).await? {
+            0 => None,
+            1 => Some("1 dead letter waits for a person: see GET /dead-letters".to_owned()),
+            n if n > MOST_LETTERS => Some(format!("over {MOST_LETTERS} dead letters {wait}")),
+            n => Some(format!("{n} dead letters {wait}")),
+        })
     }
 
     async fn outbox(&self) -> semel::Result<Vec<String>> {
@@ -75,24 +120,22 @@ fn held(n: u64, state: OutboxState) -> String {
 impl Readiness for AsksTheStore {
     fn check(&self) -> BoxFuture<'_, Report> {
         Box::pin(async {
-            let database = self.store.now().await.map(drop).map_err(|error| {
-                // Not in the answer: whoever can reach the port may read that, and it may name a host.
-                tracing::warn!(%error, "not ready: the database does not answer");
-                "does not answer".to_owned()
-            });
+            let database = self.database().await;
+            let mut degraded: Vec<String> = self.clock().into_iter().collect();
             let fault = self.fault.task().map(|task| format!("the task {task} ended early: this node stops"));
             let Some((kind, broker)) = &self.broker else {
-                return Report { database, broker: "none".to_owned(), degraded: Vec::new(), fault };
+                return Report { database, broker: "none".to_owned(), degraded, fault };
             };
-            let mut degraded = match broker.health() {
+            match broker.health() {
                 // The embedded broker is the database, and that is told already.
-                _ if *kind == EMBEDDED && database.is_err() => Vec::new(),
-                BrokerHealth::Up => Vec::new(),
-                BrokerHealth::Blocked(_) => vec!["the broker asks for a pause".to_owned()],
-                BrokerHealth::Down(_) => vec!["the broker does not answer".to_owned()],
-            };
+                _ if *kind == EMBEDDED && database.is_err() => {}
+                BrokerHealth::Up => {}
+                BrokerHealth::Blocked(_) => degraded.push("the broker asks for a pause".to_owned()),
+                BrokerHealth::Down(_) => degraded.push("the broker does not answer".to_owned()),
+            }
             if database.is_ok() {
                 degraded.extend(self.outbox().await.unwrap_or_default());
+                degraded.extend(self.letters().await.unwrap_or_default());
             }
             Report { database, broker: (*kind).to_owned(), degraded, fault }
         })

@@ -21,6 +21,7 @@ on_both_databases! {
     a_redrive_sent_again_under_its_key_is_one_job
     one_letter_can_be_redriven
     a_letter_is_discarded_only_with_a_reason
+    readiness_tells_of_dead_letters_until_a_person_has_seen_to_them
 }
 
 /// The keys of the letters that a path lists.
@@ -238,4 +239,21 @@ fn a_letter_is_discarded_only_with_a_reason(place: &Place) {
     assert_eq!(retries(place), Vec::<String>::new());
     assert_eq!(rows(place, "SELECT actor || ': ' || reason FROM semel_audit"), ["local: sent by hand"]);
     assert_eq!(post(&server, &path, r#"{"reason":"again"}"#).status, 404);
+}
+
+fn readiness_tells_of_dead_letters_until_a_person_has_seen_to_them(place: &Place) {
+    let (desk, server) = (Desk::at(place), serve(place, "api", &[]));
+    let ready = || {
+        let answer = server.get("/readyz");
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        answer.json()["degraded"].clone()
+    };
+    assert_eq!(ready(), json!([]));
+    desk.dead(letter("a"));
+    assert_eq!(ready(), json!(["1 dead letter waits for a person: see GET /dead-letters"]));
+    // Whoever's they are.
+    let mut other = letter("b");
+    other.tenant = "another".to_owned();
+    desk.dead(other);
+    assert_eq!(ready(), json!(["2 dead letters wait for a person: see GET /dead-letters"]));
 }

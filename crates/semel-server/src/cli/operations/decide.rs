@@ -14,7 +14,7 @@ use crate::cli::{
     ledger::{LedgerFlags, Opened, actor},
     say,
     target::Target,
-    words::{hint, plain},
+    words::{hint, plain, reason},
 };
 
 /// Say how an operation ended that nobody runs, or that it may run again
@@ -60,13 +60,6 @@ pub(in crate::cli) struct Purge {
     ledger: LedgerFlags,
 }
 
-fn reason(text: &str) -> Result<String, &'static str> {
-    match text.trim() {
-        "" => Err("must say something"),
-        reason => Ok(reason.to_owned()),
-    }
-}
-
 impl Resolve {
     pub(super) async fn run(self) -> anyhow::Result<ExitCode> {
         anyhow::ensure!(
@@ -74,7 +67,14 @@ impl Resolve {
             "only what took effect has an outcome: leave out --outcome, or say --as completed"
         );
         let opened = self.ledger.look().await?;
-        let operation = self.target.find(&opened).await?;
+        let done = self.carry_out(&opened).await;
+        opened.close().await;
+        say(&done?)?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    async fn carry_out(self, opened: &Opened) -> anyhow::Result<String> {
+        let operation = self.target.find(opened).await?;
         let (verdict, then) = match self.verdict {
             As::Completed => {
                 (Verdict::Completed(Outcome::kept(self.outcome)), "it counts as completed, and is replayed")
@@ -83,19 +83,24 @@ impl Resolve {
             As::Retry => (Verdict::Retry, "it runs when it is claimed next"),
         };
         let decision = Decision::Resolve { verdict, expected: None };
-        let after = decide(&opened, &operation, decision, &self.reason).await?;
-        say(&tell(self.json, &after, then))?;
-        Ok(ExitCode::SUCCESS)
+        let after = decide(opened, &operation, decision, &self.reason).await?;
+        Ok(tell(self.json, &after, then))
     }
 }
 
 impl Purge {
     pub(super) async fn run(self) -> anyhow::Result<ExitCode> {
         let opened = self.ledger.look().await?;
-        let operation = self.target.find(&opened).await?;
-        let before = decide(&opened, &operation, Decision::Purge, &self.reason).await?;
-        say(&tell(self.json, &before, "it is forgotten, and its key is free"))?;
+        let done = self.carry_out(&opened).await;
+        opened.close().await;
+        say(&done?)?;
         Ok(ExitCode::SUCCESS)
+    }
+
+    async fn carry_out(&self, opened: &Opened) -> anyhow::Result<String> {
+        let operation = self.target.find(opened).await?;
+        let before = decide(opened, &operation, Decision::Purge, &self.reason).await?;
+        Ok(tell(self.json, &before, "it is forgotten, and its key is free"))
     }
 }
 

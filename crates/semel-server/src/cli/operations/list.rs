@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::cli::{
     json,
-    ledger::LedgerFlags,
+    ledger::{LedgerFlags, Opened},
     say,
     words::{duration, plain, span},
 };
@@ -60,6 +60,13 @@ fn label(text: &str) -> Result<(usize, String), String> {
 impl List {
     pub(super) async fn run(self) -> anyhow::Result<ExitCode> {
         let opened = self.ledger.look().await?;
+        let listed = self.list(&opened).await;
+        opened.close().await;
+        say(&listed?)?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    async fn list(self, opened: &Opened) -> anyhow::Result<String> {
         let store = opened.ledger.store();
         let now = store.now().await?;
         let before = |age: Duration| Timestamp::from_micros(now.as_micros().saturating_sub(micros(age)));
@@ -77,8 +84,7 @@ impl List {
             ..Filter::default()
         };
         let listing = store.list(&filter, Page { after: self.cursor, limit: self.limit }).await?;
-        say(&if self.json { to_json(&listing) } else { to_table(&listing, now) })?;
-        Ok(ExitCode::SUCCESS)
+        Ok(if self.json { to_json(&listing) } else { to_table(&listing, now) })
     }
 }
 

@@ -35,7 +35,9 @@ pub(in crate::cli) struct Show {
 impl Show {
     pub(super) async fn run(self) -> anyhow::Result<ExitCode> {
         let opened = self.ledger.look().await?;
-        let operation = self.target.find_somehow(&opened).await?;
+        let found = self.target.find_somehow(&opened).await;
+        opened.close().await;
+        let operation = found?;
         say(&if self.json { format!("{:#}\n", json::whole(&operation)) } else { to_text(&operation) })?;
         Ok(ExitCode::SUCCESS)
     }

@@ -1,0 +1,111 @@
+//! `semel clock`: the time in a SQLite file, and setting it back.
+
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use semel::{Store as _, Timestamp};
+use semel_store::{Clock, repair_clock};
+
+use super::{
+    ledger::{LedgerFlags, actor, said},
+    words::span,
+};
+use crate::{config::DatabaseUrl, log};
+
+/// Columns of the services that say when something is due.
+const DUE: [(&str, &str); 1] = [("notifications", "due_at")];
+
+/// Look at the time in a SQLite ledger, and set it back after this host's clock was ahead
+#[derive(clap::Subcommand)]
+pub(super) enum ClockCommand {
+    Show(Show),
+    Repair(Repair),
+}
+
+/// Show whether the time in the ledger is ahead of this host's clock
+///
+/// The time in a ledger never goes back: a lease that has lapsed stays lapsed. If this host's clock was ahead for a
+/// while, the time in the ledger is ahead, too. It goes on a tenth slower than real time until the clock has caught up.
+#[derive(clap::Args)]
+pub(super) struct Show {
+    #[command(flatten)]
+    ledger: LedgerFlags,
+}
+
+/// Set the time in the ledger back to this host's clock
+///
+/// For a ledger that is so far ahead that it would not be caught up with. Nobody else may have the file open, and nothing
+/// in it may be leased. What was due is due now; what waits for a delay waits for the rest of it; what is kept until some
+/// moment is kept until then by the right clock, so for longer. Times that were written down stay as they are.
+#[derive(clap::Args)]
+pub(super) struct Repair {
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT", value_parser = super::words::reason)]
+    reason: String,
+    #[command(flatten)]
+    ledger: LedgerFlags,
+}
+
+impl ClockCommand {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        log::start("error");
+        super::runtime()?.block_on(async {
+            let text = match self {
+                Self::Show(command) => command.run().await?,
+                Self::Repair(command) => command.run().await?,
+            };
+            super::say(&text)?;
+            Ok(ExitCode::SUCCESS)
+        })
+    }
+}
+
+impl Show {
+    async fn run(self) -> anyhow::Result<String> {
+        let opened = self.ledger.look().await?;
+        let store = opened.ledger.store();
+        let (now, ahead) = (store.now().await, store.clock_is_ahead());
+        opened.close().await;
+        let now = now?;
+        Ok(match ahead {
+            None => format!("The time in the ledger is {now}. It is not ahead of this host's clock.\n"),
+            Some(ahead) => format!(
+                "The time in the ledger is {now}, {} ahead of this host's clock.\n\
+                 It goes on a tenth slower than real time until the clock has caught up, in about {}.\n\
+                 To set it back at once: semel clock repair --reason '…'\n",
+                span(ahead),
+                span(ahead * 10)
+            ),
+        })
+    }
+}
+
+impl Repair {
+    async fn run(self) -> anyhow::Result<String> {
+        let place = self.ledger.place()?;
+        anyhow::ensure!(
+            matches!(place, DatabaseUrl::Sqlite(_)),
+            "the ledger in {} has the clock of its server; set that one",
+            place.place()
+        );
+        // Leases that have lapsed are ended first: they would come alive again.
+        let opened = self.ledger.look().await?;
+        let swept = opened.ledger.sweep().await;
+        opened.close().await;
+        swept?;
+        let repaired = repair_clock(&place.expose(), Clock::default(), (&actor(), &self.reason), &DUE)
+            .await
+            .map_err(said)
+            .with_context(|| format!("the time in {} was not set back", place.place()))?;
+        let moment = |at: Timestamp| at.to_string();
+        Ok(match repaired.by.is_zero() {
+            true => format!("The time in the ledger is {}; nothing was changed.\n", moment(repaired.before)),
+            false => format!(
+                "The time in the ledger was {} and is {}: set back by {}.\n",
+                moment(repaired.before),
+                moment(repaired.after),
+                span(repaired.by)
+            ),
+        })
+    }
+}

@@ -1,0 +1,227 @@
+//! The laws of readiness: a node whose writes fail is not ready, and says why.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::Path,
+    process::{Command, Output},
+};
+
+use rustix::process::{Resource, Rlimit, prlimit};
+use semel_testkit::faults::Server as Postgres;
+use serde_json::json;
+
+use crate::{
+    hooks::{command, deliver, event, status},
+    place::Place,
+    proposals::call,
+    serve_faults::ALL,
+    support::{SOON, Server, eventually, semel, stderr},
+};
+
+/// The program, by a user who may not write what is not his to write: root may write everything, unless that right is
+/// taken away.
+fn as_a_user(command: &Command) -> Command {
+    let mut user = Command::new("setpriv");
+    user.args(["--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all", "--"]);
+    if !rustix::process::geteuid().is_root() {
+        user = Command::new("env");
+    }
+    user.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => user.env(name, value),
+            None => user.env_remove(name),
+        };
+    }
+    user
+}
+
+fn mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+}
+
+fn serve(place: &Place) -> Output {
+    as_a_user(semel().args(["serve", "--listen", "127.0.0.1:0", "--database-url", &place.url])).output().unwrap()
+}
+
+#[test]
+fn a_file_or_directory_that_cannot_be_written_is_refused_at_the_start() {
+    let place = Place::sqlite();
+    place.say(["once", "--key", "k", "--", "true"]);
+    let file = place.path("semel.db");
+    mode(&file, 0o444);
+    let output = serve(&place);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    let said = stderr(&output);
+    assert!(said.contains("semel.db cannot be written") && said.contains("read-only"), "{said}");
+
+    mode(&file, 0o644);
+    mode(place.dir.path(), 0o555);
+    let output = serve(&place);
+    mode(place.dir.path(), 0o755);
+    let said = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("semel.db cannot be ") && said.contains("its directory"), "{said}");
+}
+
+fn ready(server: &Server) -> (u16, serde_json::Value) {
+    let answer = server.get("/readyz");
+    (answer.status, answer.json()["database"].clone())
+}
+
+/// What nothing can be written to is 503 wherever it is met, and never a mistake of the server's own.
+fn nothing_is_taken(server: &Server) {
+    let cliente = r#"{"nome":"Ana","email":"ana@example.com"}"#;
+    let answer = call(server.address, "POST", "/clientes", Some("k-1"), cliente).unwrap();
+    assert_eq!((answer.status, answer.problem().as_str()), (503, "store-unavailable"), "{answer:?}");
+    let answer = deliver(server, &event("evt_2", 100, "two"));
+    assert_eq!(answer.status, 503, "{answer:?}");
+}
+
+#[test]
+fn a_node_whose_disk_is_full_is_not_ready_until_there_is_room() {
+    let place = Place::sqlite();
+    let mut command = command(&place, ALL, &[]);
+    // A file that may not grow is an error to it, not its end.
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "trap '' XFSZ; exec \"$@\"", "sh"]).arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        if let Some(value) = value {
+            shell.env(name, value);
+        }
+    }
+    command = shell;
+    let server = Server::start_with(&mut command);
+    assert_eq!(ready(&server), (200, json!("ok")));
+    let limit = |bytes| {
+        let limit = Rlimit { current: bytes, maximum: None };
+        prlimit(Some(server.process.pid()), Resource::Fsize, limit).unwrap();
+    };
+    limit(Some(0));
+    let full = (503, json!("the disk of the database is full or broken"));
+    eventually(SOON, "a full disk is noticed", || ready(&server) == full);
+    nothing_is_taken(&server);
+    limit(None);
+    eventually(SOON, "room is noticed", || ready(&server) == (200, json!("ok")));
+    assert_eq!(status(&deliver(&server, &event("evt_1", 100, "one"))), "processed");
+}
+
+#[test]
+fn a_node_whose_postgres_takes_no_writes_is_not_ready_until_it_does() {
+    let postgres = Postgres::start("max_connections = 40\n");
+    let place = Place::at(postgres.url());
+    let server = Server::start_with(&mut command(&place, ALL, &[]));
+    assert_eq!(ready(&server), (200, json!("ok")));
+    // As a server does that has been demoted to a standby.
+    postgres.set("default_transaction_read_only = on");
+    eventually(SOON, "it is noticed", || ready(&server) == (503, json!("the database is read-only")));
+    nothing_is_taken(&server);
+    postgres.set("default_transaction_read_only = off");
+    eventually(SOON, "the end of it is noticed", || ready(&server) == (200, json!("ok")));
+    assert_eq!(status(&deliver(&server, &event("evt_1", 100, "one"))), "processed");
+}
+
+#[test]
+fn a_node_without_a_connection_to_postgres_is_not_ready() {
+    let postgres = Postgres::start("max_connections = 40\n");
+    let place = Place::at(postgres.url());
+    let server = Server::start_with(&mut command(&place, ALL, &[]));
+    assert_eq!(ready(&server), (200, json!("ok")));
+    // Connections of its own would be idle and answer: another crash of the server takes them.
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let others = runtime.block_on(async {
+        use sqlx::Connection as _;
+        let mut others = Vec::new();
+        let mut first = sqlx::PgConnection::connect(&place.url).await.unwrap();
+        // Places that this one leaves are taken at once, until there is none for anybody.
+        let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'semel'";
+        let begun = std::time::Instant::now();
+        while begun.elapsed() < SOON && others.len() < 60 {
+            sqlx::raw_sql(end).execute(&mut first).await.unwrap();
+            match sqlx::PgConnection::connect(&place.url).await {
+                Ok(other) => others.push(other),
+                Err(_) if ready(&server).0 == 503 => break,
+                Err(_) => {}
+            }
+        }
+        others.push(first);
+        others
+    });
+    let none = (503, json!("the database server has no connection left"));
+    eventually(SOON, "it is noticed", || ready(&server) == none);
+    drop(others);
+    drop(runtime);
+    eventually(SOON, "the end of it is noticed", || ready(&server) == (200, json!("ok")));
+}
+
+#[test]
+fn a_node_whose_log_is_deleted_is_not_ready_takes_nothing_and_loses_nothing() {
+    let place = Place::sqlite();
+    let mut server = Server::start_with(&mut command(&place, ALL, &[]));
+    assert_eq!(status(&deliver(&server, &event("evt_1", 100, "one"))), "processed");
+    assert_eq!(ready(&server).0, 200);
+    fs::remove_file(place.path("semel.db-wal")).unwrap();
+    let lost = (503, json!("a file of the database is gone"));
+    eventually(SOON, "it is noticed", || ready(&server) == lost);
+    nothing_is_taken(&server);
+    // Not even by one that is killed.
+    server.process.0.kill().unwrap();
+    server.process.end();
+    let server = Server::start_with(&mut command(&place, ALL, &[]));
+    assert_eq!(ready(&server), (200, json!("ok")));
+    assert_eq!(status(&deliver(&server, &event("evt_1", 100, "one"))), "skipped");
+}
+
+#[test]
+fn after_a_server_and_a_command_have_ended_the_file_alone_is_the_database() {
+    let place = Place::sqlite();
+    let mut server = Server::start_with(&mut command(&place, ALL, &[]));
+    assert_eq!(status(&deliver(&server, &event("evt_1", 100, "one"))), "processed");
+    let alone = || !place.path("semel.db-wal").exists() && !place.path("semel.db-shm").exists();
+    place.say(["operations", "list"]);
+    assert!(!alone(), "the server has it open");
+    server.process.signal(rustix::process::Signal::TERM);
+    assert_eq!(server.process.end().code(), Some(0));
+    assert!(alone(), "the server has left its log behind");
+    for arguments in [vec!["sweep"], vec!["once", "--key", "k", "--", "true"], vec!["why", "k"], vec!["clock", "show"]]
+    {
+        place.say(&arguments);
+        assert!(alone(), "{arguments:?} has left its log behind");
+    }
+    let copy = Place::sqlite();
+    fs::copy(place.path("semel.db"), copy.path("semel.db")).unwrap();
+    assert_eq!(copy.state("k"), "completed");
+}
+
+#[test]
+fn a_clock_that_was_ahead_is_told_of_and_a_person_can_set_it_back() {
+    let place = Place::sqlite();
+    place.say(["once", "--key", "k", "--", "true"]);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        use sqlx::Connection as _;
+        let mut prompt = sqlx::SqliteConnection::connect(&place.url).await.unwrap();
+        let ahead = "UPDATE semel_meta SET clock = clock + 3600000000 * 24";
+        sqlx::raw_sql(ahead).execute(&mut prompt).await.unwrap();
+        prompt.close().await.unwrap();
+    });
+    let mut server = Server::start_with(&mut command(&place, ALL, &[]));
+    let answer = server.get("/readyz");
+    let told = answer.json()["degraded"][0].as_str().unwrap().to_owned();
+    assert_eq!(answer.status, 200);
+    assert!(told.contains("23h 59m") || told.contains("1day"), "{told}");
+    assert!(told.contains("semel clock show"), "{told}");
+
+    let repair = ["clock", "repair", "--reason", "the battery was empty"];
+    let refused = place.run(repair);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(stderr(&refused).contains("another process has"), "{}", stderr(&refused));
+    server.process.signal(rustix::process::Signal::TERM);
+    server.process.end();
+    assert!(place.say(["clock", "show"]).contains("ahead of this host's clock"));
+    eventually(SOON, "nothing is leased any more", || place.run(repair).status.success());
+    assert!(place.say(["clock", "show"]).contains("It is not ahead"));
+    let server = Server::start_with(&mut command(&place, ALL, &[]));
+    assert_eq!(server.get("/readyz").json()["degraded"], json!([]));
+}
