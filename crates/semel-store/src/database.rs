@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use semel::{
-    Error, Fence, Key, Operation, Outcome, Result, Scope, State, Store, Timestamp, crash_point,
+    Error, Fence, Key, Operation, Outcome, Result, Scope, State, Store, Timestamp, Token, crash_point,
     journal::{Repeat, Repeats},
     look::{Count, DayTally, Due, DueKind, Filter, Listing, Page, Tallied, Tally, TallyFilter},
     machine::{Answer, Request, Write},
@@ -18,6 +18,7 @@ use sqlx::migrate::Migrator;
 
 use crate::{
     Clock, Conn, Tx, apply,
+    codec::hex,
     condition::Condition,
     connection::broken,
     counters::CountRow,
@@ -217,6 +218,23 @@ impl Store for Database {
             Inner::Postgres(_) => Ok(None),
             Inner::Sqlite(db) => db.glimpse(request).await,
         }
+    }
+
+    async fn held_by(&self, tokens: Vec<Token>) -> Result<Vec<(Token, i64, Fence)>> {
+        self.answered(async {
+            let rows: Vec<_> = tokens.iter().map(|token| json!({ "token": hex(&token.0) })).collect();
+            let (sql, json) = (self.sql().find_tokens, serde_json::Value::Array(rows).to_string());
+            let mut reader = self.reader().await?;
+            let held: Vec<(Vec<u8>, i64, i64)> =
+                on!(reader.conn(), c => sqlx::query_as(sql).bind(json).fetch_all(&mut *c).await.map_err(broken)?);
+            reader.leave();
+            let read = |(token, id, fence): (Vec<u8>, i64, i64)| {
+                let token = token.try_into().map_err(|_| Error::Corrupt("a claim token"))?;
+                Ok((Token(token), id, Fence(fence)))
+            };
+            held.into_iter().map(read).collect()
+        })
+        .await
     }
 
     async fn renew(&self, batch: Vec<(i64, Fence)>) -> Result<Vec<Answer>> {

@@ -293,6 +293,11 @@ statements! {
     /// and their repeats.
     delete_repeats = "DELETE FROM semel_repeats WHERE operation IN (SELECT r.id FROM {rows $1: id int} AS r)";
 
+    /// The leases that claims hold, by their tokens. It reads the live leases, as the sweep does, and is seldom asked:
+    /// a token has no index, which every claim would pay for.
+    find_tokens =
+        "SELECT l.token, l.operation, l.fence FROM semel_leases AS l
+         WHERE l.token IN (SELECT r.token FROM {rows $1: token bytes} AS r)";
     /// Leases that end.
     delete_leases = "DELETE FROM semel_leases WHERE operation IN (SELECT r.id FROM {rows $1: id int} AS r)";
     /// Leases that begin or change.

@@ -1,4 +1,5 @@
-//! The ledger's two lanes, claims and writes under leases; on a store with one writer they are one.
+//! The ledger's lanes: claims, writes under leases, and claims of keys that are busy; on a store with one writer they are
+//! one.
 
 use std::{future::Future, sync::Arc};
 
@@ -23,6 +24,8 @@ const ALONGSIDE: usize = 96;
 pub(crate) struct Lanes {
     pub(crate) claims: Lane<Call, Applied>,
     pub(crate) writes: Lane<Call, Applied>,
+    /// For claims of keys that another transaction holds: they wait, and nobody else does.
+    pub(crate) aside: Lane<Call, Applied>,
 }
 
 impl Lanes {
@@ -37,11 +40,13 @@ impl Lanes {
         let (claims, serve) = lane(Limits { alongside, ..limits }, flush.clone());
         spawn(Box::pin(serve));
         if one {
-            return Self { writes: claims.clone(), claims };
+            return Self { writes: claims.clone(), aside: claims.clone(), claims };
         }
-        let (writes, serve) = lane(limits, flush);
+        let (writes, serve) = lane(limits, flush.clone());
         spawn(Box::pin(serve));
-        Self { claims, writes }
+        let (aside, serve) = lane(limits, flush);
+        spawn(Box::pin(serve));
+        Self { claims, writes, aside }
     }
 }
 

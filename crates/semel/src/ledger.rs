@@ -8,6 +8,7 @@ use tokio::sync::watch;
 
 use crate::{
     Error, Fence, Lease, Operation, Outcome, Policy, Result, Scope, Uptime,
+    aside::Aside,
     claim::{Claim, Work},
     crash_point,
     engine::Engine,
@@ -22,6 +23,7 @@ use crate::{
     replays::Replays,
     store::{Applied, Decision, LeaseWrite, Store, Swept},
     waiters::Waiters,
+    withdrawals::Withdrawals,
 };
 
 /// How long a lane asks a store that is away before it tells its callers.
@@ -70,6 +72,8 @@ struct Inner<S: Store> {
     renewer: Arc<Renewer>,
     waiters: Arc<Waiters>,
     gatherer: Arc<Gatherer>,
+    withdrawals: Arc<Withdrawals>,
+    aside: Aside,
     replays: Replays,
     /// Turns true when nothing new is taken.
     stopping: watch::Sender<bool>,
@@ -103,6 +107,8 @@ impl<S: Store> Ledger<S> {
         engine.keep("renewals", renewer.clone().work(store.clone()));
         engine.keep("waiters", waiters.clone().watch(store.clone()));
         engine.keep("repeats", gatherer.clone().work(store.clone()));
+        let withdrawals = Arc::<Withdrawals>::default();
+        engine.keep("withdrawals", withdrawals.clone().work(store.clone()));
         let inner = Inner {
             store,
             replays: Replays::new(options.replay_cache_bytes),
@@ -111,6 +117,8 @@ impl<S: Store> Ledger<S> {
             renewer,
             waiters,
             gatherer,
+            withdrawals,
+            aside: Aside::default(),
             stopping: watch::Sender::new(false),
             halt: watch::Sender::new(false),
             runs: watch::Sender::new(()),
@@ -235,7 +243,17 @@ impl<S: Store> Ledger<S> {
             self.inner.halt.send_replace(true);
             let _ = tokio::time::timeout(PATIENCE, self.inner.runs.closed()).await;
         }
+        self.withdraw().await;
         self.flush().await;
+    }
+
+    /// Looks once more for claims whose answers were lost: a node that is gone cannot.
+    async fn withdraw(&self) {
+        let (withdrawals, store) = (self.inner.withdrawals.clone(), self.inner.store.clone());
+        let round = self.on_engine(async move { withdrawals.round(&store).await });
+        if !matches!(tokio::time::timeout(PATIENCE, round).await, Ok(Ok(()))) {
+            tracing::warn!("claims with lost answers could not be looked up; those that were made lapse");
+        }
     }
 
     /// Writes the counts and notes that are still in memory. [`Ledger::stop`] does so too.

@@ -17,6 +17,7 @@
 //! - [`messaging`]: outbox, relay, broker, inbox
 //! - [`crash`]: where a process may die, each with a test that kills it there
 
+mod aside;
 mod atomic;
 mod canonical_json;
 mod claim;
@@ -44,6 +45,7 @@ mod scope;
 pub mod store;
 mod time;
 mod waiters;
+mod withdrawals;
 
 pub use canonical_json::{Canonical, JsonError, Literal, canonicalize, canonicalize_without};
 pub use claim::{Claim, InFlight, NotYet, Replay, Work};

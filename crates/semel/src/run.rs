@@ -167,6 +167,8 @@ impl<S: Store> Ledger<S> {
     {
         let (ledger, handler) = (self.clone(), Arc::new(handler));
         in_own_task(async move {
+            // Counted from before the claim: a ledger that stops must not miss a run about to begin.
+            let _counted = ledger.enter();
             match ledger.claim_or_wait(work, up_to).await?.acquired() {
                 Ok(lease) => Ok(Claim::Acquired(lease.run_all(handler).await?)),
                 Err(other) => Ok(other),

@@ -6,7 +6,7 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    Fence, Operation, Outcome, Result, Scope, State, Timestamp, crash_point,
+    Fence, Operation, Outcome, Result, Scope, State, Timestamp, Token, crash_point,
     journal::{Note, Repeat, Repeats, Sighting},
     look::{Count, DayTally, Due, DueKind, Filter, Group, Listing, Page, Tallied, Tally, TallyFilter},
     machine::{Answer, Request, Verdict, Write},
@@ -239,6 +239,10 @@ pub trait Store: Clone + Send + Sync + 'static {
     fn glimpse(&self, _request: &Arc<Request>) -> impl Future<Output = Result<Option<Applied>>> + Send {
         async { Ok(None) }
     }
+
+    /// The leases that claims with these tokens hold: token, operation and fence. It claims nothing: this is how a node
+    /// learns what became of claims whose answers were lost.
+    fn held_by(&self, tokens: Vec<Token>) -> impl Future<Output = Result<Vec<(Token, i64, Fence)>>> + Send;
 
     /// Renews leases: one statement for all of a node. A lease whose row another transaction has locked is answered
     /// [`Answer::Busy`] at once, and keeps no other one waiting.

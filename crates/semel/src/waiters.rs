@@ -12,7 +12,10 @@ use std::{
 
 use tokio::sync::Notify;
 
-use crate::{Fence, State, store::Store};
+use crate::{
+    Fence, State,
+    store::{Glance, Store},
+};
 
 /// Half of what we promise (about 100 ms from another node), so that it holds with a slow query.
 const EVERY: Duration = Duration::from_millis(50);
@@ -67,16 +70,21 @@ impl Waiters {
             }
             // A store that cannot be asked now is asked again; waiters have their own time limit.
             if let Ok(seen) = store.glance(ids.clone()).await {
-                for id in ids {
-                    let glance = seen.iter().find(|glance| glance.id == id);
-                    let fence = self.lock().get(&id).map(|entry| entry.fence);
-                    let runs = glance.is_some_and(|g| g.live && g.state == State::Processing && Some(g.fence) == fence);
-                    if !runs {
-                        self.wake(id);
-                    }
-                }
+                self.wake_ended(&ids, &seen);
             }
             tokio::time::sleep(EVERY).await;
+        }
+    }
+
+    /// Wakes those whose run has ended, by a glance at each of `ids`.
+    fn wake_ended(&self, ids: &[i64], seen: &[Glance]) {
+        let running = seen.iter().filter(|glance| glance.live && glance.state == State::Processing);
+        let running: HashMap<i64, Fence> = running.map(|glance| (glance.id, glance.fence)).collect();
+        let waiting = self.lock();
+        for id in ids {
+            if let Some(entry) = waiting.get(id).filter(|entry| running.get(id) != Some(&entry.fence)) {
+                entry.wake.notify_waiters();
+            }
         }
     }
 

@@ -13,7 +13,7 @@ use sqlx::{ConnectOptions as _, Executor as _, postgres::PgConnectOptions, sqlit
 
 use crate::{
     endpoint::Endpoint,
-    hooks::{becomes, deliver, event, forward, outbox, post_raw, signed_by, start_as, stored},
+    hooks::{becomes, conflicts, deliver, event, forward, outbox, post_raw, signed_by, start_as, status, stored},
     notifications_crash_pauses::is_still,
     place::Place,
     support::{Answer, SOON, eventually},
@@ -132,4 +132,26 @@ fn a_file_that_another_process_holds_costs_no_attempt() {
     });
     assert_eq!(stored(&place, "github", "guid-1").unwrap().failures, 0);
     assert_eq!(endpoint.calls().len(), 1);
+}
+
+/// Other data may be newer, and while another transaction holds the event's row it cannot be stored: nobody is told 200.
+#[test]
+fn newer_data_for_a_row_that_another_transaction_holds_is_answered_503() {
+    let place = Place::postgres();
+    let server = start_as(&place, "api,worker", &[]);
+    assert_eq!(status(&deliver(&server, &event("evt_1", 100, "a"))), "processed");
+    let options: PgConnectOptions = place.url.parse().unwrap();
+    let holder = Holder::of(async move { options.connect().await }, async |connection| {
+        connection.execute("BEGIN; SELECT id FROM semel_operations FOR UPDATE").await.map(drop).unwrap();
+    });
+    is_told_to_come_again(&deliver(&server, &event("evt_1", 200, "b")));
+    assert_eq!(stored(&place, "stripe", "evt_1").unwrap().order, Some(100), "nothing of it is stored");
+    assert_eq!(conflicts(&place), ["evt_1 skipped 1 200 100"], "and nothing is said to be taken");
+    // What is stored already is no reason to come again.
+    assert_eq!(status(&deliver(&server, &event("evt_1", 100, "a"))), "skipped");
+    holder.let_go();
+    assert_eq!(status(&deliver(&server, &event("evt_1", 200, "b"))), "processed");
+    assert_eq!(stored(&place, "stripe", "evt_1").unwrap().order, Some(200));
+    assert_eq!(conflicts(&place), ["evt_1 taken 2 200 100"]);
+    assert_eq!(outbox(&place).len(), 2);
 }

@@ -1,6 +1,10 @@
 //! Claims: new keys by the hot statement, known ones by reading first.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use semel::{
     Error, Fence, Result, Timestamp, crash_point,
@@ -10,68 +14,137 @@ use semel::{
 };
 use sqlx::PgConnection;
 
-use super::{Postgres, begin, commit, hot, roll_back, try_lock};
+use super::{CLAIMS_WAIT, Postgres, begin, commit, hot, roll_back, try_lock};
 use crate::{
     Conn,
     apply::{Changes, load_by_id, load_by_key},
-    batch::{self, ByKey, in_order},
+    batch::{self, ByKey},
     codec::encode,
     connection::broken,
 };
 
-/// When to ask again about a row that somebody has locked.
-const BUSY: Duration = Duration::from_secs(1);
-
 /// How often the general path tries again when rows were not as it had read them.
 pub(super) const ROUNDS: usize = 10;
 
+/// How often a row that another transaction holds is tried before its claim is told so. A commit may take longer; those
+/// who wait for it should not do so in the lane.
+const TRIES: usize = 3;
+
+/// How long the hot claim waits for another's transaction once it is known that one is in the way.
+const SHORT: &str = "SET lock_timeout = '20ms'";
+
+/// In how many parts claims are set apart, and for how long at most: enough to find some keys among 512.
+const PARTS: usize = 8;
+const APART: Duration = Duration::from_millis(400);
+
+/// Answers to a batch, by the number of the request.
+type Answers = HashMap<usize, Applied>;
+
 impl Postgres {
     pub(crate) async fn claim(&self, requests: &[Arc<Request>]) -> Result<Vec<Applied>> {
-        self.claims.answered(self.claim_batch(requests)).await
-    }
-
-    async fn claim_batch(&self, requests: &[Arc<Request>]) -> Result<Vec<Applied>> {
-        let order = batch::by_key(requests);
-        let (first, mut rest) = batch::fold(requests, &order);
-        let (seen, new): (Vec<usize>, Vec<usize>) = first.into_iter().partition(|i| self.hints.knows(&requests[*i]));
-        let mut answers: HashMap<usize, Applied> = self.claim_first(requests, &new).await?;
-        rest.extend(seen);
-        rest.extend(new.iter().filter(|i| !answers.contains_key(i)));
-        if !rest.is_empty() {
-            rest.sort_unstable();
-            answers.extend(self.claim_known(requests, rest).await?);
-        }
-        requests.iter().for_each(|request| self.hints.remember(request));
-        in_order(answers, requests.len())
-    }
-
-    /// The hot path: those of `first` whose key was not there.
-    async fn claim_first(&self, requests: &[Arc<Request>], first: &[usize]) -> Result<HashMap<usize, Applied>> {
-        let mut first = first.to_vec();
-        for _ in 0..ROUNDS {
-            if let Some(made) = self.claim_absent(requests, &first).await? {
-                return Ok(made);
+        let mut answers = Answers::new();
+        match self.claim_all(requests, &mut answers).await {
+            // What is committed is told. The rest is sent again, and known by its token if it was made.
+            Err(error) if error.is_transient() && answers.values().any(|applied| applied.answer != Answer::Busy) => {
+                tracing::debug!(%error, "a batch of claims was made in part");
             }
-            // An insert waits for whoever changes the row that is in its way, and a node that was
-            // frozen on its way to a commit may be at it for long. What is there already is no
-            // first claim; the rest should not wait with it.
-            let mut seat = self.lane.take().await?;
-            let keys = first.iter().map(|i| (&requests[*i].scope, &requests[*i].key));
-            let known = load_by_key(&mut Conn::Postgres(&mut seat), &self.sql, keys).await?;
-            seat.leave();
-            first.retain(|i| !known.contains_key(&(requests[*i].scope.clone(), requests[*i].key.clone())));
+            done => done?,
         }
-        Err(Error::Unavailable("the row is busy; ask again".into()))
+        let decided = |(i, _): &(usize, _)| answers.get(i).is_some_and(|applied| applied.answer != Answer::Busy);
+        requests.iter().enumerate().filter(decided).for_each(|(_, request)| self.hints.remember(request));
+        Ok((0..requests.len()).map(|i| answers.remove(&i).unwrap_or_else(|| Applied::busy(None))).collect())
     }
 
-    /// Inserts claims; nothing if it would have to wait.
-    async fn claim_absent(
+    /// Answers claims in rounds: those of new keys by the hot statement, the others by reading first. A key can change
+    /// sides in between. Answers are put in as soon as they are durable, so that none is lost with what follows.
+    async fn claim_all(&self, requests: &[Arc<Request>], answers: &mut Answers) -> Result<()> {
+        let order = batch::by_key(requests);
+        let place = |i: usize| (&requests[i].scope, &requests[i].key);
+        let (first, mut known) = batch::fold(requests, &order);
+        let (seen, mut new): (Vec<usize>, Vec<usize>) =
+            first.into_iter().partition(|i| self.hints.knows(&requests[*i]));
+        known.extend(seen);
+        for _ in 0..ROUNDS {
+            known.extend(self.claims.answered(self.claim_first(requests, &new, answers)).await?);
+            if known.is_empty() {
+                return Ok(());
+            }
+            let blocked: HashSet<_> = new.iter().filter(|i| is_busy(answers, **i)).map(|i| place(*i)).collect();
+            known.sort_unstable();
+            let absent = self.lane.answered(self.claim_known(requests, known, answers)).await?;
+            let (busy, absent): (Vec<usize>, Vec<usize>) =
+                absent.into_iter().partition(|i| blocked.contains(&place(*i)));
+            answers.extend(busy.into_iter().map(|i| (i, Applied::busy(None))));
+            let absent: HashSet<usize> = absent.into_iter().collect();
+            let again: Vec<usize> = order.iter().copied().filter(|i| absent.contains(i)).collect();
+            (new, known) = batch::fold(requests, &again);
+            if new.is_empty() {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// The hot path, in key order. Returns those whose key is there already.
+    async fn claim_first(&self, requests: &[Arc<Request>], new: &[usize], answers: &mut Answers) -> Result<Vec<usize>> {
+        if new.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut seat = self.claims.take().await?;
+        let known = match self.insert(&mut seat, requests, new, answers).await? {
+            true => unanswered(new, answers),
+            false => self.claim_apart(&mut seat, requests, new, answers).await?,
+        };
+        seat.leave();
+        Ok(known)
+    }
+
+    /// Claims of new keys, one of which another transaction holds; a lock time-out does not say which. An insert waits
+    /// for whoever changes the row that is in its way, and for whoever inserts the same key, and a node that was frozen
+    /// on its way to a commit may be at it for long. The others should not wait with it.
+    async fn claim_apart(
         &self,
+        seat: &mut PgConnection,
+        requests: &[Arc<Request>],
+        new: &[usize],
+        answers: &mut Answers,
+    ) -> Result<Vec<usize>> {
+        let until = Instant::now() + APART;
+        let mut reader = self.lane.take().await?;
+        let keys = new.iter().map(|i| (&requests[*i].scope, &requests[*i].key));
+        let rows = load_by_key(&mut Conn::Postgres(&mut reader), &self.sql, keys).await?;
+        reader.leave();
+        let is_there = |i: &usize| rows.contains_key(&(requests[*i].scope.clone(), requests[*i].key.clone()));
+        let (mut known, absent): (Vec<usize>, Vec<usize>) = new.iter().copied().partition(is_there);
+        sqlx::raw_sql(SHORT).execute(&mut *seat).await.map_err(broken)?;
+        let mut parts = vec![absent];
+        while let Some(part) = parts.pop() {
+            if Instant::now() >= until {
+                answers.extend(part.into_iter().map(|i| (i, Applied::busy(None))));
+            } else if self.insert(seat, requests, &part, answers).await? {
+                known.extend(unanswered(&part, answers));
+            } else if let [i] = *part {
+                answers.insert(i, Applied::busy(None));
+            } else {
+                // In key order still: the first part is the last to be pushed.
+                parts.extend(part.chunks(part.len().div_ceil(PARTS)).rev().map(<[usize]>::to_vec));
+            }
+        }
+        sqlx::raw_sql(CLAIMS_WAIT).execute(&mut *seat).await.map_err(broken)?;
+        Ok(known)
+    }
+
+    /// Inserts claims, and answers those whose key was not there. False if it would have to wait; nothing was inserted
+    /// then.
+    async fn insert(
+        &self,
+        seat: &mut PgConnection,
         requests: &[Arc<Request>],
         first: &[usize],
-    ) -> Result<Option<HashMap<usize, Applied>>> {
+        answers: &mut Answers,
+    ) -> Result<bool> {
         if first.is_empty() {
-            return Ok(Some(HashMap::new()));
+            return Ok(true);
         }
         let list = || first.iter().map(|i| &requests[*i]);
         let text = |get: &dyn Fn(&Request) -> &str| list().map(|r| get(r).to_owned()).collect::<Vec<String>>();
@@ -79,7 +152,6 @@ impl Postgres {
         let span = |get: &dyn Fn(&Request) -> Option<Duration>| {
             list().map(|r| get(r).map(micros)).collect::<Vec<Option<i64>>>()
         };
-        let mut seat = self.claims.take().await?;
         let made = sqlx::query_as(hot::CLAIM)
             .bind(text(&|r| r.scope.tenant()))
             .bind(text(&|r| r.scope.service()))
@@ -106,76 +178,64 @@ impl Postgres {
             .fetch_all(&mut *seat)
             .await;
         let made: Vec<(i64, i64, i64)> = match made {
-            Err(error) if is_lock_timeout(&error) => {
-                seat.leave();
-                return Ok(None);
-            }
+            Err(error) if is_lock_timeout(&error) => return Ok(false),
             made => made.map_err(broken)?,
         };
         crash_point!("store.claim.inserted");
-        seat.leave();
-        let applied = |(i, fence, now): (i64, i64, i64)| {
+        for (i, fence, now) in made {
             let i =
                 usize::try_from(i).ok().filter(|i| *i < requests.len()).ok_or(Error::Corrupt("a claim's number"))?;
-            Ok((i, batch::first_claim(&requests[i], Fence(fence), Timestamp::from_micros(now))))
-        };
-        made.into_iter().map(applied).collect::<Result<_>>().map(Some)
+            answers.insert(i, batch::first_claim(&requests[i], Fence(fence), Timestamp::from_micros(now)));
+        }
+        Ok(true)
     }
 
-    /// Claims on keys that are there already: read first; what would change is locked and decided
-    /// again. A row that somebody else has locked is being decided about this very moment.
-    async fn claim_known(&self, requests: &[Arc<Request>], mut todo: Vec<usize>) -> Result<HashMap<usize, Applied>> {
-        let mut answers = HashMap::new();
-        let mut seat = self.lane.take().await?;
-        for round in 0..ROUNDS {
+    /// Claims on keys that are there already: read first; what would change is locked and decided again. Returns those
+    /// whose key is not there.
+    async fn claim_known(
+        &self,
+        requests: &[Arc<Request>],
+        mut todo: Vec<usize>,
+        answers: &mut Answers,
+    ) -> Result<Vec<usize>> {
+        let (mut absent, mut seat) = (Vec::new(), self.lane.take().await?);
+        for round in 0..TRIES {
             let now: i64 =
                 sqlx::query_scalar(hot::NOW).bind(self.clock.fixed()).fetch_one(&mut *seat).await.map_err(broken)?;
             let now = Timestamp::from_micros(now);
             let keys = todo.iter().map(|i| (&requests[*i].scope, &requests[*i].key));
             let rows = load_by_key(&mut Conn::Postgres(&mut seat), &self.sql, keys).await?;
-            let place = |i: usize| (requests[i].scope.clone(), requests[i].key.clone());
-            let (contested, calm) = batch::read_all(requests, &rows, todo, now);
-            let answer = |(i, answer)| (i, Applied { answer, operation: rows.get(&place(i)).cloned(), now });
-            answers.extend(calm.into_iter().map(answer));
+            let row = |i: usize| rows.get(&(requests[i].scope.clone(), requests[i].key.clone())).cloned();
+            let (there, gone): (Vec<usize>, Vec<usize>) = todo.into_iter().partition(|i| row(*i).is_some());
+            absent.extend(gone);
+            let (contested, calm) = batch::read_all(requests, &rows, there, now);
+            answers.extend(calm.into_iter().map(|(i, answer)| (i, Applied { answer, operation: row(i), now })));
             if contested.is_empty() {
-                seat.leave();
-                return Ok(answers);
+                break;
             }
-            let (decided, left) = self.claim_contested(&mut seat, requests, &rows, contested).await?;
-            answers.extend(decided);
-            todo = left;
-            if todo.is_empty() {
-                seat.leave();
-                return Ok(answers);
+            let (made, held) = self.claim_contested(&mut seat, requests, &rows, contested).await?;
+            answers.extend(made);
+            if held.is_empty() || round + 1 == TRIES {
+                answers.extend(held.into_iter().map(|i| (i, Applied::busy(row(i).map(|row| (row, now))))));
+                break;
             }
-            if round + 1 == ROUNDS {
-                // Somebody holds these rows for long. One such row must not hold up everybody else
-                // in the lane: whoever has it is at it, and that is an answer.
-                let busy = Answer::InFlight { until: now + BUSY, kept: false };
-                let answer = |i| {
-                    rows.get(&place(i))
-                        .map(|op| (i, Applied { answer: busy.clone(), operation: Some(op.clone()), now }))
-                };
-                answers.extend(todo.drain(..).filter_map(answer));
-            } else if round > 1 {
-                tokio::time::sleep(Duration::from_millis(2 << round.min(5))).await;
-            }
+            todo = held;
+            tokio::time::sleep(Duration::from_millis(1 << round)).await;
         }
         seat.leave();
-        Ok(answers)
+        Ok(absent)
     }
 
+    /// Locks rows that nobody else holds, and decides about the claims on them. Returns the answers, and the claims whose
+    /// rows are held or have changed.
     async fn claim_contested(
         &self,
         seat: &mut PgConnection,
         requests: &[Arc<Request>],
         seen: &ByKey,
-        mut claims: Vec<usize>,
+        claims: Vec<usize>,
     ) -> Result<(Vec<(usize, Applied)>, Vec<usize>)> {
         let place = |i: usize| (requests[i].scope.clone(), requests[i].key.clone());
-        // In key order, like the hot path: rows that are not there are inserted in the order of
-        // their fences, and an insert waits for whoever else inserts the same key.
-        claims.sort_by_cached_key(|i| place(*i));
         let ids: Vec<i64> = claims.iter().filter_map(|i| seen.get(&place(*i)).map(|op| op.id)).collect();
         begin(seat).await?;
         let locked = try_lock(seat, &ids).await?;
@@ -183,22 +243,27 @@ impl Postgres {
         let mut rows: ByKey = rows.into_values().map(|op| ((op.scope.clone(), op.key.clone()), op)).collect();
         // Drawn under the lock: fences from before it may be lower than what the row has by now.
         let (now, fences) = self.draw(seat, claims.len()).await?;
-        let claims: Vec<_> = claims.into_iter().zip(fences).collect();
-        let is_free = |i: usize| !seen.contains_key(&place(i)) || rows.contains_key(&place(i));
-        let (free, busy): (Vec<_>, Vec<_>) = claims.into_iter().partition(|(i, _)| is_free(*i));
-        let mut left: Vec<usize> = busy.into_iter().map(|(i, _)| i).collect();
+        let (free, held): (Vec<usize>, Vec<usize>) = claims.into_iter().partition(|i| rows.contains_key(&place(*i)));
         let mut changes = Changes::default();
-        let claims = free.iter().map(|(i, fence)| (*i, &*requests[*i], *fence));
+        let claims = free.iter().zip(fences).map(|(i, fence)| (*i, &*requests[*i], fence));
         let answers = batch::claim_all(&mut changes, &mut rows, claims, now);
         if !changes.save(&mut Conn::Postgres(seat), &self.sql).await? {
             roll_back(seat).await?;
-            left.extend(answers.into_iter().map(|(i, _)| i));
-            return Ok((Vec::new(), left));
+            return Ok((Vec::new(), [free, held].concat()));
         }
         crash_point!("store.claim.taken_over");
         commit(seat).await?;
-        Ok((answers, left))
+        Ok((answers, held))
     }
+}
+
+/// Those of a batch that are yet to be answered.
+fn unanswered(claims: &[usize], answers: &Answers) -> Vec<usize> {
+    claims.iter().copied().filter(|i| !answers.contains_key(i)).collect()
+}
+
+fn is_busy(answers: &Answers, i: usize) -> bool {
+    answers.get(&i).is_some_and(|applied| applied.answer == Answer::Busy)
 }
 
 fn is_lock_timeout(error: &sqlx::Error) -> bool {

@@ -41,14 +41,17 @@ use crate::{
 
 /// Lane connections plan for a table of any size: never analysed or just analysed, a batch finds
 /// its rows by index, in the order of its arrays.
-const LANE: &str = "SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off;
+pub(crate) const LANE: &str =
+    "SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off;
      SET plan_cache_mode = force_generic_plan";
 
 /// The hot claim joins only what it has just made, by hash. It waits for others' transactions that
 /// are at one of its keys: for a commit, which is short, but not for a node that is frozen.
-const CLAIMS: &str =
-    "SET enable_seqscan = off; SET enable_mergejoin = off; SET jit = off; SET plan_cache_mode = force_generic_plan;
-     SET lock_timeout = '250ms'";
+pub(crate) const CLAIMS: &str = "SET enable_seqscan = off; SET enable_mergejoin = off; SET jit = off;
+     SET plan_cache_mode = force_generic_plan; SET lock_timeout = '250ms'";
+
+/// As [`CLAIMS`] says, for a connection on which it was shorter for a while.
+const CLAIMS_WAIT: &str = "SET lock_timeout = '250ms'";
 
 pub(crate) struct Postgres {
     /// For the hot claim.

@@ -6,9 +6,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use semel::{Backoff, Claim, Failure, Fence, Policy, Retry, Store as _, machine::Answer};
-use semel_testkit::{Kind, Lab, request, work};
+use semel::{
+    Backoff, Claim, Error, Failure, Fence, Ledger, OnMismatch, Policy, Retry, Store as _, machine::Answer,
+    store::Commit,
+};
+use semel_store::Database;
+use semel_testkit::{Kind, Lab, key, request, scope, work, work_with};
 use sqlx::{Connection as _, PgConnection};
+use tokio::task::JoinSet;
 
 fn policy() -> Policy {
     Policy { backoff: Backoff::NONE, ..Policy::default() }
@@ -70,4 +75,157 @@ async fn an_inline_claim_that_is_overtaken_gets_a_higher_fence_than_the_one_befo
     };
     let (fence, before) = overtaken(&lab, claim).await;
     assert!(fence.0 > before, "{fence} after {before}");
+}
+
+/// Newer data cannot be stored while another transaction holds the row. Whoever brings it is told to come again; whoever
+/// brings what is stored already is told that it is in flight.
+#[tokio::test]
+async fn a_row_that_is_held_is_in_flight_only_to_those_who_bring_what_is_stored() {
+    let lab = Lab::new(Kind::Postgres).await;
+    let ledger = lab.ledger().await;
+    let policy = Policy { on_mismatch: OnMismatch::SupersedeIfNewer, ..policy() };
+    let data = |n: i64| work_with("k", &format!("v{n}"), policy.clone()).order(n).payload(format!("v{n}"));
+    let Claim::Acquired(lease) = ledger.claim(data(1)).await.unwrap() else { panic!() };
+    let Claim::InFlight(waits) = ledger.claim(data(2)).await.unwrap() else { panic!() };
+    assert!(waits.kept);
+    let mut holder = PgConnection::connect(&lab.url).await.unwrap();
+    sqlx::raw_sql("BEGIN; SELECT id FROM semel_operations FOR UPDATE").execute(&mut holder).await.unwrap();
+
+    let newest = ledger.claim(data(3)).await;
+    assert!(matches!(newest, Err(Error::Unavailable(_))), "{:?}", newest.map(|claim| claim.word()));
+    // What is there is lapsed, so that a claim would take it over.
+    lab.pass(policy.lease);
+    for (n, kept) in [(1, false), (2, true)] {
+        let Claim::InFlight(there) = ledger.claim(data(n)).await.unwrap() else { panic!("{n}") };
+        assert_eq!(there.kept, kept, "{n}");
+    }
+    sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
+    let Claim::Acquired(newest) = ledger.claim(data(3)).await.unwrap() else { panic!() };
+    assert_eq!(newest.operation().payload.as_deref(), Some(&b"v3"[..]));
+    drop(lease);
+}
+
+/// What became of a claim that met a held row is looked up in the background, and undone if it was made after all. That
+/// is about this one claim, not about the next one of the same caller.
+#[tokio::test]
+async fn a_waiter_that_met_a_held_row_keeps_the_lease_that_it_gets_later() {
+    /// Longer than the pauses between looks in the background.
+    const LOOKED: Duration = Duration::from_millis(2500);
+    let lab = Lab::new(Kind::Postgres).await;
+    let ledger = lab.ledger().await;
+    let Claim::Acquired(lease) = ledger.claim(work("k", policy())).await.unwrap() else { panic!() };
+    let failed = lease.fail(Failure { error: "no".into(), retry: Retry::Backoff }).await.unwrap();
+    assert_ne!(failed, semel::Settled::LeaseLost);
+    let mut holder = PgConnection::connect(&lab.url).await.unwrap();
+    sqlx::raw_sql("BEGIN; SELECT id FROM semel_operations FOR UPDATE").execute(&mut holder).await.unwrap();
+    let (sees, seen) = tokio::sync::oneshot::channel();
+    let waiting = tokio::spawn({
+        let ledger = ledger.clone();
+        let worth = move |_: &semel::Operation| sees.send(()).is_ok();
+        async move { ledger.claim_or_wait_if(work("k", policy()), Duration::from_secs(60), worth).await.unwrap() }
+    });
+    seen.await.expect("it is told that it is in flight, and waits");
+    sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
+    let Claim::Acquired(lease) = waiting.await.unwrap() else { panic!() };
+    tokio::time::sleep(LOOKED).await;
+    assert_ne!(lease.complete(semel::Outcome::kept("done")).await.unwrap(), semel::Settled::LeaseLost);
+}
+
+/// Claims keys side by side; which of them were not acquired.
+async fn claim_all(ledger: &Ledger<Database>, names: impl Iterator<Item = String>) -> Vec<String> {
+    let mut claims = JoinSet::new();
+    for name in names {
+        let ledger = ledger.clone();
+        claims.spawn(async move {
+            let claim = ledger.claim(work(&name, policy())).await;
+            let got = claim.as_ref().map(Claim::word);
+            (!matches!(got, Ok("acquired"))).then(|| format!("{name}: {got:?}"))
+        });
+    }
+    claims.join_all().await.into_iter().flatten().collect()
+}
+
+/// An open transaction that has inserted a key: a frozen peer, or a slow inline claim. Only claims of that key wait, and
+/// the others wait for them once, for a moment.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_uncommitted_insert_holds_up_no_other_key() {
+    let lab = Lab::new(Kind::Postgres).await;
+    let (ledger, other) = (lab.ledger().await, lab.open().await);
+    let tx = other.begin(Duration::from_secs(30)).await.unwrap();
+    let held = || Arc::new(request("k 50", b"k 50", policy()));
+    assert_eq!(other.claim_in(&tx, held()).await.unwrap().answer, Answer::Acquired);
+
+    // In one batch of the store: a hundred others, and that one three times.
+    let batch = |round: usize| {
+        let mut batch: Vec<_> = (0..100)
+            .map(|n| {
+                Arc::new(request(&if n == 50 { "k 50".into() } else { format!("k {n:02} {round}") }, b"", policy()))
+            })
+            .collect();
+        batch.extend([held(), held()]);
+        batch
+    };
+    for round in 0..2 {
+        let applied = ledger.store().claim(batch(round)).await.unwrap();
+        for (n, applied) in applied.into_iter().enumerate() {
+            let expected = if n == 50 || n > 99 { Answer::Busy } else { Answer::Acquired };
+            assert_eq!(applied.answer, expected, "{n} in round {round}");
+        }
+    }
+
+    // Through the ledger: whoever wants that key asks on and on, and everybody else goes on.
+    let begun = std::time::Instant::now();
+    for round in 0..40 {
+        let asks = tokio::spawn({
+            let ledger = ledger.clone();
+            async move { ledger.claim(work("k 50", policy())).await.map(|claim| claim.word()) }
+        });
+        assert_eq!(claim_all(&ledger, (0..5).map(|n| format!("{round} {n}"))).await, [""; 0]);
+        asks.abort();
+    }
+    // Each round waited for the key before, a quarter of a second at least.
+    assert!(begun.elapsed() < Duration::from_secs(9), "{:?}", begun.elapsed());
+
+    let waits = ledger.claim(work("k 50", policy())).await;
+    assert!(matches!(waits, Err(Error::Unavailable(_))), "{:?}", waits.map(|claim| claim.word()));
+    assert!(matches!(other.commit(&tx).await, Commit::Done));
+    assert_eq!(ledger.claim(work("k 50", policy())).await.unwrap().word(), "replay");
+}
+
+/// Makes commits of a key's row wait for as long as somebody holds the advisory lock 42: a disk that stalls.
+const STALLING: &str = "CREATE FUNCTION stall() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN
+         WHILE NOT pg_try_advisory_xact_lock_shared(42) LOOP PERFORM pg_sleep(0.01); END LOOP;
+         RETURN NULL;
+       END $$;
+    CREATE CONSTRAINT TRIGGER stall AFTER INSERT ON semel_operations DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW WHEN (NEW.key = 'shared') EXECUTE FUNCTION stall()";
+
+/// Two batches of one node are in flight and share a key, while the first cannot commit. Of the second, only the callers
+/// of that key suffer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn overlapping_batches_that_share_a_key_harm_only_its_callers() {
+    let lab = Lab::new(Kind::Postgres).await;
+    let ledger = lab.ledger().await;
+    let mut holder = PgConnection::connect(&lab.url).await.unwrap();
+    sqlx::raw_sql(STALLING).execute(&mut holder).await.unwrap();
+    sqlx::raw_sql("SELECT pg_advisory_lock(42)").execute(&mut holder).await.unwrap();
+    let claim = |name: &'static str| {
+        let ledger = ledger.clone();
+        tokio::spawn(async move { ledger.claim(work(name, policy())).await.map(|claim| claim.word()) })
+    };
+    let first = claim("shared");
+    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND application_name = 'semel'";
+    while sqlx::query_scalar::<_, i64>(waiting).fetch_one(&mut holder).await.unwrap() == 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    // So many that a second batch leaves beside the first, and no more.
+    let shared = claim("shared");
+    assert_eq!(claim_all(&ledger, (0..95).map(|n| format!("other {n}"))).await, [""; 0]);
+    assert!(!first.is_finished(), "it still waits for its disk");
+    let told = shared.await.unwrap();
+    assert!(matches!(told, Err(Error::Unavailable(_))), "{told:?}");
+    sqlx::raw_sql("SELECT pg_advisory_unlock(42)").execute(&mut holder).await.unwrap();
+    assert_eq!(first.await.unwrap().unwrap(), "acquired");
+    assert!(ledger.store().by_key(&scope(), &key("shared")).await.unwrap().is_some());
 }

@@ -1,5 +1,5 @@
 //! Random histories: both stores must do what the pure function says, step by step, column by
-//! column.
+//! column; also where several things happen at once, over several connections.
 #![expect(clippy::unwrap_used, reason = "these are tests")]
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
@@ -8,19 +8,44 @@ use proptest::prelude::*;
 use semel::{
     Backoff, Failure, Fence, OnLost, OnMismatch, Operation, Outcome, Policy, Retry, Store, Timestamp, Verdict,
     machine::{Answer, Event, Next, Request, Write, due, step},
-    store::{Decision, LeaseWrite},
+    store::{Applied, Decision, LeaseWrite},
 };
 use semel_testkit::{Kind, Lab, key, request, scope};
 
 /// One thing that happens. Small numbers choose among keys, payloads, orders and known fences.
 #[derive(Clone, Debug)]
 enum Action {
-    Claim { key: usize, payload: u8, order: Option<i64>, policy: usize, repeat: bool, stored: bool, at_once: bool },
-    Write { key: usize, fence: usize, write: usize },
-    Renew { key: usize, fence: usize },
-    Decide { key: usize, decision: usize, expected: bool },
+    Claim {
+        key: usize,
+        payload: u8,
+        order: Option<i64>,
+        policy: usize,
+        repeat: bool,
+        stored: bool,
+        at_once: bool,
+    },
+    Write {
+        key: usize,
+        fence: usize,
+        write: usize,
+    },
+    Renew {
+        key: usize,
+        fence: usize,
+    },
+    Decide {
+        key: usize,
+        decision: usize,
+        expected: bool,
+    },
     Sweep,
-    Pass { seconds: u64 },
+    Pass {
+        seconds: u64,
+    },
+    /// Claims and writes in batches, from two nodes at once.
+    Together {
+        parts: Vec<(bool, Action)>,
+    },
 }
 
 fn action() -> impl Strategy<Value = Action> {
@@ -36,9 +61,13 @@ fn action() -> impl Strategy<Value = Action> {
             at_once,
         },
     );
+    let claim = claim.boxed();
+    let write = (0..2usize, 0..3usize, 0..WRITES).prop_map(|(key, fence, write)| Action::Write { key, fence, write });
+    let part = prop_oneof![3 => claim.clone(), 2 => write.clone()];
     prop_oneof![
         6 => claim,
-        5 => (0..2usize, 0..3usize, 0..7usize).prop_map(|(key, fence, write)| Action::Write { key, fence, write }),
+        5 => write,
+        4 => proptest::collection::vec((any::<bool>(), part), 2..=MOST).prop_map(|parts| Action::Together { parts }),
         2 => (0..2usize, 0..3usize).prop_map(|(key, fence)| Action::Renew { key, fence }),
         1 => (0..2usize, 0..4usize, any::<bool>()).prop_map(|(key, decision, expected)| Action::Decide { key, decision, expected }),
         2 => Just(Action::Sweep),
@@ -72,6 +101,12 @@ fn policy(choice: usize) -> Policy {
     }
 }
 
+/// How many sorts of writes there are.
+const WRITES: usize = 8;
+
+/// How much happens at once at most: every order of it is tried.
+const MOST: usize = 5;
+
 fn write(choice: usize) -> Write {
     let failure = |retry| Write::Fail(Failure { error: "no \u{0} luck é".into(), retry });
     match choice {
@@ -81,6 +116,7 @@ fn write(choice: usize) -> Write {
         3 => failure(Retry::Never),
         4 => Write::Release { delay: Duration::ZERO, why: None },
         5 => Write::Doubt { reason: "who knows".into() },
+        6 => Write::Withdraw,
         _ => Write::Checkpoint(vec![7; 3].into()),
     }
 }
@@ -89,6 +125,8 @@ fn write(choice: usize) -> Write {
 struct Run {
     lab: Lab,
     store: semel_store::Database,
+    /// Another node.
+    other: semel_store::Database,
     model: HashMap<usize, Operation>,
     /// Of each that nobody runs, when it is due, if ever.
     due: HashMap<usize, Option<Timestamp>>,
@@ -103,9 +141,9 @@ const NAMES: [&str; 2] = ["first", "second key"];
 impl Run {
     async fn new(kind: Kind) -> Self {
         let lab = Lab::new(kind).await;
-        let store = lab.open().await;
+        let (store, other) = (lab.open().await, lab.open().await);
         let (model, due, fences, last) = (HashMap::new(), HashMap::new(), HashMap::new(), HashMap::new());
-        Self { lab, store, model, due, fences, last, time: Lab::START }
+        Self { lab, store, other, model, due, fences, last, time: Lab::START }
     }
 
     async fn act(&mut self, action: &Action) {
@@ -114,24 +152,12 @@ impl Run {
                 self.lab.pass(Duration::from_secs(*seconds));
                 self.time = self.time + Duration::from_secs(*seconds);
             }
-            Action::Claim { key, payload, order, policy: choice, repeat, stored, at_once } => {
-                let mut asked = request(NAMES[*key], &[*payload], policy(*choice));
-                asked.order = *order;
-                asked.at_once = *at_once;
-                asked.payload = stored.then(|| vec![*payload; 2].into());
-                asked.labels = semel::Labels::default().with(1, "blue").unwrap();
-                if let (true, Some(earlier)) = (*repeat, self.last.get(key)) {
-                    // The answer was lost, and the claim is sent again.
-                    asked = earlier.clone();
-                }
-                self.last.insert(*key, asked.clone());
-                let applied = self.store.claim(vec![Arc::new(asked.clone())]).await.unwrap().remove(0);
+            Action::Claim { key, .. } => {
+                let asked = self.request(action);
+                let applied = self.store.claim(vec![asked.clone()]).await.unwrap().remove(0);
                 let fence = applied.operation.as_ref().unwrap().fence;
                 self.check(*key, &Event::Claim { request: &asked, fence }, &applied.answer).await;
-                if applied.answer == Answer::Acquired {
-                    let op = applied.operation.unwrap();
-                    self.fences.entry(*key).or_default().push((op.id, op.fence));
-                }
+                self.learn(*key, &applied);
             }
             Action::Write { key, fence, write: choice } => {
                 let Some((id, fence)) = self.known(*key, *fence) else { return };
@@ -165,6 +191,7 @@ impl Run {
                 };
                 self.check(*key, &event, &applied.answer).await;
             }
+            Action::Together { parts } => self.act_together(parts).await,
             Action::Sweep => {
                 self.store.sweep(100).await.unwrap();
                 for place in 0..NAMES.len() {
@@ -173,6 +200,84 @@ impl Run {
                         self.model_step(place, &event);
                     }
                     self.compare(place).await;
+                }
+            }
+        }
+    }
+
+    /// The request of a claim.
+    fn request(&mut self, action: &Action) -> Arc<Request> {
+        let Action::Claim { key, payload, order, policy: choice, repeat, stored, at_once } = action else { panic!() };
+        let mut asked = request(NAMES[*key], &[*payload], policy(*choice));
+        asked.order = *order;
+        asked.at_once = *at_once;
+        asked.payload = stored.then(|| vec![*payload; 2].into());
+        asked.labels = semel::Labels::default().with(1, "blue").unwrap();
+        if let (true, Some(earlier)) = (*repeat, self.last.get(key)) {
+            // The answer was lost, and the claim is sent again.
+            asked = earlier.clone();
+        }
+        self.last.insert(*key, asked.clone());
+        Arc::new(asked)
+    }
+
+    /// Remembers the fence of a claim that was acquired.
+    fn learn(&mut self, key: usize, applied: &Applied) {
+        if applied.answer == Answer::Acquired {
+            let op = applied.operation.as_ref().unwrap();
+            self.fences.entry(key).or_default().push((op.id, op.fence));
+        }
+    }
+
+    /// Sends claims and writes to two nodes at once, a batch of each to each. There must be an order in which the
+    /// machine gives the same answers and leaves the same rows.
+    async fn act_together(&mut self, parts: &[(bool, Action)]) {
+        let (mut claims, mut writes) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
+        for (node, part) in parts {
+            match part {
+                Action::Claim { key, .. } => claims[usize::from(*node)].push((*key, self.request(part))),
+                Action::Write { key, fence, write: choice } => {
+                    let Some((id, fence)) = self.known(*key, *fence) else { continue };
+                    writes[usize::from(*node)].push((*key, LeaseWrite { id, fence, write: write(*choice) }));
+                }
+                _ => unreachable!("only these are done together"),
+            }
+        }
+        let ([a, b], [c, d]) = (&claims, &writes);
+        let (a, b, c, d) = tokio::join!(
+            decided(a, |batch| self.store.claim(batch)),
+            decided(b, |batch| self.other.claim(batch)),
+            decided(c, |batch| self.store.write(batch)),
+            decided(d, |batch| self.other.write(batch)),
+        );
+        let mut done = Vec::new();
+        for ((key, request), applied) in claims.into_iter().flatten().zip(a.into_iter().chain(b)) {
+            self.learn(key, &applied);
+            done.push((key, Part::Claim(request, applied.operation.unwrap().fence), applied.answer));
+        }
+        for ((key, write), applied) in writes.into_iter().flatten().zip(c.into_iter().chain(d)) {
+            done.push((key, Part::Write(write), applied.answer));
+        }
+        let mut rows = HashMap::new();
+        for place in 0..NAMES.len() {
+            rows.extend(self.row(place).await.map(|op| (place, op)));
+        }
+        let before = (self.model.clone(), self.due.clone());
+        let explained = orders(done.len()).into_iter().any(|order| {
+            (self.model, self.due) = before.clone();
+            order.iter().all(|n| self.part_step(&done[*n].1, done[*n].0) == done[*n].2) && self.model == rows
+        });
+        assert!(explained, "no order explains {done:#?}\nfrom {:#?}\nto {rows:#?}", before.0);
+    }
+
+    fn part_step(&mut self, part: &Part, place: usize) -> Answer {
+        match part {
+            Part::Claim(request, fence) => self.model_step(place, &Event::Claim { request, fence: *fence }),
+            Part::Write(LeaseWrite { id, fence, write }) => {
+                let event = Event::Write { fence: *fence, write: write.clone() };
+                match self.model.get(&place).is_some_and(|op| op.id == *id) {
+                    true => self.model_step(place, &event),
+                    false => step(None, &event, self.time).answer,
                 }
             }
         }
@@ -222,13 +327,19 @@ impl Run {
         }
     }
 
-    async fn compare(&self, place: usize) {
+    /// The row itself.
+    async fn row(&self, place: usize) -> Option<Operation> {
         let mut stored = self.stored(place).await;
         if let Some(op) = stored.as_mut().filter(|op| op.archived) {
             // Looking an archived one up brings its data back; the row itself has none.
             op.outcome = Some(Outcome::not_kept(""));
             op.payload = None;
         }
+        stored
+    }
+
+    async fn compare(&self, place: usize) {
+        let stored = self.row(place).await;
         assert_eq!(
             stored.as_ref(),
             self.model.get(&place),
@@ -254,6 +365,42 @@ impl Run {
         let expected: Vec<_> = first.into_iter().map(|first| (scope().kind().to_owned(), first)).collect();
         assert_eq!(told, expected, "at {}", self.time);
     }
+}
+
+/// One of several things that were done at once.
+#[derive(Debug)]
+enum Part {
+    Claim(Arc<Request>, Fence),
+    Write(LeaseWrite),
+}
+
+/// Sends a batch, and those that another transaction was in the way of again.
+async fn decided<I: Clone, Fut: Future<Output = semel::Result<Vec<Applied>>>>(
+    batch: &[(usize, I)],
+    send: impl Fn(Vec<I>) -> Fut,
+) -> Vec<Applied> {
+    let mut answers: Vec<Option<Applied>> = batch.iter().map(|_| None).collect();
+    while answers.iter().any(Option::is_none) {
+        let left: Vec<usize> = (0..batch.len()).filter(|n| answers[*n].is_none()).collect();
+        let applied = send(left.iter().map(|n| batch[*n].1.clone()).collect()).await.unwrap();
+        for (n, applied) in left.into_iter().zip(applied) {
+            answers[n] = applied.decided().ok();
+        }
+    }
+    answers.into_iter().flatten().collect()
+}
+
+/// Every order of so many things.
+fn orders(n: usize) -> Vec<Vec<usize>> {
+    let Some(last) = n.checked_sub(1) else { return vec![Vec::new()] };
+    let insert = |shorter: Vec<usize>| {
+        (0..n).map(move |at| {
+            let mut order = shorter.clone();
+            order.insert(at, last);
+            order
+        })
+    };
+    orders(last).into_iter().flat_map(insert).collect()
 }
 
 fn play(kind: Kind, history: &[Action]) {

@@ -243,13 +243,25 @@ pub async fn a_stop_ends_what_runs_and_refuses_what_is_new(lab: Lab) {
 /// A run whose claim is still on its way when the ledger stops does not slip through: the stop
 /// waits for it and puts it back.
 pub async fn a_stop_does_not_miss_a_run_that_is_about_to_begin(lab: Lab) {
+    for waits in [false, true] {
+        misses_no_run(&lab, waits).await;
+    }
+}
+
+async fn misses_no_run(lab: &Lab, waits: bool) {
     let (ledger, other) = (lab.ledger().await, lab.ledger().await);
     // Somebody else is about to commit the same key, so the claim has to wait for that.
     let tx = other.store().begin(secs(5)).await.unwrap();
     assert_eq!(other.claim_inline(&tx, work("k", Policy::default())).await.unwrap().word(), "acquired");
     let run = tokio::spawn({
         let ledger = ledger.clone();
-        async move { ledger.run(work("k", Policy::default()), |_| std::future::pending()).await }
+        async move {
+            let (work, handler) = (work("k", Policy::default()), |_| std::future::pending());
+            match waits {
+                true => ledger.run_or_wait(work, secs(1), handler).await,
+                false => ledger.run(work, handler).await,
+            }
+        }
     });
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert!(!run.is_finished());

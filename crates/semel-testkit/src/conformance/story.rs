@@ -179,11 +179,14 @@ pub async fn a_flush_ends_after_the_one_before_it(lab: Lab) {
 pub async fn a_waiting_claim_is_one_repeat(lab: Lab) {
     let ledger = lab.ledger().await;
     let lease = acquire(&ledger, work("k", Policy::default())).await;
+    let (sees, seen) = tokio::sync::oneshot::channel();
     let waiting = tokio::spawn({
         let ledger = ledger.clone();
-        async move { ledger.claim_or_wait(work("k", Policy::default()), secs(15)).await.unwrap() }
+        // It has looked once when it is asked whether that is worth waiting for, and looks again after that.
+        let worth = move |_: &semel::Operation| sees.send(()).is_ok();
+        async move { ledger.claim_or_wait_if(work("k", Policy::default()), secs(600), worth).await.unwrap() }
     });
-    tokio::time::sleep(std::time::Duration::from_millis(150)).await;
+    soon(seen).await.expect("it waits");
     assert_eq!(lease.complete(done("")).await.unwrap(), SETTLED);
     assert!(matches!(soon(waiting).await.unwrap(), Claim::Replay(_)));
     ledger.flush().await;

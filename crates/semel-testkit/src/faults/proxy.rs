@@ -15,6 +15,7 @@ use std::{
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
+    sync::watch,
 };
 
 /// Which request is broken.
@@ -39,6 +40,8 @@ pub enum Fault {
     SwallowRequest,
     /// The answer never arrives, and nobody is told.
     SwallowAnswer,
+    /// The answer is lost, and from then on nothing reaches the server, until [`Proxy::mend`].
+    GoAway,
     /// The answer comes a byte at a time, with this much time in between.
     Trickle(Duration),
 }
@@ -56,6 +59,8 @@ struct Shared {
     plan: Mutex<Option<(On, Fault)>>,
     /// The length of the answer that was last met, as far as it was seen.
     met: Mutex<Option<usize>>,
+    /// Whether nothing gets through.
+    away: watch::Sender<bool>,
 }
 
 impl Proxy {
@@ -91,6 +96,11 @@ impl Proxy {
         *self.shared.plan.lock().unwrap() = Some((on, fault));
     }
 
+    /// Lets requests through again after [`Fault::GoAway`].
+    pub fn mend(&self) {
+        self.shared.away.send_replace(false);
+    }
+
     /// Whether the planned request came, and how many bytes of its answer were seen.
     #[must_use]
     pub fn met(&self) -> Option<usize> {
@@ -111,6 +121,10 @@ pub(super) fn host_of(url: &str) -> &str {
 }
 
 async fn forward(mut client: TcpStream, target: &str, shared: &Shared) -> io::Result<()> {
+    let mut away = shared.away.subscribe();
+    if *away.borrow() {
+        return Ok(());
+    }
     let mut server = TcpStream::connect(target).await?;
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
@@ -119,6 +133,7 @@ async fn forward(mut client: TcpStream, target: &str, shared: &Shared) -> io::Re
     let (mut asked, mut answered) = (vec![0; 64 << 10], vec![0; 64 << 10]);
     loop {
         tokio::select! {
+            () = async { drop(away.wait_for(|away| *away).await) } => return Ok(()),
             read = client.read(&mut asked) => {
                 let read = read?;
                 if read == 0 {
@@ -152,6 +167,10 @@ async fn forward(mut client: TcpStream, target: &str, shared: &Shared) -> io::Re
                         return Ok(());
                     }
                     Some(Fault::SwallowAnswer) => return hang(client, server).await,
+                    Some(Fault::GoAway) => {
+                        shared.away.send_replace(true);
+                        return Ok(());
+                    }
                     Some(Fault::Trickle(pause)) => {
                         for byte in seen {
                             client.write_all(&[*byte]).await?;

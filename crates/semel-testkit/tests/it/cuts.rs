@@ -4,15 +4,17 @@
 use std::time::{Duration, Instant};
 
 use semel::{
-    Claim, Failure, Held, Lease, Ledger, Options, Outcome, Policy, Ran, Retry, Settled, State, Store as _, Unfinished,
-    store::Commit,
+    Backoff, Claim, Failure, Held, Lease, Ledger, OnLost, Options, Outcome, Policy, Ran, Retry, Settled, State,
+    Store as _, Unfinished, machine::Answer, store::Commit,
 };
 use semel_store::{Database, Settings, Tx};
 use semel_testkit::{
     Kind,
     faults::{Fault, On, Proxy, effect_rows, take_in, worker::policy},
-    key, scope, work,
+    key, request, scope, work,
 };
+
+use tokio::task::JoinSet;
 
 use crate::support::Site;
 
@@ -73,6 +75,31 @@ impl Wire {
 
     async fn rows(&self, text: &str) -> i64 {
         effect_rows(&self.site.db).await.get(text).copied().unwrap_or(0)
+    }
+
+    /// Claims keys side by side, all of which must be told that the store is away.
+    async fn claim_in_vain(&self, names: &[String], policy: &Policy) {
+        let mut claims = JoinSet::new();
+        for name in names {
+            let (ledger, work) = (self.ledger.clone(), work(name, policy.clone()).payload(name.clone()));
+            claims.spawn(async move { ledger.claim(work).await.map(|claim| claim.word()) });
+        }
+        for told in claims.join_all().await {
+            assert!(told.as_ref().is_err_and(semel::Error::is_transient), "{told:?}");
+        }
+    }
+
+    /// Waits until the operation under a key is as it should be: nothing, or something in a state.
+    async fn becomes(&self, text: &str, state: Option<State>) {
+        let begun = Instant::now();
+        loop {
+            let found = self.site.db.by_key(&scope(), &key(text)).await.unwrap().map(|op| op.state);
+            if found == state {
+                return;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(30), "{text} is {found:?}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     }
 
     async fn claim(&self, text: &str) -> Lease<Database> {
@@ -322,4 +349,89 @@ async fn an_answer_that_trickles_in_is_an_answer() {
     assert_eq!(lease.complete(Outcome::kept("")).await.unwrap(), Settled::Yes { successor: false });
     wire.assert_met("leased");
     assert_eq!(wire.rows("atomic").await, 1);
+}
+
+/// Claims are committed, their answers are lost, and the store is away for longer than a caller is kept waiting. The
+/// callers are told so; when it is back, what they had claimed is undone: nothing runs, and nothing is in doubt.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn claims_whose_answers_are_lost_are_undone() {
+    let wire = Wire::new().await;
+    let hold = Policy { on_lost: OnLost::Hold, backoff: Backoff::NONE, ..usual() };
+    let names: Vec<String> = (0..40).map(|n| format!("first {n}")).collect();
+    wire.plan(CLAIM, Fault::GoAway);
+    wire.claim_in_vain(&names, &hold).await;
+    wire.assert_met("first claims");
+    let made = wire.site.operations().await;
+    assert!(made.values().any(|op| op.state == State::Processing), "some of them are committed");
+    wire.proxy.mend();
+    for name in &names {
+        wire.becomes(name, None).await;
+    }
+
+    // The same for a takeover: it is put back, at no cost.
+    let policy = || Policy { on_lost: OnLost::Hold, backoff: Backoff::NONE, ..usual() };
+    let Claim::Acquired(lease) = wire.ledger.claim(work("taken over", policy()).payload("data")).await.unwrap() else {
+        panic!("it is free")
+    };
+    let failure = Failure { error: "no luck".into(), retry: Retry::Backoff };
+    assert_eq!(lease.fail(failure).await.unwrap(), Settled::Yes { successor: false });
+    wire.plan(COMMIT_OF_LEDGER, Fault::GoAway);
+    wire.claim_in_vain(&["taken over".into()], &hold).await;
+    wire.assert_met("a takeover");
+    assert_eq!(wire.site.operation("taken over").await.state, State::Processing);
+    wire.proxy.mend();
+    wire.becomes("taken over", Some(State::Pending)).await;
+    let put_back = wire.site.operation("taken over").await;
+    assert_eq!((put_back.failures, put_back.crashes), (1, 0));
+
+    // Whoever comes again gets it.
+    for name in ["first 0", "taken over"] {
+        let claim = wire.ledger.claim(work(name, hold.clone())).await.unwrap();
+        assert_eq!(claim.word(), "acquired", "{name}");
+    }
+    wire.site.check_counters().await;
+}
+
+/// A node that stops looks for them once more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_stops_undoes_claims_whose_answers_were_lost() {
+    let wire = Wire::new().await;
+    let hold = Policy { on_lost: OnLost::Hold, ..usual() };
+    wire.plan(CLAIM, Fault::GoAway);
+    wire.claim_in_vain(&["k".into()], &hold).await;
+    wire.assert_met("a claim");
+    assert_eq!(wire.site.operation("k").await.state, State::Processing);
+    wire.proxy.mend();
+    wire.ledger.stop(Duration::ZERO).await;
+    assert_eq!(wire.site.db.by_key(&scope(), &key("k")).await.unwrap(), None);
+}
+
+/// First claims of a batch that are committed are answered, also when the store goes away before the others are.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn claims_that_are_committed_are_answered_when_the_rest_of_their_batch_fails() {
+    let wire = Wire::new().await;
+    let again = Policy { backoff: Backoff::NONE, ..usual() };
+    let failure = Failure { error: "no luck".into(), retry: Retry::Backoff };
+    let Claim::Acquired(lease) = wire.ledger.claim(work("known", again.clone())).await.unwrap() else {
+        panic!("it is free")
+    };
+    assert_eq!(lease.fail(failure).await.unwrap(), Settled::Yes { successor: false });
+    let batch: Vec<_> = ["new 1", "known", "new 2"]
+        .map(|name| std::sync::Arc::new(request(name, name.as_bytes(), again.clone())))
+        .to_vec();
+    for fault in [Fault::GoAway, Fault::CutRequest, Fault::SwallowAnswer] {
+        wire.plan(COMMIT_OF_LEDGER, fault);
+        let answers = wire.db.claim(batch.clone()).await;
+        wire.assert_met("the takeover");
+        wire.proxy.mend();
+        let answers: Vec<_> = answers.unwrap().into_iter().map(|applied| applied.answer).collect();
+        assert_eq!(answers, [Answer::Acquired, Answer::Busy, Answer::Acquired], "{fault:?}");
+        // Sent again, each is known by its token.
+        let answers = wire.db.claim(batch.clone()).await.unwrap();
+        assert!(answers.iter().all(|applied| applied.answer == Answer::Acquired), "{fault:?}");
+        let op = answers[1].operation.as_ref().unwrap();
+        let release = semel::machine::Write::Release { delay: Duration::ZERO, why: None };
+        let release = semel::store::LeaseWrite { id: op.id, fence: op.fence, write: release };
+        wire.db.write(vec![release]).await.unwrap();
+    }
 }

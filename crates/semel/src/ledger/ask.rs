@@ -4,16 +4,20 @@ use std::{future::Future, sync::Arc, time::Duration};
 
 use tokio::sync::oneshot;
 
-use super::{Ledger, patiently};
+use super::{Ledger, PATIENCE, patiently};
 use crate::{
-    Error, Lease, Operation, Result, Uptime,
+    Error, Lease, Operation, Result, Token, Uptime,
     claim::{Claim, Work, weight},
     crash_point,
     lanes::Call,
-    machine::{Answer, Request, Write},
+    machine::{Answer, Request, Write, while_busy},
     renewer::OwnDeadline,
     store::{Applied, LeaseWrite, Store},
 };
+
+/// How long a claim is sent again while another transaction holds its row, before whoever brings what is stored already
+/// is told that it is in flight: longer than a commit takes, and most rounds of a sweep.
+const HELD: Duration = Duration::from_millis(300);
 
 /// How long a claim waits for its lane before it looks whether it can be answered without the writer: longer than a
 /// flush and some transactions take, too short for a person to notice.
@@ -23,8 +27,8 @@ impl<S: Store> Ledger<S> {
     /// Asks to be the one who executes.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when the work fits no rule, and what a store can break with. Nothing was
-    /// claimed then, but for [`Error::OutcomeUnknown`]: that claim, if it was made, lapses.
+    /// [`Error::Invalid`] when the work fits no rule, and what a store can break with. Nothing was claimed then: a claim
+    /// that was made and whose answer was lost is withdrawn in the background.
     pub async fn claim(&self, work: Work) -> Result<Claim<Lease<S>>> {
         let request = self.request(work)?;
         let claim = self.ask(&request).await?;
@@ -85,7 +89,7 @@ impl<S: Store> Ledger<S> {
             tokio::pin!(woken);
             // Listening comes before the last look: a settle in between is not missed.
             woken.as_mut().enable();
-            claim = self.ask(request).await?;
+            claim = self.ask(&anew(request)?).await?;
             match &claim {
                 Claim::InFlight(there) if there.operation.fence == fence => {}
                 _ => continue,
@@ -96,7 +100,7 @@ impl<S: Store> Ledger<S> {
                 _ = tokio::time::timeout(until.remaining(), woken) => {}
                 _ = stopping.wait_for(|stopping| *stopping) => return Ok(claim),
             }
-            claim = self.ask(request).await?;
+            claim = self.ask(&anew(request)?).await?;
         }
     }
 
@@ -119,15 +123,7 @@ impl<S: Store> Ledger<S> {
     /// Sends a claim through its lane.
     async fn send(&self, request: &Arc<Request>, sent: Uptime) -> Result<Claim<Lease<S>>> {
         crash_point!("claim.before");
-        let applied = if self.inner.options.group_commit {
-            let answer = self.inner.lanes.claims.send(Call::Claim(request.clone()), weight(request)).await?;
-            self.or_glimpse(Asked { ledger: self, answer: Some(answer) }.answer(), request).await?
-        } else if let Ok(Some(applied)) = self.inner.store.glimpse(request).await {
-            applied
-        } else {
-            let (store, request) = (self.inner.store.clone(), request.clone());
-            self.on_engine(async move { patiently(|| store.claim(vec![request.clone()])).await }).await?.remove(0)
-        };
+        let applied = self.send_until_decided(request).await?;
         crash_point!("claim.after");
         let now = applied.now;
         let claim = Claim::from_applied(applied)?;
@@ -136,6 +132,49 @@ impl<S: Store> Ledger<S> {
             self.inner.replays.remember(&replay.operation, sent, now);
         }
         Ok(claim.map(|operation| self.lease(operation, request, sent)))
+    }
+
+    /// Sends a claim, and again while another transaction holds its row.
+    async fn send_until_decided(&self, request: &Arc<Request>) -> Result<Applied> {
+        let mut doubt = Doubt { ledger: self, request, open: false };
+        let (held, until) = (Uptime::now() + HELD, Uptime::now() + PATIENCE);
+        let mut pause = Duration::from_millis(5);
+        loop {
+            let sent = self.send_once(request).await;
+            doubt.open |= sent.as_ref().is_err_and(Error::is_transient);
+            let applied = sent?;
+            if applied.answer != Answer::Busy {
+                doubt.open = false;
+                return Ok(applied);
+            }
+            // Busy may also mean that the claim was made and its answer lost, halfway through a batch.
+            doubt.open = true;
+            self.inner.aside.note(request);
+            let told = applied.operation.as_ref().map(|row| while_busy(row, request, applied.now));
+            match told {
+                Some(answer @ Answer::InFlight { .. }) if held.has_passed() => {
+                    return Ok(Applied { answer, ..applied });
+                }
+                _ if until.has_passed() => return applied.decided(),
+                _ => tokio::time::sleep(pause).await,
+            }
+            pause = (2 * pause).min(Duration::from_millis(100));
+        }
+    }
+
+    async fn send_once(&self, request: &Arc<Request>) -> Result<Applied> {
+        let (lanes, store) = (&self.inner.lanes, &self.inner.store);
+        if self.inner.options.group_commit {
+            let lane = if self.inner.aside.has(request) { &lanes.aside } else { &lanes.claims };
+            let answer = lane.send(Call::Claim(request.clone()), weight(request)).await?;
+            let asked = Asked { ledger: self, request, answer: Some(answer) };
+            return self.or_glimpse(asked.answer(), request).await;
+        }
+        if let Ok(Some(applied)) = store.glimpse(request).await {
+            return Ok(applied);
+        }
+        let (store, request) = (store.clone(), request.clone());
+        Ok(self.on_engine(async move { patiently(|| store.claim(vec![request.clone()])).await }).await?.remove(0))
     }
 
     /// Waits for a lane's answer. Where there is one writer, somebody's transaction may keep it waiting; a claim that
@@ -166,10 +205,32 @@ impl<S: Store> Ledger<S> {
     }
 }
 
+/// The same claim with a token of its own. What became of the one before may not be known, and is then undone in the
+/// background: a lease that is held under its token would be taken away from whoever works under it.
+fn anew(request: &Request) -> Result<Arc<Request>> {
+    Ok(Arc::new(Request { token: Token::random()?, ..request.clone() }))
+}
+
+/// A claim that may have been made without its caller being told. Unless it is closed, it is undone in the background.
+struct Doubt<'a, S: Store> {
+    ledger: &'a Ledger<S>,
+    request: &'a Request,
+    open: bool,
+}
+
+impl<S: Store> Drop for Doubt<'_, S> {
+    fn drop(&mut self) {
+        if self.open {
+            self.ledger.inner.withdrawals.add(self.request);
+        }
+    }
+}
+
 /// A claim that is on its way. If its caller goes away, a lease that it gets is put back: nobody
 /// will begin the work.
 struct Asked<'a, S: Store> {
     ledger: &'a Ledger<S>,
+    request: &'a Arc<Request>,
     answer: Option<oneshot::Receiver<Result<Applied>>>,
 }
 
@@ -185,14 +246,20 @@ impl<S: Store> Asked<'_, S> {
 impl<S: Store> Drop for Asked<'_, S> {
     fn drop(&mut self) {
         let Some(answer) = self.answer.take() else { return };
-        let ledger = self.ledger.clone();
+        let (ledger, request) = (self.ledger.clone(), self.request.clone());
         self.ledger.inner.engine.spawn(async move {
-            if let Ok(Ok(Applied { answer: Answer::Acquired, operation: Some(op), .. })) = answer.await {
-                let write = Write::Release { delay: Duration::ZERO, why: None };
-                // If this fails too, the lease lapses.
-                let _ = ledger.write(LeaseWrite { id: op.id, fence: op.fence, write }).await;
-                ledger.wake(op.id);
-            }
+            let done = match answer.await {
+                Ok(Ok(Applied { answer: Answer::Acquired, operation: Some(op), .. })) => {
+                    let write = Write::Release { delay: Duration::ZERO, why: None };
+                    let released = ledger.write(LeaseWrite { id: op.id, fence: op.fence, write }).await;
+                    ledger.wake(op.id);
+                    released.is_ok()
+                }
+                Ok(Ok(applied)) => applied.answer != Answer::Busy,
+                Ok(Err(error)) => !error.is_transient(),
+                Err(_) => true,
+            };
+            drop(Doubt { ledger: &ledger, request: &request, open: !done });
         });
     }
 }

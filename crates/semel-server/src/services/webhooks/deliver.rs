@@ -111,19 +111,24 @@ impl Receiver {
         let work = source.work(event, now)?;
         let claim = self.0.ledger.claim(work.clone()).await?;
         let Claim::Mismatch(stored) = &claim else { return Ok(claim) };
-        // Other data under the same id. That is told before anything else is done about it.
+        // Other data under the same id. That is told before anything else is done about it. It is not taken before it
+        // is stored, which may fail.
+        self.note_conflict(source, event, stored, false, true).await?;
         let newer = matches!((event.created, stored.order), (Some(came), Some(there)) if came > there);
-        self.note_conflict(source, event, stored, newer, true).await?;
-        if !newer {
-            return Ok(claim);
-        }
         let policy = Policy { on_mismatch: OnMismatch::SupersedeIfNewer, ..source.policy(now) };
-        let claim = self.0.ledger.claim_again(work.policy(policy)).await?;
-        if let Claim::Mismatch(stored) = &claim {
-            // Something newer still came in between.
-            self.note_conflict(source, event, stored, false, false).await?;
+        let superseded = match newer {
+            true => Some(self.0.ledger.claim_again(work.policy(policy)).await?),
+            false => None,
+        };
+        // Refused all the same if something newer still came in between.
+        let taken = superseded.as_ref().is_some_and(|claim| !matches!(claim, Claim::Mismatch(_)));
+        if taken && let Err(error) = self.note_conflict(source, event, stored, true, false).await {
+            // The event itself is what counts: it is stored, and may be this one's to process.
+            tracing::warn!(%error, key = stored.short_hash(), "a conflict stays noted as skipped; its data was taken");
         }
-        Ok(claim)
+        let (source, key) = (&stored.labels.0[2], stored.short_hash());
+        tracing::warn!(source, key, taken, "other data came under the same id");
+        Ok(superseded.unwrap_or(claim))
     }
 
     async fn note_conflict(
@@ -157,14 +162,7 @@ impl Receiver {
             let done = done.await;
             if done.is_ok() { Ok(done) } else { Err(done) }
         });
-        note.await??;
-        tracing::warn!(
-            source = stored.labels.0[2],
-            key = stored.short_hash(),
-            taken,
-            "other data came under the same id"
-        );
-        Ok(())
+        note.await?
     }
 
     /// Processes an event under its lease, and newer data that comes meanwhile.

@@ -9,7 +9,7 @@ use std::{
 };
 
 use semel::{
-    Error, Fence, Key, Operation, Outcome, Result, Scope, Store, Timestamp,
+    Error, Fence, Key, Operation, Outcome, Result, Scope, Store, Timestamp, Token,
     look::{Count, DayTally, Due, DueKind, Filter, Listing, Page, Tallied, Tally, TallyFilter},
     machine::{Answer, Request, read},
     messaging::{
@@ -133,6 +133,10 @@ impl Store for Moody {
         let applied = found.and_then(|op| Some(Applied { answer: read(&op, request, now)?, operation: Some(op), now }));
         self.late.glimpsed.notify_one();
         Ok(applied)
+    }
+
+    async fn held_by(&self, tokens: Vec<Token>) -> Result<Vec<(Token, i64, Fence)>> {
+        self.db()?.held_by(tokens).await
     }
 
     async fn renew(&self, batch: Vec<(i64, Fence)>) -> Result<Vec<Answer>> {

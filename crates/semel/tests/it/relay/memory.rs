@@ -7,7 +7,7 @@ use std::{
 };
 
 use semel::{
-    Error, Fence, Key, Operation, Outcome, Result, Scope, Store, Timestamp, Uptime,
+    Error, Fence, Key, Operation, Outcome, Result, Scope, Store, Timestamp, Token, Uptime,
     look::{Count, DayTally, Due, DueKind, Filter, Listing, Page, Tallied, Tally, TallyFilter},
     machine::{Answer, Request},
     messaging::{
@@ -222,6 +222,10 @@ impl Store for Memory {
     }
 
     async fn write(&self, _batch: Vec<LeaseWrite>) -> Result<Vec<Applied>> {
+        no_use()
+    }
+
+    async fn held_by(&self, _tokens: Vec<Token>) -> Result<Vec<(Token, i64, Fence)>> {
         no_use()
     }
 
