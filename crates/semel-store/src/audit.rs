@@ -62,6 +62,7 @@ pub(crate) fn action(decision: &Decision) -> Option<&'static str> {
         Decision::Resolve { verdict: Verdict::Completed(_), .. } => Some("operations.complete"),
         Decision::Resolve { verdict: Verdict::Failed, .. } => Some("operations.fail"),
         Decision::Resolve { verdict: Verdict::Retry, .. } => Some("operations.retry"),
+        Decision::Resolve { verdict: Verdict::Rerun { .. }, .. } => Some("operations.rerun"),
         Decision::Purge => Some("operations.purge"),
         Decision::Found { .. } => None,
     }

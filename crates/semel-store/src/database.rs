@@ -533,7 +533,7 @@ impl Database {
     }
 }
 
-fn of_another() -> Error {
+pub(crate) fn of_another() -> Error {
     Error::Invalid("the transaction is of another database".into())
 }
 

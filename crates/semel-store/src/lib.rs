@@ -4,8 +4,10 @@
 //! - [`Tx`] and [`Conn`]: callers' transactions, and one way to run a statement on either database
 //! - `apply`: the general path: load, step, save
 //! - `sql`: the statements both share; `postgres` and `sqlite`: what differs, and why
+//! - `again`: what has completed, to be run once more
 //! - `rows`, `codec`, `counters`: how things are stored; `audit`: what people did
 
+mod again;
 mod apply;
 mod audit;
 mod batch;
@@ -28,6 +30,7 @@ mod sql;
 mod sqlite;
 mod tx;
 
+pub use again::Passed;
 pub use clock::Clock;
 pub use condition::{Repaired, repair_clock};
 pub use connection::{AWAY, Conn, DISK_FULL, FILE_LOST, NO_CONNECTION, READ_ONLY, broken, reason};

@@ -14,6 +14,9 @@ use crate::{Error, Fence, Timestamp};
 /// What the note of a run says that was put back without a reason.
 pub const PUT_BACK: &str = "put back; this costs no attempt";
 
+/// How the note begins of a person who skipped the message of an operation: it never went out.
+pub const SKIPPED: &str = "its message was skipped";
+
 /// Who acts when a lapsed lease is found, by the sweep or by a claim that came before it.
 pub(crate) const SWEEP: &str = "sweep";
 

@@ -1,7 +1,8 @@
 //! Looking at the outbox, and what a person may do about it.
 
 use semel::{
-    Result, Timestamp,
+    Fence, Result, Timestamp,
+    journal::{Event, Note, SKIPPED},
     messaging::{Backlog, MessageId, OutboxFilter, OutboxListing, OutboxState, Topic},
 };
 use serde_json::json;
@@ -16,8 +17,8 @@ use crate::{Database, audit::Audit, connection::broken, database::Inner, on};
 /// How long it is remembered when a message was published.
 const RECEIPTS: i64 = 7 * 24 * 3600 * 1_000_000;
 
-/// Id, state, topic, ordering key, number and failures.
-type HeldRow = (i64, String, String, Option<String>, Option<i64>, i64);
+/// Id, state, topic, ordering key, number, failures, and the operation and fence of the run that put it.
+type HeldRow = (i64, String, String, Option<String>, Option<i64>, i64, Option<i64>, Option<i64>);
 
 impl Database {
     /// The one number that a statement without parameters yields.
@@ -40,6 +41,53 @@ impl Database {
                 sqlx::query_scalar(sql).bind(tenant).bind(id.to_string()).fetch_optional(c).await.map_err(broken)?);
             reader.leave();
             Ok(found.is_some())
+        })
+        .await
+    }
+
+    /// Where a message in the outbox stands, with what was wrong at its last try; nothing once it is published or was
+    /// skipped.
+    ///
+    /// # Errors
+    /// When the database cannot be reached.
+    pub async fn in_outbox(&self, tenant: &str, id: MessageId) -> Result<Option<(OutboxState, Option<String>)>> {
+        self.answer(async {
+            let mut reader = self.reader().await?;
+            let sql = "SELECT state, error FROM semel_outbox WHERE tenant = $1 AND message_id = $2";
+            let found: Option<(String, Option<Vec<u8>>)> = on!(reader.conn(), c =>
+                sqlx::query_as(sql).bind(tenant).bind(id.to_string()).fetch_optional(c).await.map_err(broken)?);
+            reader.leave();
+            let Some((state, error)) = found else { return Ok(None) };
+            let state = OutboxState::parse(&state).ok_or(semel::Error::Corrupt("a state in the outbox"))?;
+            let error = error.map(crate::codec::decode).transpose()?;
+            Ok(Some((state, error.map(|error| String::from_utf8_lossy(&error).into_owned()))))
+        })
+        .await
+    }
+
+    /// Messages of a tenant that cannot go out by themselves, unroutable or parked, and that were put by runs of a
+    /// service's operations with this third label: how many, by topic and state. The first thousand of the tenant's are
+    /// looked at, oldest first.
+    ///
+    /// # Errors
+    /// When the database cannot be reached.
+    pub async fn stuck_messages(
+        &self,
+        tenant: &str,
+        service: &str,
+        label3: &str,
+    ) -> Result<Vec<(String, OutboxState, u64)>> {
+        self.answer(async {
+            let mut reader = self.reader().await?;
+            let sql = self.messages().sql.stuck_of_service;
+            let found: Vec<(String, String, i64)> = on!(reader.conn(), c => sqlx::query_as(sql)
+                .bind(tenant).bind(service).bind(label3).fetch_all(c).await.map_err(broken)?);
+            reader.leave();
+            let read = |(topic, state, n): (String, String, i64)| {
+                let state = OutboxState::parse(&state).ok_or(semel::Error::Corrupt("a state in the outbox"))?;
+                Ok((topic, state, u64::try_from(n).unwrap_or(0)))
+            };
+            found.into_iter().map(read).collect()
         })
         .await
     }
@@ -162,11 +210,32 @@ impl Database {
             .map_err(broken)?;
         }
         let reason = rows::reason(reason);
+        self.tell_skip(&mut work.conn(), &held, actor, &reason).await?;
         let audit = Audit { tenant, actor, action: "outbox.skip", subject: &id.to_string(), reason: &reason };
         self.audit(&mut work.conn(), audit, Some(before(&held)), None).await?;
         self.finish(work, 1).await?;
         self.messages().wakes.tell(News::Outbox);
         Ok(true)
+    }
+
+    /// Tells the story of the operation whose message a person skips, if it is still there: nothing else of that operation
+    /// says that its message never went out.
+    async fn tell_skip(&self, conn: &mut crate::Conn<'_>, held: &HeldRow, actor: &str, reason: &str) -> Result<()> {
+        let (Some(operation), Some(fence)) = (held.6, held.7) else { return Ok(()) };
+        let sql = "SELECT id FROM semel_operations WHERE id = $1";
+        let there: Option<i64> =
+            on!(conn, c => sqlx::query_scalar(sql).bind(operation).fetch_optional(&mut **c).await.map_err(broken)?);
+        if there.is_none() {
+            return Ok(());
+        }
+        let note = Note {
+            at: Timestamp::from_micros(self.look_now().await?),
+            event: Event::Resolved,
+            fence: Fence(fence),
+            actor: actor.to_owned(),
+            detail: format!("{SKIPPED}: {reason}"),
+        };
+        conn.batch(self.sql().insert_journal, &[crate::rows::note(operation, &note)]).await.map(drop)
     }
 
     async fn load_held(&self, work: &mut super::work::Work, tenant: &str, id: MessageId) -> Result<Option<HeldRow>> {
@@ -197,6 +266,6 @@ impl Database {
 }
 
 /// A row as it was, without what it says.
-fn before((_, state, topic, ordering_key, number, failures): &HeldRow) -> serde_json::Value {
+fn before((_, state, topic, ordering_key, number, failures, ..): &HeldRow) -> serde_json::Value {
     json!({ "state": state, "topic": topic, "orderingKey": ordering_key, "number": number, "failures": failures })
 }

@@ -195,8 +195,25 @@ statements! {
     list = outbox_row!("(state = $4 OR $4 IS NULL)");
     /// and of what is held up in it: by its own index, so that a few among millions are found at once.
     list_held = outbox_row!("state IN ('waiting', 'unroutable', 'parked') AND state = $4");
+    /// What does not go out by itself, of a service's operations with a third label. Each state by its own walk of the
+    /// index: together they would have to be sorted first.
+    stuck_of_service =
+        "SELECT m.topic, m.state, count(*) AS n
+         FROM (SELECT topic, state, operation FROM
+                   (SELECT topic, state, operation FROM semel_outbox
+                    WHERE state IN ('waiting', 'unroutable', 'parked') AND state = 'unroutable' AND tenant = $1
+                    ORDER BY id LIMIT 500) AS u
+               UNION ALL
+               SELECT topic, state, operation FROM
+                   (SELECT topic, state, operation FROM semel_outbox
+                    WHERE state IN ('waiting', 'unroutable', 'parked') AND state = 'parked' AND tenant = $1
+                    ORDER BY id LIMIT 500) AS p) AS m
+         JOIN semel_operations AS o ON o.id = m.operation AND o.tenant = $1 AND o.service = $2 AND o.label3 = $3
+         GROUP BY m.topic, m.state ORDER BY m.topic, m.state LIMIT 100";
     /// A row that a person wants to see go, as it is; whether it still is so, the statement that changes it sees to.
-    load_held = "SELECT id, state, topic, ordering_key, number, failures FROM semel_outbox WHERE tenant = $1 AND message_id = $2";
+    load_held =
+        "SELECT id, state, topic, ordering_key, number, failures, operation, fence FROM semel_outbox
+         WHERE tenant = $1 AND message_id = $2";
     /// A row that a person makes ready.
     redrive =
         "UPDATE semel_outbox SET state = 'ready', due_at = NULL

@@ -128,13 +128,23 @@ impl Postgres {
     pub(crate) async fn decide(&self, id: i64, decision: Decision, actor: &str, reason: &str) -> Result<Applied> {
         let mut seat = self.lane.take().await?;
         begin(&mut seat).await?;
-        lock(&mut seat, &[id]).await?;
-        let (now, fences) = self.draw(&mut seat, 1).await?;
-        let mut conn = Conn::Postgres(&mut seat);
-        let applied = batch::decide(&mut conn, &self.sql, id, decision, (actor, reason), (now, fences[0])).await?;
+        let applied = self.decide_in(&mut seat, id, decision, (actor, reason)).await?;
         commit(&mut seat).await?;
         seat.leave();
         Ok(applied)
+    }
+
+    /// A decision inside of a transaction.
+    pub(crate) async fn decide_in(
+        &self,
+        conn: &mut PgConnection,
+        id: i64,
+        decision: Decision,
+        by: (&str, &str),
+    ) -> Result<Applied> {
+        lock(conn, &[id]).await?;
+        let (now, fences) = self.draw(conn, 1).await?;
+        batch::decide(&mut Conn::Postgres(conn), &self.sql, id, decision, by, (now, fences[0])).await
     }
 
     /// Reads a row when everybody who is at it has finished.

@@ -175,11 +175,21 @@ impl Sqlite {
 
     pub(crate) async fn decide(&self, id: i64, decision: Decision, actor: &str, reason: &str) -> Result<Applied> {
         let mut tx = Writer::begin(&self.writer).await?;
-        let (now, fences) = self.draw(tx.connection(), 1).await?;
-        let mut conn = Conn::Sqlite(tx.connection());
-        let applied = batch::decide(&mut conn, &self.sql, id, decision, (actor, reason), (now, fences[0])).await?;
+        let applied = self.decide_in(tx.connection(), id, decision, (actor, reason)).await?;
         tx.commit().await.map_err(broken)?;
         Ok(applied)
+    }
+
+    /// A decision inside of a transaction.
+    pub(crate) async fn decide_in(
+        &self,
+        conn: &mut SqliteConnection,
+        id: i64,
+        decision: Decision,
+        by: (&str, &str),
+    ) -> Result<Applied> {
+        let (now, fences) = self.draw(conn, 1).await?;
+        batch::decide(&mut Conn::Sqlite(conn), &self.sql, id, decision, by, (now, fences[0])).await
     }
 
     /// The fenced completion in a caller's transaction, and what is still to be counted in it.

@@ -178,6 +178,7 @@ impl Run {
                     0 => resolve(Verdict::Completed(Outcome::kept("by hand"))),
                     1 => resolve(Verdict::Failed),
                     2 => resolve(Verdict::Retry),
+                    3 => resolve(Verdict::Rerun { archived: op.payload.clone() }),
                     _ => Decision::Purge,
                 };
                 let applied = self.store.decide(op.id, decision.clone(), "ann", "because").await.unwrap();

@@ -23,13 +23,14 @@
 //!    past its retention, a settled operation counts as absent; in_doubt and pending never expire
 //! ```
 //!
-//! Four habits keep it right:
+//! Five habits keep it right:
 //! - **The fence tells who wrote last.** A settle that finds its own fence on a row that is no
 //!   longer processing was already made, and its first answer was lost; it is answered again.
 //!   Whatever ends a lease over its owner's head (a lapse, a resolution) writes a new fence.
 //! - **A lapsed lease lapses first.** A claim, a resolution or a purge that meets one first makes
 //!   the transition that the sweep would have made, then goes on from there.
 //! - **Expired is absent**, whether the sweep has come by or not.
+//! - **Completed stays completed** but for newer data, and for a person who has it run once more by that name.
 //! - **Pinned and completed is final** until then: no purge, no verdict and no newer data touches it.
 
 mod claim;
@@ -184,6 +185,12 @@ pub enum Verdict {
     Failed,
     /// It did not take effect, and may run again, its counts at zero.
     Retry,
+    /// It has completed, and a person wants it run once more all the same, its counts at zero: it had nothing to do
+    /// then, and has now. What its completion did is not undone. Nothing that is pinned runs again.
+    Rerun {
+        /// The data of an operation that was archived; any other has its own.
+        archived: Option<Bytes>,
+    },
 }
 
 /// What becomes of the row.

@@ -98,7 +98,9 @@ pub(super) fn resolve(
         Some(_) if lapsed(stored, now) => end_lease(stored, fence, now),
         Some(_) => return Step::answer(Answer::NotNow(NotNow::Running)),
         None if stored.is_final(now) => return Step::answer(Answer::NotNow(NotNow::Pinned)),
-        None if stored.state == State::Completed => return Step::answer(Answer::NotNow(NotNow::Completed)),
+        None if stored.state == State::Completed && !matches!(verdict, Verdict::Rerun { .. }) => {
+            return Step::answer(Answer::NotNow(NotNow::Completed));
+        }
         None => (stored.clone(), Vec::new()),
     };
     op.fence = fence;
@@ -129,6 +131,17 @@ pub(super) fn resolve(
             op.failures = 0;
             op.crashes = 0;
             "it may run again"
+        }
+        Verdict::Rerun { archived } => {
+            if op.archived {
+                op.payload.clone_from(archived);
+            }
+            unsettle(&mut op);
+            op.state = State::Pending;
+            op.failures = 0;
+            op.crashes = 0;
+            op.error = None;
+            "it runs once more"
         }
     };
     notes.push(note(&op, Event::Resolved, actor, format!("{said}: {reason}"), now));

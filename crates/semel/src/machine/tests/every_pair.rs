@@ -125,7 +125,8 @@ fn happenings() -> Vec<Happening> {
     for write in writes().into_iter().chain(more) {
         all.extend([5, 7, 8].map(|fence| Happening::Write(Fence(fence), write.clone())));
     }
-    for verdict in [Verdict::Completed(Outcome::kept("yes")), Verdict::Failed, Verdict::Retry] {
+    let again = Verdict::Rerun { archived: None };
+    for verdict in [Verdict::Completed(Outcome::kept("yes")), Verdict::Failed, Verdict::Retry, again] {
         let expected = [None, Some(PRESENT), Some(Fence(5))];
         all.extend(expected.map(|expected| Happening::Resolve(expected, verdict.clone())));
     }

@@ -118,7 +118,8 @@ fn changes(
         let tended = Operation { look_at: old.look_at, ..new.clone() } == *old;
         law(archived || tended, "what is pinned stays as it is")?;
     }
-    if old.state == State::Completed && new.state != State::Completed {
+    let again = matches!(what, Happening::Resolve(_, Verdict::Rerun { .. })) && new.state == State::Pending;
+    if old.state == State::Completed && new.state != State::Completed && !again {
         law(claims && superseded && new.order > old.order, "only newer data runs after a completion")?;
     }
     if old.state == State::Completed && new.state == State::Completed && !superseded {

@@ -36,6 +36,43 @@ fn a_verdict_needs_an_operation_that_nobody_runs_and_that_has_not_completed() {
 }
 
 #[test]
+fn only_a_person_who_says_so_has_what_completed_run_once_more() {
+    let mut life = Life::new();
+    let fence = life.acquire(&ask("a"));
+    assert_eq!(life.write(fence, complete("nothing to do")), Answer::Settled { successor: false });
+    let again = Verdict::Rerun { archived: None };
+    let done = life.row().fence;
+    assert_eq!(life.happens(&Happening::Resolve(Some(done), again.clone())).answer, Answer::Resolved);
+    let row = life.row();
+    assert_eq!((row.state, row.failures, row.crashes, &row.outcome), (State::Pending, 0, 0, &None));
+    assert!(row.fence > done);
+    // The same word a second time is about a run that is over.
+    let twice = life.happens(&Happening::Resolve(Some(done), again.clone())).answer;
+    assert_eq!(twice, Answer::NotNow(NotNow::MovedOn));
+    let fence = life.acquire(&ask("a"));
+    assert_eq!(life.resolve(again), Answer::NotNow(NotNow::Running));
+    assert_eq!(life.write(fence, complete("done")), Answer::Settled { successor: false });
+}
+
+#[test]
+fn what_is_pinned_never_runs_once_more_and_what_was_archived_has_its_data_back() {
+    for (name, life) in situations() {
+        let Some(row) = life.row.clone().filter(|op| op.state == State::Completed && !op.has_expired(life.now)) else {
+            continue;
+        };
+        let mut life = life.clone();
+        let answer = life.resolve(Verdict::Rerun { archived: Some("kept".into()) });
+        if row.is_final(life.now) {
+            assert_eq!(answer, Answer::NotNow(NotNow::Pinned), "{name}");
+            continue;
+        }
+        assert_eq!(answer, Answer::Resolved, "{name}");
+        let expected = if row.archived { Some("kept".into()) } else { row.payload };
+        assert_eq!((life.row().payload.clone(), life.row().archived), (expected, false), "{name}");
+    }
+}
+
+#[test]
 fn a_verdict_about_another_run_changes_nothing() {
     for (name, life) in situations() {
         let Some(row) = life.row.clone().filter(|op| !op.has_expired(life.now)) else { continue };

@@ -1,0 +1,102 @@
+//! Going through what a service has completed, to have some of it run once more.
+
+use bytes::Bytes;
+use semel::{
+    Fence, Outcome, Result, Timestamp, Verdict,
+    store::{Applied, Decision},
+};
+
+use crate::{
+    Conn, Database, Tx, codec,
+    connection::broken,
+    database::{Inner, of_another},
+    on,
+};
+
+/// The longest outcome that is read: what is longer says more than that there was nothing to do.
+const LONGEST_OUTCOME: i64 = 512;
+
+/// An operation that was gone past.
+#[derive(Clone, Debug)]
+pub struct Passed {
+    /// The operation.
+    pub id: i64,
+    /// Under which fence it was as it is told here.
+    pub fence: Fence,
+    /// The service that it is of.
+    pub service: String,
+    /// Its first label.
+    pub label1: Option<String>,
+    /// Its second label.
+    pub label2: Option<String>,
+    /// When it was first claimed.
+    pub created_at: Timestamp,
+    /// Its outcome, if it has completed and that is a short one.
+    pub outcome: Option<Outcome>,
+}
+
+/// Id, fence, service, two labels, time of creation, outcome and whether it was kept.
+type Row = (i64, i64, String, Option<String>, Option<String>, i64, Option<Vec<u8>>, Option<bool>);
+
+impl Database {
+    /// The operations of a tenant with this third label, newest first, from the one after `after` on; at most `limit` of
+    /// them, read in the caller's transaction. An outcome that cannot be read is left out.
+    ///
+    /// # Errors
+    /// When the database cannot be reached.
+    pub async fn passed_in(
+        &self,
+        tx: &Tx,
+        (tenant, label3): (&str, &str),
+        after: Option<i64>,
+        limit: u32,
+    ) -> Result<Vec<Passed>> {
+        self.answered(async {
+            let (sql, mut held) = (self.sql().pass_by_label, tx.connection().await?);
+            let rows: Vec<Row> = on!(held.get()?, c => sqlx::query_as(sql)
+                .bind(tenant)
+                .bind(label3)
+                .bind(after.unwrap_or(i64::MAX))
+                .bind(i64::from(limit))
+                .bind(LONGEST_OUTCOME)
+                .fetch_all(&mut *c).await.map_err(broken)?);
+            Ok(rows.into_iter().map(read).collect())
+        })
+        .await
+    }
+
+    /// Has an operation that has completed run once more, in the caller's transaction, if it still has this fence: with
+    /// the data that it had, also where that went to the archive. The audit is told in the same transaction.
+    ///
+    /// # Errors
+    /// When the database cannot be reached; roll back then.
+    pub async fn rerun_in(&self, tx: &Tx, id: i64, fence: Fence, by: (&str, &str)) -> Result<Applied> {
+        self.answered(async {
+            let mut held = tx.connection().await?;
+            let sql = self.sql().load_archived;
+            let data: Option<(Option<Vec<u8>>, Vec<u8>, bool)> = on!(held.get()?, c =>
+                sqlx::query_as(sql).bind(id).fetch_optional(&mut *c).await.map_err(broken)?);
+            let archived: Option<Bytes> = data.and_then(|(payload, ..)| payload).map(codec::decode).transpose()?;
+            let decision = Decision::Resolve { verdict: Verdict::Rerun { archived }, expected: Some(fence) };
+            match (self.inner(), held.get()?) {
+                (Inner::Postgres(db), Conn::Postgres(conn)) => db.decide_in(conn, id, decision, by).await,
+                (Inner::Sqlite(db), Conn::Sqlite(conn)) => db.decide_in(conn, id, decision, by).await,
+                _ => Err(of_another()),
+            }
+        })
+        .await
+    }
+}
+
+fn read((id, fence, service, label1, label2, created_at, outcome, kept): Row) -> Passed {
+    let outcome = outcome.and_then(|stored| codec::decode(stored).ok()).zip(kept);
+    Passed {
+        id,
+        fence: Fence(fence),
+        service,
+        label1,
+        label2,
+        created_at: Timestamp::from_micros(created_at),
+        outcome: outcome.map(|(body, kept)| Outcome { kept, body }),
+    }
+}
