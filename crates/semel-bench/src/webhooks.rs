@@ -24,7 +24,7 @@ use semel::{
 };
 use semel_http::webhooks::{DEFAULT_TOLERANCE, Verifier};
 use semel_server::{
-    config::{Secrets, Source, SourceKind, Webhooks},
+    config::{Deed, Rule, Rules, Secrets, Source, SourceKind, Webhooks},
     http::{App, health::AlwaysReady, principal::Local},
     serve::{self, Limits},
     services::webhooks::{Handlers, Receiver},
@@ -123,7 +123,8 @@ fn tell(backend: Backend, report: &mut Report) {
 
 /// A server with the receiver, and with the same handler without it; and whoever sends to it.
 async fn open(ledger: &Ledger<Database>) -> Result<(Sender, Stop)> {
-    let source = Source::new(SourceKind::Stripe, Secrets(vec![SECRET.into()]));
+    let mut source = Source::new(SourceKind::Stripe, Secrets(vec![SECRET.into()]));
+    source.handlers = Rules(vec![Rule { kind: "*".into(), deed: Deed::Outbox(None) }]);
     let config = Webhooks { sources: BTreeMap::from([("stripe".to_owned(), source)]) };
     let receiver = Receiver::open(ledger, config, &Handlers::default()).await?;
     let verifier = Verifier::stripe([SECRET], DEFAULT_TOLERANCE)?;

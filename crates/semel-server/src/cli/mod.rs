@@ -1,7 +1,8 @@
 //! The commands, one file each.
 //!
 //! The server keeps its data in the directory that it is started in. The commands for people (`once`, `why`,
-//! `operations`, `sweep`, `clock`) look in the user's own place (`ledger`), so that cron and shell mean the same ledger.
+//! `operations`, `sweep`, `clock`, `webhooks`) look in the user's own place (`ledger`), so that cron and shell mean the
+//! same ledger.
 //! `target` finds the operation that is meant, `story` and `words` are for people, `json` is for programs.
 
 mod clock;
@@ -16,6 +17,7 @@ mod serve;
 mod story;
 mod sweep;
 mod target;
+mod webhooks;
 mod why;
 mod words;
 
@@ -50,6 +52,8 @@ enum Command {
     #[command(subcommand)]
     Clock(clock::ClockCommand),
     #[command(subcommand)]
+    Webhooks(webhooks::WebhooksCommand),
+    #[command(subcommand)]
     Config(config::ConfigCommand),
     #[command(hide = true)]
     Guard(guard::Guard),
@@ -70,6 +74,7 @@ pub fn main() -> ExitCode {
         Command::Operations(command) => command.run(),
         Command::Sweep(command) => command.run(),
         Command::Clock(command) => command.run(),
+        Command::Webhooks(command) => command.run(),
         Command::Config(command) => command.run(),
         Command::Guard(command) => Ok(command.run()),
         Command::GuardExec(command) => Ok(command.run()),

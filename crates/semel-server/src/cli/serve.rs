@@ -122,9 +122,9 @@ async fn start(config: &Config, ledger: &Ledger<Database>, node: &Node) -> anyho
     let proposals = Proposals::open(ledger, config.proposals).await?;
     let notifications = Notifications::open(ledger, node.broker(), config.notifications.clone()).await?;
     let deliverer = Deliverer::open(ledger, &config.notifications.channels)?;
-    let jobs = Jobs::open(ledger, Messages::job_kinds(ledger)).await?;
-    let messages = Messages::open(ledger, &jobs).await?;
     let webhooks = Receiver::open(ledger, config.webhooks.clone(), &Handlers::default()).await?;
+    let jobs = Jobs::open(ledger, [Messages::job_kinds(ledger), webhooks.job_kinds()].concat()).await?;
+    let messages = Messages::open(ledger, &jobs).await?;
     if has(NodeRole::Sweeper) {
         ledger.sweep_every(config.sweep.every);
         if let Some(clean_up) = proposals.clean_up_every(config.sweep.every, node.stopping()) {
@@ -153,8 +153,8 @@ async fn start(config: &Config, ledger: &Ledger<Database>, node: &Node) -> anyho
     node.spawn("webhooks refusals", webhooks.count(node.stopping()));
     node.spawn("streams", notifications.streams());
     notifications.end_streams_on(node.stopping());
-    let routes =
-        [notifications.routes(), deliverer.routes(), jobs.routes(), messages.routes(), webhooks.routes_for_people()];
+    let of_events = webhooks.routes_for_people().merge(webhooks.job_routes(&jobs));
+    let routes = [notifications.routes(), deliverer.routes(), jobs.routes(), messages.routes(), of_events];
     Ok((routes.into_iter().fold(proposals.routes(), Router::merge), webhooks.routes()))
 }
 

@@ -334,12 +334,25 @@ pub static EVENT_COMPLETED: Kind = Kind {
     status: StatusCode::CONFLICT,
     retryable: false,
     title: "The event has taken effect",
-    meaning: "This event was processed, and what took effect is not done again.",
-    remedy: "What it led to is in its processing_result. To have the effect once more, send an event with another id.",
+    meaning: "This event was processed, and what took effect is not done again by mistake.",
+    remedy: "What it led to is in its processing_result. An event that was only stored runs again through the present \
+             rules. To have any other run once more all the same, and its effect happen twice, name its result: \
+             {\"reason\": \"…\", \"result\": \"forwarded\"}.",
+};
+
+/// No rule takes an event.
+pub static EVENT_WITHOUT_RULE: Kind = Kind {
+    name: "event-without-rule",
+    status: StatusCode::CONFLICT,
+    retryable: false,
+    title: "No rule takes this event",
+    meaning: "The event is stored, and no rule of its source takes its type now either: running it again would change nothing.",
+    remedy: "Add a rule for its type to the source's handlers, restart the server, and ask again.",
 };
 
 /// The server's own kinds.
-static OWN: [&Kind; 31] = [
+static OWN: [&Kind; 32] = [
+    &EVENT_WITHOUT_RULE,
     &TOO_MANY_DELIVERIES,
     &EVENT_RUNNING,
     &EVENT_COMPLETED,

@@ -15,7 +15,14 @@ mod tables;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use axum::{Router, routing::get};
+use axum::{
+    Router,
+    extract::{Request, State},
+    http::StatusCode,
+    middleware::Next,
+    response::Response,
+    routing::get,
+};
 use semel::{Ledger, Result, messaging::Wake};
 use semel_store::{Database, Tx};
 use tokio::sync::watch;
@@ -86,4 +93,13 @@ impl Jobs {
     pub async fn run(self, stop: watch::Receiver<bool>) {
         run::work(self, stop).await;
     }
+}
+
+/// Wakes the workers when a job is committed, which is not before the answer.
+pub(crate) async fn wake_after(State(jobs): State<Jobs>, request: Request, next: Next) -> Response {
+    let response = next.run(request).await;
+    if response.status() == StatusCode::ACCEPTED {
+        jobs.wake();
+    }
+    response
 }

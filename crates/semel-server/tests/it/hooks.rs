@@ -34,6 +34,11 @@ pub(crate) fn start_as(place: &Place, roles: &str, variables: &[(&str, &str)]) -
 pub(crate) fn command(place: &Place, roles: &str, variables: &[(&str, &str)]) -> Command {
     let mut command = place.semel(["serve", "--listen", "127.0.0.1:0", "--roles", roles]);
     command.env("SEMEL_WEBHOOKS_STRIPE_KIND", "stripe").env("SEMEL_WEBHOOKS_STRIPE_SECRETS", SECRET);
+    // Most laws are about events that have an effect: these publish. What a test says itself comes last, and counts.
+    command.env("SEMEL_WEBHOOKS_STRIPE_HANDLERS", "*=outbox");
+    for source in variables.iter().filter_map(|(name, _)| name.strip_suffix("_KIND")) {
+        command.env(format!("{source}_HANDLERS"), "*=outbox");
+    }
     command.env("SEMEL_SWEEP_EVERY", "100ms").envs(variables.iter().copied());
     command
 }

@@ -71,6 +71,8 @@ mod webhooks_room;
 mod webhooks_runner;
 mod webhooks_seats;
 mod webhooks_sources;
+mod webhooks_stored;
+mod webhooks_stored_job;
 mod webhooks_strangers;
 mod webhooks_stripe;
 mod webhooks_tenants;

@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// Every path that the server promises, with its methods.
-const PATHS: [(&str, &[&str]); 41] = [
+const PATHS: [(&str, &[&str]); 42] = [
     ("/", &["get"]),
     ("/healthz", &["get"]),
     ("/readyz", &["get"]),
@@ -49,6 +49,7 @@ const PATHS: [(&str, &[&str]); 41] = [
     ("/webhooks/{source}/{function}", &["post"]),
     ("/webhooks/{source}/monitor", &["get"]),
     ("/webhooks/{source}/events", &["get"]),
+    ("/webhooks/{source}/events/reprocess", &["get", "post"]),
     ("/webhooks/{source}/events/{id}", &["get"]),
     ("/webhooks/{source}/events/{id}/retry", &["post"]),
 ];
@@ -105,9 +106,15 @@ fn the_openapi_document_is_the_truth() {
         // 0.29 is no multiple of 0.01 to who reads both as floats.
         assert!(valor["multipleOf"].is_null() && valor["description"].as_str().unwrap().contains("two decimals"));
     }
-    for name in
-        ["delivery-running", "delivery-settled", "event-completed", "event-running", "not-held", "role-not-allowed"]
-    {
+    for name in [
+        "delivery-running",
+        "delivery-settled",
+        "event-completed",
+        "event-running",
+        "event-without-rule",
+        "not-held",
+        "role-not-allowed",
+    ] {
         assert_eq!(api.server.get(&format!("/problems/{name}")).status, 200, "{name}");
     }
     for name in ["email-em-uso", "versao-desatualizada", "estado-invalido", "invalid-fields", "invalid-json"] {

@@ -159,6 +159,16 @@ fn no_server_starts_with_a_secret_that_anybody_could_guess() {
 }
 
 #[test]
+fn a_variable_that_is_not_set_is_the_only_thing_told_of_its_field() {
+    for secrets in ["['${NO_SUCH_VARIABLE}']", "['${NO_SUCH_VARIABLE}', 'short']", "'${NO_SUCH_VARIABLE}'"] {
+        let told = mistakes(&format!("[webhooks.s]\nkind = 'stripe'\nsecrets = {secrets}\n"));
+        let said = "webhooks.s.secrets (semel.toml, line 3): the environment variable NO_SUCH_VARIABLE is not set: set it \
+                    where semel is started, or write the value here";
+        assert_eq!(told, [said], "{secrets}");
+    }
+}
+
+#[test]
 fn every_mistake_of_every_source_is_told_at_once() {
     let text = "
 [webhooks.Shop]
@@ -189,6 +199,11 @@ secrets = ['geheim-geheim']
 livemode = true
 max_body = '2MiB'
 handlers = ['*=https://app.example.com/']
+[webhooks.f]
+kind = 'stripe'
+secrets = ['geheim-geheim']
+max_body = '2MiB'
+handlers = ['*=outbox']
 ";
     let all = mistakes(text);
     assert!(!all.join("").contains("geheim"), "{all:#?}");
@@ -200,7 +215,7 @@ handlers = ['*=https://app.example.com/']
         "webhooks.c.tolerence (semel.toml, line 12): there is no such field; did you mean webhooks.c.tolerance?",
         "webhooks.c.header (semel.toml, line 13): there is no such field",
         "webhooks.c.max_attempts (semel.toml, line 14): must be 1 to 1000",
-        "webhooks.c.max_body (semel.toml, line 15): must be at most 1MiB where events go to the outbox",
+        "webhooks.f.max_body (semel.toml, line 33): must be at most 1MiB where events go to the outbox",
         "webhooks.c.max_run (default): must be at least 1h",
         "webhooks.c.time_zone (semel.toml, line 17): must be a time zone",
         "webhooks.c.archive_at (semel.toml, line 18): must be a time of the day",

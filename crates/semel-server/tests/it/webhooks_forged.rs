@@ -43,6 +43,9 @@ const SOURCES: [(&str, &str); 8] = [
 
 fn start(place: &Place, roles: &str, more: &[(&str, &str)]) -> Server {
     let mut command = place.semel(["serve", "--listen", "127.0.0.1:0", "--roles", roles]);
+    for source in SOURCES.iter().filter_map(|(name, _)| name.strip_suffix("_KIND")) {
+        command.env(format!("{source}_HANDLERS"), "*=outbox");
+    }
     Server::start_with(command.envs(SOURCES).envs(more.iter().copied()))
 }
 

@@ -20,6 +20,7 @@ use crate::{
     hooks::{HOST, SECRET, command, counted, deliver, deliver_to, event, post_raw, signed, signed_by, start, status},
     place::{Place, on_both_databases},
     proposals::rows,
+    serve_faults::{log, logged},
     support::{Answer, SOON, Server, eventually, send},
 };
 
@@ -181,7 +182,13 @@ fn an_event_of_the_other_mode_is_refused(place: &Place) {
 
 fn without_a_signature_only_this_machine_may_send(place: &Place) {
     let mut dev = place.semel(["serve", "--listen", "127.0.0.1:0", "--roles", "api", "--dev"]);
+    logged(&mut dev, place);
     let server = Server::start_with(&mut dev);
+    assert!(
+        log(place).contains("WARN") && log(place).contains("takes events that nobody has signed"),
+        "{}",
+        log(place)
+    );
     let body = event("evt_1", 1_700_000_000, "a").to_string();
     let post = |headers: &[(&str, &str)]| {
         let mut connection = TcpStream::connect(server.address).unwrap();
@@ -196,7 +203,9 @@ fn without_a_signature_only_this_machine_may_send(place: &Place) {
 
     // A source that is configured stays as it is, and without the flag there is none.
     let mut command = command(place, "api", &[]);
-    let server = Server::start_with(command.arg("--dev"));
+    logged(command.arg("--dev"), place);
+    let server = Server::start_with(&mut command);
+    assert!(log(place).contains("--dev changes nothing"), "{}", log(place));
     refused(&post_raw(server.address, "/webhooks/stripe", &[], body.as_bytes()), 400, "signature-refused");
     let server = Server::start_with(&mut place.semel(["serve", "--listen", "127.0.0.1:0", "--roles", "api"]));
     refused(&post_raw(server.address, "/webhooks/stripe", &[], body.as_bytes()), 404, "not-found");

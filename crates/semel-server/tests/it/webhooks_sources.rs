@@ -50,6 +50,9 @@ const SOURCES: [(&str, &str); 16] = [
 
 fn start(place: &Place, more: &[(&str, &str)]) -> Server {
     let mut command = place.semel(["serve", "--listen", "127.0.0.1:0", "--roles", "api"]);
+    for source in ["GITHUB", "SHOPIFY", "STANDARD", "CHAT"] {
+        command.env(format!("SEMEL_WEBHOOKS_{source}_HANDLERS"), "*=outbox");
+    }
     Server::start_with(command.envs(SOURCES).envs(more.iter().copied()))
 }
 

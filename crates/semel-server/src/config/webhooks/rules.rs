@@ -10,6 +10,8 @@ use semel::messaging::Topic;
 /// What becomes of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Deed {
+    /// It is stored, and nothing else: it can be run again when there is a rule for it.
+    Store,
     /// It goes to the outbox, in the commit that completes it; to this topic, or to `webhook.SOURCE.TYPE`.
     Outbox(Option<Topic>),
     /// It is posted to a URL, whose 2xx is success.
@@ -27,12 +29,12 @@ pub struct Rule {
     pub deed: Deed,
 }
 
-/// The rules of a source: the first that fits counts. What fits none goes to the outbox.
+/// The rules of a source: the first that fits counts. What fits none is stored.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rules(pub Vec<Rule>);
 
 /// What becomes of an event that no rule fits.
-static OTHERWISE: Deed = Deed::Outbox(None);
+static OTHERWISE: Deed = Deed::Store;
 
 impl Rules {
     /// What becomes of an event of this type.
@@ -41,20 +43,27 @@ impl Rules {
         self.0.iter().find(|rule| glob(&rule.kind, kind)).map_or(&OTHERWISE, |rule| &rule.deed)
     }
 
+    /// Which rule an event of this type goes by; none where it is stored for want of one.
+    #[must_use]
+    pub fn place(&self, kind: &str) -> Option<usize> {
+        self.0.iter().position(|rule| glob(&rule.kind, kind))
+    }
+
     /// Whether any event may go to the outbox.
     pub(super) fn publishes(&self) -> bool {
         let catches_all = self.0.iter().position(|rule| rule.kind == "*");
         let reached = &self.0[..catches_all.map_or(self.0.len(), |last| last + 1)];
-        catches_all.is_none() || reached.iter().any(|rule| matches!(rule.deed, Deed::Outbox(_)))
+        reached.iter().any(|rule| matches!(rule.deed, Deed::Outbox(_)))
     }
 }
 
 impl Rule {
-    /// Reads `TYPE=outbox`, `TYPE=outbox:TOPIC`, `TYPE=handler:NAME` or `TYPE=URL`.
+    /// Reads `TYPE=store`, `TYPE=outbox`, `TYPE=outbox:TOPIC`, `TYPE=handler:NAME` or `TYPE=URL`.
     fn parse(text: &str) -> Result<Self, String> {
         let (kind, deed) = text.split_once('=').ok_or("has a rule that is not written such as invoice.*=outbox")?;
         let deed = match deed.trim().split_once(':') {
             None if deed.trim() == "outbox" => Deed::Outbox(None),
+            None if deed.trim() == "store" => Deed::Store,
             Some(("outbox", topic)) => Deed::Outbox(Some(read_topic(topic)?)),
             Some(("handler", name)) => Deed::Handler(name.to_owned()),
             _ => Deed::Forward(read_url(deed.trim())?),
@@ -90,8 +99,9 @@ impl Rule {
         let topic = text("topic")?.map(read_topic).transpose()?;
         let deed = match (text("do")?, text("forward")?, text("handler")?) {
             (None | Some("outbox"), None, None) => Deed::Outbox(topic),
-            (Some(other), None, None) => {
-                return Err(format!("has a rule that does \"{other}\", but it can only do \"outbox\""));
+            (Some("store"), None, None) if topic.is_none() => Deed::Store,
+            (Some(other), None, None) if other != "store" => {
+                return Err(format!("has a rule that does \"{other}\", but it can only do \"outbox\" or \"store\""));
             }
             (None, Some(url), None) if topic.is_none() => Deed::Forward(read_url(url)?),
             (None, None, Some(name)) if topic.is_none() => Deed::Handler(name.to_owned()),
@@ -111,6 +121,7 @@ impl Rule {
         let mut put = |name: &str, text: &str| drop(table.insert(name.to_owned(), text.into()));
         put("type", &self.kind);
         match &self.deed {
+            Deed::Store => put("do", "store"),
             Deed::Outbox(topic) => {
                 put("do", "outbox");
                 if let Some(topic) = topic {
@@ -178,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_rule_that_fits_counts_and_the_outbox_is_for_the_rest() {
+    fn the_first_rule_that_fits_counts_and_the_rest_is_stored() {
         let rules = rules(
             "[[handlers]]\ntype = 'invoice.*'\nforward = 'https://app.example.com/hooks'\n\
              [[handlers]]\ntype = 'invoice.paid'\nhandler = 'never reached'\n\
@@ -187,17 +198,18 @@ mod tests {
         .unwrap();
         assert!(matches!(rules.of("invoice.paid"), Deed::Forward(_)));
         assert!(matches!(rules.of("charge.refunded"), Deed::Outbox(Some(topic)) if topic.as_str() == "charges"));
-        assert_eq!(rules.of("customer.created"), &Deed::Outbox(None));
-        assert_eq!(Rules::default().of("x"), &Deed::Outbox(None));
+        assert_eq!(rules.of("customer.created"), &Deed::Store);
+        assert_eq!(Rules::default().of("x"), &Deed::Store);
+        assert_eq!((rules.place("charge.refunded"), rules.place("x")), (Some(2), None));
     }
 
     #[test]
     fn rules_are_read_as_they_are_shown_and_as_a_variable_has_them() {
-        let written = "a.*=outbox; b=outbox:there; c=handler:mine; *=https://x.example/y?z=1";
+        let written = "a.*=outbox; s=store; b=outbox:there; c=handler:mine; *=https://x.example/y?z=1";
         let rules = Rules::parse(written).unwrap();
         let shown = rules.to_toml();
         assert!(!shown.to_string().contains("z=1") && !shown.to_string().contains("/y"), "each may be a secret");
-        let plain = Rules::parse("a.*=outbox; b=outbox:there; c=handler:mine; *=https://x.example/").unwrap();
+        let plain = Rules::parse("a.*=outbox; s=store; b=outbox:there; c=handler:mine; *=https://x.example/").unwrap();
         assert_eq!(Rules::from_toml(&plain.to_toml()), Ok(plain));
     }
 
@@ -215,9 +227,9 @@ mod tests {
     #[test]
     fn a_rule_for_everything_ends_the_list() {
         let publishes = |text| Rules::parse(text).unwrap().publishes();
-        assert!(
-            publishes("") && publishes("a=handler:x") && publishes("*=outbox") && publishes("a=outbox; *=handler:x")
-        );
-        assert!(!publishes("*=handler:x") && !publishes("*=handler:x; a=outbox"));
+        assert!(publishes("*=outbox") && publishes("a=outbox; *=handler:x") && publishes("a=outbox"));
+        for text in ["", "a=handler:x", "*=store", "*=handler:x", "*=handler:x; a=outbox"] {
+            assert!(!publishes(text), "{text}");
+        }
     }
 }

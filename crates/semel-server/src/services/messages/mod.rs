@@ -9,11 +9,7 @@ mod redrive;
 use std::sync::Arc;
 
 use axum::{
-    Router,
-    extract::{Request, State},
-    http::StatusCode,
-    middleware::{self, Next},
-    response::Response,
+    Router, middleware,
     routing::{get, post},
 };
 use semel::{Ledger, OnLost, Policy, Result};
@@ -62,7 +58,7 @@ impl Messages {
             .request_limit(BODY_LIMIT);
         let redrive = post(letters::redrive)
             .route_layer(Idempotency::new(self.ledger.clone()).layer(keyed))
-            .route_layer(middleware::from_fn_with_state(self.jobs.clone(), wake_after));
+            .route_layer(middleware::from_fn_with_state(self.jobs.clone(), crate::jobs::wake_after));
         Router::new()
             .route("/dead-letters", get(letters::list))
             .route("/dead-letters/redrive", redrive)
@@ -79,13 +75,4 @@ impl Messages {
     fn store(&self) -> &Database {
         self.ledger.store()
     }
-}
-
-/// Wakes the workers when the job is committed, which is not before the answer.
-async fn wake_after(State(jobs): State<Jobs>, request: Request, next: Next) -> Response {
-    let response = next.run(request).await;
-    if response.status() == StatusCode::ACCEPTED {
-        jobs.wake();
-    }
-    response
 }

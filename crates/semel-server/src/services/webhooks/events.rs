@@ -19,8 +19,14 @@ use semel::{
 use serde_json::json;
 
 use super::{
-    Receiver, SERVICE, conflicts, monitor,
-    record::{Listed, Record, STATES, status},
+    Receiver, SERVICE,
+    again::{self, Again, result_of},
+    conflicts,
+    event::Event,
+    monitor,
+    process::{Done, STORED},
+    record::{Listed, Record, STATES, Sent, status},
+    reprocess::result,
     source::Source,
 };
 use crate::config::is_function;
@@ -29,7 +35,7 @@ use crate::http::{
     fields::{Fields, Wrong, reason},
     path::Id,
     principal::{Actor, Principal},
-    problem::{EVENT_COMPLETED, EVENT_RUNNING, INVALID_QUERY, Problem},
+    problem::{EVENT_COMPLETED, EVENT_RUNNING, EVENT_WITHOUT_RULE, INVALID_QUERY, Problem},
     query::{Query, time},
 };
 
@@ -199,7 +205,23 @@ async fn show(
         reader.leave();
         Ok(found)
     });
-    Ok(shown(&Record::of(&operation, &source, story, conflicts.await?)))
+    let sent = match operation.outcome.as_ref().and_then(Done::read) {
+        Some(Done::Published { message, .. }) => {
+            Some(patiently(Sent::find(store, &principal.tenant, &message, &story.0)).await?)
+        }
+        _ => None,
+    };
+    Ok(shown(&Record::of(&operation, &source, story, conflicts.await?, sent)))
+}
+
+/// `GET /webhooks/{source}/events/reprocess`: an event of that very id, though the path has another method, too.
+pub(super) async fn show_reprocess(
+    receiver: Server<Receiver>,
+    principal: Principal,
+    Id(name): Id,
+    query: Query,
+) -> Result<Response, Problem> {
+    show(receiver, principal, Ok(Path((name, "reprocess".to_owned()))), query).await
 }
 
 /// `POST /webhooks/{source}/events/{id}/retry`
@@ -211,9 +233,14 @@ async fn retry(
     mut fields: Fields,
 ) -> Result<Response, Problem> {
     let why = fields.must("reason", reason);
+    let named = fields.may("result", result);
     fields.finish()?;
     let Some(why) = why else { return Err(missing()) };
-    let Named { operation, .. } = Named::find(&receiver, &principal.tenant, path, query).await?;
+    let Named { operation, source } = Named::find(&receiver, &principal.tenant, path, query).await?;
+    if operation.state == State::Completed {
+        let named = named.unwrap_or_else(|| STORED.to_owned());
+        return rerun(&receiver, &source, &operation, &named, (&principal.subject, &why)).await;
+    }
     // About the event as it stands: whoever asks has not seen a run that ended meanwhile.
     let decision = Decision::Resolve { verdict: Verdict::Retry, expected: Some(operation.fence) };
     let decided = patiently(receiver.ledger().decide(operation.id, decision, &principal.subject, &why)).await?;
@@ -225,7 +252,35 @@ async fn retry(
     }
     tracing::info!(operation = operation.id, by = principal.subject, "a person has an event run again");
     receiver.wake();
-    let stands = decided.operation.map_or(State::Pending, |operation| operation.state);
+    Ok(runs(&operation, decided.operation.map_or(State::Pending, |operation| operation.state)))
+}
+
+/// The answer to who had an event run again.
+fn runs(operation: &Operation, stands: State) -> Response {
     let said = json!({ "event_id": operation.key.as_str(), "processing_status": status(stands) });
-    Ok(answer(StatusCode::ACCEPTED, &said).map(Body::from))
+    answer(StatusCode::ACCEPTED, &said).map(Body::from)
+}
+
+/// Has an event run through the present rules that has completed, if it did so with the result that was named.
+async fn rerun(
+    receiver: &Receiver,
+    source: &Source,
+    operation: &Operation,
+    result: &str,
+    by: (&str, &str),
+) -> Result<Response, Problem> {
+    let kind = Event::of(operation, source).map(|event| event.kind).or_else(|| operation.labels.0[0].clone());
+    if result_of(operation) == Some(result) && kind.is_some_and(|kind| source.stores(&kind)) {
+        return Err(Problem::new(&EVENT_WITHOUT_RULE));
+    }
+    match patiently(again::rerun(receiver.ledger(), operation, result, by)).await? {
+        Again::Yes => {
+            tracing::info!(operation = operation.id, by = by.0, "a person has an event run once more");
+            receiver.wake();
+            Ok(runs(operation, State::Pending))
+        }
+        Again::Otherwise(was) => Err(Problem::new(&EVENT_COMPLETED).with("result", was)),
+        Again::Gone => Err(missing()),
+        Again::MovedOn => Err(Problem::new(&EVENT_RUNNING)),
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use semel::messaging::OutboxState;
 use serde::Serialize;
 
 /// How many runs must have ended before their share says anything: below it, one failure would be an alarm.
@@ -19,6 +20,10 @@ const ORPHAN: Duration = Duration::from_secs(10 * 60);
 /// How long an event may wait for its next run: the source document's round of orphans takes as long, and a backoff is
 /// at most ten minutes unless set.
 pub(super) const WAITING: Duration = Duration::from_secs(15 * 60);
+
+/// How long an event may go on failing before it is told: the first retry comes after ten seconds, and what that mends is
+/// no reason.
+pub(super) const FAILING: Duration = Duration::from_secs(30);
 
 /// How many refusals say nothing: the internet tries every door now and then.
 const KNOCKS: i64 = 10;
@@ -48,6 +53,29 @@ pub(super) struct Vitals {
     pub(super) more_conflicts: bool,
     /// Whether more is waiting than was looked at.
     pub(super) flooded: bool,
+    /// Rules whose events do not take effect.
+    pub(super) failing: Vec<Failing>,
+    /// Messages of events that do not go out by themselves.
+    pub(super) stuck: Vec<Stuck>,
+}
+
+/// Events that go by one rule, and whose runs have all failed since one of them last completed.
+#[derive(Clone, Debug)]
+pub(super) struct Failing {
+    /// How many.
+    pub(super) events: usize,
+    /// How long the first of them has waited to take effect.
+    pub(super) waits: Duration,
+    /// What the latest of these runs said.
+    pub(super) error: String,
+}
+
+/// Messages in the outbox.
+#[derive(Clone, Debug)]
+pub(super) struct Stuck {
+    pub(super) topic: String,
+    pub(super) state: OutboxState,
+    pub(super) messages: u64,
 }
 
 /// How well a source is.
@@ -82,7 +110,7 @@ impl Health {
 type Rule = fn(&Vitals) -> Option<(Status, String)>;
 
 /// A source whose database does not answer is down, too: then there is no answer but 503.
-const RULES: [Rule; 8] = [runs, at_limit, parked, orphans, waiting, flooded, conflicts, refusals];
+const RULES: [Rule; 10] = [runs, failing, stuck, at_limit, parked, orphans, waiting, flooded, conflicts, refusals];
 
 fn degraded(reason: String) -> Option<(Status, String)> {
     Some((Status::Degraded, reason))
@@ -100,6 +128,36 @@ fn runs(vitals: &Vitals) -> Option<(Status, String)> {
         () if failed > FAILING_ABOVE => degraded(told),
         () => None,
     }
+}
+
+/// An endpoint that is away, a handler that is broken. It is told after half a minute, not at the first failure, and until
+/// a run completes: the pauses between the runs grow, and a verdict that waited for the next one would come and go.
+fn failing(vitals: &Vitals) -> Option<(Status, String)> {
+    let worst = vitals.failing.iter().filter(|it| it.waits > FAILING).max_by_key(|it| it.waits)?;
+    let have = if worst.events == 1 { "1 event has".to_owned() } else { format!("{} events have", worst.events) };
+    let (waits, error) = (humantime::format_duration(Duration::from_secs(worst.waits.as_secs())), &worst.error);
+    degraded(format!(
+        "{have} not taken effect for up to {waits}, and no run by the same rule has completed meanwhile; the last said: \
+         {error}. They run again by themselves"
+    ))
+}
+
+/// What is published and reaches nobody has not taken effect, whatever its event's status is.
+fn stuck(vitals: &Vitals) -> Option<(Status, String)> {
+    let told = vitals.stuck.iter().map(|Stuck { topic, state, messages }| {
+        let are = if *messages == 1 { "1 message is".to_owned() } else { format!("{messages} messages are") };
+        match state {
+            OutboxState::Parked => format!(
+                "{are} refused by the broker on the topic {topic}: see GET /outbox?state=parked, then redrive or skip"
+            ),
+            _ => format!(
+                "{are} unroutable: no queue takes the topic {topic}. Listen there, or give the type a rule with a topic; \
+                 they go out by themselves then"
+            ),
+        }
+    });
+    let told: Vec<_> = told.collect();
+    (!told.is_empty()).then(|| told.join("; ")).and_then(degraded)
 }
 
 fn at_limit(vitals: &Vitals) -> Option<(Status, String)> {
@@ -184,7 +242,33 @@ mod tests {
     }
 
     #[test]
-    fn nothing_at_all_is_well() {
+    fn a_rule_that_only_fails_is_told_after_half_a_minute() {
+        let failing = |seconds| {
+            let waits = Duration::from_secs(seconds);
+            let failing = vec![Failing { events: 2, waits, error: "the endpoint cannot be reached".into() }];
+            told(&Vitals { failing, ..Vitals::default() })
+        };
+        assert_eq!(failing(30), (Status::Ok, String::new()), "the first retry may mend it");
+        let (status, reasons) = failing(31);
+        assert_eq!(status, Status::Degraded);
+        assert!(reasons.contains("2 events have not taken effect for up to 31s"), "{reasons}");
+        assert!(reasons.contains("the endpoint cannot be reached"), "{reasons}");
+    }
+
+    #[test]
+    fn messages_that_reach_nobody_are_told_with_the_way_out() {
+        let stuck = |state| {
+            let stuck = vec![Stuck { topic: "webhook.stripe.a".into(), state, messages: 1 }];
+            told(&Vitals { stuck, ..Vitals::default() })
+        };
+        let (status, reasons) = stuck(OutboxState::Unroutable);
+        assert_eq!(status, Status::Degraded);
+        assert!(reasons.contains("1 message is unroutable: no queue takes the topic webhook.stripe.a"), "{reasons}");
+        assert!(stuck(OutboxState::Parked).1.contains("redrive or skip"));
+    }
+
+    #[test]
+    fn an_empty_monitor_reports_ok() {
         assert_eq!(told(&Vitals::default()), (Status::Ok, String::new()));
     }
 

@@ -9,9 +9,11 @@
 //!   `process`: what becomes of an event
 //! - `handler`: what an application does by itself; `runner`: what nobody runs and is due
 //! - `refusals`: what was not let in, counted; `conflicts`: other data under the same id
-//! - `events`: looking, and running again by hand; `record`: an event as it is shown
+//! - `events`: looking, and running again by hand; `again` and `reprocess`: what has completed, once more, one by one and
+//!   many; `record`: an event as it is shown
 //! - `monitor`: whether all is well; `monitor_count`: what the counters say; `health`: the verdict
 
+pub(crate) mod again;
 mod bodies;
 mod conflicts;
 mod deliver;
@@ -21,10 +23,11 @@ mod handler;
 mod health;
 mod monitor;
 mod monitor_count;
-mod process;
+pub(crate) mod process;
 mod receive;
 mod record;
 mod refusals;
+pub(crate) mod reprocess;
 mod runner;
 mod source;
 

@@ -16,7 +16,7 @@ use super::{
     REFUSALS, Receiver, SERVICE, conflicts,
     conflicts::Conflict,
     events::{filter, functions, given, label},
-    health::{Health, Vitals, WAITING},
+    health::{FAILING, Failing, Health, Stuck, Vitals},
     monitor_count::{Line, MOST_OPEN, Open, Rates, Stand, Times, body_kinds, by_day, by_label, hour, kinds, retries},
     record::{Listed, Other, is_at_limit, is_parked, waits_for_a_person},
     source::Source,
@@ -38,6 +38,9 @@ const MOST_DAYS: i64 = 366;
 
 /// How many events, and how many conflicts, a list has.
 const MOST_LISTED: usize = 50;
+
+/// How many of the latest events are looked at for one that completed.
+const MOST_LATEST: u32 = 200;
 
 /// How many conflicts are looked at.
 const MOST_CONFLICTS: usize = 500;
@@ -122,6 +125,10 @@ struct Looked {
     /// Of this hour and the one before.
     recent: Vec<DayTally>,
     conflicts: Vec<Conflict>,
+    /// The events that came last, in whatever state they are.
+    latest: Vec<Operation>,
+    /// Messages that do not go out.
+    stuck: Vec<Stuck>,
 }
 
 impl Looked {
@@ -153,14 +160,20 @@ impl Looked {
             states.push((state, listing.items, listing.next.is_some()));
         }
         let open = Open { states, since };
-        let long = waiting(&open, source).filter(|event| now.since(event.created_at) > WAITING);
+        let long = open_events(&open).filter(|event| now.since(event.created_at) > FAILING);
         let anew = store.begun_anew(&long.map(|event| event.id).collect::<Vec<_>>()).await?;
         let mut reader = store.reader().await?;
         let (tenant, most) = (&source.config.tenant, i64::try_from(MOST_CONFLICTS).unwrap_or(i64::MAX));
         let meant = (asked.event_type.as_deref(), asked.webhook_function.as_deref());
         let conflicts = conflicts::list(&mut reader.conn(), tenant, &source.name, since, meant, most).await?;
         reader.leave();
-        Ok(Self { now, open, anew, types, functions, durations, days, bodies, recent, conflicts })
+        let meant = filter(source, asked.event_type.clone(), asked.webhook_function.clone());
+        let latest = store.list(&meant, Page { after: None, limit: MOST_LATEST }).await?.items;
+        // A message has no type to be filtered by.
+        let stuck =
+            if asked.is_all() { store.stuck_messages(tenant, SERVICE, &source.name).await? } else { Vec::new() };
+        let stuck = stuck.into_iter().map(|(topic, state, messages)| Stuck { topic, state, messages }).collect();
+        Ok(Self { now, open, anew, types, functions, durations, days, bodies, recent, conflicts, latest, stuck })
     }
 
     /// The parts of the answer whose numbers are too low, because there were more sums than are told.
@@ -248,8 +261,39 @@ impl Looked {
             conflicts: news.clone().filter(|it| it.is_undecided() && !settled(it)).count(),
             more_conflicts: news.count() == MOST_CONFLICTS,
             flooded: self.open.is_flooded(),
+            failing: self.failing(source),
+            stuck: self.stuck.clone(),
         }
     }
+
+    /// The rules by which events only fail: of each, those whose last run began after the last one that completed. One that
+    /// runs again at this moment, after it failed, counts by how that run ended.
+    fn failing(&self, source: &Source) -> Vec<Failing> {
+        let rule = |event: &Operation| source.config.handlers.place(event.labels.0[0].as_deref().unwrap_or_default());
+        let mut rules: BTreeMap<Option<usize>, Vec<&Operation>> = BTreeMap::new();
+        for event in open_events(&self.open) {
+            if event.error.is_some() && !waits_for_a_person(event, source) {
+                rules.entry(rule(event)).or_default().push(event);
+            }
+        }
+        let completed = |place: Option<usize>| {
+            let same = self.latest.iter().filter(move |event| event.state == State::Completed && rule(event) == place);
+            same.filter_map(|event| event.settled_at).max()
+        };
+        let failing = rules.into_iter().filter_map(|(place, mut events)| {
+            let since = completed(place);
+            events.retain(|event| since.is_none_or(|since| event.claimed_at > since));
+            let waits = events.iter().map(|event| self.now.since(self.waits_since(event))).max()?;
+            let last = events.iter().max_by_key(|event| event.claimed_at)?;
+            Some(Failing { events: events.len(), waits, error: last.error.clone().unwrap_or_default() })
+        });
+        failing.collect()
+    }
+}
+
+/// What has not completed.
+fn open_events(open: &Open) -> impl Iterator<Item = &Operation> {
+    Open::STATES.into_iter().flat_map(|state| open.all(state))
 }
 
 /// What nobody runs and has not completed.

@@ -1,4 +1,4 @@
-//! What becomes of an event: it goes to the outbox, to a URL, or to a handler.
+//! What becomes of an event: it is stored, or goes to the outbox, to a URL, or to a handler.
 
 use std::{
     collections::BTreeMap,
@@ -38,10 +38,18 @@ const A_MOMENT: Duration = Duration::from_secs(1);
 /// The longest topic.
 const LONGEST_TOPIC: usize = 200;
 
+/// The word for an event that no rule took.
+pub(crate) const STORED: &str = "stored";
+
+/// The words for all ways in which an event may have been processed.
+pub(crate) const RESULTS: [&str; 5] = [STORED, "published", "forwarded", "handled", "duplicate"];
+
 /// How an event was processed: what is kept of it.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "result", rename_all = "snake_case")]
 pub(super) enum Done {
+    /// No rule takes it. It can be run again when one does.
+    Stored,
     /// It went to the outbox.
     Published { topic: String, message: String },
     /// An endpoint took it.
@@ -57,9 +65,25 @@ impl Done {
         serde_json::to_vec(self).map(Outcome::kept).map_err(|error| Unfinished::failed(error.to_string()))
     }
 
+    /// How an event was processed, by its outcome.
+    pub(super) fn read(outcome: &Outcome) -> Option<Self> {
+        serde_json::from_slice(&outcome.body).ok()
+    }
+
+    /// The word for it.
+    pub(super) const fn word(&self) -> &'static str {
+        match self {
+            Self::Stored => STORED,
+            Self::Published { .. } => "published",
+            Self::Forwarded { .. } => "forwarded",
+            Self::Handled { .. } => "handled",
+            Self::Duplicate { .. } => "duplicate",
+        }
+    }
+
     /// Whether an outcome says that nothing was done.
     pub(super) fn is_duplicate(outcome: &Outcome) -> bool {
-        matches!(serde_json::from_slice(&outcome.body), Ok(Self::Duplicate { .. }))
+        matches!(Self::read(outcome), Some(Self::Duplicate { .. }))
     }
 }
 
@@ -117,6 +141,7 @@ impl Job {
             return Done::Duplicate { of }.outcome();
         }
         let done = match way {
+            Way::Store => Ok(Done::Stored),
             Way::Outbox(topic) => self.publish(event, &context, tx.as_ref(), topic).await,
             Way::Forward(caller) => {
                 let later = later(context.operation(), LATER, self.source.config.backoff.cap);

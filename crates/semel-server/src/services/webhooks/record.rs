@@ -1,5 +1,6 @@
 //! An event as people see it: the columns by the names that the source document gives them, and the story behind them.
 
+mod sent;
 mod story;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
@@ -11,6 +12,7 @@ use semel::{
 use serde::Serialize;
 use serde_json::value::RawValue;
 
+pub(super) use self::sent::Sent;
 use self::story::{Attempt, Decision, attempts, decisions};
 use super::{conflicts::Conflict, event::Event, source::Source};
 
@@ -133,7 +135,13 @@ struct Newer {
 }
 
 impl Record {
-    pub(super) fn of(operation: &Operation, source: &Source, story: Story, conflicts: Vec<Conflict>) -> Self {
+    pub(super) fn of(
+        operation: &Operation,
+        source: &Source,
+        story: Story,
+        conflicts: Vec<Conflict>,
+        sent: Option<Sent>,
+    ) -> Self {
         let (notes, repeats) = story;
         let mut listed = Listed::of(operation, source);
         // Newer data may be of another type than what the operation was first labelled with.
@@ -145,7 +153,10 @@ impl Record {
         let kept = operation.outcome.as_ref().filter(|outcome| outcome.kept);
         Self {
             listed,
-            processing_result: kept.and_then(|outcome| json(&outcome.body)),
+            processing_result: kept.and_then(|outcome| match sent {
+                Some(sent) => sent.told(&outcome.body),
+                None => json(&outcome.body),
+            }),
             event_data,
             event_data_base64: operation.payload.as_deref().filter(|_| !is_json).map(|data| STANDARD.encode(data)),
             newer: operation.successor.as_ref().map(|newer| Newer {

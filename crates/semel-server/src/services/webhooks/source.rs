@@ -42,6 +42,8 @@ pub struct Source {
 
 /// What becomes of an event, with whoever does it.
 pub(super) enum Way<'a> {
+    /// It is kept as it is.
+    Store,
     /// It goes to the outbox.
     Outbox(Option<&'a semel::messaging::Topic>),
     /// It is posted.
@@ -55,7 +57,7 @@ impl Way<'_> {
     pub(super) fn mode(&self) -> Mode {
         match self {
             Self::Outbox(_) => Mode::Atomic,
-            Self::Forward(_) => Mode::Leased,
+            Self::Store | Self::Forward(_) => Mode::Leased,
             Self::Handler(handler) => handler.mode(),
         }
     }
@@ -68,7 +70,7 @@ impl Source {
         let (mut callers, mut known) = (HashMap::new(), HashMap::new());
         for rule in &config.handlers.0 {
             match &rule.deed {
-                Deed::Outbox(_) => {}
+                Deed::Store | Deed::Outbox(_) => {}
                 Deed::Forward(url) => {
                     let caller = Caller::new(url.clone(), config.forward_timeout, config.concurrency)?;
                     callers.insert(url.expose().to_string(), caller);
@@ -152,9 +154,15 @@ impl Source {
         })
     }
 
+    /// Whether events of this type are only stored.
+    pub(super) fn stores(&self, kind: &str) -> bool {
+        *self.config.handlers.of(kind) == Deed::Store
+    }
+
     /// What becomes of an event.
     pub(super) fn way(&self, event: &Event) -> Option<Way<'_>> {
         Some(match self.config.handlers.of(&event.kind) {
+            Deed::Store => Way::Store,
             Deed::Outbox(topic) => Way::Outbox(topic.as_ref()),
             Deed::Forward(url) => Way::Forward(self.callers.get(url.expose().as_str())?),
             Deed::Handler(name) => Way::Handler(self.handlers.get(name)?),

@@ -46,7 +46,9 @@ pub(super) fn attempts(operation: &Operation, notes: &[Note]) -> Vec<Attempt> {
     for (place, note) in notes.iter().enumerate() {
         let end = match note.event {
             Told::TakenOver => {
-                told.extend(runs.replace(Attempt::begun(note.at, &note.actor)));
+                // A run of which no end is told has completed; then somebody had it run once more.
+                let before = runs.replace(Attempt::begun(note.at, &note.actor));
+                told.extend(before.map(|run| run.ended(None, "completed", None)));
                 continue;
             }
             Told::Superseded => {
@@ -196,6 +198,15 @@ mod tests {
         assert_eq!((told[0].error.as_deref(), told[2].error.as_deref()), (Some("because"), None));
         assert_eq!(told[3].node.as_deref(), Some("last"));
         assert_eq!(decisions(&notes), [Decision { at: at(7).to_string(), by: "node".into(), what: "because".into() }]);
+    }
+
+    #[test]
+    fn a_run_that_completed_and_was_run_once_more_is_told() {
+        let again = [note(5, Told::Resolved), note(6, Told::TakenOver)];
+        let both = [(time(0), None, Some("completed")), (time(6), time(99), Some("completed"))];
+        assert_eq!(told(State::Completed, &again), both);
+        let skipped = [note(5, Told::Resolved)];
+        assert_eq!(told(State::Completed, &skipped), [(time(0), time(99), Some("completed"))], "no run followed");
     }
 
     #[test]
