@@ -11,6 +11,7 @@ use axum::{
     http::{Request, Response, header},
     serve::Listener,
 };
+use futures_util::future::{Either, ready};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
@@ -111,13 +112,9 @@ where
             if request.headers().contains_key(header::UPGRADE) {
                 request.extensions_mut().insert(own.clone());
             }
-            let answer =
-                framing::refuse_strange_coding(request.headers()).map_or_else(|| Ok(app.clone().call(request)), Err);
-            async move {
-                match answer {
-                    Ok(answer) => answer.await,
-                    Err(refused) => Ok(refused),
-                }
+            match framing::refuse_strange_coding(request.headers()) {
+                Some(refused) => Either::Left(ready(Ok(refused))),
+                None => Either::Right(app.clone().call(request)),
             }
         });
         let connection = http.serve_connection(TokioIo::new(stream), service).with_upgrades();

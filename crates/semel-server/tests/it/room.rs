@@ -5,11 +5,28 @@ use std::{
     fs,
     io::{self, Read as _, Write as _},
     net::{SocketAddr, TcpStream},
+    sync::Arc,
 };
+
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    http::Request,
+    routing::post,
+};
+use semel::{Ledger, Options};
+use semel_server::{
+    config,
+    http::{App, health::AlwaysReady, room::Budget},
+    services::proposals::Proposals,
+};
+use semel_store::{Database, Settings};
+use tower::ServiceExt as _;
 
 use crate::{
     gateway::{ask, gateway},
     place::Place,
+    proposals_tenants::Believes,
     support::{Answer, SOON, Server, eventually, semel, send},
     upstream::Upstream,
 };
@@ -144,4 +161,36 @@ fn stalled_bodies_take_no_more_of_a_gateway_than_its_budget() {
         answer.starts_with("HTTP/1.1 201 ")
     });
     assert_eq!(upstream.effects(), 22);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn routes_with_and_without_a_key_or_a_signature_keep_within_the_budget() {
+    let place = Place::sqlite();
+    let database = Database::open(&place.url, Settings::default()).await.unwrap();
+    let ledger = Ledger::new(database, Options::default()).unwrap();
+    let proposals = Proposals::open(&ledger, config::Proposals::default()).await.unwrap();
+    let plain = Router::new().route("/plain", post(|body: Bytes| async move { body.len().to_string() }));
+    let signed = Router::new().route("/signed", post(|body: Bytes| async move { body.len().to_string() }));
+    let (readiness, authenticate) = (Arc::new(AlwaysReady), Arc::new(Believes));
+    let routes = proposals.routes().merge(plain);
+    let app = App { readiness, authenticate, routes, signed }.into_router_within(&Budget::new(0));
+    for (method, path) in [
+        ("POST", "/api/v1/clientes"),
+        ("PATCH", "/api/v1/clientes/1"),
+        ("POST", "/api/v1/propostas"),
+        ("POST", "/plain"),
+        ("POST", "/signed"),
+    ] {
+        // What is short needs no room, and is answered as ever.
+        for (size, refused) in [(16 << 10, false), (17 << 10, true)] {
+            for key in [None, Some("k")] {
+                let request = Request::builder().method(method).uri(path).header("x-who", "a/ana");
+                let request = key.into_iter().fold(request, |request, key| request.header("idempotency-key", key));
+                let request = request.body(Body::from(vec![b' '; size])).unwrap();
+                let answer = app.clone().oneshot(request).await.unwrap();
+                let told = answer.headers().get("retry-after").is_some();
+                assert_eq!((answer.status() == 503, told), (refused, refused), "{method} {path} {size} {key:?}");
+            }
+        }
+    }
 }
