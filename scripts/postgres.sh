@@ -7,6 +7,7 @@
 #   postgres.sh stop       stop that one and throw its data away
 #   postgres.sh clean      stop that one, and those that killed runs left behind
 #   postgres.sh bin        print the directory of PostgreSQL's programs, installing them if need be
+#   postgres.sh pooler     print the path of PgBouncer, installing it if need be
 #
 # Where the servers live is told in servers.sh; `data` in a server's directory is its data directory.
 set -euo pipefail
@@ -45,6 +46,25 @@ need_programs() {
         bin=$(find_bin) || die "the packages are installed, but initdb and pg_ctl are nowhere to be found"
     fi
     export SEMEL_TEST_POSTGRES_BIN=$bin
+}
+
+# Prints the path of PgBouncer, which the tests start by themselves. Debian has it outside of a user's PATH.
+find_pooler() {
+    local path
+    for path in /usr/sbin/pgbouncer /usr/bin/pgbouncer; do
+        if [[ -x $path ]]; then
+            echo "$path"
+            return
+        fi
+    done
+    return 1
+}
+
+pooler() {
+    if ! find_pooler; then
+        product=PgBouncer install_packages pgbouncer
+        find_pooler || die "the package is installed, but pgbouncer is nowhere to be found"
+    fi
 }
 
 # Runs one of PostgreSQL's programs as the server's owner: they refuse root, for whom the packages made `postgres`.
@@ -163,7 +183,7 @@ discard() {
 # ---------------------------------------------------------------------------------------------------------------------
 
 case ${1:-} in
-    start | stop | url | clean) "$1" ;;
+    start | stop | url | clean | pooler) "$1" ;;
     run) shift && run "$@" ;;
     bin) need_programs && echo "$bin" ;;
     *) usage ;;

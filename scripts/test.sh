@@ -9,6 +9,8 @@ if ! cargo nextest --version >/dev/null 2>&1; then
     step "install nextest" cargo install --locked cargo-nextest
 fi
 
+# The tests start it themselves, in front of PostgreSQL.
+step "find PgBouncer" scripts/postgres.sh pooler
 # Built before the servers start, so that the times below are those of the tests.
 step "build tests" cargo nextest run --workspace --no-run
 step "tests" scripts/python.sh run scripts/postgres.sh run scripts/rabbitmq.sh run cargo nextest run --workspace

@@ -5,4 +5,5 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 export SEMEL_TORTURE=1
+scripts/postgres.sh pooler >/dev/null
 exec scripts/python.sh run scripts/postgres.sh run scripts/rabbitmq.sh run cargo nextest run --workspace --profile torture "$@"

@@ -46,6 +46,8 @@ pub struct Settings {
     /// PostgreSQL: how long to wait for an answer before its connection counts as dead. Above the
     /// server's own limit for a statement, which is 10 s.
     pub answer_limit: Duration,
+    /// PostgreSQL: how long a connection that nothing uses is kept.
+    pub idle_limit: Duration,
     /// PostgreSQL: how long a node that has to migrate the tables asks for the locks again and again.
     pub migration_patience: Duration,
     /// Where the time comes from.
@@ -58,6 +60,7 @@ impl Default for Settings {
             lane_connections: 4,
             caller_connections: 16,
             answer_limit: Duration::from_secs(15),
+            idle_limit: Duration::from_secs(60),
             migration_patience: Duration::from_secs(300),
             clock: Clock::default(),
         }
@@ -85,6 +88,7 @@ impl Database {
                 lane: settings.lane_connections,
                 callers: settings.caller_connections,
                 answer_limit: settings.answer_limit,
+                idle_limit: settings.idle_limit,
                 migration_patience: settings.migration_patience,
             };
             Inner::Postgres(Postgres::open(url, sizes, settings.clock).await?)

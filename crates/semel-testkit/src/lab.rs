@@ -7,7 +7,10 @@ use std::{
 
 use semel::{Fingerprint, Key, Labels, Ledger, Options, Policy, Scope, Timestamp, Token, Work, machine::Request};
 use semel_store::{Clock, Conn, Database, Settings, on};
-use sqlx::{AssertSqlSafe, Connection as _, PgConnection, SqliteConnection, sqlite::SqliteConnectOptions};
+use sqlx::{
+    AssertSqlSafe, Connection as _, PgConnection, SqliteConnection, postgres::PgConnectOptions,
+    sqlite::SqliteConnectOptions,
+};
 
 /// Which database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +62,20 @@ impl Lab {
     /// A fresh database with the real clock.
     pub async fn in_real_time(kind: Kind) -> Self {
         Self::with_clock(kind, Clock::default()).await
+    }
+
+    /// A role that finds the lab's schema by itself, for what takes no options of a connection. PostgreSQL only.
+    pub async fn guest(&self) -> Guest {
+        let Scratch::Schema { server, name } = &self.scratch else { panic!("SQLite has no roles") };
+        let role = format!("{name}_guest");
+        let mut conn = PgConnection::connect(server).await.unwrap();
+        let create = format!(
+            "CREATE ROLE {role} LOGIN; GRANT ALL ON SCHEMA {name} TO {role}; ALTER ROLE {role} SET search_path = {name}"
+        );
+        sqlx::raw_sql(AssertSqlSafe(create)).execute(&mut conn).await.unwrap();
+        let (scheme, rest) = server.split_once("://").unwrap();
+        let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
+        Guest { url: format!("{scheme}://{role}@{host}"), role, server: server.clone() }
     }
 
     async fn with_clock(kind: Kind, clock: Clock) -> Self {
@@ -147,7 +164,11 @@ impl Lab {
             Some(path) => {
                 Prompt::Sqlite(SqliteConnection::connect_with(&SqliteConnectOptions::new().filename(path)).await?)
             }
-            None => Prompt::Postgres(PgConnection::connect(&self.url).await?),
+            None => {
+                // Some poolers do not know that setting.
+                let options = self.url.parse::<PgConnectOptions>()?.extra_float_digits(None);
+                Prompt::Postgres(PgConnection::connect_with(&options).await?)
+            }
         })
     }
 
@@ -175,18 +196,36 @@ impl Prompt {
 impl Drop for Lab {
     fn drop(&mut self) {
         let Scratch::Schema { server, name } = &self.scratch else { return };
-        let (server, name) = (server.clone(), name.clone());
-        // In a thread with its own runtime: a drop cannot wait, and the test's runtime may be gone.
-        let dropped = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
-            runtime.block_on(async {
-                let mut conn = PgConnection::connect(&server).await.ok()?;
-                let drop = format!("SET lock_timeout = '2s'; DROP SCHEMA {name} CASCADE");
-                sqlx::raw_sql(sqlx::AssertSqlSafe(drop)).execute(&mut conn).await.ok()
-            })
-        });
-        let _ = dropped.join();
+        clean_up(server.clone(), format!("SET lock_timeout = '2s'; DROP SCHEMA {name} CASCADE"));
     }
+}
+
+/// A role with a lab's schema, gone when this is dropped.
+pub struct Guest {
+    /// How it opens the database.
+    pub url: String,
+    role: String,
+    server: String,
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let role = &self.role;
+        let drop = format!("SET lock_timeout = '2s'; DROP OWNED BY {role} CASCADE; DROP ROLE {role}");
+        clean_up(self.server.clone(), drop);
+    }
+}
+
+/// In a thread with its own runtime: a drop cannot wait, and the test's runtime may be gone.
+fn clean_up(server: String, sql: String) {
+    let done = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
+        runtime.block_on(async {
+            let mut conn = PgConnection::connect(&server).await.ok()?;
+            sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut conn).await.ok()
+        })
+    });
+    let _ = done.join();
 }
 
 fn fastrand_suffix() -> String {

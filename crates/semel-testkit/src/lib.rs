@@ -8,4 +8,4 @@ pub mod conformance;
 pub mod faults;
 mod lab;
 
-pub use lab::{Kind, Lab, key, postgres_server, request, scope, work, work_with};
+pub use lab::{Guest, Kind, Lab, key, postgres_server, request, scope, work, work_with};

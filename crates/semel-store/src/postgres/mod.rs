@@ -4,7 +4,9 @@ mod claims;
 pub(crate) mod epoch;
 mod hot;
 mod inline;
+mod pooler;
 mod renewals;
+mod room;
 mod schema;
 mod seats;
 mod settles;
@@ -27,8 +29,8 @@ pub(crate) use self::hot::ALL as HOT;
 #[cfg(test)]
 pub(crate) use self::schema::migrations;
 use self::schema::{check_settings, run_migrations};
-use self::seats::connect;
 pub(crate) use self::seats::{Seat, Seats};
+use self::{room::Room, seats::connect};
 use crate::{
     Conn,
     apply::load_by_id,
@@ -79,29 +81,40 @@ pub(crate) struct Sizes {
     pub(crate) lane: usize,
     pub(crate) callers: usize,
     pub(crate) answer_limit: Duration,
+    pub(crate) idle_limit: Duration,
     pub(crate) migration_patience: Duration,
+}
+
+impl Sizes {
+    /// How many connections a node may have, the one that listens to other nodes included.
+    fn all(&self) -> usize {
+        3 * self.lane + renewals::CONNECTIONS + self.lane.max(2) + self.callers + 1
+    }
 }
 
 impl Postgres {
     pub(crate) async fn open(url: &str, sizes: Sizes, clock: Clock) -> Result<Self> {
         let options: PgConnectOptions = url.parse().map_err(|e| Error::Invalid(format!("database url: {e}")))?;
-        let options = options.application_name("semel");
+        // We read no floats as text, and poolers refuse settings of a connection that they do not know.
+        let options = options.application_name("semel").extra_float_digits(None);
         let mut migrator = schema::migrations();
         // An embedder's own migrations keep their table to themselves.
         migrator.dangerous_set_table_name("semel_migrations");
         // A connection of its own: its settings are for this only.
-        let mut conn = connect(&options).await?;
-        check_settings(&mut conn).await?;
+        let mut conn = pooler::connect_checked(&options).await?;
+        check_settings(&mut conn, sizes.all()).await?;
         run_migrations(&mut conn, &migrator, sizes.migration_patience).await?;
         epoch::check(&mut conn).await?;
         drop(conn);
+        let room = Room::new(options);
+        tokio::spawn(Room::close_idle(Arc::downgrade(&room), sizes.idle_limit));
         Ok(Self {
-            claims: Seats::new(options.clone(), sizes.lane, CLAIMS, sizes.answer_limit),
-            settles: Seats::new(options.clone(), sizes.lane, settles::SETUP, sizes.answer_limit),
-            renewals: Seats::new(options.clone(), renewals::CONNECTIONS, LANE, sizes.answer_limit),
-            lane: Seats::new(options.clone(), sizes.lane, LANE, sizes.answer_limit),
-            messages: Seats::new(options.clone(), sizes.lane.max(2), LANE, sizes.answer_limit),
-            callers: Seats::new(options, sizes.callers, "", sizes.answer_limit),
+            claims: Seats::new(&room, sizes.lane, CLAIMS, sizes.answer_limit),
+            settles: Seats::new(&room, sizes.lane, settles::SETUP, sizes.answer_limit),
+            renewals: Seats::new(&room, renewals::CONNECTIONS, LANE, sizes.answer_limit),
+            lane: Seats::new(&room, sizes.lane, LANE, sizes.answer_limit),
+            messages: Seats::later(&room, sizes.lane.max(2), LANE, sizes.answer_limit),
+            callers: Seats::later(&room, sizes.callers, "", sizes.answer_limit),
             migration_patience: sizes.migration_patience,
             sql: Sql::new(Dialect::Postgres),
             hints: Hints::default(),

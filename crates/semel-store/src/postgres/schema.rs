@@ -11,8 +11,9 @@ use sqlx::{
 use super::epoch;
 use crate::{connection::broken, from_row::migration_failed, migrations};
 
-/// A server that may forget what it has acknowledged is refused, and so is a standby.
-pub(super) async fn check_settings(conn: &mut PgConnection) -> Result<()> {
+/// A server that may forget what it has acknowledged is refused, and so is a standby. One that has fewer connections than
+/// a node may want is not: the node goes on with those.
+pub(super) async fn check_settings(conn: &mut PgConnection, wanted: usize) -> Result<()> {
     if sqlx::query_scalar("SELECT pg_is_in_recovery()").fetch_one(&mut *conn).await.map_err(broken)? {
         return Err(epoch::standby());
     }
@@ -29,8 +30,22 @@ pub(super) async fn check_settings(conn: &mut PgConnection) -> Result<()> {
     if is_off("full_page_writes") {
         tracing::warn!("the server runs with full_page_writes = off: a power failure may corrupt the ledger");
     }
+    let allowed: i64 = sqlx::query_scalar(ALLOWED).fetch_one(conn).await.map_err(broken)?;
+    if usize::try_from(allowed).is_ok_and(|allowed| allowed < wanted) {
+        tracing::warn!(
+            allowed,
+            wanted,
+            "PostgreSQL allows fewer connections than this node may use; it goes on with those, and callers may have to wait"
+        );
+    }
     Ok(())
 }
+
+/// How many connections a node can have at most: of the server, of the database and of the role.
+const ALLOWED: &str = "SELECT least(
+         current_setting('max_connections')::bigint - current_setting('superuser_reserved_connections')::bigint,
+         (SELECT nullif(datconnlimit, -1) FROM pg_database WHERE datname = current_database()),
+         (SELECT nullif(rolconnlimit, -1) FROM pg_roles WHERE rolname = current_user AND NOT rolsuper))";
 
 /// The schema of the ledger.
 pub(crate) fn migrations() -> Migrator {

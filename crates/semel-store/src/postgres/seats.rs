@@ -16,21 +16,22 @@ use semel::{Error, Result};
 use sqlx::{ConnectOptions as _, Connection as _, PgConnection, postgres::PgConnectOptions};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::epoch;
+use super::room::{Kept, Rank, Room};
 use crate::connection::{AWAY, broken};
 
 /// How long to wait for a new connection, or for one to become free.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long a connection may have been idle before it is asked whether it still lives.
-const STALE: Duration = Duration::from_secs(1);
+pub(super) const STALE: Duration = Duration::from_secs(1);
 
 /// A number of connections with the same settings.
 pub(crate) struct Seats {
-    options: PgConnectOptions,
-    setup: &'static str,
+    room: Arc<Room>,
+    pub(super) rank: Rank,
+    pub(super) setup: &'static str,
     /// With the moment each was left.
-    idle: Mutex<Vec<(PgConnection, Instant)>>,
+    idle: Mutex<Vec<(Kept, Instant)>>,
     free: Arc<Semaphore>,
     /// How long an answer may take.
     answer_limit: Duration,
@@ -38,25 +39,33 @@ pub(crate) struct Seats {
 
 /// A connection in use. Dropping it closes it; [`Seat::leave`] gives it back.
 pub(crate) struct Seat {
-    connection: Option<PgConnection>,
+    kept: Option<Kept>,
     seats: Arc<Seats>,
     reused: bool,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Seats {
-    pub(crate) fn new(
-        options: PgConnectOptions,
-        most: usize,
-        setup: &'static str,
-        answer_limit: Duration,
-    ) -> Arc<Self> {
-        Arc::new(Self { options, setup, idle: Mutex::default(), free: Arc::new(Semaphore::new(most)), answer_limit })
+    /// For the ledger's own writes.
+    pub(crate) fn new(room: &Arc<Room>, most: usize, setup: &'static str, answer_limit: Duration) -> Arc<Self> {
+        Self::of(Rank::Ledger, room, most, setup, answer_limit)
+    }
+
+    /// For everything that the ledger's own writes go before, where connections are few.
+    pub(crate) fn later(room: &Arc<Room>, most: usize, setup: &'static str, answer_limit: Duration) -> Arc<Self> {
+        Self::of(Rank::Later, room, most, setup, answer_limit)
+    }
+
+    fn of(rank: Rank, room: &Arc<Room>, most: usize, setup: &'static str, answer_limit: Duration) -> Arc<Self> {
+        let free = Arc::new(Semaphore::new(most));
+        let seats = Arc::new(Self { room: room.clone(), rank, setup, idle: Mutex::default(), free, answer_limit });
+        room.add(&seats);
+        seats
     }
 
     /// How to reach the server.
     pub(crate) fn options(&self) -> &PgConnectOptions {
-        &self.options
+        self.room.options()
     }
 
     /// Waits for what is asked on these connections, for as long as an answer may take: one that
@@ -78,38 +87,47 @@ impl Seats {
             .await
             .map_err(|_| Error::Unavailable("all connections are in use".into()))?
             .map_err(|_| Error::Stopping)?;
-        let idle = self.idle().await;
-        let reused = idle.is_some();
-        let connection = match idle {
-            Some(connection) => connection,
-            None => tokio::time::timeout(PATIENCE, self.open())
-                .await
-                .map_err(|_| Error::Unavailable(format!("{AWAY}: no connection in time")))??,
+        let (kept, reused) = match self.idle().await {
+            Some(kept) => (kept, true),
+            None => self.room.connection(self).await?,
         };
-        Ok(Seat { connection: Some(connection), seats: self.clone(), reused, _permit: permit })
+        Ok(Seat { kept: Some(kept), seats: self.clone(), reused, _permit: permit })
     }
 
     /// An idle connection that still answers. One that was used a moment ago is not asked: that
     /// would cost a busy lane a round trip, and it would notice by itself.
-    async fn idle(&self) -> Option<PgConnection> {
+    async fn idle(&self) -> Option<Kept> {
         loop {
-            let (mut connection, left) = self.lock().pop()?;
+            let (mut kept, left) = self.lock().pop()?;
             if left.elapsed() < STALE {
-                return Some(connection);
+                return Some(kept);
             }
-            let answer = tokio::time::timeout(STALE, connection.ping()).await;
+            let answer = tokio::time::timeout(STALE, kept.connection.ping()).await;
             if matches!(answer, Ok(Ok(()))) {
-                return Some(connection);
+                return Some(kept);
             }
             self.forget();
         }
     }
 
-    async fn open(&self) -> Result<PgConnection> {
-        let mut connection = connect(&self.options).await?;
-        sqlx::raw_sql(self.setup).execute(&mut connection).await.map_err(broken)?;
-        epoch::check(&mut connection).await?;
-        Ok(connection)
+    /// Has a connection idle.
+    pub(super) fn keep(&self, kept: Kept) {
+        self.lock().push((kept, Instant::now()));
+    }
+
+    /// An idle connection for another sort, the one that was left first.
+    pub(super) fn give_up_idle(&self, may_have: impl FnOnce(&Kept) -> bool) -> Option<Kept> {
+        let mut idle = self.lock();
+        let is_so = idle.first().is_some_and(|(kept, _)| may_have(kept));
+        is_so.then(|| idle.remove(0).0)
+    }
+
+    /// The connections that were left so long ago.
+    pub(super) fn idle_since(&self, limit: Duration) -> Vec<Kept> {
+        let mut idle = self.lock();
+        // In the order in which they were left.
+        let long = idle.iter().take_while(|(_, left)| left.elapsed() >= limit).count();
+        idle.drain(..long).map(|(kept, _)| kept).collect()
     }
 
     /// Forgets the idle connections: one has turned out dead, so the others most likely are too.
@@ -117,24 +135,29 @@ impl Seats {
         self.lock().clear();
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(PgConnection, Instant)>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(Kept, Instant)>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// For every connection. A commit that is acknowledged must be on disk, whatever the server's
 /// default. Nothing may hang: a statement, a wait for a lock or a forgotten transaction ends.
-const SETUP: &str = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') IN ('off', 'local');
+pub(super) const SETUP: &str = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') IN ('off', 'local');
      SET statement_timeout = '10s'; SET lock_timeout = '10s'; SET idle_in_transaction_session_timeout = '30s'";
 
 /// A connection with the settings that all of them have.
 pub(super) async fn connect(options: &PgConnectOptions) -> Result<PgConnection> {
     let mut connection = options.connect().await.map_err(unavailable)?;
-    sqlx::raw_sql(SETUP).execute(&mut connection).await.map_err(broken)?;
+    set_up(&mut connection).await?;
     Ok(connection)
 }
 
-fn unavailable(error: sqlx::Error) -> Error {
+/// Makes the settings that all connections have.
+pub(super) async fn set_up(connection: &mut PgConnection) -> Result<()> {
+    sqlx::raw_sql(SETUP).execute(connection).await.map(drop).map_err(broken)
+}
+
+pub(super) fn unavailable(error: sqlx::Error) -> Error {
     match broken(error) {
         Error::Refused(why) => Error::Unavailable(why),
         other => other,
@@ -145,8 +168,8 @@ impl Seat {
     /// Gives the connection back. Only for one that is in no transaction and has answered
     /// everything it was asked.
     pub(crate) fn leave(mut self) {
-        if let Some(connection) = self.connection.take() {
-            self.seats.lock().push((connection, Instant::now()));
+        if let Some(kept) = self.kept.take() {
+            self.seats.room.take_back(kept, |kept| self.seats.keep(kept));
         }
     }
 
@@ -165,13 +188,13 @@ impl Deref for Seat {
     type Target = PgConnection;
     #[expect(clippy::expect_used, reason = "it is taken only when the seat is given up")]
     fn deref(&self) -> &PgConnection {
-        self.connection.as_ref().expect("a seat has a connection")
+        &self.kept.as_ref().expect("a seat has a connection").connection
     }
 }
 
 impl DerefMut for Seat {
     #[expect(clippy::expect_used, reason = "it is taken only when the seat is given up")]
     fn deref_mut(&mut self) -> &mut PgConnection {
-        self.connection.as_mut().expect("a seat has a connection")
+        &mut self.kept.as_mut().expect("a seat has a connection").connection
     }
 }

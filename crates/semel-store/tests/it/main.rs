@@ -3,6 +3,7 @@
 mod brokers;
 mod contention;
 mod epochs;
+mod few_connections;
 mod histories;
 mod locked_leases;
 mod migrating;

@@ -5,6 +5,7 @@
 //! - [`Order`] and [`Told`]: what is said between it and the test
 //! - [`Bank`]: effects, counted outside the database under test, or by rows inside it
 //! - [`Server`]: a PostgreSQL of the test's own, to be killed and started again
+//! - [`PgBouncer`]: a pooler in front of it
 //! - [`Proxy`]: cuts, swallows or slows down what goes between a node and PostgreSQL
 //! - [`Rabbit`]: a RabbitMQ of the test's own, to be stopped, starved and killed
 //! - [`Vhost`]: a virtual host of the test's own on the shared RabbitMQ
@@ -13,6 +14,7 @@
 
 mod bank;
 mod order;
+mod pgbouncer;
 mod process;
 mod proxy;
 mod rabbit;
@@ -23,6 +25,7 @@ pub mod worker;
 
 pub use bank::{Bank, Effect, effect_rows, make_effect_table, states, strays, take_in};
 pub use order::{Mode, Order, Told, WriteKind};
+pub use pgbouncer::PgBouncer;
 pub use process::Process;
 pub use proxy::{Fault, On, Proxy};
 pub use rabbit::{Rabbit, Vhost, rabbitmq_server};

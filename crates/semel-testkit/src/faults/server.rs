@@ -41,6 +41,28 @@ impl Server {
     /// Starts one, with these lines at the end of its configuration.
     #[must_use]
     pub fn start(config: &str) -> Self {
+        let mut server = Self::in_a_new_directory();
+        server.run("initdb", &["--username=semel", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync"]);
+        let mut file = fs::OpenOptions::new().append(true).open(server.data.join("postgresql.conf")).unwrap();
+        file.write_all(CONFIG.as_bytes()).unwrap();
+        file.write_all(config.as_bytes()).unwrap();
+        server.start_on_a_free_port();
+        server
+    }
+
+    /// Starts a standby of it. It follows from now on, synchronously once it is named in `synchronous_standby_names`.
+    #[must_use]
+    pub fn standby(&self) -> Self {
+        let mut standby = Self::in_a_new_directory();
+        let from = ["-h", "127.0.0.1", "-p", &self.port.to_string(), "-U", "semel"].map(str::to_owned);
+        let from: Vec<&str> = from.iter().map(String::as_str).collect();
+        standby
+            .run("pg_basebackup", &[&from[..], &["--write-recovery-conf", "--checkpoint=fast", "--no-sync"]].concat());
+        standby.start_on_a_free_port();
+        standby
+    }
+
+    fn in_a_new_directory() -> Self {
         let servers = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/servers");
         fs::create_dir_all(&servers).unwrap();
         // Directories are made and removed under this lock only; see the script.
@@ -51,19 +73,18 @@ impl Server {
         lock.lock().unwrap();
         drop(all);
         let data = make_data_dir(dir.path());
-        let mut server = Self { dir, data, bin: find_bin(), port: 0, _lock: lock };
-        server.run("initdb", &["--username=semel", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync"]);
-        let mut file = fs::OpenOptions::new().append(true).open(server.data.join("postgresql.conf")).unwrap();
-        file.write_all(CONFIG.as_bytes()).unwrap();
-        file.write_all(config.as_bytes()).unwrap();
+        Self { dir, data, bin: find_bin(), port: 0, _lock: lock }
+    }
+
+    fn start_on_a_free_port(&mut self) {
         // A free port is one that the server could bind; asking beforehand would be a race.
         for attempt in 0..20 {
-            server.port = 20_000 + u16::try_from((std::process::id() * 7 + attempt * 613) % 12_000).unwrap();
-            if server.try_start() {
-                return server;
+            self.port = 20_000 + u16::try_from((std::process::id() * 7 + attempt * 613) % 12_000).unwrap();
+            if self.try_start() {
+                return;
             }
         }
-        panic!("PostgreSQL did not start: {}", server.log());
+        panic!("PostgreSQL did not start: {}", self.log());
     }
 
     /// How to reach it.
@@ -98,6 +119,37 @@ impl Server {
         let mut file = fs::OpenOptions::new().append(true).open(self.data.join("postgresql.conf")).unwrap();
         writeln!(file, "{line}").unwrap();
         self.run("pg_ctl", &["reload"]);
+    }
+
+    /// Makes a standby the primary.
+    pub fn promote(&self) {
+        self.run("pg_ctl", &["promote", "-w", "-t", "60"]);
+    }
+
+    /// Lets it begin a new timeline without another server: it is started as a standby of nobody, and promoted.
+    pub fn begin_a_timeline(&self) {
+        self.run("pg_ctl", &["stop", "--mode=fast", "-w"]);
+        let signal = self.data.join("standby.signal");
+        assert!(as_owner(Path::new("touch")).arg(signal).status().unwrap().success());
+        self.restart();
+        self.promote();
+    }
+
+    /// Copies its database into a new one, of this name, of another server, by `pg_dump` and `psql`. Its URL there.
+    #[must_use]
+    pub fn dump_into(&self, other: &Self, name: &str) -> String {
+        let dump = self.data.join(format!("{name}.sql"));
+        let run = |program: &str, port: u16, arguments: &[&str]| {
+            let mut command = as_owner(&self.bin.join(program));
+            command.args(["-h", "127.0.0.1", "-U", "semel", "-p", &port.to_string()]).args(arguments);
+            let said = command.output().unwrap();
+            assert!(said.status.success(), "{program}: {}", String::from_utf8_lossy(&said.stderr));
+        };
+        let file = dump.to_str().unwrap();
+        run("pg_dump", self.port, &["-f", file, "postgres"]);
+        run("createdb", other.port, &[name]);
+        run("psql", other.port, &["-q", "-v", "ON_ERROR_STOP=1", "-f", file, name]);
+        other.url().replacen("/postgres?", &format!("/{name}?"), 1)
     }
 
     fn try_start(&self) -> bool {
@@ -150,6 +202,8 @@ impl Drop for Server {
 fn make_data_dir(dir: &Path) -> PathBuf {
     let data = dir.join("data");
     fs::create_dir(&data).unwrap();
+    // A server takes no directory that others may read.
+    fs::set_permissions(&data, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
     if is_root() {
         fs::set_permissions(dir, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         give_away(&data);
@@ -170,7 +224,7 @@ fn give_away(dir: &Path) {
     assert!(Command::new("chown").arg("postgres:").arg(dir).status().unwrap().success());
 }
 
-fn is_root() -> bool {
+pub(super) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 

@@ -1,7 +1,11 @@
 //! A wire between a client and any server, which can be cut, or made deaf in one direction.
 #![expect(clippy::missing_panics_doc, clippy::unwrap_used, reason = "a test that cannot lay its wire fails")]
 
-use std::{io, net::SocketAddr};
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+};
 
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -29,25 +33,27 @@ pub struct Wire {
     address: SocketAddr,
     /// The flow, and how often all connections were cut.
     flow: watch::Sender<(Flow, u64)>,
+    /// Where it leads.
+    target: Arc<Mutex<String>>,
     listening: tokio::task::JoinHandle<()>,
 }
 
 impl Wire {
     /// A wire to the server of a URL.
     pub async fn to(url: &str) -> Self {
-        let target = host_of(url).to_owned();
+        let target = Arc::new(Mutex::new(host_of(url).to_owned()));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let flow = watch::Sender::new((Flow::Open, 0));
-        let used = flow.clone();
+        let (used, leads_to) = (flow.clone(), target.clone());
         let listening = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                let (flow, target) = (used.subscribe(), target.clone());
+                let (flow, target) = (used.subscribe(), leads_to.lock().unwrap().clone());
                 // However it ends, both sides are closed.
                 tokio::spawn(async move { drop(forward(client, &target, flow).await) });
             }
         });
-        Self { address, flow, listening }
+        Self { address, flow, target, listening }
     }
 
     /// The same URL, by way of the wire.
@@ -59,6 +65,12 @@ impl Wire {
     /// Changes what is let through.
     pub fn set(&self, to: Flow) {
         self.flow.send_modify(|(flow, _)| *flow = to);
+    }
+
+    /// Leads to the server of another URL from now on; all connections are cut.
+    pub fn lead_to(&self, url: &str) {
+        host_of(url).clone_into(&mut self.target.lock().unwrap());
+        self.cut();
     }
 
     /// Cuts all connections that there are. New ones go through.

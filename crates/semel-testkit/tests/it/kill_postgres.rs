@@ -45,7 +45,7 @@ async fn kill_postgres_under_load_loses_nothing_acknowledged() {
 }
 
 /// Waits until each worker has completed some operations in each mode since now, for a while.
-async fn until_they_work(workers: &mut [Process], told: &mut Vec<Told>) {
+pub(crate) async fn until_they_work(workers: &mut [Process], told: &mut Vec<Told>) {
     for worker in &mut *workers {
         told.extend(worker.told_so_far());
     }
@@ -64,7 +64,7 @@ async fn until_they_work(workers: &mut [Process], told: &mut Vec<Told>) {
     }
 }
 
-async fn check(site: &Site, told: &[Told]) {
+pub(crate) async fn check(site: &Site, told: &[Told]) {
     for error in errors(told) {
         assert!(matches!(error, Told::Broke { transient: true, .. }), "{error:?}");
     }

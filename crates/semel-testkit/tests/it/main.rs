@@ -2,6 +2,7 @@
 //! connections are cut, disks are full. Effects are counted by somebody else than the ledger.
 #![expect(clippy::unwrap_used, reason = "these are tests")]
 
+mod crash_failover;
 mod cuts;
 mod deadlocks;
 mod disks;
@@ -10,6 +11,7 @@ mod kill_postgres;
 mod kill_processes;
 mod messaging;
 mod one_file;
+mod pgbouncer;
 mod settings;
 mod support;
 mod zombies;
