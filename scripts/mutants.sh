@@ -60,7 +60,7 @@ renewal-patience@semel/src/renewer/agenda.rs@s/\.map\(\|held\| patience\(held\.t
 open-transaction@semel-store/src/tx.rs@s/BEGIN; SET LOCAL idle_in_transaction_session_timeout = \{idle\}/BEGIN; SET LOCAL idle_in_transaction_session_timeout = 30000/@semel-testkit@test(=zombies::postgres::a_zombie_reports_a_lost_lease_wherever_it_slept)
 no-limit@semel-store/src/tx.rs@s/let limit = seat\.answer_limit\(\);/let limit = 100 * seat.answer_limit();/@semel-testkit@test(=cuts::a_connection_that_swallows_everything_is_given_up)
 sleepwalker@semel/src/run.rs@s/if self\.remaining\(\)\.is_zero\(\) \{/if self.remaining().is_zero() \&\& self.operation().id == 0 {/@semel-testkit@test(=zombies::sqlite::a_zombie_reports_a_lost_lease_wherever_it_slept)
-pinned-purge@semel/src/machine/tend.rs@s/    if op\.is_final\(now\) \{/    if op.is_final(now) \&\& op.id == 0 {/@semel-store@test(=sqlite::pinned::what_is_pinned_stays_as_it_is_until_its_retention_ends)
+pinned-purge@semel/src/machine/tend.rs@s/_ if is_final =>/_ if is_final \&\& now.as_micros() < 0 =>/@semel-store@test(=sqlite::pinned::what_is_pinned_stays_as_it_is_until_its_retention_ends)
 pinned-superseded@semel/src/machine/claim.rs@s/if op\.is_final\(now\) \|\| !is_newer/if !is_newer/@semel-store@test(=sqlite::pinned::what_is_pinned_stays_as_it_is_until_its_retention_ends)
 pinned-postgres@semel-store/src/postgres/claims.rs@s/\|r\| r\.policy\.pinned/|_| false/@semel-store@test(=histories::prop_postgres_does_what_the_machine_says)
 pinned-sqlite@semel-store/src/sqlite/flush.rs@s/ policy\.pinned\n/ false\n/@semel-store@test(=histories::prop_sqlite_does_what_the_machine_says)
@@ -161,6 +161,14 @@ sqlite-no-close@semel-store/src/condition.rs@s/Inner::Sqlite\(db\) => db\.close\
 ready-to-read@semel-server/src/node/ready.rs@s/match self\.store\.check_writes\(\)\.await \{/match semel::Result::Ok(()) {/@semel-server@test(=ready::a_node_whose_disk_is_full_is_not_ready_until_there_is_room) | test(=ready::a_node_whose_postgres_takes_no_writes_is_not_ready_until_it_does)
 read-only-start@semel-store/src/sqlite/mod.rs@s/        file::prove_writable\(&mut connection\)\.await\.map_err\(cannot\)\?;\n//@semel-server@test(=ready::a_file_or_directory_that_cannot_be_written_is_refused_at_the_start)
 many-voices@semel-server/src/log/outage.rs@s/!self\.swallows\(event\)/!self.swallows(event) || event.fields().count() > 0/@semel-server@test(=outage::while_the_database_is_away_the_log_says_so_once_and_once_when_it_is_back)
+aside-halves@semel-store/src/sweep/mod.rs@s/parts\.push\(ids\.split_off\(ids\.len\(\) \/ 2\)\);\s*parts\.push\(ids\);/drop(std::mem::take(\&mut ids)); return Err(error);/@semel-store@test(=sqlite::aside::a_row_that_the_database_refuses_is_set_aside)
+aside-bytes@semel-store/src/sweep/mod.rs@s/const BYTES: i64 = 8 << 20/const BYTES: i64 = 8 << 40/@semel-store@test(=sqlite::aside::a_round_is_bounded_in_bytes)
+aside-phase@semel-store/src/sweep/mod.rs@s/note\(&mut swept, phase, result\);/let _ = phase; result?;/@semel-store@test(=sqlite::aside::a_phase_that_fails_keeps_no_other_from_its_turn)
+aside-blame@semel-store/src/sweep/mod.rs@s/done == 0 && culprits\.len\(\) >= MOST_CULPRITS/culprits.len() > 100 * MOST_CULPRITS/g@semel-store@test(=sqlite::aside::a_phase_that_fails_keeps_no_other_from_its_turn)
+aside-listing@semel-store/src/rows.rs@s/Ok\(Err\(error\)\) => error\.to_string\(\),/Ok(Err(error)) => return Err(sqlx::Error::Protocol(error.to_string())),/@semel-store@test(=sqlite::aside::a_listing_shows_what_cannot_be_read)
+aside-due@semel-store/src/look.rs@s/let set_aside = self\.set_aside\(Task::Run, [^;]*;/let set_aside: Result<()> = Ok(drop((Task::Run, Swept::default())));/@semel-store@test(=sqlite::aside::what_is_due_and_cannot_be_read_keeps_no_other_waiting)
+aside-retry@semel-store/src/sweep/sql.rs@s/ WHERE a\.retry_at <= \$1 ORDER/ WHERE a.retry_at <= \$1 AND a.tries < 0 ORDER/@semel-store@test(=sqlite::aside::a_lapsed_lease_that_cannot_be_read_is_set_aside)
+edge-floor@semel-store/src/sweep/edges.rs@s/turn\.floor = turn\.from;/turn.floor = i64::MIN;/@semel-store@test(=sweep::edges::tests::a_round_and_a_pass_begin_where_the_last_one_ended)
 LIST
 }
 

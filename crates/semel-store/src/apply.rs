@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 use semel::{
     Operation, Result, State, Timestamp,
     journal::{self, Note},
-    look::{Group, bucket},
+    look::{Group, Unreadable, bucket},
     machine::{Answer, Event, Next, Step, Write, due, step},
     store::Applied,
 };
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::{
     Conn,
     connection::broken,
-    rows::{self, OperationRow},
+    rows::{self, OperationRow, Read},
     sql::Sql,
 };
 
@@ -63,6 +63,11 @@ impl Tally {
     pub(crate) fn completed(&mut self, group: Group, claimed_at: Timestamp, now: Timestamp) {
         let took = bucket(now.since(claimed_at));
         *self.0.entry((group, now.hour(), "processing", "completed", took)).or_default() += 1;
+    }
+
+    /// Counts an operation that is gone, of which only this much was read.
+    pub(crate) fn gone(&mut self, group: Group, state: State, now: Timestamp) {
+        *self.0.entry((group, now.hour(), state.as_str(), "", 0)).or_default() += 1;
     }
 
     pub(crate) fn rows(&self) -> Vec<Value> {
@@ -249,20 +254,38 @@ fn in_backlog(op: &Operation) -> bool {
     }
 }
 
-/// Operations by id.
+/// Operations by id. One that cannot be read is an error for all of them: for rows that somebody has asked for.
 pub(crate) async fn load_by_id(conn: &mut Conn<'_>, sql: &Sql, ids: &[i64]) -> Result<HashMap<i64, Operation>> {
+    let loaded: Vec<OperationRow> = by_id(conn, sql, ids).await?;
+    loaded.into_iter().map(|row| row.read().map(|op| (op.id, op))).collect()
+}
+
+/// Operations by id, and apart from them those that cannot be read.
+pub(crate) async fn load_each(
+    conn: &mut Conn<'_>,
+    sql: &Sql,
+    ids: &[i64],
+) -> Result<(Vec<Operation>, Vec<Unreadable>)> {
+    let loaded: Vec<Read> = by_id(conn, sql, ids).await?;
+    Ok(Read::sorted(loaded))
+}
+
+async fn by_id<R>(conn: &mut Conn<'_>, sql: &Sql, ids: &[i64]) -> Result<Vec<R>>
+where
+    R: for<'r> sqlx::FromRow<'r, sqlx::postgres::PgRow> + for<'r> sqlx::FromRow<'r, sqlx::sqlite::SqliteRow>,
+    R: Send + Unpin,
+{
     if ids.is_empty() {
-        return Ok(HashMap::new());
+        return Ok(Vec::new());
     }
-    let loaded: Vec<OperationRow> = match conn {
+    match conn {
         Conn::Postgres(c) => sqlx::query_as(sql.load_by_id).bind(ids).fetch_all(&mut **c).await,
         Conn::Sqlite(c) => {
             let json: Vec<_> = ids.iter().map(|id| json!({ "id": id })).collect();
             sqlx::query_as(sql.load_by_id).bind(Value::Array(json).to_string()).fetch_all(&mut **c).await
         }
     }
-    .map_err(broken)?;
-    loaded.into_iter().map(|row| row.read().map(|op| (op.id, op))).collect()
+    .map_err(broken)
 }
 
 /// Operations by scope and key.

@@ -1,7 +1,7 @@
 //! What people did: who, when, what, why, and what it was before and after.
 
 use semel::{
-    Operation, Result, Verdict,
+    Operation, Result, Timestamp, Verdict,
     machine::Answer,
     store::{Applied, Decision},
 };
@@ -84,6 +84,19 @@ pub(crate) async fn decided(
     };
     let audit = Audit { tenant: before.scope.tenant(), actor, action, subject: &before.id.to_string(), reason };
     audit.write(conn, sql, Some(stands(before)), after, Some(applied.now.as_micros())).await
+}
+
+/// Writes down that somebody has purged an operation that cannot be read.
+pub(crate) async fn purged_unreadable(
+    conn: &mut Conn<'_>,
+    sql: &Sql,
+    (actor, reason): (&str, &str),
+    (tenant, id): (&str, i64),
+    before: Value,
+    at: Timestamp,
+) -> Result<()> {
+    let audit = Audit { tenant, actor, action: "operations.purge", subject: &id.to_string(), reason };
+    audit.write(conn, sql, Some(before), None, Some(at.as_micros())).await
 }
 
 /// How an operation stands, with its name: after a purge, nothing else has that. No payload, outcome or error, which may

@@ -5,14 +5,18 @@ use std::collections::{HashMap, HashSet};
 use semel::{
     Error, Fence, Key, Operation, Result, Scope, Timestamp,
     journal::{self, Note},
-    machine::{Answer, Event, Request, read},
-    store::{Applied, Decision, LeaseWrite, Swept},
+    look::Group,
+    machine::{Answer, Event, NotNow, Purge, Request, purged_note, read},
+    store::{Applied, Decision, LeaseWrite},
 };
+use serde_json::json;
 
 use crate::{
     Conn,
-    apply::{Changes, load_by_id},
+    apply::{Changes, Tally, load_by_id},
     audit,
+    connection::broken,
+    from_row, on, rows,
     sql::Sql,
 };
 
@@ -116,26 +120,6 @@ pub(crate) fn first_claim(request: &Request, fence: Fence, now: Timestamp) -> Ap
     Changes::default().step(None, &Event::Claim { request, fence }, now)
 }
 
-/// Steps of the sweep on rows that are locked.
-pub(crate) fn swept_rows(
-    swept: &mut Swept,
-    changes: &mut Changes,
-    rows: HashMap<i64, Operation>,
-    fences: Vec<Fence>,
-    now: Timestamp,
-    lapse: bool,
-) {
-    for (op, fence) in rows.into_values().zip(fences) {
-        let event = if lapse { Event::Lapse { fence } } else { Event::Tend };
-        match changes.step(Some(&op), &event, now).answer {
-            Answer::Lapsed => swept.lapsed += 1,
-            Answer::Expired => swept.expired += 1,
-            Answer::Archived => swept.archived += 1,
-            _ => {}
-        }
-    }
-}
-
 /// Takes the step of a decision on its row, which is locked, and tells the audit of it.
 pub(crate) async fn decide(
     conn: &mut Conn<'_>,
@@ -145,7 +129,13 @@ pub(crate) async fn decide(
     by: (&str, &str),
     (now, fence): (Timestamp, Fence),
 ) -> Result<Applied> {
-    let (rows, action) = (load_by_id(conn, sql, &[id]).await?, audit::action(&decision));
+    let action = audit::action(&decision);
+    let rows = match load_by_id(conn, sql, &[id]).await {
+        Err(error) if !error.is_transient() && matches!(decision, Decision::Purge) => {
+            return purge_unreadable(conn, sql, id, by, now).await;
+        }
+        loaded => loaded?,
+    };
     let (actor, reason) = (by.0.to_owned(), by.1.to_owned());
     let event = match decision {
         Decision::Resolve { verdict, expected } | Decision::Found { verdict, expected } => {
@@ -160,6 +150,65 @@ pub(crate) async fn decide(
         audit::decided(conn, sql, action, by, before, &applied).await?;
     }
     Ok(applied)
+}
+
+/// Frees the key of an operation that cannot be read, by what its columns say: there is nothing else that a person
+/// could do about it.
+async fn purge_unreadable(
+    conn: &mut Conn<'_>,
+    sql: &Sql,
+    id: i64,
+    (actor, reason): (&str, &str),
+    now: Timestamp,
+) -> Result<Applied> {
+    let applied = |answer| Applied { answer, operation: None, now };
+    let row: Option<BareRow> =
+        on!(conn, c => sqlx::query_as(sql.load_bare).bind(id).fetch_optional(&mut **c).await.map_err(broken)?);
+    let Some(row) = row else { return Ok(applied(Answer::NotNow(NotNow::Absent))) };
+    let (state, time) = (row.state.parse()?, |at: Option<i64>| at.map(Timestamp::from_micros));
+    let (expires_at, deadline) = (time(row.expires_at), time(row.deadline));
+    if let Some(why) = (Purge { state, pinned: row.pinned, expires_at, deadline }).refused(now) {
+        return Ok(applied(Answer::NotNow(why)));
+    }
+    let gone = [json!({ "id": id, "old_fence": row.fence })];
+    saved(conn.batch(sql.delete_operations, &gone).await? == 1)?;
+    let belongings = [sql.delete_leases, sql.delete_archived, sql.delete_journal, sql.delete_repeats];
+    for text in belongings.into_iter().chain([sql.delete_backlog, sql.delete_successors]) {
+        conn.batch(text, &gone).await?;
+    }
+    let mut tally = Tally::default();
+    tally.gone(row.group(), state, now);
+    conn.batch(sql.insert_journal, &[rows::note(id, &purged_note(Fence(row.fence), actor, reason, now))]).await?;
+    conn.batch(sql.insert_deltas, &tally.rows()).await?;
+    let scope = format!("{}/{}/{}", row.tenant, row.service, row.kind);
+    let before = json!({ "scope": scope, "key": row.key, "state": row.state, "fence": row.fence, "unreadable": true });
+    audit::purged_unreadable(conn, sql, (actor, reason), (&row.tenant, id), before, now).await?;
+    Ok(applied(Answer::Purged))
+}
+
+/// A row of `load_bare`.
+struct BareRow {
+    fence: i64,
+    tenant: String,
+    service: String,
+    kind: String,
+    key: String,
+    label1: String,
+    label2: String,
+    state: String,
+    pinned: bool,
+    expires_at: Option<i64>,
+    deadline: Option<i64>,
+}
+
+from_row!(BareRow { fence, tenant, service, kind, key, label1, label2, state, pinned, expires_at, deadline });
+
+impl BareRow {
+    fn group(&self) -> Group {
+        let Self { tenant, service, kind, label1, label2, .. } = self;
+        let [tenant, service, kind, label1, label2] = [tenant, service, kind, label1, label2].map(String::clone);
+        Group { tenant, service, kind, label1, label2 }
+    }
 }
 
 /// A renewal that came after more than half of its lease: `before` is the deadline it had. One that

@@ -54,7 +54,8 @@ pub(crate) fn fold(rows: Vec<CountRow>) -> Vec<Value> {
     for row in rows {
         let count = row.read();
         let n = count.n;
-        *sums.entry(Count { n: 0, ..count }).or_default() += n;
+        let sum = sums.entry(Count { n: 0, ..count }).or_default();
+        *sum = sum.saturating_add(n);
     }
     let row = |(count, n): (&Count, &i64)| {
         let (from, to, answer, bucket) = match &count.what {

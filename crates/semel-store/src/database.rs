@@ -26,9 +26,10 @@ use crate::{
     on, postgres,
     postgres::Postgres,
     repeats, rows,
-    sql::Sql,
+    sql::{Dialect, Sql},
     sqlite,
     sqlite::Sqlite,
+    sweep::{Edges, sql::SweepSql},
     tx::{Last, begin_on},
 };
 
@@ -69,7 +70,13 @@ impl Default for Settings {
 
 /// A SQLite file or a PostgreSQL database. Cheap to clone.
 #[derive(Clone)]
-pub struct Database(Arc<Inner>, Arc<Messages>, Arc<Condition>);
+pub struct Database(Arc<Inner>, Arc<Messages>, Arc<Condition>, Arc<Sweeps>);
+
+/// What this process keeps for its sweeps.
+pub(crate) struct Sweeps {
+    sql: SweepSql,
+    edges: Edges,
+}
 
 pub(crate) enum Inner {
     Postgres(Postgres),
@@ -98,7 +105,11 @@ impl Database {
             return Err(Error::Invalid("database url: write sqlite:PATH or postgres://…".into()));
         };
         let messages = Messages::new(&inner);
-        Ok(Self(Arc::new(inner), Arc::new(messages), Arc::default()))
+        let sweeps = match &inner {
+            Inner::Postgres(_) => Sweeps { sql: SweepSql::new(Dialect::Postgres), edges: Edges::new(true) },
+            Inner::Sqlite(_) => Sweeps { sql: SweepSql::new(Dialect::Sqlite), edges: Edges::new(false) },
+        };
+        Ok(Self(Arc::new(inner), Arc::new(messages), Arc::default(), Arc::new(sweeps)))
     }
 
     pub(crate) fn inner(&self) -> &Inner {
@@ -113,6 +124,15 @@ impl Database {
     /// What was last found out about it.
     pub(crate) fn condition(&self) -> &Condition {
         &self.2
+    }
+
+    pub(crate) fn sweep_sql(&self) -> &SweepSql {
+        &self.3.sql
+    }
+
+    /// Where the phases of the sweep begin.
+    pub(crate) fn edges(&self) -> &Edges {
+        &self.3.edges
     }
 
     pub(crate) fn sql(&self) -> &Sql {
@@ -355,12 +375,7 @@ impl Store for Database {
     }
 
     async fn sweep(&self, limit: u32) -> Result<Swept> {
-        let mut swept = match &*self.0 {
-            Inner::Postgres(db) => db.sweep(limit).await?,
-            Inner::Sqlite(db) => db.sweep(limit).await?,
-        };
-        swept.more |= self.purge_receipts(limit).await?;
-        Ok(swept)
+        self.sweep_round(limit).await
     }
 
     async fn note_repeats(&self, repeats: Vec<SeenAgain>, answers: Vec<AnswerCount>) -> Result<()> {
@@ -461,7 +476,7 @@ impl Store for Database {
                 sqlx::query_as(sql.load_journal).bind(id).bind(most).fetch_all(&mut *c).await.map_err(broken)?);
             let repeats = load_repeats(&mut reader.conn(), sql, &[id]).await?;
             reader.leave();
-            let notes = notes.into_iter().map(rows::NoteRow::read).collect::<Result<Vec<_>>>()?;
+            let notes = notes.into_iter().filter_map(rows::NoteRow::read).collect();
             let mut repeats: Vec<_> = repeats.into_iter().map(|((_, repeat), repeats)| (repeat, repeats)).collect();
             repeats.sort_by_key(|(repeat, _)| *repeat);
             Ok((notes, repeats))

@@ -5,6 +5,7 @@
 //! - `apply`: the general path: load, step, save
 //! - `sql`: the statements both share; `postgres` and `sqlite`: what differs, and why
 //! - `again`: what has completed, to be run once more
+//! - `sweep`: lapsed leases, expiry, archive, counters, and what was set aside
 //! - `rows`, `codec`, `counters`: how things are stored; `audit`: what people did
 
 mod again;
@@ -28,6 +29,7 @@ mod repeats;
 mod rows;
 mod sql;
 mod sqlite;
+mod sweep;
 mod tx;
 
 pub use again::Passed;

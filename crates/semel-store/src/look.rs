@@ -4,14 +4,13 @@ use std::{collections::HashMap, time::Duration};
 
 use semel::{
     Fence, Labels, Operation, Result, Scope, State, Timestamp,
-    look::{Counted, DayTally, Due, DueKind, Filter, Listing, Page, Tallied, Tally, TallyFilter},
+    look::{Counted, DayTally, Due, DueKind, Filter, Listing, Page, Tallied, Tally, TallyFilter, Task, Unreadable},
     micros,
+    store::Swept,
 };
 use serde_json::{Value, json};
 
-use crate::{
-    Conn, Database, Reader, apply, connection::broken, database::Inner, on, postgres, rows::OperationRow, sqlite,
-};
+use crate::{Conn, Database, Reader, apply, connection::broken, database::Inner, on, postgres, rows::Read, sqlite};
 
 /// By how much the order of ids and the order of first claims may differ. Fences are drawn moments before or after the
 /// time is read, and PostgreSQL's clock may be set back: if by more than this, a listing by time may leave out what was
@@ -27,12 +26,34 @@ pub(crate) const IN_ORDER: &str = "BEGIN; SET LOCAL enable_sort = off; SET LOCAL
 /// The few are then sorted all the same, which looks so dear to the planner that it would compile the query first.
 const ADDING_UP: &str = "BEGIN; SET LOCAL enable_sort = off; SET LOCAL jit = off";
 
+/// How often a look at what is due begins anew, because all that it found had to be set aside.
+const MOST_LOOKS: u32 = 8;
+
 /// Day or kind and labels, what was counted, and how often.
 type TallyRow = (String, String, String, String, String, String, i64, i64);
 type DayRow = (i64, String, String, String, i64);
 
 impl Database {
+    /// What is due. One that cannot be read is set aside, and the next in line is looked for.
     pub(crate) async fn look_due(&self, scope: &Scope, limit: u32) -> Result<Due> {
+        for _ in 0..MOST_LOOKS {
+            let (due, unreadable) = self.look_due_once(scope, limit).await?;
+            let unreadable: Vec<_> = unreadable.into_iter().map(|row| (row.id, row.why)).collect();
+            if unreadable.is_empty() {
+                return Ok(due);
+            }
+            let set_aside = self.set_aside(Task::Run, &unreadable, &mut Swept::default()).await;
+            if let Err(error) = &set_aside {
+                tracing::warn!(%error, "what is due and cannot be read could not be set aside");
+            }
+            if set_aside.is_err() || !due.operations.is_empty() {
+                return Ok(due);
+            }
+        }
+        Ok(Due::default())
+    }
+
+    async fn look_due_once(&self, scope: &Scope, limit: u32) -> Result<(Due, Vec<Unreadable>)> {
         let limit = limit.clamp(1, Due::MOST) as usize;
         let sql = self.sql();
         let mut reader = self.reader().await?;
@@ -57,12 +78,14 @@ impl Database {
             }
             ids.push(id);
         }
-        let mut found = apply::load_by_id(&mut reader.conn(), sql, &ids).await?;
+        let (found, unreadable) = apply::load_each(&mut reader.conn(), sql, &ids).await?;
         end(reader).await?;
-        // Somebody may have claimed one since.
+        let mut found: HashMap<i64, Operation> = found.into_iter().map(|op| (op.id, op)).collect();
+        // One may have been claimed since.
         let waits = |op: &Operation| matches!(op.state, State::Pending | State::Failed | State::TimedOut);
         let operations = ids.iter().filter_map(|id| found.remove(id)).filter(waits).collect();
-        Ok(Due { operations, next: next.map(|(due, _)| due), wait: next.map(|(due, now)| due.since(now)) })
+        let due = Due { operations, next: next.map(|(due, _)| due), wait: next.map(|(due, now)| due.since(now)) };
+        Ok((due, unreadable))
     }
 
     pub(crate) async fn look_due_kinds(&self, service: &str, after: (&str, &str)) -> Result<Vec<DueKind>> {
@@ -126,7 +149,7 @@ impl Database {
             above = on!(reader.conn(), c =>
                 sqlx::query_scalar(sql.last_before).bind(safely).fetch_one(&mut *c).await.map_err(broken)?);
         }
-        let rows: Vec<OperationRow> = on!(reader.conn(), c => sqlx::query_as(text)
+        let mut rows: Vec<Read> = on!(reader.conn(), c => sqlx::query_as(text)
             .bind(&filter.tenant)
             .bind(below)
             .bind(filter.before.map_or(i64::MAX, Timestamp::as_micros))
@@ -147,12 +170,12 @@ impl Database {
             .await
             .map_err(broken)?);
         reader.leave();
-        let mut items = rows.into_iter().map(OperationRow::read).collect::<Result<Vec<_>>>()?;
         // One more than asked for was read: it tells whether there is another page.
-        let more = items.len() > limit as usize;
-        items.truncate(limit as usize);
-        let next = items.last().filter(|_| more).map(|op| op.id);
-        Ok(Listing { items, next })
+        let more = rows.len() > limit as usize;
+        rows.truncate(limit as usize);
+        let next = rows.last().filter(|_| more).map(Read::id);
+        let (items, unreadable) = Read::sorted(rows);
+        Ok(Listing { items, unreadable, next })
     }
 
     /// How a page finds its rows: by whatever leaves the fewest to read.

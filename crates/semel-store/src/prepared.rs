@@ -12,6 +12,7 @@ use crate::{
     postgres,
     sql::{Dialect, Sql},
     sqlite,
+    sweep::sql::SweepSql,
 };
 
 /// Statements by name, with how many parameters each has.
@@ -64,6 +65,9 @@ async fn every_shared_statement_prepares_on_both_databases() {
     // The one exception: keys come to PostgreSQL as four arrays.
     assert_eq!((postgres.remove(0), sqlite.remove(0)), (("load_by_key", 4), ("load_by_key", 1)));
     assert_eq!(postgres, sqlite);
+    let sqlite = on_sqlite(&SweepSql::new(Dialect::Sqlite).all()).await;
+    assert!(sqlite.len() > 15);
+    assert_eq!(on_postgres(&SweepSql::new(Dialect::Postgres).all()).await, sqlite);
     let sqlite = on_sqlite(&MessageSql::new(Dialect::Sqlite).all()).await;
     assert!(sqlite.len() > 30);
     assert_eq!(on_postgres(&MessageSql::new(Dialect::Postgres).all()).await, sqlite);
@@ -84,6 +88,7 @@ async fn no_shared_statement_reads_the_whole_of_a_growing_table_on_sqlite() {
     let lab = Lab::new(Kind::Sqlite).await;
     drop(lab.open().await);
     let statements = Sql::new(Dialect::Sqlite).all().into_iter().chain(MessageSql::new(Dialect::Sqlite).all());
+    let statements = statements.chain(SweepSql::new(Dialect::Sqlite).all());
     for (name, text) in statements.chain(messaging::HOT_SQLITE.iter().copied()) {
         // Folding and counting read their own small tables, and the sweep the leases, whole.
         if ["load_counts", "tally", "tally_days", "find_lapsed"].contains(&name) {
@@ -234,5 +239,45 @@ async fn what_is_due_is_found_in_the_order_of_its_index() {
         let plan = plan.into_iter().map(|(.., step)| step).collect::<Vec<_>>().join("\n");
         assert!(by.iter().all(|by| plan.contains(&format!("INDEX semel_backlog_due {by}"))), "{plan}");
         assert!(!plan.contains("TEMP B-TREE"), "{plan}");
+    }
+}
+
+/// A phase of the sweep reads its rows in the order of their index, from where it left off, and no further than asked
+/// for: a million rows may be due, and PostgreSQL may know nothing of the table yet.
+#[tokio::test]
+async fn the_sweep_finds_its_rows_in_the_order_of_their_index() {
+    const FILL: &str = "INSERT INTO semel_operations
+            (id, tenant, service, kind, key, fingerprint, state, fence, owner, created_at, claimed_at, look_at)
+         SELECT i, 't', 's', 'k', 'k' || i, '', 'processing', i, '', i, i, i FROM generate_series(1, 5000) AS i;
+         INSERT INTO semel_leases (operation, fence, token, deadline, run_until, term, terms)
+         SELECT i, i, '', i, i, 1, '' FROM generate_series(1, 5000) AS i;
+         INSERT INTO semel_deltas (tenant, service, kind, label1, label2, hour, from_state, to_state, answer, bucket, n)
+         SELECT 't', 's', 'k', '', '', 1, '', '', '', 0, 1 FROM generate_series(1, 5000) AS i";
+    let sql = SweepSql::new(Dialect::Postgres);
+    let phases = [
+        ("lapsed", sql.find_lapsed, "semel_leases_pkey"),
+        ("aged", sql.find_aged, "semel_operations_look_at"),
+        ("deltas", sql.find_deltas, "semel_deltas_pkey"),
+    ];
+    for known in ["SELECT 1", "ANALYZE"] {
+        let lab = Lab::new(Kind::Postgres).await;
+        drop(lab.open().await);
+        let mut conn = PgConnection::connect(&lab.url).await.unwrap();
+        for text in [known, FILL, "SET plan_cache_mode = force_generic_plan", look::IN_ORDER] {
+            sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut conn).await.unwrap();
+        }
+        for (name, text, index) in phases {
+            let prepare = format!("PREPARE {name} (bigint, bigint, bigint) AS {text}");
+            sqlx::raw_sql(AssertSqlSafe(prepare)).execute(&mut conn).await.unwrap();
+            let explain = AssertSqlSafe(format!("EXPLAIN (ANALYZE, COSTS OFF) EXECUTE {name}(4000, 100, 10)"));
+            let plan: Vec<(String,)> = sqlx::query_as(explain).fetch_all(&mut conn).await.unwrap();
+            let plan = plan.into_iter().map(|(line,)| line).collect::<Vec<_>>().join("\n");
+            let scan =
+                plan.lines().find(|line| line.contains(&format!("using {index}"))).unwrap_or_else(|| panic!("{plan}"));
+            assert!(scan.contains("rows=10 ") || scan.contains("rows=11 "), "no further than asked for: {plan}");
+            for whole in ["Sort", "Bitmap", "Seq Scan"] {
+                assert!(!plan.contains(whole), "{plan}");
+            }
+        }
     }
 }

@@ -3,9 +3,13 @@
 use bytes::Bytes;
 use semel::{
     Error, Fence, Fingerprint, Key, Labels, LeaseRow, Operation, Outcome, Policy, Result, Scope, Successor, Timestamp,
-    Token, journal::Note, look::Group, micros,
+    Token,
+    journal::Note,
+    look::{Group, Unreadable},
+    micros,
 };
 use serde_json::{Value, json};
+use sqlx::Row as _;
 
 use crate::{
     codec::{decode, encode, hex},
@@ -150,6 +154,58 @@ impl OperationRow {
     }
 }
 
+/// An operation, or what can be told of one that cannot be read: one row must not fail the others that were asked for
+/// with it.
+pub(crate) struct Read(std::result::Result<Box<Operation>, Unreadable>);
+
+impl Read {
+    pub(crate) fn id(&self) -> i64 {
+        match &self.0 {
+            Ok(operation) => operation.id,
+            Err(unreadable) => unreadable.id,
+        }
+    }
+
+    /// Those that can be read, and those that cannot.
+    pub(crate) fn sorted(rows: Vec<Self>) -> (Vec<Operation>, Vec<Unreadable>) {
+        let (mut operations, mut unreadable) = (Vec::new(), Vec::new());
+        for Self(row) in rows {
+            match row {
+                Ok(operation) => operations.push(*operation),
+                Err(row) => unreadable.push(row),
+            }
+        }
+        (operations, unreadable)
+    }
+}
+
+macro_rules! read_from {
+    ($($row:ty),+) => {$(
+        impl sqlx::FromRow<'_, $row> for Read {
+            fn from_row(row: &$row) -> std::result::Result<Self, sqlx::Error> {
+                let why = match OperationRow::from_row(row).map(OperationRow::read) {
+                    Ok(Ok(operation)) => return Ok(Self(Ok(Box::new(operation)))),
+                    Ok(Err(error)) => error.to_string(),
+                    Err(error) => error.to_string(),
+                };
+                let text = |column| row.try_get::<String, _>(column).unwrap_or_default();
+                Ok(Self(Err(Unreadable {
+                    // Without a number there is nothing that anybody could do about it.
+                    id: row.try_get("id")?,
+                    tenant: text("tenant"),
+                    service: text("service"),
+                    kind: text("kind"),
+                    key: text("key"),
+                    state: text("state"),
+                    created_at: Timestamp::from_micros(row.try_get("created_at").unwrap_or_default()),
+                    why,
+                })))
+            }
+        }
+    )+};
+}
+read_from!(sqlx::postgres::PgRow, sqlx::sqlite::SqliteRow);
+
 fn read_fingerprint(bytes: &[u8]) -> Result<Fingerprint> {
     Fingerprint::from_bytes(bytes).map_err(|_| Error::Corrupt("a fingerprint"))
 }
@@ -280,13 +336,15 @@ pub(crate) struct NoteRow {
 from_row!(NoteRow { at, event, fence, actor, detail });
 
 impl NoteRow {
-    pub(crate) fn read(self) -> Result<Note> {
-        Ok(Note {
+    /// The note; none if a newer version has written of something that this one does not know. One that cannot be read
+    /// says so in place of its text: the rest of the story is told all the same.
+    pub(crate) fn read(self) -> Option<Note> {
+        Some(Note {
             at: Timestamp::from_micros(self.at),
-            event: self.event.parse()?,
+            event: self.event.parse().ok()?,
             fence: Fence(self.fence),
             actor: self.actor,
-            detail: text(self.detail)?,
+            detail: text(self.detail).unwrap_or_else(|error| format!("(unreadable: {error})")),
         })
     }
 }

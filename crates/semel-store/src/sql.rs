@@ -151,6 +151,12 @@ statements! {
          JOIN semel_operations AS o ON o.id = r.id
          LEFT JOIN semel_leases AS l ON l.operation = o.id
          LEFT JOIN semel_successors AS s ON s.operation = o.id");
+    /// As much of an operation as says whether it may be purged: for one that cannot be read.
+    load_bare =
+        "SELECT o.id, o.fence, o.tenant, o.service, o.kind, o.key, coalesce(o.label1, '') AS label1,
+                coalesce(o.label2, '') AS label2, o.state, o.pinned, o.expires_at, l.deadline
+         FROM semel_operations AS o LEFT JOIN semel_leases AS l ON l.operation = o.id
+         WHERE o.id = $1";
     /// A page of everything, newest first.
     list = page!("o.id", "o.id > $9",
         "FROM semel_operations AS o
@@ -210,8 +216,8 @@ statements! {
     /// What nobody runs of a kind and tenant, in the order in which it is due, with the size of what is stored with it, and the
     /// time. What has expired counts as absent.
     find_waiting =
-        "SELECT b.operation, b.due, CAST(coalesce(length(o.payload), 0) + coalesce(length(o.checkpoint), 0) AS BIGINT) AS bytes,
-                {now $4} AS now
+        "SELECT b.operation, b.due, CAST(coalesce(length(o.payload), 0) + coalesce(length(o.checkpoint), 0) + coalesce(length(o.error), 0) AS BIGINT)
+                AS bytes, {now $4} AS now
          FROM semel_backlog AS b JOIN semel_operations AS o ON o.id = b.operation
          WHERE b.service = $1 AND b.kind = $2 AND b.tenant = $3 AND b.due IS NOT NULL
            AND (o.expires_at IS NULL OR o.expires_at > {now $4})
@@ -421,11 +427,6 @@ statements! {
                     ORDER BY o.kind LIMIT 1), n + 1
             FROM kinds WHERE substr(kinds.kind, 1, length($3)) = $3 AND n < $4)
          SELECT kinds.kind FROM kinds WHERE substr(kinds.kind, 1, length($3)) = $3";
-
-    /// Leases that have lapsed.
-    find_lapsed = "SELECT operation AS id FROM semel_leases WHERE deadline <= $1 ORDER BY operation LIMIT $2";
-    /// Operations whose time to be looked at has come.
-    find_due = "SELECT id FROM semel_operations WHERE look_at <= $1 ORDER BY look_at LIMIT $2";
 
     /// What a person did.
     audit =

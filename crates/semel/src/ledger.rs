@@ -21,7 +21,7 @@ use crate::{
     renewer::Renewer,
     repeats::Gatherer,
     replays::Replays,
-    store::{Applied, Decision, LeaseWrite, Store, Swept},
+    store::{Applied, Decision, LeaseWrite, Store, Swept, Trouble},
     waiters::Waiters,
     withdrawals::Withdrawals,
 };
@@ -188,12 +188,13 @@ impl<S: Store> Ledger<S> {
     }
 
     /// Sweeps until nothing is left to do: orphans, expiry, archive, folding of counters. Each
-    /// round is bounded, and rounds of several nodes do not disturb one another.
+    /// round is bounded, and rounds of several nodes do not disturb one another. What could not be done is told in
+    /// [`Swept::troubles`].
     ///
     /// # Errors
-    /// What a store can break with.
+    /// What a store can break with, if nothing could be done at all.
     pub async fn sweep(&self) -> Result<Swept> {
-        /// Rows per kind and round: short enough a transaction to go unnoticed.
+        /// Rows per phase and round: short enough a transaction to go unnoticed.
         const ROUND: u32 = 1000;
         outside_transactions()?;
         let mut total = Swept::default();
@@ -212,18 +213,23 @@ impl<S: Store> Ledger<S> {
     pub fn sweep_every(&self, pause: Duration) {
         let weak = Arc::downgrade(&self.inner);
         self.inner.engine.keep("sweep", async move {
+            let mut told = Vec::new();
             loop {
                 // Nodes that started together should not sweep together.
                 tokio::time::sleep(pause.mul_f64(0.9 + 0.2 * fastrand::f64())).await;
                 let Some(inner) = weak.upgrade() else { return };
                 let ledger = Ledger { inner };
-                match ledger.sweep().await {
-                    Ok(swept) if swept != Swept::default() => tracing::debug!(?swept, "swept"),
-                    Ok(_) => {}
-                    Err(error) => tracing::warn!(%error, "the sweep failed; the next round tries again"),
-                }
                 if ledger.is_stopping() {
                     return;
+                }
+                match ledger.sweep().await {
+                    Ok(swept) => {
+                        tell_troubles(&mut told, swept.troubles.clone());
+                        if swept != Swept::default() {
+                            tracing::debug!(?swept, "swept");
+                        }
+                    }
+                    Err(error) => tracing::warn!(%error, "the sweep failed; the next round tries again"),
                 }
             }
         });
@@ -410,6 +416,17 @@ fn outside_transactions() -> Result<()> {
 /// What is told of a row that another transaction has locked.
 fn locked() -> Error {
     Error::Unavailable("another transaction holds the row; ask again".into())
+}
+
+/// Logs what the sweep could not do, once for as long as it stays so: a phase that fails does so every few seconds.
+fn tell_troubles(told: &mut Vec<Trouble>, troubles: Vec<Trouble>) {
+    for Trouble { phase, why } in troubles.iter().filter(|trouble| !told.contains(trouble)) {
+        tracing::warn!(phase, why, "a phase of the sweep failed; the others go on, and every round tries it again");
+    }
+    for Trouble { phase, .. } in told.iter().filter(|former| !troubles.iter().any(|now| now.phase == former.phase)) {
+        tracing::info!(phase, "a phase of the sweep works again");
+    }
+    *told = troubles;
 }
 
 /// When a repeat was seen. It is told, never compared, so the node's own clock will do.

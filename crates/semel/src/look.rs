@@ -69,8 +69,90 @@ impl Default for Page {
 pub struct Listing {
     /// The operations.
     pub items: Vec<Operation>,
+    /// Those of the page that cannot be read, newest first.
+    pub unreadable: Vec<Unreadable>,
     /// Where the next page begins, if there is one.
     pub next: Option<i64>,
+}
+
+/// An operation that this version cannot read: damaged, or written by a newer version or with another key. What can be
+/// told of it all the same, as it is stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unreadable {
+    /// Its number.
+    pub id: i64,
+    /// Whose it is.
+    pub tenant: String,
+    /// Of which service.
+    pub service: String,
+    /// Of which kind.
+    pub kind: String,
+    /// The caller's name for it.
+    pub key: String,
+    /// The word of its state.
+    pub state: String,
+    /// When it was first claimed.
+    pub created_at: Timestamp,
+    /// What is wrong with it.
+    pub why: String,
+}
+
+/// What the sweep or a worker could not do to a row, because the row cannot be read or the database refuses to change
+/// it. It is left alone until `retry_at`, so that the other rows have their turn.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SetAside {
+    /// What could not be done.
+    pub what: Task,
+    /// The operation; for [`Task::Fold`], the number of a row of the counters.
+    pub id: i64,
+    /// Since when.
+    pub since: Timestamp,
+    /// How often it was tried.
+    pub tries: i64,
+    /// When it is tried again.
+    pub retry_at: Timestamp,
+    /// What was wrong the last time.
+    pub reason: String,
+}
+
+/// What can fail for one row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Task {
+    /// The sweep ends a lapsed lease.
+    Lapse,
+    /// The sweep removes, archives or puts off an operation by its age.
+    Age,
+    /// The sweep adds a row to the counters.
+    Fold,
+    /// A worker takes up an operation that is due.
+    Run,
+}
+
+impl Task {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Lapse, Self::Age, Self::Fold, Self::Run];
+
+    /// The word for it, in SQL and JSON.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Lapse => "lapse",
+            Self::Age => "age",
+            Self::Fold => "fold",
+            Self::Run => "run",
+        }
+    }
+
+    /// What could not be done, in words that follow "cannot".
+    #[must_use]
+    pub const fn in_words(self) -> &'static str {
+        match self {
+            Self::Lapse => "end its lapsed lease",
+            Self::Age => "remove, archive or put it off by its age",
+            Self::Fold => "add it to the counters",
+            Self::Run => "run it",
+        }
+    }
 }
 
 /// What nobody runs and may be claimed of a scope, the longest due first.

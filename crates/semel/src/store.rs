@@ -90,7 +90,7 @@ pub struct Glance {
 }
 
 /// What one round of the sweep did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Swept {
     /// Leases that had lapsed and were ended.
     pub lapsed: u64,
@@ -100,8 +100,21 @@ pub struct Swept {
     pub archived: u64,
     /// Counter rows that were folded.
     pub folded: u64,
+    /// Rows that could not be read or written, and were [set aside](crate::look::SetAside).
+    pub set_aside: u64,
+    /// Phases that failed. Each phase has its turn in every round, whatever became of the others.
+    pub troubles: Vec<Trouble>,
     /// Whether a limit was reached, so that there may be more to do at once.
     pub more: bool,
+}
+
+/// A phase of the sweep that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trouble {
+    /// Which phase.
+    pub phase: &'static str,
+    /// What the store said.
+    pub why: String,
 }
 
 impl std::ops::AddAssign for Swept {
@@ -110,6 +123,12 @@ impl std::ops::AddAssign for Swept {
         self.expired += other.expired;
         self.archived += other.archived;
         self.folded += other.folded;
+        self.set_aside += other.set_aside;
+        for trouble in other.troubles {
+            if !self.troubles.contains(&trouble) {
+                self.troubles.push(trouble);
+            }
+        }
         self.more = other.more;
     }
 }
@@ -317,7 +336,9 @@ pub trait Store: Clone + Send + Sync + 'static {
     /// became of a commit whose answer was lost.
     fn read_back(&self, id: i64) -> impl Future<Output = Result<Option<Operation>>> + Send;
 
-    /// One bounded round of the sweep.
+    /// One bounded round of the sweep: a turn for each of its phases. A row that cannot be read or written is set
+    /// aside and the others go on; a phase that fails is told of in [`Swept::troubles`], and the others have their
+    /// turn. An error means that no phase got anywhere.
     fn sweep(&self, limit: u32) -> impl Future<Output = Result<Swept>> + Send;
 
     /// Adds repeats and answers to the journal and the counters.
@@ -341,7 +362,8 @@ pub trait Store: Clone + Send + Sync + 'static {
 
     /// What nobody runs and may be claimed now, of one scope, the longest due first: what [`due`](crate::machine::due)
     /// says of each, written with the change that made it so. At most `limit` of them, within the bounds of [`Due`].
-    /// It is a look and no claim: others may see the same ones.
+    /// It is a look and no claim: others may see the same ones. One that cannot be read is [set
+    /// aside](crate::look::SetAside) and left out.
     fn due(&self, scope: &Scope, limit: u32) -> impl Future<Output = Result<Due>> + Send;
 
     /// The kinds of a service of which something is due or will be, of each tenant, in the order of kind and tenant (by
@@ -355,7 +377,8 @@ pub trait Store: Clone + Send + Sync + 'static {
 
     /// A page of operations. It reads what runs, or what nobody runs and has not completed, where a state says so;
     /// else an index by label, the last one that is set, or by scope, from the newest on until the page is full. What
-    /// has been archived lies at the old end of that, and a last page of what has not reads over all of it.
+    /// has been archived lies at the old end of that, and a last page of what has not reads over all of it. One that
+    /// cannot be read is listed as such.
     fn list(&self, filter: &Filter, page: Page) -> impl Future<Output = Result<Listing>> + Send;
 
     /// The notes of an operation, oldest first, and its repeats. Of more than [`MOST_NOTES`] it tells the newest.

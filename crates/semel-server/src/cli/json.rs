@@ -4,6 +4,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use semel::{
     LeaseRow, Operation, Timestamp,
     journal::{Note, Repeat, Repeats, Sighting},
+    look::{SetAside, Unreadable},
 };
 use serde_json::{Value, json};
 
@@ -37,6 +38,34 @@ pub(super) fn brief(op: &Operation) -> Value {
         "lease": op.lease.as_ref().map(lease),
         "error": op.error,
     })
+}
+
+/// What is known of an operation that cannot be read.
+pub(super) fn unreadable(row: &Unreadable) -> Value {
+    json!({
+        "id": row.id,
+        "tenant": row.tenant,
+        "service": row.service,
+        "kind": row.kind,
+        "key": row.key,
+        "state": row.state,
+        "createdAt": time(row.created_at),
+        "unreadable": row.why,
+    })
+}
+
+/// Why an operation was set aside.
+pub(super) fn set_aside(all: &[SetAside]) -> Value {
+    let one = |aside: &SetAside| {
+        json!({
+            "task": aside.what.as_str(),
+            "since": time(aside.since),
+            "tries": aside.tries,
+            "retryAt": time(aside.retry_at),
+            "reason": aside.reason,
+        })
+    };
+    all.iter().map(one).collect()
 }
 
 /// A whole operation.

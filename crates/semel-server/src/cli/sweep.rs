@@ -2,15 +2,23 @@
 
 use std::process::ExitCode;
 
-use semel::store::Swept;
+use semel::store::{Swept, Trouble};
 use serde_json::json;
 
-use super::{ledger::LedgerFlags, words::count};
+use super::{
+    ledger::{LedgerFlags, Opened},
+    words::{count, plain},
+};
 use crate::log;
 
 /// Sweep the ledger once: end lapsed leases, remove what is past its retention, archive, fold counters
+///
+/// Rows that cannot be read or changed are set aside: `semel operations list --set-aside` shows them.
 #[derive(clap::Args)]
 pub(super) struct Sweep {
+    /// Also try again what was set aside
+    #[arg(long)]
+    set_aside: bool,
     /// Tell what was done as JSON
     #[arg(long)]
     json: bool,
@@ -23,28 +31,49 @@ impl Sweep {
         log::start("error");
         super::runtime()?.block_on(async {
             let opened = self.ledger.look().await?;
-            let swept = opened.ledger.sweep().await;
+            let swept = self.sweep(&opened).await;
             opened.close().await;
             let swept = swept?;
-            super::say(&if self.json { to_json(swept) } else { in_words(swept) })?;
-            Ok(ExitCode::SUCCESS)
+            super::say(&if self.json { to_json(&swept) } else { in_words(&swept) })?;
+            Ok(if swept.troubles.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         })
+    }
+
+    async fn sweep(&self, opened: &Opened) -> anyhow::Result<Swept> {
+        if self.set_aside {
+            opened.ledger.store().try_set_aside_again().await?;
+        }
+        Ok(opened.ledger.sweep().await?)
     }
 }
 
-fn to_json(swept: Swept) -> String {
-    let Swept { lapsed, expired, archived, folded, .. } = swept;
-    format!("{:#}\n", json!({ "lapsed": lapsed, "expired": expired, "archived": archived, "folded": folded }))
+fn to_json(swept: &Swept) -> String {
+    let Swept { lapsed, expired, archived, folded, set_aside, troubles, .. } = swept;
+    let trouble = |Trouble { phase, why }: &Trouble| json!({ "phase": phase, "why": why });
+    let troubles: Vec<_> = troubles.iter().map(trouble).collect();
+    let said = json!({
+        "lapsed": lapsed, "expired": expired, "archived": archived, "folded": folded,
+        "setAside": set_aside, "troubles": troubles,
+    });
+    format!("{said:#}\n")
 }
 
-fn in_words(swept: Swept) -> String {
+fn in_words(swept: &Swept) -> String {
     let count = |n: u64, one, many| count(i64::try_from(n).unwrap_or(i64::MAX), one, many);
-    let Swept { lapsed, expired, archived, folded, .. } = swept;
-    format!(
+    let Swept { lapsed, expired, archived, folded, set_aside, troubles, .. } = swept;
+    let mut text = format!(
         "{} ended, {} removed, {} archived, {} folded\n",
-        count(lapsed, "lapsed lease", "lapsed leases"),
-        count(expired, "expired operation", "expired operations"),
-        count(archived, "operation", "operations"),
-        count(folded, "counter row", "counter rows"),
-    )
+        count(*lapsed, "lapsed lease", "lapsed leases"),
+        count(*expired, "expired operation", "expired operations"),
+        count(*archived, "operation", "operations"),
+        count(*folded, "counter row", "counter rows"),
+    );
+    if *set_aside > 0 {
+        let rows = count(*set_aside, "row", "rows");
+        text.push_str(&format!("{rows} set aside: semel operations list --set-aside shows why\n"));
+    }
+    for Trouble { phase, why } in troubles {
+        text.push_str(&format!("{phase}: failed: {}\n", plain(why)));
+    }
+    text
 }

@@ -2,7 +2,7 @@
 
 use semel::{
     Key, Operation, Scope, Store,
-    look::{Filter, Page},
+    look::{Filter, Page, Unreadable},
 };
 use semel_store::Database;
 
@@ -72,6 +72,23 @@ impl Target {
             ),
         }
         Err(self.not_found(opened))
+    }
+
+    /// What is known of the operation if it is there and cannot be read, which is what `error` says.
+    pub(super) async fn unreadable(
+        &self,
+        opened: &Opened,
+        error: &anyhow::Error,
+    ) -> anyhow::Result<Option<Unreadable>> {
+        let Some(why) = error.downcast_ref::<semel::Error>().filter(|why| !why.is_transient()) else { return Ok(None) };
+        let store = opened.ledger.store();
+        if let Some(key) = &self.key
+            && let Some(found) = store.unreadable_by_key(&self.scope, key, why).await?
+        {
+            return Ok(Some(found));
+        }
+        let Some(id) = self.number() else { return Ok(None) };
+        Ok(store.unreadable_by_id(self.scope.tenant(), id, why).await?)
     }
 
     /// The operation's number, if what was given can be one.

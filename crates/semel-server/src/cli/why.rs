@@ -8,8 +8,10 @@ use serde_json::json;
 use super::{
     json,
     ledger::{LedgerFlags, Opened},
+    operations::show,
     story::{Story, gone},
     target::Target,
+    words,
 };
 use crate::log;
 
@@ -47,6 +49,16 @@ impl Why {
         let operation = match self.target.find_somehow(opened).await {
             Ok(operation) => operation,
             Err(not_found) => {
+                if let Some(row) = self.target.unreadable(opened, &not_found).await? {
+                    let aside = show::set_aside(opened, row.id).await?;
+                    let mut story: Vec<_> = show::unreadable(&row).lines().map(str::to_owned).collect();
+                    story.extend(aside.iter().map(words::set_aside));
+                    let operation = json::unreadable(&row);
+                    let data = json!({
+                        "now": now.to_string(), "operation": operation, "setAside": json::set_aside(&aside), "story": story,
+                    });
+                    return Ok((story, data));
+                }
                 // That a person purged it is still known, by its number.
                 let Some(id) = self.target.number() else { return Err(not_found) };
                 let (notes, _) = store.journal(id).await?;
@@ -58,12 +70,15 @@ impl Why {
             }
         };
         let (notes, repeats) = store.journal(operation.id).await?;
-        let story = Story { operation: &operation, notes: &notes, repeats: &repeats, now }.tell();
+        let mut story = Story { operation: &operation, notes: &notes, repeats: &repeats, now }.tell();
+        let aside = show::set_aside(opened, operation.id).await?;
+        story.extend(aside.iter().map(words::set_aside));
         let data = json!({
             "now": now.to_string(),
             "operation": json::whole(&operation),
             "journal": json::journal(&notes),
             "repeats": json::repeats(&repeats),
+            "setAside": json::set_aside(&aside),
             "story": story,
         });
         Ok((story, data))

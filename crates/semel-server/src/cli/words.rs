@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use semel::{Key, Operation, Scope};
+use semel::{Key, Operation, Scope, look::SetAside};
 
 use crate::once::outcome::Stored;
 
@@ -44,6 +44,11 @@ pub(super) fn count(n: impl Into<i64>, one: &str, many: &str) -> String {
 /// or forge a line.
 pub(super) fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() }).collect()
+}
+
+/// Why an operation was set aside.
+pub(super) fn set_aside(aside: &SetAside) -> String {
+    format!("set aside since {}: cannot {}: {}", aside.since, aside.what.in_words(), plain(&aside.reason))
 }
 
 /// An argument as a shell takes it.

@@ -93,6 +93,12 @@ impl AsksTheStore {
         })
     }
 
+    /// Rows that the sweep and the workers leave alone, because they cannot be read or changed.
+    async fn set_aside(&self) -> semel::Result<Option<String>> {
+        let n: i64 = self.store.count_set_aside().await?.iter().map(|(_, n)| n).sum();
+        Ok((n > 0).then(|| format!("{n} set aside: semel operations list --set-aside shows why")))
+    }
+
     async fn outbox(&self) -> semel::Result<Vec<String>> {
         let backlog = self.store.backlog().await?;
         let mut wrong = Vec::new();
@@ -123,7 +129,12 @@ impl Readiness for AsksTheStore {
             let database = self.database().await;
             let mut degraded: Vec<String> = self.clock().into_iter().collect();
             let fault = self.fault.task().map(|task| format!("the task {task} ended early: this node stops"));
+            let aside = match &database {
+                Ok(()) => self.set_aside().await.unwrap_or_default(),
+                Err(_) => None,
+            };
             let Some((kind, broker)) = &self.broker else {
+                degraded.extend(aside);
                 return Report { database, broker: "none".to_owned(), degraded, fault };
             };
             match broker.health() {
@@ -136,6 +147,7 @@ impl Readiness for AsksTheStore {
             if database.is_ok() {
                 degraded.extend(self.outbox().await.unwrap_or_default());
                 degraded.extend(self.letters().await.unwrap_or_default());
+                degraded.extend(aside);
             }
             Report { database, broker: (*kind).to_owned(), degraded, fault }
         })

@@ -4,9 +4,10 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::{
+    desk::execute,
     place::{GATED, Place, assert_gone_within, on_both_databases},
     proposals::rows,
-    support::{SOON, eventually, stderr},
+    support::{SOON, Server, eventually, stderr},
 };
 
 on_both_databases! {
@@ -18,6 +19,7 @@ on_both_databases! {
     a_purged_key_is_free
     what_a_person_decided_is_audited
     a_sweep_ends_what_was_killed_and_removes_what_is_old
+    what_cannot_be_read_is_shown_and_can_be_purged
 }
 
 fn keys(listing: &Value) -> Vec<String> {
@@ -179,4 +181,63 @@ fn a_sweep_ends_what_was_killed_and_removes_what_is_old(place: &Place) {
     assert!(said.starts_with("0 lapsed leases ended, 0 expired operations removed, 0 operations archived, "), "{said}");
     place.open_gate();
     assert_eq!(place.ends("k", &[], GATED).0, 0, "and it may run again");
+}
+
+/// One row that cannot be read harms no other: it is listed as such, told of by every command that looks, and a person
+/// can free its key.
+fn what_cannot_be_read_is_shown_and_can_be_purged(place: &Place) {
+    for key in ["a", "bad", "c"] {
+        assert_eq!(place.ends(key, &[], "true").0, 0);
+    }
+    let id = place.json(["operations", "show", "bad", "--json"])["id"].to_string();
+    execute(place, "UPDATE semel_operations SET outcome = substr(outcome, 1, 1) WHERE key = 'bad'");
+    let listing = place.json(["operations", "list", "--json"]);
+    assert_eq!(keys(&listing), ["c", "bad", "a"]);
+    let why = "a stored row cannot be read: a payload of another version or key";
+    assert_eq!(listing["items"][1]["unreadable"], why);
+    assert_eq!(listing["items"][1]["id"].to_string(), id);
+    let table = place.say(["operations", "list"]);
+    assert!(
+        table.lines().any(|line| line.contains(" bad ") && line.contains(&format!("unreadable: {why}"))),
+        "{table}"
+    );
+    for target in ["bad", id.as_str()] {
+        let shown = place.say(["operations", "show", target]);
+        assert!(shown.contains("completed") && shown.contains(why), "{shown}");
+        let story = place.say(["why", target]);
+        assert!(story.contains("completed") && story.contains(why), "{story}");
+    }
+    assert_eq!(place.json(["why", "bad", "--json"])["operation"]["unreadable"], why);
+
+    // What the sweep has set aside is shown by itself, with the reason; and by the server.
+    execute(
+        place,
+        "INSERT INTO semel_set_aside (item, what, since, tries, retry_at, reason)
+         SELECT id, 'age', 1600000000000000, 3, 9000000000000000, 'no room' FROM semel_operations WHERE key IN ('a', 'bad')",
+    );
+    let aside = place.json(["operations", "list", "--set-aside", "--json"]);
+    assert_eq!(keys(&aside), ["bad", "a"]);
+    let told = json!([{
+        "task": "age", "since": "2020-09-13T12:26:40.000000Z", "tries": 3, "retryAt": "2255-03-14T16:00:00.000000Z",
+        "reason": "no room",
+    }]);
+    assert_eq!((&aside["items"][0]["setAside"], &aside["items"][1]["setAside"]), (&told, &told));
+    let table = place.say(["operations", "list", "--set-aside"]);
+    assert!(table.contains("set aside since 2020-09-13T12:26:40.000000Z") && table.contains("no room"), "{table}");
+    assert!(place.say(["operations", "show", "a"]).contains("no room"));
+    assert!(place.say(["why", "a"]).contains("no room"));
+    let server = Server::start_with(&mut place.semel(["serve", "--listen", "127.0.0.1:0", "--roles", "api"]));
+    let ready = server.get("/readyz");
+    assert_eq!(
+        (ready.status, &ready.json()["degraded"][0]),
+        (200, &json!("2 set aside: semel operations list --set-aside shows why"))
+    );
+
+    place.say(["operations", "purge", "bad", "--reason", "damaged"]);
+    assert_eq!(place.ends("bad", &[], "echo again").1, "again\n", "the key is free");
+    // The row of what is gone goes too, and what could be done after all is no longer set aside.
+    let swept = place.json(["sweep", "--set-aside", "--json"]);
+    assert_eq!((&swept["setAside"], &swept["troubles"]), (&json!(0), &json!([])));
+    assert_eq!(place.say(["operations", "list", "--set-aside"]), "none\n");
+    assert_eq!(server.get("/readyz").json()["degraded"], json!([]));
 }

@@ -22,6 +22,7 @@ on_both_databases! {
     an_archived_event_can_be_looked_up
     each_function_has_its_own_event_where_it_is_so_configured
     the_openapi_document_names_every_member
+    an_event_that_cannot_be_read_hides_no_other
 }
 
 /// The columns, by the names that the source document gives them.
@@ -286,4 +287,21 @@ fn the_openapi_document_names_every_member(place: &Place) {
     assert_documented(&server, &told, &["WebhookMonitor"]);
     assert_documented(&server, &told["totals"], &["WebhookStand"]);
     assert_documented(&server, &told["conflicts"]["items"][0], &["WebhookConflict"]);
+}
+
+/// It is listed with what is known of it, in its place.
+fn an_event_that_cannot_be_read_hides_no_other(place: &Place) {
+    let server = start(place, &[]);
+    for id in ["evt_1", "evt_2", "evt_3"] {
+        assert_eq!(status(&deliver(&server, &event(id, 1_700_000_000, id))), "processed");
+    }
+    execute(place, "UPDATE semel_operations SET fingerprint = substr(fingerprint, 1, 1) WHERE key = 'evt_2'");
+    let page = shown(&server, "/webhooks/stripe/events");
+    let items = page["items"].as_array().unwrap();
+    let told: Vec<_> =
+        items.iter().map(|item| (item["event_id"].as_str().unwrap(), item["last_error"].clone())).collect();
+    let why = json!("unreadable: a stored row cannot be read: a fingerprint");
+    assert_eq!(told, [("evt_3", Value::Null), ("evt_2", why), ("evt_1", Value::Null)]);
+    assert_eq!(items[1]["processing_status"], "completed");
+    assert_eq!(shown(&server, "/webhooks/stripe/monitor")["health"]["status"].is_string(), true);
 }

@@ -169,11 +169,11 @@ pub(crate) const TRY_LOCK_OPERATIONS: &str =
 pub(crate) const TRY_LOCK_LEASES: &str =
     "SELECT operation FROM semel_leases WHERE operation = ANY($1) ORDER BY operation FOR UPDATE SKIP LOCKED";
 
-/// Counter rows to be folded, taken by one node at a time. They are chosen first, as an array: of a table
+/// Counter rows to be folded, each taken by one node. They are chosen first, as an array: of a table
 /// that was empty when it was last analysed, the planner would join with the choice, and make it anew
 /// for every row.
 pub(crate) const TAKE_DELTAS: &str = "DELETE FROM semel_deltas WHERE id = ANY (ARRAY
-        (SELECT id FROM semel_deltas ORDER BY id LIMIT $1 FOR UPDATE SKIP LOCKED))
+        (SELECT id FROM semel_deltas WHERE id = ANY ($1) ORDER BY id FOR UPDATE SKIP LOCKED))
      RETURNING tenant, service, kind, label1, label2, hour, from_state, to_state, answer, bucket, n";
 
 /// All of them by name, for the test that prepares each.

@@ -10,7 +10,6 @@ mod room;
 mod schema;
 mod seats;
 mod settles;
-mod sweep;
 
 use std::{
     collections::HashSet,
@@ -29,7 +28,10 @@ pub(crate) use self::hot::ALL as HOT;
 #[cfg(test)]
 pub(crate) use self::schema::migrations;
 use self::schema::{check_settings, run_migrations};
-pub(crate) use self::seats::{Seat, Seats};
+pub(crate) use self::{
+    hot::TAKE_DELTAS,
+    seats::{Seat, Seats},
+};
 use self::{room::Room, seats::connect};
 use crate::{
     Conn,
@@ -178,6 +180,16 @@ impl Postgres {
         Ok(seat)
     }
 
+    /// A lane connection.
+    pub(crate) async fn lane_take(&self) -> Result<Seat> {
+        self.lane.take().await
+    }
+
+    /// Waits for what is asked on a lane connection, for as long as an answer may take.
+    pub(crate) async fn lane_answered<T>(&self, asked: impl Future<Output = Result<T>>) -> Result<T> {
+        self.lane.answered(asked).await
+    }
+
     pub(crate) async fn draw(&self, conn: &mut PgConnection, n: usize) -> Result<(Timestamp, Vec<Fence>)> {
         let n = i32::try_from(n.max(1)).unwrap_or(i32::MAX);
         let drawn: Vec<(i64, i64)> =
@@ -213,8 +225,8 @@ async fn lock_rows(conn: &mut PgConnection, ids: &[i64]) -> Result<(), sqlx::Err
     Ok(())
 }
 
-/// Locks the rows that nobody holds; their ids.
-async fn try_lock(conn: &mut PgConnection, ids: &[i64]) -> Result<Vec<i64>> {
+/// Locks the rows that no other transaction holds; their ids.
+pub(crate) async fn try_lock(conn: &mut PgConnection, ids: &[i64]) -> Result<Vec<i64>> {
     let mine: Vec<i64> =
         sqlx::query_scalar(hot::TRY_LOCK_OPERATIONS).bind(ids).fetch_all(&mut *conn).await.map_err(broken)?;
     let leases: Vec<i64> =

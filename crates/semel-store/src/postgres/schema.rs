@@ -57,6 +57,7 @@ pub(crate) fn migrations() -> Migrator {
         "0004_due",
         "0005_complete",
         "0006_repeats",
+        "0007_set_aside",
         "0008_epoch",
         "0009_probe",
         "0010_secrets",

@@ -107,8 +107,7 @@ pub(crate) const RENEW: &str = "UPDATE semel_leases SET deadline = r.value ->> 2
      WHERE semel_leases.operation = r.value ->> 0 AND semel_leases.fence = r.value ->> 1";
 
 /// Counter rows to be folded.
-pub(crate) const TAKE_DELTAS: &str =
-    "DELETE FROM semel_deltas WHERE id IN (SELECT id FROM semel_deltas ORDER BY id LIMIT $1)
+pub(crate) const TAKE_DELTAS: &str = "DELETE FROM semel_deltas WHERE id IN (SELECT value FROM json_each($1))
      RETURNING tenant, service, kind, label1, label2, hour, from_state, to_state, answer, bucket, n";
 
 /// All of them by name, for the test that prepares each.

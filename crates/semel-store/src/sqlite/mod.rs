@@ -22,7 +22,7 @@ use std::{
 use semel::{
     Fence, Operation, Result, Timestamp, crash_point,
     machine::{Answer, Event, Request, Write, read},
-    store::{Applied, Decision, LeaseWrite, Swept},
+    store::{Applied, Decision, LeaseWrite},
 };
 use serde_json::{Value, json};
 use sqlx::{Connection as _, SqliteConnection, SqlitePool, migrate::Migrator, sqlite::SqlitePoolOptions};
@@ -36,16 +36,16 @@ use self::{
 };
 pub(crate) use self::{
     held::HeldClock,
+    hot::TAKE_DELTAS,
     repair::repair_clock,
     writer::{WriteTx, Writer},
 };
 use crate::{
     Conn,
     apply::{Changes, Tally, load_by_id, load_by_key},
-    batch::{self, late_renewal, note_late, saved, swept_rows},
+    batch::{self, late_renewal, note_late, saved},
     clock::Clock,
     connection::broken,
-    counters,
     from_row::migration_failed,
     hints::Hints,
     migrations,
@@ -236,58 +236,17 @@ impl Sqlite {
         Ok(rows.remove(&id))
     }
 
-    pub(crate) async fn sweep(&self, limit: u32) -> Result<Swept> {
-        let mut swept = Swept::default();
+    /// Writes down where the clock stands, if it is time for that.
+    pub(crate) async fn keep_clock(&self) -> Result<()> {
         if self.clock.is_to_be_kept() {
             let mut tx = Writer::begin(&self.writer).await?;
             self.clock.keep(tx.connection()).await?;
             tx.commit().await.map_err(broken)?;
         }
-        for find in [self.sql.find_lapsed, self.sql.find_due] {
-            let lapse = find == self.sql.find_lapsed;
-            // Most rounds find nothing; those do not take the writer.
-            let now = self.now().await?;
-            let ids = find_ids(&self.readers, find, now, limit).await?;
-            swept.more |= ids.len() >= limit as usize;
-            if ids.is_empty() {
-                continue;
-            }
-            let mut tx = Writer::begin(&self.writer).await?;
-            let (now, fences) = self.draw(tx.connection(), ids.len()).await?;
-            let mut conn = Conn::Sqlite(tx.connection());
-            let rows = load_by_id(&mut conn, &self.sql, &ids).await?;
-            let mut changes = Changes::default();
-            swept_rows(&mut swept, &mut changes, rows, fences, now, lapse);
-            saved(changes.save(&mut conn, &self.sql).await?)?;
-            match lapse {
-                true => crash_point!("sweep.lapsed"),
-                false => crash_point!("sweep.tended"),
-            }
-            tx.commit().await.map_err(broken)?;
-        }
-        self.fold(&mut swept, limit).await?;
-        Ok(swept)
+        Ok(())
     }
 
-    async fn fold(&self, swept: &mut Swept, limit: u32) -> Result<()> {
-        let any: Option<i64> = sqlx::query_scalar("SELECT id FROM semel_deltas LIMIT 1")
-            .fetch_optional(&self.readers)
-            .await
-            .map_err(broken)?;
-        if any.is_none() {
-            return Ok(());
-        }
-        let mut tx = Writer::begin(&self.writer).await?;
-        let taken: Vec<counters::CountRow> =
-            sqlx::query_as(hot::TAKE_DELTAS).bind(i64::from(limit)).fetch_all(tx.connection()).await.map_err(broken)?;
-        swept.folded += taken.len() as u64;
-        swept.more |= taken.len() >= limit as usize;
-        Conn::Sqlite(tx.connection()).batch(self.sql.fold_counters, &counters::fold(taken)).await?;
-        crash_point!("sweep.folded");
-        tx.commit().await.map_err(broken)
-    }
-
-    async fn draw(&self, conn: &mut SqliteConnection, n: usize) -> Result<(Timestamp, Vec<Fence>)> {
+    pub(crate) async fn draw(&self, conn: &mut SqliteConnection, n: usize) -> Result<(Timestamp, Vec<Fence>)> {
         let n = i64::try_from(n).unwrap_or(i64::MAX);
         let (last, now): (i64, i64) =
             sqlx::query_as(hot::DRAW).bind(n).bind(self.clock.host()).fetch_one(conn).await.map_err(broken)?;
@@ -304,6 +263,7 @@ pub(crate) fn migrations() -> Migrator {
         "0002_pinned",
         "0003_messages",
         "0004_due",
+        "0007_set_aside",
         "0009_clock",
         "0010_secrets",
     )
@@ -315,9 +275,4 @@ async fn migrate(connection: &mut SqliteConnection, migrator: &Migrator) -> Resu
     let mut tx = connection.begin_with("BEGIN IMMEDIATE").await.map_err(broken)?;
     migrator.run_direct(None, &mut *tx, false).await.map_err(|error| migration_failed(migrator, &error))?;
     tx.commit().await.map_err(broken)
-}
-
-async fn find_ids(readers: &SqlitePool, find: &'static str, now: Timestamp, limit: u32) -> Result<Vec<i64>> {
-    let query = sqlx::query_scalar(find).bind(now.as_micros()).bind(i64::from(limit));
-    query.fetch_all(readers).await.map_err(broken)
 }

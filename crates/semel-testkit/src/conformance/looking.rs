@@ -253,7 +253,7 @@ pub async fn filtered_pages_are_complete(lab: Lab) {
             let filter = Filter { archived, since, ..all };
             let (mut seen, mut page) = (Vec::new(), Page { after: None, limit: 7 });
             loop {
-                let Listing { items, next } = ledger.store().list(&filter, page).await.unwrap();
+                let Listing { items, next, .. } = ledger.store().list(&filter, page).await.unwrap();
                 seen.extend(items.iter().map(|op| op.id));
                 page.after = next;
                 if next.is_none() {
@@ -284,7 +284,7 @@ pub async fn pages_are_complete_while_rows_are_added(lab: Lab) {
         let there = added;
         let (mut seen, mut pages, mut page) = (Vec::new(), 0, Page { after: None, limit: 7 });
         loop {
-            let Listing { items, next } = ledger.store().list(&filter, page).await.unwrap();
+            let Listing { items, next, .. } = ledger.store().list(&filter, page).await.unwrap();
             assert!(items.len() <= 7);
             assert!(items.is_sorted_by(|a, b| a.id > b.id), "newest first");
             seen.extend(items.iter().map(|op| op.key.as_str().to_owned()));

@@ -4,6 +4,7 @@
 //! [`conformance_suite!`](crate::conformance_suite) makes a test of each for one database.
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "these are tests")]
 
+pub mod aside;
 pub mod atomic;
 pub mod attempts;
 pub mod batches;
@@ -183,6 +184,18 @@ macro_rules! conformance_suite {
                     many_sweepers_do_each_thing_once,
                     a_completion_and_the_sweep_agree_who_came_first,
                     a_ledger_sweeps_by_itself;
+                aside:
+                    a_row_that_cannot_be_read_expires_and_is_archived,
+                    a_lapsed_lease_that_cannot_be_read_is_set_aside,
+                    a_row_that_the_database_refuses_is_set_aside,
+                    a_phase_that_fails_keeps_no_other_from_its_turn,
+                    a_counter_row_that_is_refused_is_set_aside,
+                    a_round_is_bounded_in_bytes,
+                    a_locked_row_is_swept_later,
+                    a_listing_shows_what_cannot_be_read,
+                    what_is_due_and_cannot_be_read_keeps_no_other_waiting,
+                    what_cannot_be_read_can_be_purged,
+                    a_note_that_cannot_be_read_hides_no_other;
                 looking:
                     an_operation_is_found_by_its_tenant_only,
                     a_listing_never_crosses_tenants,

@@ -123,9 +123,10 @@ pub async fn a_round_is_bounded(lab: Lab) {
     loop {
         let swept = ledger.store().sweep(10).await.unwrap();
         assert!(swept.lapsed <= 10 && swept.folded <= 10 && swept.expired <= 10, "{swept:?}");
+        let more = swept.more;
         total += swept;
         rounds += 1;
-        if !swept.more {
+        if !more {
             break;
         }
     }
@@ -201,7 +202,8 @@ pub async fn many_sweepers_do_each_thing_once(lab: Lab) {
     assert_eq!(counted(&ledger, State::Processing).await, 0);
 }
 
-/// A completion that races the sweep of its lapsed lease: one of them wins, and both know which.
+/// A completion that races the sweep of its lapsed lease: one of them wins, and both know which. Some come before any
+/// sweep and some after it, so that each side wins; the others race.
 pub async fn a_completion_and_the_sweep_agree_who_came_first(lab: Lab) {
     let (a, b) = (lab.ledger().await, lab.ledger().await);
     let mut leases = Vec::new();
@@ -209,20 +211,37 @@ pub async fn a_completion_and_the_sweep_agree_who_came_first(lab: Lab) {
         leases.push(acquire(&a, work(&format!("k{n:02}"), Policy::default())).await);
     }
     lab.pass(Policy::default().lease);
-    let mut late = tokio::task::JoinSet::new();
+    let settle = async |lease: semel::Lease<semel_store::Database>| {
+        let text = lease.operation().key.as_str().to_owned();
+        (text, lease.complete(done("late")).await.unwrap())
+    };
+    let mut settled = Vec::new();
+    for lease in leases.split_off(50) {
+        settled.push(settle(lease).await);
+    }
+    assert!(settled.iter().all(|(_, settled)| *settled == SETTLED), "before any sweep");
+    // In the order of their numbers, the oldest first.
+    let mut lapsed = b.store().sweep(10).await.unwrap().lapsed;
+    assert_eq!(lapsed, 10);
+    let racing = leases.split_off(10);
     for lease in leases {
+        settled.push(settle(lease).await);
+    }
+    assert!(settled[10..].iter().all(|(_, settled)| *settled == Settled::LeaseLost), "after the sweep");
+    let mut late = tokio::task::JoinSet::new();
+    for lease in racing {
         late.spawn(async move {
             let text = lease.operation().key.as_str().to_owned();
             (text, lease.complete(done("late")).await.unwrap())
         });
     }
-    let mut lapsed = 0;
     // Small rounds, so that both get their turns.
     for _ in 0..30 {
         lapsed += b.store().sweep(3).await.unwrap().lapsed;
     }
+    settled.extend(soon(late.join_all()).await);
     let mut completed = 0;
-    for (text, settled) in soon(late.join_all()).await {
+    for (text, settled) in settled {
         let state = row(&a, &text).await.state;
         match settled {
             Settled::Yes { .. } => assert_eq!(state, State::Completed),
@@ -231,6 +250,7 @@ pub async fn a_completion_and_the_sweep_agree_who_came_first(lab: Lab) {
         completed += u64::from(state == State::Completed);
     }
     assert_eq!(completed + lapsed, 60);
+    assert!(completed >= 10 && lapsed >= 10);
     assert_eq!(counted(&a, State::Completed).await, i64::try_from(completed).unwrap());
     assert_eq!(lab.number("SELECT count(*) FROM semel_leases").await, 0);
 }
@@ -243,6 +263,14 @@ pub async fn a_ledger_sweeps_by_itself(lab: Lab) {
     lab.pass(Policy::default().lease);
     eventually(async || row(&ledger, "k").await.state == State::TimedOut).await;
     ledger.stop(Duration::ZERO).await;
+    // A round that had begun may still go on for a moment.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let other = lab.ledger().await;
+    drop(acquire(&other, work("later", Policy::default())).await);
+    lab.pass(Policy::default().lease);
+    // Ten times as long as it pauses.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(row(&other, "later").await.state, State::Processing, "a ledger that has stopped sweeps no more");
     let listed = ledger.store().list(&Filter::scope(&scope()), Page::default()).await.unwrap();
-    assert_eq!(listed.items.len(), 1);
+    assert_eq!(listed.items.len(), 2);
 }

@@ -44,6 +44,7 @@ use bytes::Bytes;
 pub use claim::while_busy;
 pub(crate) use settle::is_bare;
 pub use settle::refusal;
+pub use tend::{Aged, Purge, archived_note, purged_note, tombstone};
 
 use crate::{
     Fence, Fingerprint, Key, Labels, Operation, Outcome, Policy, Scope, State, Timestamp, Token,

@@ -1,4 +1,4 @@
-//! What happens to an operation that nobody runs: lapse, expiry, archive, verdicts, purge.
+//! What happens to an operation that no worker runs: lapse, expiry, archive, verdicts, purge.
 
 use std::time::Duration;
 
@@ -51,32 +51,72 @@ fn end_lease(op: &Operation, fence: Fence, now: Timestamp) -> (Operation, Vec<No
     (op, notes)
 }
 
+/// What the age of an operation calls for. It takes no more of the row than this, so that the sweep decides without
+/// reading what is stored with an operation: that may be large, or of a version that this one cannot read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Aged {
+    /// Its retention is over: it goes.
+    Expired,
+    /// Its data goes to the archive.
+    Archive,
+    /// Nothing yet. The sweep looks again then, if ever.
+    LookAt(Option<Timestamp>),
+}
+
+impl Aged {
+    /// Of an operation in this state, with these ends.
+    #[must_use]
+    pub fn of(state: State, expires_at: Option<Timestamp>, archive_at: Option<Timestamp>, now: Timestamp) -> Self {
+        let is_over = |end: Option<Timestamp>| end.is_some_and(|end| end <= now);
+        if is_over(expires_at) {
+            return Self::Expired;
+        }
+        if is_over(archive_at) {
+            return Self::Archive;
+        }
+        Self::LookAt(match state {
+            // Settled; without an end it is kept for ever.
+            State::Completed | State::Failed | State::TimedOut => expires_at.into_iter().chain(archive_at).min(),
+            State::Pending | State::Processing | State::InDoubt => Some(now + LOOK_AGAIN),
+        })
+    }
+}
+
+/// What stays in the row of an archived operation in place of its outcome.
+#[must_use]
+pub fn tombstone() -> Outcome {
+    Outcome::not_kept("")
+}
+
+/// What the journal is told when the data of an operation goes to the archive.
+#[must_use]
+pub fn archived_note(fence: Fence, at: Timestamp) -> Note {
+    let detail = "the data went to the archive; the key stays taken".to_owned();
+    Note { at, event: Event::Archived, fence, actor: SWEEP.to_owned(), detail }
+}
+
 /// Expires, archives, or says when to look again.
 pub(super) fn tend(stored: Option<&Operation>, now: Timestamp) -> Step {
     let Some(op) = stored.filter(|op| op.look_at.is_some_and(|at| at <= now)) else {
         return Step::answer(Answer::NothingDue);
     };
-    if op.has_expired(now) {
-        return Step { next: Next::Gone, answer: Answer::Expired, notes: Vec::new() };
-    }
     let mut op = op.clone();
-    if op.archive_at.is_some_and(|at| at <= now) {
-        let note = note(&op, Event::Archived, SWEEP, "the data went to the archive; the key stays taken".into(), now);
-        op.archived = true;
-        op.archive_at = None;
-        op.outcome = Some(Outcome::not_kept(""));
-        op.payload = None;
-        op.look_at = op.expires_at;
-        return Step::put(op, Answer::Archived, vec![note]);
+    match Aged::of(op.state, op.expires_at, op.archive_at, now) {
+        Aged::Expired => Step { next: Next::Gone, answer: Answer::Expired, notes: Vec::new() },
+        Aged::Archive => {
+            op.archived = true;
+            op.archive_at = None;
+            op.outcome = Some(tombstone());
+            op.payload = None;
+            op.look_at = op.expires_at;
+            let note = archived_note(op.fence, now);
+            Step::put(op, Answer::Archived, vec![note])
+        }
+        Aged::LookAt(at) => {
+            op.look_at = at;
+            Step::put(op, Answer::NothingDue, Vec::new())
+        }
     }
-    let due = op.expires_at.into_iter().chain(op.archive_at).min();
-    op.look_at = match op.state {
-        // Settled for good, and kept for ever.
-        State::Completed => due,
-        State::Failed | State::TimedOut => due,
-        State::Pending | State::Processing | State::InDoubt => Some(now + LOOK_AGAIN),
-    };
-    Step::put(op, Answer::NothingDue, Vec::new())
 }
 
 pub(super) fn resolve(
@@ -152,12 +192,47 @@ pub(super) fn resolve(
 /// Frees the key, and forgets the operation. Never under a live lease, nor what is pinned.
 pub(super) fn purge(stored: Option<&Operation>, (actor, reason): (&str, &str), now: Timestamp) -> Step {
     let Some(op) = stored else { return Step::answer(Answer::NotNow(NotNow::Absent)) };
-    if op.lease.is_some() && !lapsed(op, now) {
-        return Step::answer(Answer::NotNow(NotNow::Running));
+    if let Some(why) = Purge::of(op).refused(now) {
+        return Step::answer(Answer::NotNow(why));
     }
-    if op.is_final(now) {
-        return Step::answer(Answer::NotNow(NotNow::Pinned));
-    }
-    let note = note(op, Event::Purged, actor, reason.to_owned(), now);
+    let note = purged_note(op.fence, actor, reason, now);
     Step { next: Next::Gone, answer: Answer::Purged, notes: vec![note] }
+}
+
+/// What says whether an operation may be purged. It takes no more of the row than this, so that one which cannot be
+/// read can be purged, too.
+#[derive(Clone, Copy, Debug)]
+pub struct Purge {
+    /// Where it is in its life.
+    pub state: State,
+    /// Whether it is final once it has completed.
+    pub pinned: bool,
+    /// The end of its retention.
+    pub expires_at: Option<Timestamp>,
+    /// The end of its lease.
+    pub deadline: Option<Timestamp>,
+}
+
+impl Purge {
+    fn of(op: &Operation) -> Self {
+        let deadline = op.lease.as_ref().map(|lease| lease.deadline);
+        Self { state: op.state, pinned: op.pinned, expires_at: op.expires_at, deadline }
+    }
+
+    /// Why it may not be purged.
+    #[must_use]
+    pub fn refused(self, now: Timestamp) -> Option<NotNow> {
+        let is_final = self.pinned && self.state == State::Completed && self.expires_at.is_none_or(|end| end > now);
+        match self.deadline {
+            Some(deadline) if deadline > now => Some(NotNow::Running),
+            _ if is_final => Some(NotNow::Pinned),
+            _ => None,
+        }
+    }
+}
+
+/// What the journal is told when a person purges an operation.
+#[must_use]
+pub fn purged_note(fence: Fence, actor: &str, reason: &str, at: Timestamp) -> Note {
+    Note { at, event: Event::Purged, fence, actor: actor.to_owned(), detail: reason.to_owned() }
 }

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use semel::{
     Operation, Outcome, Verdict,
+    look::Unreadable,
     machine::{Answer, NotNow},
     store::{Applied, Decision},
 };
@@ -98,9 +99,20 @@ impl Purge {
     }
 
     async fn carry_out(&self, opened: &Opened) -> anyhow::Result<String> {
-        let operation = self.target.find(opened).await?;
-        let before = decide(opened, &operation, Decision::Purge, &self.reason).await?;
-        Ok(tell(self.json, &before, "it is forgotten, and its key is free"))
+        const THEN: &str = "it is forgotten, and its key is free";
+        let error = match self.target.find(opened).await {
+            Ok(operation) => {
+                let before = decide(opened, &operation, Decision::Purge, &self.reason).await?;
+                return Ok(tell(self.json, &before, THEN));
+            }
+            Err(error) => error,
+        };
+        let Some(row) = self.target.unreadable(opened, &error).await? else { return Err(error) };
+        purge_unreadable(opened, &row, &self.reason).await?;
+        Ok(match self.json {
+            true => format!("{:#}\n", json!({ "operation": json::unreadable(&row) })),
+            false => format!("{} in {}/{}/{}: {THEN}\n", plain(&row.key), row.tenant, row.service, row.kind),
+        })
     }
 }
 
@@ -125,6 +137,16 @@ async fn decide(opened: &Opened, operation: &Operation, decision: Decision, reas
         other => format!("the ledger answered {other:?}"),
     };
     anyhow::bail!("nothing was changed: {why}")
+}
+
+async fn purge_unreadable(opened: &Opened, row: &Unreadable, reason: &str) -> anyhow::Result<()> {
+    match opened.ledger.decide(row.id, Decision::Purge, &actor(), reason).await?.answer {
+        Answer::Purged => Ok(()),
+        Answer::NotNow(NotNow::Absent) => anyhow::bail!("nothing was changed: it is gone"),
+        Answer::NotNow(NotNow::Running) => anyhow::bail!("nothing was changed: its lease has not ended"),
+        Answer::NotNow(NotNow::Pinned) => anyhow::bail!("nothing was changed: it has taken effect and is pinned"),
+        other => anyhow::bail!("nothing was changed: the ledger answered {other:?}"),
+    }
 }
 
 fn tell(json: bool, operation: &Operation, then: &str) -> String {

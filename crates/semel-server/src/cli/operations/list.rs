@@ -1,19 +1,20 @@
 //! `semel operations list`.
 
-use std::{process::ExitCode, time::Duration};
+use std::{collections::HashMap, process::ExitCode, time::Duration};
 
 use semel::{
     Labels, Operation, Scope, State, Store as _, Timestamp,
-    look::{Filter, Listing, Page},
+    look::{Filter, Listing, Page, SetAside, Unreadable},
     micros,
 };
+use semel_store::Database;
 use serde_json::json;
 
 use crate::cli::{
     json,
     ledger::{LedgerFlags, Opened},
     say,
-    words::{duration, plain, span},
+    words::{self, duration, plain, span},
 };
 
 /// List operations, newest first
@@ -31,6 +32,9 @@ pub(in crate::cli) struct List {
     /// With this text in label 1, 2, 3 or 4
     #[arg(long, value_name = "N=TEXT", value_parser = label)]
     label: Option<(usize, String)>,
+    /// Those that the sweep or a worker has set aside, because they cannot be read or changed
+    #[arg(long, conflicts_with_all = ["state", "service", "kind", "label", "older_than", "cursor"])]
+    set_aside: bool,
     /// First claimed longer ago than this
     #[arg(long, value_name = "TIME", value_parser = duration)]
     older_than: Option<Duration>,
@@ -83,22 +87,61 @@ impl List {
             before: self.older_than.map(before),
             ..Filter::default()
         };
-        let listing = store.list(&filter, Page { after: self.cursor, limit: self.limit }).await?;
-        Ok(if self.json { to_json(&listing) } else { to_table(&listing, now) })
+        let listing = match self.set_aside {
+            true => set_aside(store, &filter.tenant, self.limit).await?,
+            false => store.list(&filter, Page { after: self.cursor, limit: self.limit }).await?,
+        };
+        let ids: Vec<_> =
+            listing.items.iter().map(|op| op.id).chain(listing.unreadable.iter().map(|row| row.id)).collect();
+        let aside = store.set_aside_of(&ids).await?;
+        Ok(if self.json { to_json(&listing, &aside) } else { to_table(&listing, &aside, now) })
     }
 }
 
-fn to_json(listing: &Listing) -> String {
-    let items: Vec<_> = listing.items.iter().map(json::brief).collect();
+/// Why operations were set aside, by their number.
+type Asides = HashMap<i64, Vec<SetAside>>;
+
+/// The operations that were set aside, each looked up by itself: there should be few.
+async fn set_aside(store: &Database, tenant: &str, limit: u32) -> anyhow::Result<Listing> {
+    let mut listing = Listing::default();
+    let mut ids: Vec<_> = store.list_set_aside(tenant, limit).await?.into_iter().map(|aside| aside.id).collect();
+    ids.dedup();
+    for id in ids {
+        match store.by_id(tenant, id).await {
+            // Without what may be large, as in any list.
+            Ok(found) => {
+                listing.items.extend(found.map(|op| Operation { payload: None, outcome: None, checkpoint: None, ..op }))
+            }
+            Err(error) if error.is_transient() => return Err(error.into()),
+            Err(error) => listing.unreadable.extend(store.unreadable_by_id(tenant, id, &error).await?),
+        }
+    }
+    Ok(listing)
+}
+
+fn to_json(listing: &Listing, aside: &Asides) -> String {
+    let mut items: Vec<_> = listing.items.iter().map(|op| (op.id, json::brief(op))).collect();
+    items.extend(listing.unreadable.iter().map(|row| (row.id, json::unreadable(row))));
+    items.sort_by_key(|(id, _)| std::cmp::Reverse(*id));
+    let item = |(id, mut item): (i64, serde_json::Value)| {
+        if let Some(aside) = aside.get(&id) {
+            item["setAside"] = json::set_aside(aside);
+        }
+        item
+    };
+    let items: Vec<_> = items.into_iter().map(item).collect();
     format!("{:#}\n", json!({ "items": items, "next": listing.next }))
 }
 
-fn to_table(listing: &Listing, now: Timestamp) -> String {
-    if listing.items.is_empty() {
+fn to_table(listing: &Listing, aside: &Asides, now: Timestamp) -> String {
+    if listing.items.is_empty() && listing.unreadable.is_empty() {
         return "none\n".to_owned();
     }
     let head = ["ID", "STATE", "ATTEMPT", "AGE", "SCOPE", "KEY", "NOTE"].map(str::to_owned);
-    let rows: Vec<_> = std::iter::once(head).chain(listing.items.iter().map(|op| row(op, now))).collect();
+    let mut items: Vec<_> = listing.items.iter().map(|op| (op.id, row(op, aside.get(&op.id), now))).collect();
+    items.extend(listing.unreadable.iter().map(|row| (row.id, unreadable(row, now))));
+    items.sort_by_key(|(id, _)| std::cmp::Reverse(*id));
+    let rows: Vec<_> = std::iter::once(head).chain(items.into_iter().map(|(_, row)| row)).collect();
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: [usize; 7] = std::array::from_fn(width);
     let mut text = String::new();
@@ -113,13 +156,27 @@ fn to_table(listing: &Listing, now: Timestamp) -> String {
     text
 }
 
-fn row(op: &Operation, now: Timestamp) -> [String; 7] {
+/// A row that cannot be read, by what is known of it.
+fn unreadable(row: &Unreadable, now: Timestamp) -> [String; 7] {
+    [
+        row.id.to_string(),
+        plain(&row.state),
+        "?".to_owned(),
+        span(now.since(row.created_at)),
+        plain(&format!("{}/{}/{}", row.tenant, row.service, row.kind)),
+        plain(&row.key),
+        format!("unreadable: {}", plain(&row.why)),
+    ]
+}
+
+fn row(op: &Operation, aside: Option<&Vec<SetAside>>, now: Timestamp) -> [String; 7] {
     let lapsed = op.lease.as_ref().is_some_and(|lease| lease.deadline <= now);
     let note = match &op.error {
         _ if lapsed => "its lease has ended without a word".to_owned(),
         Some(error) => plain(error),
         None => op.labels.0.iter().flatten().map(|label| plain(label)).collect::<Vec<_>>().join(" "),
     };
+    let note = aside.and_then(|all| all.first()).map_or(note, words::set_aside);
     [
         op.id.to_string(),
         format!("{}{}", op.state, if op.parked { " (parked)" } else { "" }),

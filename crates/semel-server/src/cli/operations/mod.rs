@@ -2,7 +2,7 @@
 
 mod decide;
 mod list;
-mod show;
+pub(super) mod show;
 
 use std::process::ExitCode;
 

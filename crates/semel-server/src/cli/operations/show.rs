@@ -2,15 +2,18 @@
 
 use std::process::ExitCode;
 
-use semel::Operation;
+use semel::{
+    Operation,
+    look::{SetAside, Unreadable},
+};
 
 use crate::{
     cli::{
         json,
-        ledger::LedgerFlags,
+        ledger::{LedgerFlags, Opened},
         say,
         target::Target,
-        words::{command_line, outcome, plain},
+        words::{self, command_line, outcome, plain},
     },
     once::outcome::Stored,
 };
@@ -35,12 +38,56 @@ pub(in crate::cli) struct Show {
 impl Show {
     pub(super) async fn run(self) -> anyhow::Result<ExitCode> {
         let opened = self.ledger.look().await?;
-        let found = self.target.find_somehow(&opened).await;
+        let shown = self.show(&opened).await;
         opened.close().await;
-        let operation = found?;
-        say(&if self.json { format!("{:#}\n", json::whole(&operation)) } else { to_text(&operation) })?;
+        say(&shown?)?;
         Ok(ExitCode::SUCCESS)
     }
+
+    async fn show(&self, opened: &Opened) -> anyhow::Result<String> {
+        let (whole, text, id) = match self.target.find_somehow(opened).await {
+            Ok(operation) => (json::whole(&operation), to_text(&operation), operation.id),
+            Err(error) => {
+                let Some(row) = self.target.unreadable(opened, &error).await? else { return Err(error) };
+                (json::unreadable(&row), unreadable(&row), row.id)
+            }
+        };
+        let aside = set_aside(opened, id).await?;
+        Ok(if self.json { format!("{:#}\n", with_aside(whole, &aside)) } else { text + &asides(&aside) })
+    }
+}
+
+/// Why an operation was set aside.
+pub(in crate::cli) async fn set_aside(opened: &Opened, id: i64) -> anyhow::Result<Vec<SetAside>> {
+    Ok(opened.ledger.store().set_aside_of(&[id]).await?.remove(&id).unwrap_or_default())
+}
+
+fn with_aside(mut operation: serde_json::Value, aside: &[SetAside]) -> serde_json::Value {
+    if !aside.is_empty() {
+        operation["setAside"] = json::set_aside(aside);
+    }
+    operation
+}
+
+fn asides(aside: &[SetAside]) -> String {
+    aside
+        .iter()
+        .map(|aside| format!("\n{}; it is tried again at {}\n", words::set_aside(aside), aside.retry_at))
+        .collect()
+}
+
+/// What can be told of an operation that cannot be read.
+pub(in crate::cli) fn unreadable(row: &Unreadable) -> String {
+    let scope = format!("{}/{}/{}", row.tenant, row.service, row.kind);
+    let fields = [
+        ("id", row.id.to_string()),
+        ("scope", plain(&scope)),
+        ("key", plain(&row.key)),
+        ("state", plain(&row.state)),
+        ("created", row.created_at.to_string()),
+        ("unreadable", plain(&row.why)),
+    ];
+    fields.iter().map(|(name, value)| format!("{name:12} {value}\n")).collect()
 }
 
 pub(super) fn to_text(op: &Operation) -> String {

@@ -122,7 +122,10 @@ async fn list(
         limit: u32::try_from(place.limit).unwrap_or(u32::MAX),
     };
     let listing = patiently(receiver.ledger().store().list(&filter, page)).await?;
-    let items = listing.items.iter().map(|operation| Listed::of(operation, &source)).collect();
+    let mut items: Vec<_> = listing.items.iter().map(|op| (op.id, Listed::of(op, &source))).collect();
+    items.extend(listing.unreadable.iter().map(|row| (row.id, Listed::unreadable(row))));
+    items.sort_by_key(|(id, _)| std::cmp::Reverse(*id));
+    let items = items.into_iter().map(|(_, item)| item).collect();
     Ok(shown(&Page { items, next: listing.next.map(|next| next.to_string()) }))
 }
 

@@ -7,6 +7,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use semel::{
     Operation, State, Timestamp,
     journal::{Repeat, Repeats},
+    look::Unreadable,
     store::Story,
 };
 use serde::Serialize;
@@ -77,6 +78,30 @@ impl Listed {
             parked: is_parked(operation, source),
             archived: operation.archived,
             next_attempt_at: next_attempt(operation, source).map(|at| at.to_string()),
+        }
+    }
+}
+
+impl Listed {
+    /// An event that this version cannot read, with what is known of it; `last_error` says why.
+    pub(super) fn unreadable(row: &Unreadable) -> Self {
+        let came = row.created_at.to_string();
+        Self {
+            event_id: row.key.clone(),
+            event_type: None,
+            webhook_function: None,
+            processed_at: came.clone(),
+            event_created: None,
+            data_fingerprint: String::new(),
+            processing_status: row.state.parse().map_or("failed", status),
+            processing_started_at: came,
+            processing_completed_at: None,
+            retry_count: 0,
+            last_error: Some(format!("unreadable: {}", row.why)),
+            crashes: 0,
+            parked: true,
+            archived: false,
+            next_attempt_at: None,
         }
     }
 }

@@ -1,0 +1,246 @@
+//! The sweep: lapsed leases, expiry, the archive, the folding of counters, old receipts.
+//!
+//! Each phase has its turn in every round, whatever became of the others. A phase chooses its rows by number and size,
+//! within bounds of both, and takes them in one transaction. If that fails it is halved until only the row remains that
+//! cannot be read or written; that row is set aside (`aside.rs`) and the others go on. Rows that another transaction
+//! has locked are skipped, and are nobody's fault.
+
+mod aged;
+mod aside;
+mod edges;
+mod fold;
+mod lapsed;
+mod round;
+pub(crate) mod sql;
+
+use semel::{
+    Result, Store as _, Timestamp,
+    look::Task,
+    store::{Swept, Trouble},
+};
+
+use self::edges::Edge;
+pub(crate) use self::edges::Edges;
+use crate::{Database, database::Inner, from_row};
+
+/// How many bytes of stored data one transaction of a phase takes, unless its first row alone has more. What is loaded
+/// takes several times that in memory, as JSON; what is only moved or deleted is written to the log of the database, and
+/// on SQLite other writers wait for it.
+const BYTES: i64 = 8 << 20;
+
+/// How many transactions of one round of a phase may fail: enough to find a few culprits among a thousand rows by halves.
+const MOST_FAILURES: u32 = 64;
+
+/// How many of them for a lock or for lack of time: enough to find one such row among a thousand.
+const MOST_WAITS: u32 = 12;
+
+/// If this many rows in turn are refused and none succeeds, the rows are not what is wrong.
+const MOST_CULPRITS: usize = 8;
+
+/// How many rows that were set aside are tried again in a round.
+const AGAIN: u32 = 64;
+
+/// The phases that go through rows, in their order, each by the name that a log line gives it.
+const PHASES: [(&str, Task); 3] =
+    [("lapsed leases", Task::Lapse), ("expiry and archive", Task::Age), ("counters", Task::Fold)];
+
+/// A row that a phase has found.
+#[derive(Clone, Copy)]
+struct Found {
+    id: i64,
+    /// Where it stands in the order in which the phase goes through its rows.
+    place: i64,
+    /// How much is stored with it.
+    bytes: i64,
+}
+
+from_row!(Found { id, place, bytes });
+
+/// What became of the rows of one transaction.
+#[derive(Default)]
+struct Part {
+    /// Rows that were there, and that no other transaction had locked.
+    handled: usize,
+    swept: Swept,
+    /// Rows that cannot be read, and why.
+    unreadable: Vec<(i64, String)>,
+}
+
+impl Database {
+    pub(crate) async fn sweep_round(&self, limit: u32) -> Result<Swept> {
+        // If the database is away, no phase can do anything.
+        let now = self.database_now().await?;
+        let mut swept = Swept::default();
+        if let Inner::Sqlite(db) = self.inner() {
+            let result = db.keep_clock().await;
+            note(&mut swept, "the clock", result);
+        }
+        let result = self.again(now, &mut swept).await;
+        note(&mut swept, "what was set aside", result);
+        for (phase, task) in PHASES {
+            let result = self.phase(task, now, limit, &mut swept).await;
+            note(&mut swept, phase, result);
+        }
+        let result = self.purge_receipts(limit).await;
+        swept.more |= matches!(result, Ok(true));
+        note(&mut swept, "receipts", result);
+        if !swept.more {
+            self.edges().begin_anew();
+        }
+        Ok(swept)
+    }
+
+    /// The turn of one phase: as many rows as a round may take, within the bound in bytes.
+    async fn phase(&self, task: Task, now: Timestamp, limit: u32, swept: &mut Swept) -> Result<()> {
+        let Some(from) = self.edges().from(task, now) else { return Ok(()) };
+        let result = self.phase_from(task, from, now, limit, swept).await;
+        if result.is_err() {
+            self.edges().rest(task);
+        }
+        result
+    }
+
+    async fn phase_from(&self, task: Task, from: i64, now: Timestamp, limit: u32, swept: &mut Swept) -> Result<()> {
+        let found = self.find(task, now, from, limit).await?;
+        let full = found.len() >= limit as usize;
+        let chosen = within(&found, BYTES);
+        let cut = chosen.len() < found.len();
+        let Some(last) = chosen.last() else {
+            self.edges().found_nothing(task);
+            return Ok(());
+        };
+        let ids: Vec<i64> = chosen.iter().map(|row| row.id).collect();
+        let (all, done) = (ids.len(), self.by_halves(task, ids, swept).await?);
+        let reached = Edge { place: last.place, moved: done > 0, clean: done == all };
+        self.edges().advance(task, reached, full || cut);
+        swept.more |= full || cut;
+        Ok(())
+    }
+
+    /// Takes rows in one transaction, or if that fails in two halves each; a single row that fails is set aside. How many
+    /// rows are done with.
+    async fn by_halves(&self, task: Task, ids: Vec<i64>, swept: &mut Swept) -> Result<usize> {
+        let (mut parts, mut done, mut culprits) = (vec![ids], 0, Vec::new());
+        let (mut failures, mut waits) = (0, 0);
+        while let Some(mut ids) = parts.pop() {
+            let error = match self.attempt(task, &ids).await {
+                Ok(part) => {
+                    done += part.handled;
+                    add(swept, part.swept);
+                    self.set_aside(task, &part.unreadable, swept).await?;
+                    continue;
+                }
+                Err(error) => error,
+            };
+            failures += 1;
+            if error.is_transient() {
+                waits += 1;
+                // No row is to blame for a writer that is busy, or for a database that does not answer; and waiting once
+                // more for each half would hold up the other phases.
+                if self.one_writer() || waits > MOST_WAITS {
+                    return Err(error);
+                }
+                self.database_now().await?;
+            }
+            match &ids[..] {
+                // Something that belongs to it is locked, or it takes too long: that passes.
+                [id] if error.is_transient() => tracing::debug!(operation = id, %error, "left for a later sweep"),
+                [id] => culprits.push((*id, error.to_string())),
+                _ => {
+                    parts.push(ids.split_off(ids.len() / 2));
+                    parts.push(ids);
+                }
+            }
+            if failures >= MOST_FAILURES || (done == 0 && culprits.len() >= MOST_CULPRITS) {
+                break;
+            }
+        }
+        if done == 0 && culprits.len() >= MOST_CULPRITS {
+            let (_, why) = culprits.swap_remove(0);
+            return Err(semel::Error::Refused(format!("whichever row it is about: {why}")));
+        }
+        self.set_aside(task, &culprits, swept).await?;
+        Ok(done + culprits.len())
+    }
+
+    async fn attempt(&self, task: Task, ids: &[i64]) -> Result<Part> {
+        match task {
+            Task::Lapse => self.lapse(ids).await,
+            Task::Age => self.age(ids).await,
+            Task::Fold => self.fold(ids).await,
+            Task::Run => self.readable(ids).await,
+        }
+    }
+
+    /// Tries what was set aside and whose time has come, each by itself.
+    async fn again(&self, now: Timestamp, swept: &mut Swept) -> Result<()> {
+        for (id, task, is_there) in self.find_again(now, AGAIN).await? {
+            if !is_there {
+                self.resume(task, id, now).await?;
+                continue;
+            }
+            match self.attempt(task, &[id]).await {
+                Ok(Part { unreadable, .. }) if !unreadable.is_empty() => {
+                    self.set_aside(task, &unreadable, swept).await?
+                }
+                // Locked: the next round tries again.
+                Ok(Part { handled: 0, .. }) => {}
+                Ok(part) => {
+                    add(swept, part.swept);
+                    self.resume(task, id, now).await?;
+                }
+                Err(error) if error.is_transient() => return Err(error),
+                Err(error) => self.set_aside(task, &[(id, error.to_string())], swept).await?,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn note<T>(swept: &mut Swept, phase: &'static str, result: Result<T>) {
+    if let Err(error) = result {
+        swept.troubles.push(Trouble { phase, why: error.to_string() });
+    }
+}
+
+/// Adds up what was done; whether there is more is known at the end of the phase.
+fn add(swept: &mut Swept, part: Swept) {
+    let more = swept.more;
+    *swept += part;
+    swept.more = more;
+}
+
+/// The first of them, as many as fit; at least one.
+fn within(found: &[Found], most: i64) -> &[Found] {
+    let mut bytes = 0_i64;
+    let too_many = found.iter().position(|row| {
+        bytes = bytes.saturating_add(row.bytes);
+        bytes > most
+    });
+    &found[..too_many.map_or(found.len(), |fitting| fitting.max(1))]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(sizes: &[i64]) -> Vec<Found> {
+        sizes.iter().map(|bytes| Found { id: 1, place: 1, bytes: *bytes }).collect()
+    }
+
+    #[test]
+    fn a_round_takes_what_fits_and_at_least_one() {
+        for (sizes, fit) in [
+            (&[][..], 0),
+            (&[1], 1),
+            (&[11], 1),
+            (&[11, 1], 1),
+            (&[5, 5, 1], 2),
+            (&[0, 0, 0], 3),
+            (&[1, 10, 1], 1),
+            (&[i64::MAX, i64::MAX], 1),
+        ] {
+            assert_eq!(within(&found(sizes), 10).len(), fit, "{sizes:?}");
+        }
+    }
+}

@@ -1,0 +1,423 @@
+//! One row that cannot be read or written harms no other: the sweep, listings and workers go on with the rest, and the
+//! row is set aside where a person sees it.
+
+use std::time::Duration;
+
+use semel::{
+    Backoff, Error, Operation, Policy, State, Store as _,
+    look::{Filter, Page, Task},
+    machine::{Answer, NotNow, Write},
+    store::{Decision, LeaseWrite, Swept},
+};
+use semel_store::{Database, on};
+
+use super::tools::*;
+use crate::{Kind, Lab, key, request, scope, work};
+
+/// When what was set aside is tried again.
+const AGAIN: Duration = secs(6 * 3600);
+
+const MIB: usize = 1 << 20;
+
+/// An operation that has a retention of a minute.
+fn short_lived() -> Policy {
+    Policy { retention: Some(secs(60)), ..Policy::default() }
+}
+
+fn name(n: usize) -> String {
+    format!("k{n:02}")
+}
+
+/// Claims so many keys at once, each with a payload of so many bytes.
+async fn claimed(store: &Database, n: usize, bytes: usize, policy: &Policy) -> Vec<Operation> {
+    let mut operations = Vec::new();
+    // A few at a time: a batch of all would be large.
+    for part in (0..n).collect::<Vec<_>>().chunks(10) {
+        let mut asked = Vec::new();
+        for n in part {
+            let mut request = request(&name(*n), b"", policy.clone());
+            request.payload = Some(vec![b'x'; bytes].into());
+            asked.push(request.into());
+        }
+        operations.extend(store.claim(asked).await.unwrap().into_iter().map(|applied| applied.operation.unwrap()));
+    }
+    operations
+}
+
+async fn completed(store: &Database, n: usize, bytes: usize, policy: &Policy) -> Vec<Operation> {
+    let operations = claimed(store, n, bytes, policy).await;
+    let complete = |op: &Operation| LeaseWrite { id: op.id, fence: op.fence, write: Write::Complete(done("ok")) };
+    store.write(operations.iter().map(complete).collect()).await.unwrap();
+    operations
+}
+
+/// Has the database refuse a change of a table, for the rows that a condition says.
+async fn refuse(lab: &Lab, change: &str, table: &str, condition: &str) {
+    match lab.kind() {
+        Kind::Sqlite => {
+            let sql = format!(
+                "CREATE TRIGGER refuse_{table} BEFORE {change} ON {table} WHEN {condition}
+                 BEGIN SELECT RAISE(ABORT, 'not this one'); END"
+            );
+            lab.execute(&sql).await.unwrap();
+        }
+        Kind::Postgres => {
+            let function = "CREATE OR REPLACE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+                $$ BEGIN RAISE EXCEPTION 'not this one'; END $$";
+            lab.execute(function).await.unwrap();
+            let sql = format!(
+                "CREATE TRIGGER refuse_{table} BEFORE {change} ON {table} FOR EACH ROW WHEN ({condition}) EXECUTE FUNCTION refuse()"
+            );
+            lab.execute(&sql).await.unwrap();
+        }
+    }
+}
+
+async fn allow(lab: &Lab, table: &str) {
+    let on = if lab.kind() == Kind::Postgres { format!(" ON {table}") } else { String::new() };
+    lab.execute(&format!("DROP TRIGGER refuse_{table}{on}")).await.unwrap();
+}
+
+async fn corrupt(lab: &Lab, column: &str, n: usize) {
+    let sql = format!("UPDATE semel_operations SET {column} = substr({column}, 1, 1) WHERE key = '{}'", name(n));
+    assert_eq!(lab.execute(&sql).await.unwrap(), 1);
+}
+
+/// What is set aside, by task and number, and how often each was tried.
+async fn aside(store: &Database) -> Vec<(Task, i64, i64)> {
+    let mut found: Vec<_> = store
+        .list_set_aside("acme", 100)
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|aside| {
+            assert!(!aside.reason.is_empty());
+            (aside.what, aside.id, aside.tries)
+        })
+        .collect();
+    found.sort_unstable();
+    found
+}
+
+/// What is stored with an operation is not read when it expires or goes to the archive: that it cannot be read keeps
+/// neither it nor any other.
+pub async fn a_row_that_cannot_be_read_expires_and_is_archived(lab: Lab) {
+    let store = lab.open().await;
+    let policy = Policy { tombstone: Some(secs(30)), ..short_lived() };
+    completed(&store, 50, 10, &policy).await;
+    for (column, n) in [("payload", 3), ("outcome", 20), ("fingerprint", 49)] {
+        corrupt(&lab, column, n).await;
+    }
+    lab.pass(secs(30));
+    let swept = store.sweep(1000).await.unwrap();
+    assert_eq!((swept.archived, swept.set_aside, swept.troubles), (50, 0, vec![]));
+    let moved = "SELECT count(*) FROM semel_archive WHERE length(payload) = 1 OR length(outcome) = 1";
+    assert_eq!(lab.number(moved).await, 2, "as it was");
+    lab.pass(secs(30));
+    assert_eq!(store.sweep(1000).await.unwrap().expired, 50);
+    for table in ["operations", "archive", "journal"] {
+        assert_eq!(lab.number(&format!("SELECT count(*) FROM semel_{table}")).await, 0, "{table}");
+    }
+}
+
+/// A lapsed lease whose operation cannot be read is set aside, and the others are ended. It is tried again after hours,
+/// or when a person says so.
+pub async fn a_lapsed_lease_that_cannot_be_read_is_set_aside(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let store = ledger.store();
+    let operations = claimed(store, 50, 10, &Policy::default()).await;
+    let (terms, payload) = (operations[7].id, operations[31].id);
+    corrupt(&lab, "payload", 31).await;
+    let terms_of = format!("UPDATE semel_leases SET terms = '{{' WHERE operation = {terms}");
+    assert_eq!(lab.execute(&terms_of).await.unwrap(), 1);
+    lab.pass(Policy::default().lease);
+    let swept = ledger.sweep().await.unwrap();
+    assert_eq!((swept.lapsed, swept.set_aside, swept.troubles.clone()), (48, 2, vec![]), "{swept:?}");
+    assert_eq!(aside(store).await, [(Task::Lapse, terms, 1), (Task::Lapse, payload, 1)]);
+    assert_eq!(store.count_set_aside().await.unwrap(), [(Task::Lapse, 2)]);
+    assert!(store.list_set_aside("another", 100).await.unwrap().is_empty(), "a tenant sees its own");
+    let of = store.set_aside_of(&[terms, operations[0].id]).await.unwrap();
+    assert_eq!(of.into_keys().collect::<Vec<_>>(), [terms]);
+
+    lab.pass(AGAIN - TICK);
+    assert_eq!(store.sweep(1000).await.unwrap().set_aside, 0, "not yet");
+    lab.pass(TICK);
+    assert_eq!(store.sweep(1000).await.unwrap().set_aside, 2, "tried again, to no avail");
+    assert_eq!(aside(store).await, [(Task::Lapse, terms, 2), (Task::Lapse, payload, 2)]);
+
+    let mended = format!("UPDATE semel_operations SET payload = NULL WHERE id = {payload}");
+    assert_eq!(lab.execute(&mended).await.unwrap(), 1);
+    assert_eq!(store.sweep(1000).await.unwrap().lapsed, 0, "it is not looked at");
+    assert_eq!(store.try_set_aside_again().await.unwrap(), 2);
+    let swept = store.sweep(1000).await.unwrap();
+    assert_eq!((swept.lapsed, swept.set_aside), (1, 1));
+    assert_eq!(aside(store).await, [(Task::Lapse, terms, 3)]);
+    assert_eq!(store.by_id("acme", payload).await.unwrap().unwrap().state, State::TimedOut);
+}
+
+/// A row that the database refuses to change is found by halves and set aside; the others go. Nothing of it is left
+/// when it could be removed after all, or was by others.
+pub async fn a_row_that_the_database_refuses_is_set_aside(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let store = ledger.store();
+    let operations = completed(store, 50, 10, &short_lived()).await;
+    refuse(&lab, "DELETE", "semel_operations", "old.key IN ('k07', 'k30')").await;
+    lab.pass(secs(60));
+    let swept = ledger.sweep().await.unwrap();
+    assert_eq!((swept.expired, swept.set_aside, swept.troubles.clone()), (48, 2, vec![]), "{swept:?}");
+    let (one, other) = (operations[7].id, operations[30].id);
+    assert_eq!(aside(store).await, [(Task::Age, one, 1), (Task::Age, other, 1)]);
+    let reason = store.set_aside_of(&[one]).await.unwrap().remove(&one).unwrap().remove(0).reason;
+    assert!(reason.contains("not this one"), "{reason}");
+    assert_eq!(ledger.sweep().await.unwrap(), Swept::default(), "left alone");
+
+    allow(&lab, "semel_operations").await;
+    // As a node of an older version would, which knows nothing of it.
+    assert_eq!(lab.execute(&format!("DELETE FROM semel_operations WHERE id = {other}")).await.unwrap(), 1);
+    assert_eq!(aside(store).await, [(Task::Age, one, 1)], "what is gone is not shown");
+    lab.pass(AGAIN);
+    assert_eq!(ledger.sweep().await.unwrap().expired, 1);
+    assert_eq!(lab.number("SELECT count(*) FROM semel_set_aside").await, 0);
+}
+
+/// A phase that fails, whichever row it is about, is told of; no row is blamed for it, and the other phases go on.
+pub async fn a_phase_that_fails_keeps_no_other_from_its_turn(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let store = ledger.store();
+    let phases = |swept: &Swept| swept.troubles.iter().map(|trouble| trouble.phase).collect::<Vec<_>>();
+    completed(store, 20, 10, &short_lived()).await;
+    drop(acquire(&ledger, work("orphan", Policy::default())).await);
+    refuse(&lab, "DELETE", "semel_operations", "1 = 1").await;
+    lab.pass(secs(60));
+    let swept = ledger.sweep().await.unwrap();
+    assert_eq!(phases(&swept), ["expiry and archive"]);
+    assert_eq!((swept.lapsed, swept.expired, swept.set_aside), (1, 0, 0), "{swept:?}");
+    assert!(swept.folded > 0);
+    allow(&lab, "semel_operations").await;
+
+    drop(acquire(&ledger, work("another", Policy::default())).await);
+    refuse(&lab, "DELETE", "semel_deltas", "1 = 1").await;
+    // Enough rows to tell that it is none of them.
+    let sql = "INSERT INTO semel_deltas (tenant, service, kind, label1, label2, hour, from_state, to_state, answer, bucket, n)
+        WITH RECURSIVE counted(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM counted WHERE i < 20)
+        SELECT 'default', 's', 'k', '', '', 1, '', 'processing', '', 0, 1 FROM counted";
+    lab.execute(sql).await.unwrap();
+    lab.pass(Policy::default().lease);
+    let swept = ledger.sweep().await.unwrap();
+    assert_eq!(phases(&swept), ["counters"]);
+    assert_eq!((swept.lapsed, swept.expired, swept.folded, swept.set_aside), (1, 20, 0, 0), "{swept:?}");
+    allow(&lab, "semel_deltas").await;
+
+    refuse(&lab, "UPDATE", "semel_leases", "1 = 1").await;
+    refuse(&lab, "INSERT", "semel_backlog", "1 = 1").await;
+    claimed(store, 20, 10, &Policy::default()).await;
+    lab.pass(Policy::default().lease);
+    let swept = ledger.sweep().await.unwrap();
+    assert_eq!(phases(&swept), ["lapsed leases"]);
+    assert!(swept.folded > 0 && swept.lapsed == 0 && swept.set_aside == 0, "{swept:?}");
+    allow(&lab, "semel_backlog").await;
+    let swept = ledger.sweep().await.unwrap();
+    assert_eq!((swept.lapsed, swept.troubles.len()), (20, 0));
+}
+
+/// A counter row that cannot be folded is set aside; the others are folded, and no total changes.
+pub async fn a_counter_row_that_is_refused_is_set_aside(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let sql = "INSERT INTO semel_deltas (tenant, service, kind, label1, label2, hour, from_state, to_state, answer, bucket, n)
+        WITH RECURSIVE counted(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM counted WHERE i < 100)
+        SELECT 'acme', 's', CASE WHEN i = 42 THEN 'poison' ELSE 'k' END, '', '', 1, '', 'processing', '', 0, 1 FROM counted";
+    lab.execute(sql).await.unwrap();
+    refuse(&lab, "INSERT", "semel_counters", "new.kind = 'poison'").await;
+    let counts = async || ledger.store().counts("acme", 0).await.unwrap();
+    let before = counts().await;
+    let swept = ledger.sweep().await.unwrap();
+    assert_eq!((swept.folded, swept.set_aside, swept.troubles.len()), (99, 1, 0), "{swept:?}");
+    assert_eq!(ledger.store().count_set_aside().await.unwrap(), [(Task::Fold, 1)]);
+    assert_eq!(lab.number("SELECT count(*) FROM semel_deltas").await, 1);
+    assert_eq!(counts().await, before);
+    allow(&lab, "semel_counters").await;
+    lab.pass(AGAIN);
+    assert_eq!(ledger.sweep().await.unwrap().folded, 1);
+    assert_eq!(counts().await, before);
+    assert_eq!(lab.number("SELECT count(*) FROM semel_set_aside").await, 0);
+}
+
+/// However many rows are due, one round takes no more than a few megabytes of them; what is left has its turn in the
+/// next one.
+pub async fn a_round_is_bounded_in_bytes(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let store = ledger.store();
+    let policy = Policy { tombstone: Some(secs(30)), ..short_lived() };
+    completed(store, 12, MIB, &policy).await;
+    let rounds = async |pick: fn(&Swept) -> u64| {
+        let mut rounds = Vec::new();
+        loop {
+            let swept = store.sweep(1000).await.unwrap();
+            assert_eq!((swept.set_aside, swept.troubles.len()), (0, 0));
+            rounds.push(pick(&swept));
+            if !swept.more {
+                return rounds;
+            }
+        }
+    };
+    lab.pass(secs(30));
+    let archived = rounds(|swept| swept.archived).await;
+    assert!(archived.iter().all(|n| *n <= 8) && archived.iter().sum::<u64>() == 12, "{archived:?}");
+    lab.pass(secs(30));
+    let expired = rounds(|swept| swept.expired).await;
+    assert!(expired.iter().all(|n| *n <= 8) && expired.iter().sum::<u64>() == 12, "{expired:?}");
+    claimed(store, 12, MIB, &Policy::default()).await;
+    lab.pass(Policy::default().lease);
+    let lapsed = rounds(|swept| swept.lapsed).await;
+    assert!(lapsed.iter().all(|n| *n <= 8) && lapsed.iter().sum::<u64>() == 12, "{lapsed:?}");
+    assert_eq!(ledger.sweep().await.unwrap(), Swept::default());
+}
+
+/// A row that another transaction is at is not blamed: it is left alone, and swept when that has ended. (On SQLite
+/// the sweep waits, since there is one writer.)
+pub async fn a_locked_row_is_swept_later(lab: Lab) {
+    let (store, other) = (lab.open().await, lab.open().await);
+    completed(&store, 50, 10, &short_lived()).await;
+    lab.pass(secs(60));
+    let tx = other.begin(secs(5)).await.unwrap();
+    let lock = "UPDATE semel_operations SET owner = owner WHERE key = 'k07'";
+    let mut held = tx.connection().await.unwrap();
+    on!(held.get().unwrap(), c => sqlx::query(lock).execute(c).await.map(drop)).unwrap();
+    drop(held);
+    let sweeping = store.clone();
+    let sweep = tokio::spawn(async move { sweeping.sweep(1000).await.unwrap() });
+    let mut expired = 0;
+    match lab.kind() {
+        Kind::Postgres => {
+            let swept = soon(sweep).await.unwrap();
+            assert_eq!((swept.expired, swept.set_aside, swept.troubles.len(), swept.more), (49, 0, 0, false));
+            expired += swept.expired;
+            other.roll_back(&tx).await;
+        }
+        Kind::Sqlite => {
+            other.roll_back(&tx).await;
+            expired += soon(sweep).await.unwrap().expired;
+        }
+    }
+    expired += store.sweep(1000).await.unwrap().expired;
+    assert_eq!(expired, 50);
+    assert_eq!(lab.number("SELECT count(*) FROM semel_set_aside").await, 0);
+}
+
+/// A page that has a row which cannot be read lists it as such, and all others; also when it is the last of its page.
+pub async fn a_listing_shows_what_cannot_be_read(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let operations = claimed(ledger.store(), 7, 10, &Policy::default()).await;
+    let terms = format!("UPDATE semel_leases SET terms = '{{' WHERE operation = {}", operations[3].id);
+    assert_eq!(lab.execute(&terms).await.unwrap(), 1);
+    corrupt(&lab, "fingerprint", 4).await;
+    let processing = Some(State::Processing);
+    for filter in
+        [Filter::tenant("acme"), Filter::scope(&scope()), Filter { state: processing, ..Filter::tenant("acme") }]
+    {
+        for limit in 1..=8 {
+            let (mut ids, mut unreadable, mut page) = (Vec::new(), Vec::new(), Page { after: None, limit });
+            loop {
+                let listing = ledger.store().list(&filter, page).await.unwrap();
+                assert!(listing.items.len() + listing.unreadable.len() <= limit as usize);
+                ids.extend(listing.items.iter().map(|op| op.id));
+                unreadable.extend(listing.unreadable);
+                let Some(next) = listing.next else { break };
+                page.after = Some(next);
+            }
+            let expected: Vec<_> = [6, 5, 2, 1, 0].iter().map(|n| operations[*n].id).collect();
+            assert_eq!(ids, expected, "{limit} at a time");
+            let told: Vec<_> = unreadable.iter().map(|row| (row.id, row.key.as_str(), row.state.as_str())).collect();
+            assert_eq!(told, [(operations[4].id, "k04", "processing"), (operations[3].id, "k03", "processing")]);
+            assert!(unreadable.iter().all(|row| row.tenant == "acme" && row.created_at == Lab::START));
+            assert!(unreadable.iter().all(|row| row.why.contains("cannot be read")), "{unreadable:?}");
+        }
+    }
+    // Asking for the one alone is an error, with what can be told all the same.
+    let why = ledger.store().by_id("acme", operations[4].id).await.unwrap_err();
+    assert!(matches!(why, Error::Corrupt(_)), "{why}");
+    let told = ledger.store().unreadable_by_id("acme", operations[4].id, &why).await.unwrap().unwrap();
+    assert_eq!((told.key.as_str(), told.state.as_str()), ("k04", "processing"));
+    assert_eq!(ledger.store().unreadable_by_key(&scope(), &key("k04"), &why).await.unwrap(), Some(told));
+    assert_eq!(ledger.store().unreadable_by_id("another", operations[4].id, &why).await.unwrap(), None);
+}
+
+/// What is due and cannot be read is set aside, and the next in line is told of. It is due again when it is tried again
+/// and can be read.
+pub async fn what_is_due_and_cannot_be_read_keeps_no_other_waiting(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let store = ledger.store();
+    let policy = Policy { backoff: Backoff::NONE, retention: None, ..Policy::default() };
+    let operations = claimed(store, 3, 10, &policy).await;
+    for op in &operations {
+        let write = Write::Fail(failure("no"));
+        store.write(vec![LeaseWrite { id: op.id, fence: op.fence, write }]).await.unwrap();
+        lab.pass(secs(1));
+    }
+    let ids: Vec<_> = operations.iter().map(|op| op.id).collect();
+    let due =
+        async |limit| store.due(&scope(), limit).await.unwrap().operations.iter().map(|op| op.id).collect::<Vec<_>>();
+    assert_eq!(due(64).await, ids);
+    corrupt(&lab, "payload", 0).await;
+    assert_eq!(due(1).await, [ids[1]], "the next in line");
+    assert_eq!(due(64).await, ids[1..]);
+    assert_eq!(aside(store).await, [(Task::Run, ids[0], 1)]);
+    // Also where all that is due cannot be read.
+    corrupt(&lab, "payload", 1).await;
+    corrupt(&lab, "payload", 2).await;
+    assert_eq!(due(1).await, [0_i64; 0]);
+    assert_eq!(aside(store).await, [(Task::Run, ids[0], 1), (Task::Run, ids[1], 1), (Task::Run, ids[2], 1)]);
+    let kinds = store.due_kinds(scope().service(), ("", "")).await.unwrap();
+    assert!(kinds.iter().all(|kind| kind.wait > Duration::ZERO), "nobody is sent to try: {kinds:?}");
+
+    lab.execute("UPDATE semel_operations SET payload = NULL WHERE key <> 'k02'").await.unwrap();
+    assert_eq!(store.try_set_aside_again().await.unwrap(), 3);
+    ledger.sweep().await.unwrap();
+    assert_eq!(due(64).await, ids[..2]);
+    assert_eq!(aside(store).await, [(Task::Run, ids[2], 2)]);
+}
+
+/// A person can free the key of an operation that cannot be read, by the rules for any other; it is audited.
+pub async fn what_cannot_be_read_can_be_purged(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let pinned = Policy { pinned: true, ..Policy::default() };
+    completed(ledger.store(), 1, 10, &pinned).await;
+    corrupt(&lab, "payload", 0).await;
+    let running = acquire(&ledger, work("running", Policy::default()).payload("data")).await;
+    lab.execute("UPDATE semel_operations SET payload = substr(payload, 1, 1) WHERE key = 'running'").await.unwrap();
+    let id = lab.number("SELECT id FROM semel_operations WHERE key = 'k00'").await;
+    let purge = async |id| decide(&ledger, id, Decision::Purge).await.answer;
+    assert_eq!(purge(id).await, Answer::NotNow(NotNow::Pinned));
+    assert_eq!(purge(running.operation().id).await, Answer::NotNow(NotNow::Running));
+    assert_eq!(purge(1 << 40).await, Answer::NotNow(NotNow::Absent));
+    assert_eq!(lab.number("SELECT count(*) FROM semel_audit").await, 0);
+    lab.pass(Policy::default().lease);
+    assert_eq!(purge(running.operation().id).await, Answer::Purged);
+    assert_eq!(ask(&ledger, work("running", Policy::default())).await, "acquired", "the key is free");
+    assert_eq!(lab.texts("SELECT action FROM semel_audit").await, ["operations.purge"]);
+    let before = lab.texts("SELECT before FROM semel_audit").await.remove(0);
+    assert!(before.contains("running") && before.contains("unreadable"), "{before}");
+    assert_eq!(story(&ledger, running.operation().id).await, [semel::journal::Event::Purged]);
+    assert_eq!(counted(&ledger, State::Processing).await, 1, "the new one");
+    let others = ["leases", "operations"].map(|table| format!("SELECT count(*) FROM semel_{table}"));
+    assert_eq!((lab.number(&others[0]).await, lab.number(&others[1]).await), (1, 2));
+}
+
+/// A note of the journal that cannot be read says so, and one of a version to come is left out; the rest of the story
+/// is told.
+pub async fn a_note_that_cannot_be_read_hides_no_other(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let policy = Policy { backoff: Backoff::NONE, ..Policy::default() };
+    let lease = acquire(&ledger, work("k", policy.clone())).await;
+    let id = lease.operation().id;
+    assert_eq!(lease.fail(failure("first")).await.unwrap(), SETTLED);
+    assert_eq!(acquire(&ledger, work("k", policy.clone())).await.fail(failure("second")).await.unwrap(), SETTLED);
+    let texts = async || notes(&ledger, id).await.into_iter().map(|note| note.detail).collect::<Vec<_>>();
+    assert_eq!(texts().await, ["first", "attempt 2 after failed", "second"]);
+    let first = "UPDATE semel_journal SET detail = substr(detail, 1, 1) WHERE id = (SELECT min(id) FROM semel_journal)";
+    assert_eq!(lab.execute(first).await.unwrap(), 1);
+    lab.execute("UPDATE semel_journal SET event = 'of tomorrow' WHERE event = 'taken_over'").await.unwrap();
+    let told = texts().await;
+    assert_eq!((told.len(), told[1].as_str()), (2, "second"));
+    assert!(told[0].starts_with("(unreadable: "), "{told:?}");
+}
