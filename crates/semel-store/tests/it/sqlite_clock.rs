@@ -1,4 +1,5 @@
 //! SQLite: a host's clock that was ahead, and came back.
+#![expect(clippy::unwrap_used, reason = "these are tests")]
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
 //! SQLite: the write-ahead log, and the file when nobody uses it.
+#![expect(clippy::unwrap_used, reason = "these are tests")]
 
 use std::{fs, path::PathBuf, sync::Arc, time::Duration};
 
