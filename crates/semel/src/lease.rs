@@ -7,7 +7,7 @@ use bytes::Bytes;
 use crate::{
     Error, Fence, Ledger, Operation, Outcome, Result, Uptime,
     fingerprint::derive_key,
-    ledger::patiently,
+    ledger::{patiently, stored_bytes},
     machine::{Answer, Failure, Write},
     renewer::OwnDeadline,
     store::{LeaseWrite, Store},
@@ -99,7 +99,7 @@ impl<S: Store> Lease<S> {
     /// # Errors
     /// When it is too large, or the store cannot be asked.
     pub async fn checkpoint(&self, data: impl Into<Bytes>) -> Result<Held> {
-        save_checkpoint(&self.ledger, self.operation.id, self.fence(), data.into()).await
+        save_checkpoint(&self.ledger, &self.operation, data.into()).await
     }
 
     /// It took effect, with this outcome.
@@ -157,12 +157,13 @@ pub(crate) fn derived_key(op: &Operation, step: &str) -> String {
     derive_key(&[op.scope.tenant(), op.scope.service(), op.scope.kind()], op.key.as_str(), step)
 }
 
-pub(crate) async fn save_checkpoint<S: Store>(ledger: &Ledger<S>, id: i64, fence: Fence, data: Bytes) -> Result<Held> {
+pub(crate) async fn save_checkpoint<S: Store>(ledger: &Ledger<S>, op: &Operation, data: Bytes) -> Result<Held> {
     if data.len() > Lease::<S>::MAX_CHECKPOINT {
         return Err(Error::Invalid(format!("checkpoint: is larger than {} bytes", Lease::<S>::MAX_CHECKPOINT)));
     }
-    let write = LeaseWrite { id, fence, write: Write::Checkpoint(data) };
-    match patiently(|| ledger.write(write.clone())).await?.answer {
+    let write = LeaseWrite { id: op.id, fence: op.fence, write: Write::Checkpoint(data) };
+    let stored = stored_bytes(op);
+    match patiently(|| ledger.write_of(write.clone(), stored)).await?.answer {
         Answer::Written => Ok(Held::Yes),
         _ => Ok(Held::LeaseLost),
     }

@@ -4,6 +4,7 @@ mod ask;
 
 use std::{future::Future, sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use tokio::sync::watch;
 
 use crate::{
@@ -22,6 +23,7 @@ use crate::{
     repeats::Gatherer,
     replays::Replays,
     store::{Applied, Decision, LeaseWrite, Store, Swept, Trouble},
+    text::bounded,
     waiters::Waiters,
     withdrawals::Withdrawals,
 };
@@ -139,7 +141,7 @@ impl<S: Store> Ledger<S> {
     /// What a store can break with.
     pub async fn decide(&self, id: i64, decision: Decision, actor: &str, reason: &str) -> Result<Applied> {
         outside_transactions()?;
-        let (store, actor, reason) = (self.inner.store.clone(), actor.to_owned(), reason.to_owned());
+        let (store, actor, reason) = (self.inner.store.clone(), actor.to_owned(), bounded(reason.to_owned()));
         let applied = self.on_engine(async move { store.decide(id, decision, &actor, &reason).await }).await?;
         self.inner.waiters.wake(id);
         Ok(applied)
@@ -322,14 +324,16 @@ impl<S: Store> Ledger<S> {
 
     /// Sends a write under a lease through its lane. One whose row stays locked is unavailable for now.
     pub(crate) async fn write(&self, write: LeaseWrite) -> Result<Applied> {
+        self.write_of(write, 0).await
+    }
+
+    /// The same; `stored` is how many bytes the operation has, all of which most writes load and save.
+    pub(crate) async fn write_of(&self, mut write: LeaseWrite, stored: usize) -> Result<Applied> {
         outside_transactions()?;
+        write.write = write.write.bounded();
         if self.inner.options.group_commit {
-            let bytes = match &write.write {
-                Write::Complete(outcome) => outcome.body.len(),
-                Write::Checkpoint(data) => data.len(),
-                _ => 0,
-            };
-            self.inner.lanes.writes.call(Call::Write(write), 256 + bytes).await?.decided()
+            let bytes = write.write.weight(stored);
+            self.inner.lanes.writes.call(Call::Write(write), bytes).await?.decided()
         } else {
             let store = self.inner.store.clone();
             self.on_engine(async move { patiently(|| store.write(vec![write.clone()])).await })
@@ -349,7 +353,7 @@ impl<S: Store> Ledger<S> {
         crash_point!("settle.before");
         let sent = Uptime::now();
         let applied = loop {
-            match self.write(write.clone()).await {
+            match self.write_of(write.clone(), stored_bytes(operation)).await {
                 Ok(applied) => break applied,
                 Err(error) if error.is_transient() && !deadline.has_passed() => {
                     tokio::time::sleep(Duration::from_millis(100)).await;
@@ -411,6 +415,12 @@ fn outside_transactions() -> Result<()> {
         Ok(()) => Err(Error::InsideTransaction),
         Err(_) => Ok(()),
     }
+}
+
+/// How many bytes of an operation are loaded and saved with it.
+pub(crate) fn stored_bytes(op: &Operation) -> usize {
+    let successor = op.successor.as_ref().and_then(|successor| successor.payload.as_ref());
+    [op.payload.as_ref(), op.checkpoint.as_ref(), successor].into_iter().flatten().map(Bytes::len).sum()
 }
 
 /// What is told of a row that another transaction has locked.

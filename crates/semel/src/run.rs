@@ -116,7 +116,7 @@ impl<S: Store> Context<S> {
     /// # Errors
     /// When it is too large, or the store cannot be asked.
     pub async fn checkpoint(&self, data: impl Into<Bytes>) -> Result<Held> {
-        lease::save_checkpoint(&self.ledger, self.operation.id, self.fence(), data.into()).await
+        lease::save_checkpoint(&self.ledger, &self.operation, data.into()).await
     }
 
     /// Whether the lease is lost: to be asked before each effect by work that cannot be cancelled.

@@ -10,6 +10,25 @@ use semel_store::Database;
 use super::tools::*;
 use crate::{Lab, key, work, work_with};
 
+/// What a handler says of its failure may be of any length, and goes to the row and to the journal: it is cut.
+pub async fn an_error_of_any_length_is_cut_and_says_so(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let long = "ü💥".repeat(1 << 18);
+    for name in ["fail", "doubt"] {
+        let lease = acquire(&ledger, work(name, Policy::default())).await;
+        let settled = match name {
+            "fail" => lease.fail(failure(&long)).await,
+            _ => lease.doubt(long.clone()).await,
+        };
+        assert_eq!(settled.unwrap(), SETTLED);
+        let op = row(&ledger, name).await;
+        for text in [op.error.unwrap(), notes(&ledger, op.id).await.pop().unwrap().detail] {
+            assert!(text.len() <= semel::MAX_TEXT && text.starts_with("ü💥ü💥"), "{} bytes", text.len());
+            assert!(text.ends_with(&format!("(cut, {} bytes in all)", long.len())), "{name}");
+        }
+    }
+}
+
 /// A lease holds up to its deadline, and not a tick longer.
 pub async fn a_lease_has_lapsed_at_its_deadline(lab: Lab) {
     let (a, b) = (lab.ledger().await, lab.ledger().await);

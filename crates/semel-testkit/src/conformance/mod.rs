@@ -68,6 +68,7 @@ macro_rules! conformance_suite {
                     the_fences_of_an_operation_only_grow;
                 leases:
                     an_outcome_too_large_to_keep_still_completes,
+                    an_error_of_any_length_is_cut_and_says_so,
                     a_lease_has_lapsed_at_its_deadline,
                     a_late_settle_counts_while_nobody_has_taken_over,
                     a_lease_can_be_renewed_up_to_the_longest_run,

@@ -4,7 +4,34 @@ use super::{Answer, Failure, Next, Retry, Step, Write, claim::complete, lapsed, 
 use crate::{
     Fence, LeaseRow, Operation, State, Timestamp,
     journal::{Event, Note, PUT_BACK},
+    text::bounded,
 };
+
+impl Write {
+    /// The same, with a text of at most [`MAX_TEXT`](crate::MAX_TEXT) bytes.
+    pub(crate) fn bounded(self) -> Self {
+        match self {
+            Self::Fail(Failure { error, retry }) => Self::Fail(Failure { error: bounded(error), retry }),
+            Self::Doubt { reason } => Self::Doubt { reason: bounded(reason) },
+            Self::Release { delay, why } => Self::Release { delay, why: why.map(bounded) },
+            other => other,
+        }
+    }
+
+    /// About how much of a batch it takes up, under an operation that has so many bytes stored. A text goes to the row
+    /// and to the journal. A plain completion touches nothing of what is stored; every other write loads and saves it.
+    pub(crate) fn weight(&self, stored: usize) -> usize {
+        256 + match self {
+            Self::Complete(outcome) => outcome.body.len(),
+            Self::Checkpoint(data) => data.len() + stored,
+            Self::Fail(Failure { error, .. }) => 2 * error.len() + stored,
+            Self::Doubt { reason } => 2 * reason.len() + stored,
+            Self::Release { why, .. } => why.as_ref().map_or(0, String::len) + stored,
+            Self::Withdraw => stored,
+            Self::Renew => 0,
+        }
+    }
+}
 
 pub(super) fn write(stored: Option<&Operation>, fence: Fence, write: &Write, now: Timestamp) -> Step {
     match stored {

@@ -186,3 +186,16 @@ fn while_a_row_is_busy_only_what_is_stored_is_told_to_be_in_flight() {
     life.pass(RETENTION);
     assert_eq!(told(&life, "first", 1), Answer::Busy, "what has expired counts as absent");
 }
+
+#[test]
+fn texts_and_what_is_stored_weigh_in_a_batch() {
+    let text = "x".repeat(1000);
+    let fail = |error: &str| Write::Fail(Failure { error: error.into(), retry: Retry::Never });
+    assert!(fail(&text).weight(0) >= fail("").weight(0) + 2 * text.len(), "to the row and to the journal");
+    let doubt = |reason: &str| Write::Doubt { reason: reason.into() };
+    assert!(doubt(&text).weight(0) >= doubt("").weight(0) + 2 * text.len());
+    // These load what is stored and save it again.
+    for write in [fail(""), doubt(""), release(), Write::Withdraw, Write::Checkpoint("so far".into())] {
+        assert!(write.weight(1 << 20) >= 1 << 20, "{write:?}");
+    }
+}
