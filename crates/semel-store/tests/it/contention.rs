@@ -229,3 +229,23 @@ async fn overlapping_batches_that_share_a_key_harm_only_its_callers() {
     assert_eq!(first.await.unwrap().unwrap(), "acquired");
     assert!(ledger.store().by_key(&scope(), &key("shared")).await.unwrap().is_some());
 }
+
+/// A node that stands still cannot end its transaction, and whoever takes over would wait for its locks. The server
+/// knows how long the transaction may be open, and ends it.
+#[tokio::test]
+async fn the_server_ends_a_transaction_whose_node_stands_still() {
+    let lab = Lab::in_real_time(Kind::Postgres).await;
+    let store = lab.open().await;
+    let ledger = lab.ledger().await;
+    let Claim::Acquired(lease) = ledger.claim(work("k", policy())).await.unwrap() else { panic!() };
+    let tx = store.begin(Duration::from_secs(1)).await.unwrap();
+    let mut held = tx.connection().await.unwrap();
+    let Ok(semel_store::Conn::Postgres(conn)) = held.get() else { panic!("no connection") };
+    let lock = "SELECT id FROM semel_operations FOR UPDATE";
+    assert_eq!(sqlx::query(lock).fetch_all(conn).await.unwrap().len(), 1);
+    // While the connection is in use, the store's own watch cannot end the transaction, as on a node that is frozen.
+    let mut heir = PgConnection::connect(&lab.url).await.unwrap();
+    sqlx::raw_sql("SET lock_timeout = '20s'").execute(&mut heir).await.unwrap();
+    assert_eq!(sqlx::query(lock).fetch_all(&mut heir).await.expect("the lock is free").len(), 1);
+    drop((held, lease));
+}

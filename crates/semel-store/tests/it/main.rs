@@ -10,6 +10,7 @@ mod migrating;
 mod opening;
 mod sqlite_clock;
 mod sqlite_log;
+mod submissions;
 
 semel_testkit::conformance_suite!(sqlite, semel_testkit::Kind::Sqlite);
 semel_testkit::conformance_suite!(postgres, semel_testkit::Kind::Postgres);

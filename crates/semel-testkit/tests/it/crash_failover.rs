@@ -26,6 +26,9 @@ async fn until(server: &Server, question: &'static str) {
     tokio::time::timeout(Duration::from_secs(60), is_so).await.unwrap();
 }
 
+/// Runs of each mode that a worker has going at the same time.
+const TASKS: usize = 4;
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn crash_of_a_primary_with_a_synchronous_standby_loses_nothing_acknowledged() {
     let primary = Server::start("");
@@ -40,7 +43,7 @@ async fn crash_of_a_primary_with_a_synchronous_standby_loses_nothing_acknowledge
     for (n, worker) in workers.iter_mut().enumerate() {
         for (mode, on_lost) in [(Mode::Atomic, OnLost::Rerun), (Mode::Leased, OnLost::Hold)] {
             let terms = Policy { on_lost, ..policy(Duration::from_secs(3)) }.to_terms();
-            worker.order(&Order::Pump { prefix: format!("{mode:?}-{n}"), tasks: 4, terms, mode }).await;
+            worker.order(&Order::Pump { prefix: format!("{mode:?}-{n}"), tasks: TASKS, terms, mode }).await;
         }
     }
     let mut told = Vec::new();
@@ -53,7 +56,7 @@ async fn crash_of_a_primary_with_a_synchronous_standby_loses_nothing_acknowledge
     for worker in workers {
         told.extend(worker.stop().await);
     }
-    check(&site, &told).await;
+    check(&site, &told, 2 * TASKS).await;
     fences_only_grew(&told);
 }
 

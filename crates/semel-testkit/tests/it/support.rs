@@ -1,6 +1,9 @@
 //! A database, a bank beside it, and worker processes on both.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+};
 
 use semel::{Claim, Ledger, Operation, Options, Policy, State, Store as _, look};
 use semel_store::{Database, Settings};
@@ -157,6 +160,15 @@ pub(crate) fn how(told: &[Told]) -> &str {
 /// The errors among what was told.
 pub(crate) fn errors(told: &[Told]) -> Vec<&Told> {
     told.iter().filter(|told| matches!(told, Told::Broke { .. })).collect()
+}
+
+/// The keys of which somebody was told that the lease was lost.
+pub(crate) fn lost_leases<'a>(told: impl IntoIterator<Item = &'a Told>) -> BTreeSet<String> {
+    let lost = |told: &'a Told| match told {
+        Told::Ended { key, how, .. } if how == "lease_lost" => Some(key.clone()),
+        _ => None,
+    };
+    told.into_iter().filter_map(lost).collect()
 }
 
 /// The outcomes that were acknowledged, by key. One that changes afterwards is the worst of all.
