@@ -251,13 +251,13 @@ statements! {
          WHERE operation = $1 AND EXISTS (SELECT 1 FROM semel_operations AS o WHERE o.id = $1 AND o.fence = $2)";
     /// Operations by their third label, newest first, with what is short of their outcomes, archived or not.
     pass_by_label =
-        "SELECT o.id, o.fence, o.service, o.label1, o.label2, o.created_at,
-                CASE WHEN length(coalesce(a.outcome, o.outcome)) <= $5 THEN coalesce(a.outcome, o.outcome) END AS outcome,
-                coalesce(a.outcome_kept, o.outcome_kept) AS outcome_kept
+        "SELECT p.id, p.fence, p.service, p.label1, p.label2, p.created_at,
+                CASE WHEN length(coalesce(a.outcome, p.outcome)) <= $5 THEN coalesce(a.outcome, p.outcome) END AS outcome,
+                coalesce(a.outcome_kept, p.outcome_kept) AS outcome_kept
          FROM (SELECT id, fence, service, label1, label2, created_at, outcome, outcome_kept, archived
-               FROM semel_operations WHERE tenant = $1 AND label3 = $2 AND id < $3 ORDER BY id DESC LIMIT $4) AS o
-         LEFT JOIN semel_archive AS a ON o.archived AND a.operation = o.id
-         ORDER BY o.id DESC";
+               FROM semel_operations WHERE tenant = $1 AND label3 = $2 AND id < $3 ORDER BY id DESC LIMIT $4) AS p
+         LEFT JOIN semel_archive AS a ON p.archived AND a.operation = p.id
+         ORDER BY p.id DESC";
     /// The archived data of an operation.
     load_archived = "SELECT payload, outcome, outcome_kept FROM semel_archive WHERE operation = $1";
     /// What waiters need to know.
