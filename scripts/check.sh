@@ -33,6 +33,8 @@ total() {
 trap total EXIT
 
 step "format" cargo fmt --all --check
+# A mutant whose pattern no longer fits the code would pass for a guarantee that is tested.
+step "mutants can be made" scripts/mutants.sh --check
 step "clippy" cargo clippy --workspace --all-targets -- -D warnings
 # The server's program and the engine's library are both called semel, and rustdoc would write both to one place at once.
 export RUSTDOCFLAGS="-D warnings"

@@ -4,6 +4,7 @@
 #
 #   mutants.sh           all of them
 #   mutants.sh NAME…     some of them
+#   mutants.sh --check   only whether each can still be made; needs no server and no build
 #
 # The mutations are made in a copy of the working tree, target/mutants/tree, with a build directory of its own.
 # Exits non-zero if a mutant survives, or can no longer be made because the code has changed.
@@ -11,7 +12,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # The tests need a server.
-[[ -n ${SEMEL_TEST_POSTGRES_URL:-} ]] || exec scripts/postgres.sh run scripts/mutants.sh "$@"
+[[ ${1:-} == --check || -n ${SEMEL_TEST_POSTGRES_URL:-} ]] || exec scripts/postgres.sh run scripts/mutants.sh "$@"
 
 root=$PWD
 tree=$root/target/mutants/tree
@@ -94,7 +95,7 @@ webhook-share@semel-server/src/services/webhooks/runner.rs@s/\.div_ceil\(now\.le
 webhook-tenant@semel-server/src/services/webhooks/runner.rs@s/source\.config\.tenant == kind\.tenant/source.config.tenant.len() < 65 \&\& !kind.tenant.is_empty()/@semel-server@test(=webhooks_runner::sqlite::events_of_another_tenant_are_left_alone_and_keep_nobody_waiting)
 webhook-function@semel-server/src/services/webhooks/source.rs@s/functions\.0\.is_empty\(\) \|\| self\.names/functions.0.len() < 1000 || self.names/@semel-server@test(=webhooks_refused::sqlite::a_function_that_the_source_does_not_have_is_refused)
 webhook-address@semel-server/src/services/webhooks/receive.rs@s/peer\.is_some_and/peer.is_none_or/@semel-server@test(=webhooks_refused::sqlite::a_sender_whose_address_nobody_knows_is_not_this_machine)
-webhook-hold-and-wait@semel-server/src/services/webhooks/receive.rs@s/all\.try_acquire_many_owned\(more\)/all.acquire_many_owned(more).await/@semel-server@test(=webhooks_room::sqlite::who_holds_some_room_and_gets_no_more_is_told_so_at_once)
+webhook-hold-and-wait@semel-server/src/http/room.rs@s/let more = (self\.all\.clone\(\)\.try_acquire_many_owned\(permits\(needed - taken\)\))\.map_err\(\|_\| NoRoom\)\?;/let more = loop { match $1 { Ok(more) => break more, Err(_) => std::thread::sleep(std::time::Duration::from_millis(5)) } };/@semel-server@test(=webhooks_room::sqlite::who_holds_some_room_and_gets_no_more_is_told_so_at_once)
 webhook-tolerance@semel-http/src/webhooks/verifier.rs@s/near if near <= tolerance => \{\}/near if near <= u64::MAX => {}/@semel-http@test(=webhooks_headers::the_tolerance_goes_both_ways_and_to_the_second)
 webhook-first-secret@semel-http/src/webhooks/verifier.rs@s/self\.keys\.iter\(\)\.position\(fits\)/self.keys.iter().take(1).position(fits)/@semel-http@test(=webhooks_headers::each_of_several_secrets_counts_and_is_told)
 webhook-counts@semel-server/src/services/webhooks/event/read.rs@s/&\["\/pending_webhooks"\]/\&[]/@semel-server@test(=webhooks::sqlite::what_only_counts_deliveries_is_no_conflict)
@@ -173,6 +174,22 @@ aside-retry@semel-store/src/sweep/sql.rs@s/ WHERE a\.retry_at <= \$1 ORDER/ WHER
 edge-floor@semel-store/src/sweep/edges.rs@s/turn\.floor = turn\.from;/turn.floor = i64::MIN;/@semel-store@test(=sweep::edges::tests::a_round_and_a_pass_begin_where_the_last_one_ended)
 LIST
 }
+
+# Whether the code still has what each mutant changes.
+check() {
+    local lost=0 name file change
+    while IFS='@' read -r name file change _; do
+        if perl -0pe "$change" "crates/$file" | cmp -s "crates/$file" -; then
+            echo "mutants.sh: $name cannot be made: crates/$file has changed, and this script must follow" >&2
+            lost=1
+        fi
+    done < <(mutants)
+    return "$lost"
+}
+if [[ ${1:-} == --check ]]; then
+    check
+    exit
+fi
 
 # The working tree as it is, committed or not. Only what differs is copied, so that cargo builds only that.
 copy_tree() {
