@@ -89,7 +89,8 @@ impl Seats {
             .map_err(|_| Error::Stopping)?;
         let (kept, reused) = match self.idle().await {
             Some(kept) => (kept, true),
-            None => self.room.connection(self).await?,
+            // In a box: opening a connection is rare and needs much room, which every statement would carry about.
+            None => Box::pin(self.room.connection(self)).await?,
         };
         Ok(Seat { kept: Some(kept), seats: self.clone(), reused, _permit: permit })
     }
@@ -102,7 +103,7 @@ impl Seats {
             if left.elapsed() < STALE {
                 return Some(kept);
             }
-            let answer = tokio::time::timeout(STALE, kept.connection.ping()).await;
+            let answer = tokio::time::timeout(STALE, Box::pin(kept.connection.ping())).await;
             if matches!(answer, Ok(Ok(()))) {
                 return Some(kept);
             }
