@@ -452,7 +452,8 @@ impl Store for Database {
     }
 
     async fn due(&self, scope: &Scope, limit: u32) -> Result<Due> {
-        self.answered(self.look_due(scope, limit)).await
+        // In a box: it may have to set rows aside, and needs the room for that whether it does or not.
+        self.answered(Box::pin(self.look_due(scope, limit))).await
     }
 
     async fn due_kinds(&self, service: &str, after: (&str, &str)) -> Result<Vec<DueKind>> {

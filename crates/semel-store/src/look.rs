@@ -42,7 +42,7 @@ impl Database {
             if unreadable.is_empty() {
                 return Ok(due);
             }
-            let set_aside = Box::pin(self.set_aside(Task::Run, &unreadable, &mut Swept::default())).await;
+            let set_aside = self.set_aside(Task::Run, &unreadable, &mut Swept::default()).await;
             if let Err(error) = &set_aside {
                 tracing::warn!(%error, "what is due and cannot be read could not be set aside");
             }
