@@ -14,8 +14,11 @@ use crate::{Error, Fence, Timestamp};
 /// What the note of a run says that was put back without a reason.
 pub const PUT_BACK: &str = "put back; this costs no attempt";
 
-/// How the note begins of a person who skipped the message of an operation: it never went out.
-pub const SKIPPED: &str = "its message was skipped";
+/// What the note says of a person who skipped a message of an operation: it never went out.
+#[must_use]
+pub fn skipped(message: &str, reason: &str) -> String {
+    format!("its message {message} was skipped: {reason}")
+}
 
 /// Who acts when a lapsed lease is found, by the sweep or by a claim that came before it.
 pub(crate) const SWEEP: &str = "sweep";

@@ -20,6 +20,7 @@ on_both_databases! {
     an_archived_event_runs_with_the_data_that_it_came_with
     a_stored_event_is_run_again_from_the_command_line
     a_message_that_reaches_nobody_is_told_by_its_event_and_by_the_verdict
+    a_message_of_an_earlier_run_that_is_skipped_says_nothing_of_the_last
     an_endpoint_that_is_away_is_told_by_the_verdict_until_a_run_completes
     an_effect_by_another_rule_hides_no_endpoint_that_is_away
 }
@@ -161,7 +162,10 @@ fn a_message_that_reaches_nobody_is_told_by_its_event_and_by_the_verdict(place: 
     let skip = format!("/outbox/{}/skip", id.as_str().unwrap());
     assert_eq!(post(&server, &skip, r#"{"reason":"nobody listens"}"#).status, 204);
     assert_eq!(result(&server)["result"], "skipped");
-    assert_eq!(shown(&server, EVENT)["decisions"][0]["what"], "its message was skipped: nobody listens");
+    assert_eq!(
+        shown(&server, EVENT)["decisions"][0]["what"],
+        format!("its message {} was skipped: nobody listens", id.as_str().unwrap())
+    );
     assert_eq!(shown(&server, STRIPE)["health"]["status"], "ok");
     drop(server);
 
@@ -171,6 +175,20 @@ fn a_message_that_reaches_nobody_is_told_by_its_event_and_by_the_verdict(place: 
     assert_eq!(sent(), "waiting", "no relay runs");
     let _relay = start_as(place, "relay", &[("SEMEL_WEBHOOKS_STRIPE_HANDLERS", "*=outbox:news")]);
     eventually(SOON, "it is published", || sent() == "published");
+}
+
+fn a_message_of_an_earlier_run_that_is_skipped_says_nothing_of_the_last(place: &Place) {
+    let server = start_as(place, "api,relay", &[]);
+    assert_eq!(status(&deliver(&server, &event("evt_1", 1_700_000_000, "a"))), "processed");
+    eventually(SOON, "no queue takes it", || result(&server)["result"] == "unroutable");
+    let [old] = &listed(&server, "/outbox", "messageId")[..] else { panic!() };
+    drop(server);
+
+    let server = start_as(place, "api,worker", &[("SEMEL_WEBHOOKS_STRIPE_HANDLERS", "*=outbox:news")]);
+    assert_eq!(post(&server, RETRY, r#"{"reason":"a rule","result":"published"}"#).status, 202);
+    eventually(SOON, "it ran by the new rule", || result(&server)["topic"] == "news");
+    assert_eq!(post(&server, &format!("/outbox/{}/skip", old.as_str().unwrap()), r#"{"reason":"old"}"#).status, 204);
+    assert_eq!(result(&server)["result"], "waiting", "the message of the last run is in the outbox");
 }
 
 /// As if the event had come so many seconds ago.

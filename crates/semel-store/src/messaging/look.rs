@@ -2,7 +2,7 @@
 
 use semel::{
     Fence, Result, Timestamp,
-    journal::{Event, Note, SKIPPED},
+    journal::{Event, Note},
     messaging::{Backlog, MessageId, OutboxFilter, OutboxListing, OutboxState, Topic},
 };
 use serde_json::json;
@@ -210,7 +210,7 @@ impl Database {
             .map_err(broken)?;
         }
         let reason = rows::reason(reason);
-        self.tell_skip(&mut work.conn(), &held, actor, &reason).await?;
+        self.tell_skip(&mut work.conn(), (id, &held), actor, &reason).await?;
         let audit = Audit { tenant, actor, action: "outbox.skip", subject: &id.to_string(), reason: &reason };
         self.audit(&mut work.conn(), audit, Some(before(&held)), None).await?;
         self.finish(work, 1).await?;
@@ -220,7 +220,13 @@ impl Database {
 
     /// Tells the story of the operation whose message a person skips, if it is still there: nothing else of that operation
     /// says that its message never went out.
-    async fn tell_skip(&self, conn: &mut crate::Conn<'_>, held: &HeldRow, actor: &str, reason: &str) -> Result<()> {
+    async fn tell_skip(
+        &self,
+        conn: &mut crate::Conn<'_>,
+        (message, held): (MessageId, &HeldRow),
+        actor: &str,
+        reason: &str,
+    ) -> Result<()> {
         let (Some(operation), Some(fence)) = (held.6, held.7) else { return Ok(()) };
         let sql = "SELECT id FROM semel_operations WHERE id = $1";
         let there: Option<i64> =
@@ -233,7 +239,7 @@ impl Database {
             event: Event::Resolved,
             fence: Fence(fence),
             actor: actor.to_owned(),
-            detail: format!("{SKIPPED}: {reason}"),
+            detail: semel::journal::skipped(&message.to_string(), reason),
         };
         conn.batch(self.sql().insert_journal, &[crate::rows::note(operation, &note)]).await.map(drop)
     }

@@ -151,8 +151,8 @@ fn stuck(vitals: &Vitals) -> Option<(Status, String)> {
                 "{are} refused by the broker on the topic {topic}: see GET /outbox?state=parked, then redrive or skip"
             ),
             _ => format!(
-                "{are} unroutable: no queue takes the topic {topic}. Listen there, or give the type a rule with a topic; \
-                 they go out by themselves then"
+                "{are} unroutable: no queue takes the topic {topic}. Once a program listens there, what waits goes out by \
+                 itself; see GET /outbox?state=unroutable"
             ),
         }
     });

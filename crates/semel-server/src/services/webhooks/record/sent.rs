@@ -3,7 +3,7 @@
 
 use semel::{
     Result,
-    journal::{Event as Told, Note, SKIPPED},
+    journal::{Event as Told, Note, skipped},
     messaging::{MessageId, OutboxState},
 };
 use semel_store::Database;
@@ -25,7 +25,7 @@ impl Sent {
         let Ok(id) = message.parse::<MessageId>() else { return Ok(Self::Published) };
         Ok(match store.in_outbox(tenant, id).await? {
             Some((state, error)) => Self::Waits(state, error),
-            None if is_skipped(notes) => Self::Skipped,
+            None if is_skipped(message, notes) => Self::Skipped,
             None => Self::Published,
         })
     }
@@ -52,16 +52,16 @@ impl Sent {
 }
 
 /// What to do about a message that no queue takes.
-const NO_QUEUE: &str =
-    "listen on the topic, or give the type a rule with a topic of your own; it goes out by itself then";
+const NO_QUEUE: &str = "listen on the topic, and it goes out by itself; or give it up by POST /outbox/{message}/skip. A rule with another \
+     topic is for later events; this one runs by it if it is retried with the result published";
 
 /// What to do about a message that the broker refuses.
 const REFUSED: &str = "POST /outbox/{message}/redrive tries it again, POST /outbox/{message}/skip gives it up";
 
-/// Whether the last thing that a person decided was to skip the message.
-fn is_skipped(notes: &[Note]) -> bool {
-    let last = notes.iter().rfind(|note| matches!(note.event, Told::Resolved | Told::Superseded | Told::TakenOver));
-    last.is_some_and(|note| note.event == Told::Resolved && note.detail.starts_with(SKIPPED))
+/// Whether a person skipped this message. An event that ran more than once has had others.
+fn is_skipped(message: &str, notes: &[Note]) -> bool {
+    let said = skipped(message, "");
+    notes.iter().any(|note| note.event == Told::Resolved && note.detail.starts_with(&said))
 }
 
 #[cfg(test)]
