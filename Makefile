@@ -15,6 +15,10 @@ help: ## list the targets
 run: ## start the server on an embedded SQLite database in ./semel-data
 	cargo run --release -p semel-server --bin semel -- serve $(ARGS)
 
+.PHONY: install
+install: ## build the program and put it into cargo's bin directory
+	cargo install --locked --path crates/semel-server --bin semel
+
 .PHONY: test
 test: ## everything that must pass: the checks, then all tests on real, private servers
 	scripts/test.sh
