@@ -171,6 +171,13 @@ aside-blame@semel-store/src/sweep/mod.rs@s/done == 0 && culprits\.len\(\) >= MOS
 aside-listing@semel-store/src/rows.rs@s/Ok\(Err\(error\)\) => error\.to_string\(\),/Ok(Err(error)) => return Err(sqlx::Error::Protocol(error.to_string())),/@semel-store@test(=sqlite::aside::a_listing_shows_what_cannot_be_read)
 aside-due@semel-store/src/look.rs@s/let set_aside = self\.set_aside\(Task::Run, [^;]*;/let set_aside: Result<()> = Ok(drop((Task::Run, Swept::default())));/@semel-store@test(=sqlite::aside::what_is_due_and_cannot_be_read_keeps_no_other_waiting)
 aside-retry@semel-store/src/sweep/sql.rs@s/ WHERE a\.retry_at <= \$1 ORDER/ WHERE a.retry_at <= \$1 AND a.tries < 0 ORDER/@semel-store@test(=sqlite::aside::a_lapsed_lease_that_cannot_be_read_is_set_aside)
+unread-listing@semel-store/src/messaging/unread.rs@s/Ok\(Self \{ id, read \}\)/read.map(|row| Self { id, read: Ok(row) }).map_err(|row| sqlx::Error::Protocol(row.why))/g@semel-store@test(=sqlite::letters::a_page_of_letters_shows_what_cannot_be_read)
+unread-next@semel-store/src/messaging/unread.rs@s/let next = rows\.last\(\)\.filter\(\|_\| more\)/let next = rows.iter().rfind(|row| row.read.is_ok()).filter(|_| more)/@semel-store@test(=sqlite::outbox::a_page_of_the_outbox_shows_what_cannot_be_read)
+unread-column@semel-store/src/messaging/unread.rs@s/read: T::from_row\(row\) /read: Ok(T::from_row(row)?) /@semel-store@test(=sqlite::queues::a_damaged_message_does_not_stop_its_queue)
+unread-retry@semel-store/src/messaging/letters.rs@s/tracing::error!\(consumer, row = id, %error, \"a retry cannot be read\"\);/if id > 0 { return Err(error); }/@semel-store@test(=postgres::letters::a_retry_that_cannot_be_read_keeps_no_other_waiting)
+unread-turn@semel-store/src/messaging/letters.rs@s/if !any \|\| !rows\.is_empty\(\)/if !any || rows.len() < usize::MAX/@semel-store@test(=sqlite::letters::a_retry_that_cannot_be_read_keeps_no_other_waiting)
+unread-starts@semel-store/src/messaging/sql.rs@s/SET due_at = \$2, token = 0, starts = starts - 1/SET due_at = \$2, token = 0/@semel-store@test(=sqlite::letters::a_retry_that_cannot_be_read_keeps_no_other_waiting)
+outcome-unknown@semel-server/src/http/problem.rs@s/semel::Error::OutcomeUnknown\(_\) => Problem::new\(&OUTCOME_UNKNOWN\)\.retry_after\(SOON\),//@semel-server@test(a_commit_whose_end_is_unknown_is_told_as_such)
 edge-floor@semel-store/src/sweep/edges.rs@s/turn\.floor = turn\.from;/turn.floor = i64::MIN;/@semel-store@test(=sweep::edges::tests::a_round_and_a_pass_begin_where_the_last_one_ended)
 LIST
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 pub use semel_http::problem::{
-    BODY_INCOMPLETE, BODY_TIMEOUT, BODY_TOO_LARGE, INTERNAL, Kind, Problem, STORE_UNAVAILABLE,
+    BODY_INCOMPLETE, BODY_TIMEOUT, BODY_TOO_LARGE, INTERNAL, Kind, OUTCOME_UNKNOWN, Problem, STORE_UNAVAILABLE,
 };
 
 /// Nothing is at this path.
@@ -386,14 +386,16 @@ static OWN: [&Kind; 32] = [
     &TRANSFER_CODING,
 ];
 
+/// When to send a request again that the database did not answer.
+const SOON: Duration = Duration::from_secs(1);
+
 /// The problem of a store that did not answer as it should.
 #[expect(clippy::needless_pass_by_value, reason = "it is given to map_err")]
 pub fn of_store(error: semel::Error) -> Problem {
     tracing::warn!(%error, "a request could not be answered");
     match error {
-        semel::Error::Unavailable(_) | semel::Error::Stopping => {
-            Problem::new(&STORE_UNAVAILABLE).retry_after(Duration::from_secs(1))
-        }
+        semel::Error::Unavailable(_) | semel::Error::Stopping => Problem::new(&STORE_UNAVAILABLE).retry_after(SOON),
+        semel::Error::OutcomeUnknown(_) => Problem::new(&OUTCOME_UNKNOWN).retry_after(SOON),
         _ => Problem::new(&INTERNAL),
     }
 }
@@ -411,5 +413,13 @@ mod tests {
     fn no_two_kinds_share_a_name() {
         let names: std::collections::BTreeSet<_> = all().map(|kind| kind.name).collect();
         assert_eq!(names.len(), all().count());
+    }
+
+    #[test]
+    fn a_commit_whose_end_is_unknown_is_told_as_such() {
+        let response = of_store(semel::Error::OutcomeUnknown("the connection was lost".into())).into_http();
+        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert!(response.headers().contains_key("retry-after"));
+        assert!(String::from_utf8_lossy(response.body()).contains("/problems/outcome-unknown"));
     }
 }

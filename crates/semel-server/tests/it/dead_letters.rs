@@ -4,13 +4,14 @@ use semel::messaging::{LetterFilter, MessageStore as _};
 use serde_json::{Value, json};
 
 use crate::{
-    desk::{Desk, ended, letter, listed, post, post_to, serve, shown},
+    desk::{Desk, ended, execute, letter, listed, post, post_to, serve, shown},
     place::{Place, on_both_databases},
     proposals::rows,
 };
 
 on_both_databases! {
     letters_are_listed_newest_first_page_by_page
+    a_letter_that_cannot_be_read_is_listed_as_such
     a_filter_shows_what_it_says_and_nothing_else
     a_wrong_filter_is_refused_and_not_ignored
     a_letter_shows_its_message_and_a_body_that_is_no_json_as_base64
@@ -44,6 +45,22 @@ fn letters_are_listed_newest_first_page_by_page(place: &Place) {
         "key": "e", "failures": 10, "reason": "the mailbox is full", "diedAt": page["items"][0]["diedAt"],
     });
     assert_eq!(page["items"][0], expected);
+}
+
+fn a_letter_that_cannot_be_read_is_listed_as_such(place: &Place) {
+    let (desk, server) = (Desk::at(place), serve(place, "api", &[]));
+    for key in ["a", "b", "c"] {
+        desk.dead(letter(key));
+    }
+    execute(place, "UPDATE semel_dead_letters SET body = substr(body, 1, 1) WHERE key = 'b'");
+    assert_eq!(keys(&server, "/dead-letters?limit=2"), ["c", "b", "a"]);
+    let page = shown(&server, "/dead-letters");
+    let expected = json!({
+        "id": page["items"][1]["id"], "messageId": "id-b", "kind": "mail", "consumer": "mail", "queue": "mail.out",
+        "key": "b", "failures": 0, "diedAt": page["items"][1]["diedAt"],
+        "reason": "unreadable: a stored row cannot be read: a payload of another version or key",
+    });
+    assert_eq!(page["items"][1], expected);
 }
 
 fn a_filter_shows_what_it_says_and_nothing_else(place: &Place) {

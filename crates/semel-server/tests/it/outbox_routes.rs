@@ -9,7 +9,7 @@ use semel::{
 use serde_json::{Value, json};
 
 use crate::{
-    desk::{Desk, listed, post, serve, shown},
+    desk::{Desk, execute, listed, post, serve, shown},
     place::{Place, on_both_databases},
     proposals::rows,
     support::Server,
@@ -17,6 +17,7 @@ use crate::{
 
 on_both_databases! {
     what_waits_is_listed_oldest_first_by_state_and_topic
+    a_message_that_cannot_be_read_is_listed_as_such
     the_summary_counts_by_state_and_tells_the_age
     a_parked_message_can_be_redriven
     a_parked_message_can_be_skipped_only_with_a_reason
@@ -74,6 +75,23 @@ fn what_waits_is_listed_oldest_first_by_state_and_topic(place: &Place) {
     for query in ["state=sent", "topic=", "topic=a%20b", "stat=ready", "cursor=-1"] {
         assert_eq!(server.get(&format!("/outbox?{query}")).problem(), "invalid-query", "{query}");
     }
+}
+
+fn a_message_that_cannot_be_read_is_listed_as_such(place: &Place) {
+    let (desk, server) = (Desk::at(place), serve(place, ROLES, &[]));
+    for topic in ["a", "b", "c"] {
+        desk.put(message(topic));
+    }
+    execute(place, "UPDATE semel_outbox SET body = substr(body, 1, 1) WHERE topic = 'b'");
+    assert_eq!(listed(&server, "/outbox?limit=2", "topic"), ["a", "b", "c"]);
+    let page = shown(&server, "/outbox");
+    let expected = json!({
+        "messageId": page["items"][1]["messageId"], "state": "ready", "topic": "b", "kind": "note",
+        "orderingKey": null, "number": null, "putAt": page["items"][1]["putAt"], "dueAt": null, "failures": 0,
+        "error": "unreadable: a stored row cannot be read: a payload of another version or key",
+    });
+    assert_eq!(page["items"][1], expected);
+    assert!(page["items"][1]["messageId"].is_string());
 }
 
 fn the_summary_counts_by_state_and_tells_the_age(place: &Place) {

@@ -246,14 +246,13 @@ impl Fetch {
         let sent = Uptime::now();
         let taken = self.store.deliver_rows(&self.queue, room, self.hands.visibility).await;
         *self.down.lock().unwrap_or_else(PoisonError::into_inner) = taken.as_ref().err().map(ToString::to_string);
-        let rows = match taken {
-            Ok(rows) => rows,
+        let (rows, n) = match taken {
+            Ok(taken) => taken,
             Err(error) => {
                 tracing::warn!(queue = self.queue, %error, "messages cannot be taken");
                 return 0;
             }
         };
-        let n = rows.len();
         if n > 0 {
             crash_point!("queue.taken");
         }

@@ -12,8 +12,13 @@ use serde_json::{Value, json};
 use super::{
     News,
     rows::{self, DeadRow, TakenRetry},
+    unread::{self, Taken},
 };
 use crate::{Conn, Database, Tx, audit::Audit, connection::broken, on};
+
+/// When a retry that cannot be read is looked at again: a newer version may read it. Much longer than a lease, so that
+/// many of them cost the others little.
+const UNREAD: Duration = Duration::from_secs(300);
 
 /// Binds a filter to `$1` to `$7` of a statement that says which letters are `meant!`.
 macro_rules! meant {
@@ -45,14 +50,26 @@ impl Database {
     }
 
     pub(super) async fn take_due(&self, consumer: &str, limit: u32, lease: Duration) -> Result<Vec<RetryRow>> {
-        let sql = &self.messages().sql;
-        // Most rounds find nothing; those write nothing.
-        match self.find_next_retry(consumer).await? {
-            Some(due) if due.as_micros() <= self.look_now().await? => {}
-            _ => return Ok(Vec::new()),
+        loop {
+            // Most rounds find nothing; those write nothing.
+            match self.find_next_retry(consumer).await? {
+                Some(due) if due.as_micros() <= self.look_now().await? => {}
+                _ => return Ok(Vec::new()),
+            }
+            let (mut rows, any) = self.take_due_once(consumer, limit, lease).await?;
+            // Where none can be read, the next in line have their turn at once.
+            if !any || !rows.is_empty() {
+                rows.sort_unstable_by_key(|row| row.id);
+                return Ok(rows);
+            }
         }
+    }
+
+    /// Those that were taken and can be read, and whether any were taken. What cannot be read is put off.
+    async fn take_due_once(&self, consumer: &str, limit: u32, lease: Duration) -> Result<(Vec<RetryRow>, bool)> {
+        let sql = &self.messages().sql;
         let (mut work, now, token) = self.drawn().await?;
-        let rows: Vec<TakenRetry> = on!(work.conn(), c => sqlx::query_as(sql.take_retries)
+        let taken: Vec<Taken<TakenRetry>> = on!(work.conn(), c => sqlx::query_as(sql.take_retries)
             .bind(consumer)
             .bind(i64::from(limit))
             .bind(now.as_micros())
@@ -60,10 +77,25 @@ impl Database {
             .bind(token)
             .fetch_all(c).await)
         .map_err(broken)?;
-        self.finish(work, rows.len()).await?;
-        let mut rows = rows.into_iter().map(TakenRetry::read).collect::<Result<Vec<_>>>()?;
-        rows.sort_unstable_by_key(|row| row.id);
-        Ok(rows)
+        let (n, mut rows, mut unread) = (taken.len(), Vec::new(), Vec::new());
+        for row in taken {
+            let id = row.id;
+            match row.read.map_err(broken).and_then(TakenRetry::read) {
+                Ok(row) => rows.push(row),
+                Err(error) => {
+                    tracing::error!(consumer, row = id, %error, "a retry cannot be read");
+                    unread.push(id);
+                }
+            }
+        }
+        if !unread.is_empty() {
+            let again = now + lease.max(UNREAD);
+            on!(work.conn(), c => sqlx::query(sql.retries_unread)
+                .bind(ids(&unread)).bind(again.as_micros()).bind(token).execute(c).await.map(drop))
+            .map_err(broken)?;
+        }
+        self.finish(work, n).await?;
+        Ok((rows, n > 0))
     }
 
     pub(super) async fn end_retry(&self, tx: &Tx, id: i64, token: i64) -> Result<bool> {
@@ -139,16 +171,13 @@ impl Database {
         let sql = self.messages().sql.letters;
         let limit = limit.clamp(1, 500);
         let mut reader = self.reader().await?;
-        let rows: Vec<DeadRow> = on!(reader.conn(), c => meant!(sqlx::query_as(sql), filter)
+        let rows = on!(reader.conn(), c => meant!(sqlx::query_as(sql), filter)
             .bind(after.unwrap_or(i64::MAX))
             .bind(i64::from(limit) + 1)
             .fetch_all(c).await.map_err(broken)?);
         reader.leave();
-        let mut items = rows.into_iter().map(DeadRow::read).collect::<Result<Vec<_>>>()?;
-        let more = items.len() > limit as usize;
-        items.truncate(limit as usize);
-        let next = items.last().filter(|_| more).map(|letter| letter.id);
-        Ok(LetterPage { items, next })
+        let (items, unreadable, next) = unread::page(rows, limit);
+        Ok(LetterPage { items, unreadable, next })
     }
 
     pub(super) async fn find_letter(&self, tenant: &str, id: i64) -> Result<Option<DeadLetter>> {

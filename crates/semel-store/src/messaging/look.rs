@@ -8,10 +8,7 @@ use semel::{
 use serde_json::json;
 use sqlx::SqliteConnection;
 
-use super::{
-    News,
-    rows::{self, ListedRow},
-};
+use super::{News, rows, unread};
 use crate::{Database, audit::Audit, connection::broken, database::Inner, on};
 
 /// How long it is remembered when a message was published.
@@ -154,7 +151,7 @@ impl Database {
         };
         let limit = limit.clamp(1, 500);
         let mut reader = self.reader().await?;
-        let rows: Vec<ListedRow> = on!(reader.conn(), c => sqlx::query_as(sql)
+        let rows = on!(reader.conn(), c => sqlx::query_as(sql)
             .bind(&filter.tenant)
             .bind(after.unwrap_or(0))
             .bind(filter.topic.as_ref().map(Topic::as_str))
@@ -163,11 +160,8 @@ impl Database {
             .bind(i64::from(limit) + 1)
             .fetch_all(c).await.map_err(broken)?);
         reader.leave();
-        let mut items = rows.into_iter().map(ListedRow::read).collect::<Result<Vec<_>>>()?;
-        let more = items.len() > limit as usize;
-        items.truncate(limit as usize);
-        let next = items.last().filter(|_| more).map(|row| row.id);
-        Ok(OutboxListing { items, next })
+        let (items, unreadable, next) = unread::page(rows, limit);
+        Ok(OutboxListing { items, unreadable, next })
     }
 
     pub(super) async fn redrive_row(&self, tenant: &str, id: MessageId, actor: &str) -> Result<bool> {

@@ -18,6 +18,7 @@ mod outbox;
 mod queue;
 mod rows;
 mod sql;
+mod unread;
 mod work;
 
 use std::{

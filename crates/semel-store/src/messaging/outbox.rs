@@ -13,6 +13,7 @@ use super::{
     News,
     rows::{self, LentRow},
     sql::{SENT_POSTGRES, SENT_SQLITE, TAKE_POSTGRES, TAKE_SQLITE},
+    unread,
 };
 use crate::{Conn, Database, connection::broken, database::Inner, on};
 
@@ -92,7 +93,7 @@ impl Database {
     pub(super) async fn take_rows(&self, limit: u32, lease: Duration) -> Result<Taken> {
         let (most, lease) = (i64::from(limit), micros(lease));
         let bytes = i64::try_from(Taken::MOST_BYTES).unwrap_or(i64::MAX);
-        let rows: Vec<LentRow> = match self.inner() {
+        let rows: Vec<unread::Taken<LentRow>> = match self.inner() {
             Inner::Postgres(db) => {
                 let mut seat = db.messages.take().await?;
                 let rows = sqlx::query_as(TAKE_POSTGRES)
@@ -109,7 +110,7 @@ impl Database {
             Inner::Sqlite(_) => {
                 let (mut work, now, token) = self.drawn().await?;
                 let Conn::Sqlite(conn) = work.conn() else { return Ok(Taken::default()) };
-                let rows: Vec<LentRow> = sqlx::query_as(TAKE_SQLITE)
+                let rows: Vec<unread::Taken<LentRow>> = sqlx::query_as(TAKE_SQLITE)
                     .bind(most)
                     .bind(lease)
                     .bind(now.as_micros())
@@ -126,8 +127,10 @@ impl Database {
                 rows
             }
         };
+        let full = rows.len() >= limit as usize;
+        let rows: Vec<LentRow> = rows.into_iter().filter_map(|row| row.legible("semel_outbox")).collect();
         let token = rows.first().map_or(0, |row| row.token);
-        let more = rows.len() >= limit as usize || rows.iter().map(LentRow::weight).sum::<usize>() >= Taken::MOST_BYTES;
+        let more = full || rows.iter().map(LentRow::weight).sum::<usize>() >= Taken::MOST_BYTES;
         let mut rows: Vec<Lent> = rows.into_iter().filter_map(legible).collect();
         rows.sort_unstable_by_key(|row| row.id);
         Ok(Taken { rows, token, more })

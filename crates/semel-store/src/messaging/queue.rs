@@ -15,6 +15,7 @@ use super::{
     News,
     rows::{self, QueueRow},
     sql::{DELIVER_POSTGRES, DELIVER_SQLITE},
+    unread::Taken,
 };
 use crate::{Conn, Database, connection::broken, database::Inner, on, tx::told};
 
@@ -98,11 +99,16 @@ impl Database {
         sent
     }
 
-    /// Takes messages of a queue.
-    pub(super) async fn deliver_rows(&self, queue: &str, limit: usize, visibility: Duration) -> Result<Vec<QueueRow>> {
+    /// Takes messages of a queue: those whose columns can be read, and how many were taken.
+    pub(super) async fn deliver_rows(
+        &self,
+        queue: &str,
+        limit: usize,
+        visibility: Duration,
+    ) -> Result<(Vec<QueueRow>, usize)> {
         let (limit, visibility) = (i64::try_from(limit).unwrap_or(i64::MAX), micros(visibility));
         self.answer(async {
-            let mut rows: Vec<QueueRow> = match self.inner() {
+            let rows: Vec<Taken<QueueRow>> = match self.inner() {
                 Inner::Postgres(db) => {
                     let mut seat = db.messages.take().await?;
                     let rows = sqlx::query_as(DELIVER_POSTGRES)
@@ -118,8 +124,8 @@ impl Database {
                 }
                 Inner::Sqlite(_) => {
                     let (mut work, now, token) = self.drawn().await?;
-                    let Conn::Sqlite(conn) = work.conn() else { return Ok(Vec::new()) };
-                    let rows: Vec<QueueRow> = sqlx::query_as(DELIVER_SQLITE)
+                    let Conn::Sqlite(conn) = work.conn() else { return Ok((Vec::new(), 0)) };
+                    let rows: Vec<Taken<QueueRow>> = sqlx::query_as(DELIVER_SQLITE)
                         .bind(queue)
                         .bind(limit)
                         .bind(visibility)
@@ -135,8 +141,10 @@ impl Database {
                     rows
                 }
             };
+            let n = rows.len();
+            let mut rows: Vec<QueueRow> = rows.into_iter().filter_map(|row| row.legible("semel_queue")).collect();
             rows.sort_unstable_by_key(|row| row.id);
-            Ok(rows)
+            Ok((rows, n))
         })
         .await
     }

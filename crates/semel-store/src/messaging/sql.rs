@@ -260,6 +260,10 @@ statements! {
          SET due_at = clock.now, token = 0, starts = starts - 1
          FROM (SELECT {now $3} AS now) AS clock
          WHERE id = $1 AND token = $2";
+    /// Retries that were taken and cannot be read: put off, and as little begun as before.
+    retries_unread =
+        "UPDATE semel_retries SET due_at = $2, token = 0, starts = starts - 1
+         WHERE token = $3 AND id IN (SELECT i.id FROM {rows $1: id int} AS i)";
     /// A retry that failed.
     retry_later =
         "UPDATE semel_retries

@@ -4,14 +4,14 @@ use std::{collections::BTreeMap, time::Duration};
 
 use bytes::Bytes;
 use semel::{
-    Fence, Fingerprint, Store as _,
-    messaging::{LetterFilter, MessageStore as _, NewLetter, Origin, Received, Retry, RetryRow},
+    Error, Fence, Fingerprint, Store as _,
+    messaging::{LetterFilter, MessageStore as _, NewLetter, Origin, Received, Retry, RetryRow, UnreadableLetter},
     store::Commit,
 };
 use semel_store::{Database, Tx};
 
 use super::tools::*;
-use crate::Lab;
+use crate::{Kind, Lab};
 
 const LEASE: Duration = secs(30);
 
@@ -326,4 +326,62 @@ pub async fn a_discarded_letter_is_audited(lab: Lab) {
     // A letter may come again after that.
     keep(&store, letter("k", Retry::Dead)).await;
     assert_eq!(dead(&store, &all()).await, ["k"]);
+}
+
+/// A retry that cannot be read is put off, and nothing of it is counted; the next in line has its turn at once.
+pub async fn a_retry_that_cannot_be_read_keeps_no_other_waiting(lab: Lab) {
+    let store = lab.open().await;
+    for key in ["a", "b", "c", "d"] {
+        keep(&store, letter(key, now())).await;
+    }
+    let body = if lab.kind() == Kind::Sqlite { "x'010061'" } else { r"'\x010061'" };
+    damage_body(&lab, "semel_retries", "key = 'a'").await;
+    damage_column(&lab, "semel_retries", "key = 'b'").await;
+    let take_one = async || soon(store.take_retries("reader", 1, LEASE)).await.unwrap();
+    let keys = |rows: Vec<RetryRow>| rows.into_iter().map(|row| row.key).collect::<Vec<_>>();
+    assert_eq!(keys(take_one().await), ["c"], "as a consumer takes them, one by one");
+    assert_eq!(keys(take(&store).await), ["d"]);
+    assert_eq!(keys(take(&store).await), [""; 0]);
+    lab.pass(LEASE);
+    assert_eq!(keys(take(&store).await), ["c", "d"], "what cannot be read is not looked at again so soon");
+    let starts = "SELECT sum(starts) FROM semel_retries WHERE key IN ('a', 'b')";
+    let starts = format!("SELECT CAST(({starts}) AS BIGINT)");
+    assert_eq!(lab.number(&starts).await, 2, "each began once, when it failed");
+
+    let mended = format!("UPDATE semel_retries SET body = {body} WHERE key = 'a'");
+    assert_eq!(lab.execute(&mended).await.unwrap(), 1);
+    lab.pass(secs(300));
+    let rows = take(&store).await;
+    assert_eq!((rows[0].key.as_str(), rows[0].starts, rows.len()), ("a", 2, 3));
+    assert_eq!(lab.number("SELECT count(*) FROM semel_retries").await, 4, "nothing is lost");
+}
+
+/// A page that has a letter which cannot be read lists it as such, and all others; also when it is the last of its page.
+pub async fn a_page_of_letters_shows_what_cannot_be_read(lab: Lab) {
+    let store = lab.open().await;
+    for key in ["a", "b", "c", "d", "e"] {
+        keep(&store, letter(key, Retry::Dead)).await;
+    }
+    damage_body(&lab, "semel_dead_letters", "key = 'b'").await;
+    damage_column(&lab, "semel_dead_letters", "key = 'd'").await;
+    for limit in 1..=6 {
+        let (mut readable, mut unreadable, mut after) = (Vec::new(), Vec::new(), None);
+        loop {
+            let page = soon(store.letters(&all(), after, limit)).await.unwrap();
+            assert!(page.items.len() + page.unreadable.len() <= limit as usize);
+            readable.extend(page.items.into_iter().map(|letter| letter.key));
+            unreadable.extend(page.unreadable);
+            let Some(next) = page.next else { break };
+            after = Some(next);
+        }
+        assert_eq!(readable, ["e", "c", "a"], "{limit} at a time");
+        let told: Vec<_> = unreadable.iter().map(|row| (row.key.as_str(), row.message_id.as_deref())).collect();
+        assert_eq!(told, [("d", Some("id of d")), ("b", Some("id of b"))], "{limit} at a time");
+        let is_told = |row: &UnreadableLetter| row.consumer == "reader" && row.queue == "news" && row.kind == "note";
+        assert!(unreadable.iter().all(|row| is_told(row) && row.died_at == Lab::START && !row.why.is_empty()));
+    }
+    let one = async |id| soon(store.letter("acme", id)).await;
+    let id = lab.number("SELECT id FROM semel_dead_letters WHERE key = 'b'").await;
+    assert!(matches!(one(id).await, Err(Error::Corrupt(_))), "alone it is an error");
+    assert!(soon(store.discard_letter("acme", id, "ana", "damaged")).await.unwrap(), "a person can remove it");
 }

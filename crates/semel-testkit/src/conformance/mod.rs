@@ -236,6 +236,7 @@ macro_rules! conformance_suite {
                     a_row_is_in_one_relays_hands,
                     a_take_is_bounded_in_bytes,
                     a_row_that_cannot_be_read_keeps_no_other_waiting,
+                    a_page_of_the_outbox_shows_what_cannot_be_read,
                     a_lapsed_lease_is_taken_anew,
                     a_lease_is_renewed_by_its_own_token_only,
                     a_locked_row_holds_up_no_renewal,
@@ -259,6 +260,8 @@ macro_rules! conformance_suite {
                     a_letter_comes_back_whole,
                     a_retry_is_begun_by_one_and_counted,
                     a_retry_that_was_not_begun_is_not_counted,
+                    a_retry_that_cannot_be_read_keeps_no_other_waiting,
+                    a_page_of_letters_shows_what_cannot_be_read,
                     an_old_token_ends_no_retry,
                     a_retry_ends_with_its_effect,
                     a_retry_that_fails_is_tried_again_or_dead,
@@ -272,6 +275,7 @@ macro_rules! conformance_suite {
                     a_message_that_another_has_is_lost_and_not_renewed,
                     what_was_not_begun_is_not_redelivered,
                     a_message_that_cannot_be_read_keeps_no_other_waiting,
+                    a_damaged_message_does_not_stop_its_queue,
                     a_topic_without_a_queue_is_unroutable,
                     a_broker_is_as_well_as_its_database;
                 stores:

@@ -6,7 +6,8 @@ use bytes::Bytes;
 use semel::{
     Error, Fence, Store as _,
     messaging::{
-        Backlog, Lent, Mark, MarkRow, Message, MessageStore as _, Origin, OutboxFilter, OutboxState, Taken, Topic, Wake,
+        Backlog, Lent, Mark, MarkRow, Message, MessageStore as _, Origin, OutboxFilter, OutboxState, Taken, Topic,
+        UnreadableMessage, Wake,
     },
     store::Commit,
 };
@@ -205,14 +206,41 @@ pub async fn a_take_is_bounded_in_bytes(lab: Lab) {
 /// A row that this version cannot read waits for one that can; the others go.
 pub async fn a_row_that_cannot_be_read_keeps_no_other_waiting(lab: Lab) {
     let store = lab.open().await;
-    put(&store, vec![message("a"), message("b"), message("c")]).await;
-    lab.execute("UPDATE semel_outbox SET body = substr(body, 1, 1) WHERE id = (SELECT min(id) FROM semel_outbox)")
-        .await
-        .unwrap();
+    put(&store, vec![message("a"), message("b"), message("c"), message("d")]).await;
+    damage_body(&lab, "semel_outbox", "id = (SELECT min(id) FROM semel_outbox)").await;
+    damage_column(&lab, "semel_outbox", "id = (SELECT min(id) + 1 FROM semel_outbox)").await;
     let taken = take(&store).await;
-    assert_eq!(bodies(&taken), ["b", "c"]);
+    assert_eq!(bodies(&taken), ["c", "d"]);
     mark(&store, &taken, &Mark::Sent).await;
-    assert_eq!(lab.number("SELECT count(*) FROM semel_outbox").await, 1, "nothing is lost");
+    assert_eq!(lab.number("SELECT count(*) FROM semel_outbox").await, 2, "nothing is lost");
+}
+
+/// A page that has a row which cannot be read lists it as such, and all others; also when it is the last of its page.
+pub async fn a_page_of_the_outbox_shows_what_cannot_be_read(lab: Lab) {
+    let store = lab.open().await;
+    let messages: Vec<Message> = ["a", "b", "c", "d", "e"].into_iter().map(message).collect();
+    let ids: Vec<String> = messages.iter().map(|message| message.id.to_string()).collect();
+    put(&store, messages).await;
+    damage_body(&lab, "semel_outbox", &format!("message_id = '{}'", ids[1])).await;
+    damage_column(&lab, "semel_outbox", &format!("message_id = '{}'", ids[3])).await;
+    for limit in 1..=6 {
+        let filter = OutboxFilter { tenant: "acme".into(), ..OutboxFilter::default() };
+        let (mut readable, mut unreadable, mut after) = (Vec::new(), Vec::new(), None);
+        loop {
+            let page = soon(store.outbox(&filter, after, limit)).await.unwrap();
+            assert!(page.items.len() + page.unreadable.len() <= limit as usize);
+            readable.extend(page.items.into_iter().map(|row| row.envelope.message.id.to_string()));
+            unreadable.extend(page.unreadable);
+            let Some(next) = page.next else { break };
+            after = Some(next);
+        }
+        assert_eq!(readable, [&*ids[0], &*ids[2], &*ids[4]], "{limit} at a time");
+        let told: Vec<_> = unreadable.iter().map(|row| row.message_id.as_str()).collect();
+        assert_eq!(told, [&*ids[1], &*ids[3]], "{limit} at a time");
+        let is_told = |row: &UnreadableMessage| row.state == "ready" && row.topic == "news" && row.kind == "note";
+        assert!(unreadable.iter().all(|row| is_told(row) && !row.why.is_empty()), "{unreadable:?}");
+        assert_eq!(unreadable[0].put_at, Lab::START);
+    }
 }
 
 /// A lease ends: the row is taken again, and its old holder has nothing more to say.

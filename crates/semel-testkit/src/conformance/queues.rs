@@ -171,6 +171,20 @@ pub async fn a_message_that_cannot_be_read_keeps_no_other_waiting(lab: Lab) {
     assert_eq!(lab.number("SELECT count(*) FROM semel_queue").await, 0);
 }
 
+/// However a message is damaged, its queue goes on, also for a consumer that has room for one.
+pub async fn a_damaged_message_does_not_stop_its_queue(lab: Lab) {
+    let broker = broker(&lab).await;
+    publish(&broker, &["a", "b", "c"]).await;
+    damage_body(&lab, "semel_queue", "id = (SELECT min(id) FROM semel_queue)").await;
+    damage_column(&lab, "semel_queue", "id = (SELECT min(id) + 1 FROM semel_queue)").await;
+    let mut deliveries = consume(&broker, 1).await;
+    let (body, delivery) = next(&mut deliveries).await;
+    assert_eq!(body, "c");
+    soon(delivery.acknowledge.ack()).await.unwrap();
+    assert_eq!(broker.health(), BrokerHealth::Up);
+    assert_eq!(lab.number("SELECT count(*) FROM semel_queue").await, 2, "nothing is lost");
+}
+
 /// Until there is a queue a message is nowhere, and so is a consumer.
 pub async fn a_topic_without_a_queue_is_unroutable(lab: Lab) {
     let broker = broker(&lab).await;

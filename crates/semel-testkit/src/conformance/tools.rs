@@ -13,7 +13,7 @@ use semel::{
 };
 use semel_store::{Database, Tx, on};
 
-use crate::{Lab, key, scope};
+use crate::{Kind, Lab, key, scope};
 
 /// A node of the system under test.
 pub(super) type Node = Ledger<Database>;
@@ -148,4 +148,17 @@ pub(super) async fn effect(tx: &Tx, name: &str) -> Result<(), Unfinished> {
 /// The effects that are there for good.
 pub(super) async fn effects(lab: &Lab) -> Vec<String> {
     lab.texts("SELECT name FROM effects ORDER BY name").await
+}
+
+/// Stores the bodies of some messages as no known version does.
+pub(super) async fn damage_body(lab: &Lab, table: &str, which: &str) {
+    let body = if lab.kind() == Kind::Sqlite { "x'0900ff'" } else { r"'\x0900ff'" };
+    let sql = format!("UPDATE {table} SET body = {body} WHERE {which}");
+    assert!(lab.execute(&sql).await.unwrap() > 0);
+}
+
+/// Damages some messages elsewhere: on SQLite so that a column is not even of its type.
+pub(super) async fn damage_column(lab: &Lab, table: &str, which: &str) {
+    let set = if lab.kind() == Kind::Sqlite { "put_at = 'never'" } else { "headers = '{'" };
+    assert!(lab.execute(&format!("UPDATE {table} SET {set} WHERE {which}")).await.unwrap() > 0);
 }

@@ -101,8 +101,32 @@ pub struct LetterFilter {
 pub struct LetterPage {
     /// The letters.
     pub items: Vec<DeadLetter>,
+    /// Those of the page that cannot be read, newest first.
+    pub unreadable: Vec<UnreadableLetter>,
     /// Where the next page begins.
     pub next: Option<i64>,
+}
+
+/// A dead letter that this version cannot read: damaged, or written by a newer version or with another key. What can be
+/// told of it all the same, as it is stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnreadableLetter {
+    /// The letter.
+    pub id: i64,
+    /// The message's id, if it said one.
+    pub message_id: Option<String>,
+    /// Whose handler it was for.
+    pub consumer: String,
+    /// From which queue it came.
+    pub queue: String,
+    /// Of which kind.
+    pub kind: String,
+    /// Its key in that consumer's inbox.
+    pub key: String,
+    /// When it came here.
+    pub died_at: Timestamp,
+    /// What is wrong with it.
+    pub why: String,
 }
 
 /// How many there are.

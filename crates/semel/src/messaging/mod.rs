@@ -25,10 +25,12 @@ mod store;
 pub use broker::{Acknowledge, BoxFuture, Broker, BrokerHealth, Deliveries, Delivery, Published, Queue};
 pub use consumer::{Consumer, ConsumerOptions, Handler, InboxKey, Refusal};
 pub use inbox::{Inbox, Once, Outbox, Unsettled};
-pub use letter::{Count as LetterCount, DeadLetter, LetterFilter, LetterPage, NewLetter, Retry, RetryRow};
+pub use letter::{
+    Count as LetterCount, DeadLetter, LetterFilter, LetterPage, NewLetter, Retry, RetryRow, UnreadableLetter,
+};
 pub use message::{Envelope, Message, MessageId, Origin, Received, Topic};
 pub use relay::{Relay, RelayOptions};
 pub use store::{
     Backlog, Lent, Mark, MarkRow, MessageStore, OutboxFilter, OutboxListing, OutboxRow, OutboxState, Redriven, Taken,
-    Tended, Wake,
+    Tended, UnreadableMessage, Wake,
 };

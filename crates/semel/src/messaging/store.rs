@@ -184,8 +184,30 @@ pub struct OutboxRow {
 pub struct OutboxListing {
     /// The rows.
     pub items: Vec<OutboxRow>,
+    /// Those of the page that cannot be read, oldest first.
+    pub unreadable: Vec<UnreadableMessage>,
     /// Where the next page begins.
     pub next: Option<i64>,
+}
+
+/// A row of the outbox that this version cannot read: damaged, or written by a newer version or with another key. What
+/// can be told of it all the same, as it is stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnreadableMessage {
+    /// The row.
+    pub id: i64,
+    /// The message's id.
+    pub message_id: String,
+    /// The word of its state.
+    pub state: String,
+    /// Where it is to go.
+    pub topic: String,
+    /// Of which kind.
+    pub kind: String,
+    /// When it was put.
+    pub put_at: Timestamp,
+    /// What is wrong with it.
+    pub why: String,
 }
 
 /// How much waits in the outbox, over all tenants.
@@ -240,7 +262,7 @@ pub trait MessageStore: Store {
     /// When a message with a receipt was published; `None` for one that was not, or so long ago that it is forgotten.
     fn receipt(&self, tenant: &str, id: super::MessageId) -> impl Future<Output = Result<Option<Timestamp>>> + Send;
 
-    /// A page of the outbox, after row `after`, oldest first.
+    /// A page of the outbox, after row `after`, oldest first. One row that cannot be read hides no other.
     fn outbox(
         &self,
         filter: &OutboxFilter,
@@ -272,7 +294,8 @@ pub trait MessageStore: Store {
     /// is kept already (same tenant, consumer, key and fingerprint) stays as it is.
     fn put_letter(&self, letter: NewLetter) -> impl Future<Output = Result<()>> + Send;
 
-    /// Leases up to `limit` retries of a consumer that are due, and counts that they are begun.
+    /// Leases up to `limit` retries of a consumer that are due, and counts that they are begun. One that cannot be read
+    /// is put off, not counted, and keeps no other waiting.
     fn take_retries(
         &self,
         consumer: &str,
@@ -302,7 +325,7 @@ pub trait MessageStore: Store {
     /// Wakes the consumers of this process when retries were put or letters re-driven.
     fn retry_wake(&self) -> Wake;
 
-    /// A page of dead letters, newest first.
+    /// A page of dead letters, newest first. One that cannot be read hides no other.
     fn letters(
         &self,
         filter: &LetterFilter,

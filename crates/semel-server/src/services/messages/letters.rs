@@ -10,7 +10,7 @@ use axum::{
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use semel::{
     Timestamp,
-    messaging::{DeadLetter, LetterFilter, MessageStore as _},
+    messaging::{DeadLetter, LetterFilter, MessageStore as _, UnreadableLetter},
 };
 use semel_http::Transaction;
 use semel_store::Database;
@@ -79,6 +79,21 @@ impl Listed {
             died_at: letter.died_at.to_string(),
         }
     }
+
+    /// A letter that this version cannot read, with what is known of it; `reason` says why.
+    fn unreadable(letter: UnreadableLetter) -> Self {
+        Self {
+            id: letter.id,
+            message_id: letter.message_id,
+            kind: letter.kind,
+            consumer: letter.consumer,
+            queue: letter.queue,
+            key: letter.key,
+            failures: 0,
+            reason: format!("unreadable: {}", letter.why),
+            died_at: letter.died_at.to_string(),
+        }
+    }
 }
 
 impl Shown {
@@ -118,7 +133,9 @@ pub(super) async fn list(
     let after = Some(place.after).filter(|after| *after > 0);
     let limit = u32::try_from(place.limit).unwrap_or(u32::MAX);
     let page = patiently(messages.store().letters(&filter, after, limit)).await?;
-    let items = page.items.into_iter().map(Listed::of).collect();
+    let readable = page.items.into_iter().map(Listed::of);
+    let mut items: Vec<_> = readable.chain(page.unreadable.into_iter().map(Listed::unreadable)).collect();
+    items.sort_by_key(|item| std::cmp::Reverse(item.id));
     Ok(shown(&Page { items, next: page.next.map(|next| next.to_string()) }))
 }
 

@@ -9,7 +9,9 @@ use axum::{
 };
 use semel::{
     Store as _, Timestamp,
-    messaging::{Backlog, MessageId, MessageStore as _, OutboxFilter, OutboxRow, OutboxState, Topic},
+    messaging::{
+        Backlog, MessageId, MessageStore as _, OutboxFilter, OutboxRow, OutboxState, Topic, UnreadableMessage,
+    },
 };
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -29,7 +31,7 @@ use crate::http::{
 #[serde(rename_all = "camelCase")]
 struct Listed {
     message_id: String,
-    state: &'static str,
+    state: String,
     topic: String,
     kind: String,
     ordering_key: Option<String>,
@@ -45,7 +47,7 @@ impl Listed {
         let message = row.envelope.message;
         Self {
             message_id: message.id.to_string(),
-            state: row.state.as_str(),
+            state: row.state.as_str().to_owned(),
             topic: message.topic.to_string(),
             kind: message.kind,
             ordering_key: message.ordering_key,
@@ -54,6 +56,22 @@ impl Listed {
             due_at: row.due_at.map(|at| at.to_string()),
             failures: row.failures,
             error: row.error,
+        }
+    }
+
+    /// A message that this version cannot read, with what is known of it; `error` says why.
+    fn unreadable(row: UnreadableMessage) -> Self {
+        Self {
+            message_id: row.message_id,
+            state: row.state,
+            topic: row.topic,
+            kind: row.kind,
+            ordering_key: None,
+            number: None,
+            put_at: row.put_at.to_string(),
+            due_at: None,
+            failures: 0,
+            error: Some(format!("unreadable: {}", row.why)),
         }
     }
 }
@@ -76,7 +94,10 @@ pub(super) async fn list(
     let after = Some(place.after).filter(|after| *after > 0);
     let limit = u32::try_from(place.limit).unwrap_or(u32::MAX);
     let page = patiently(messages.store().outbox(&filter, after, limit)).await?;
-    let items = page.items.into_iter().map(Listed::of).collect();
+    let mut items: Vec<_> = page.items.into_iter().map(|row| (row.id, Listed::of(row))).collect();
+    items.extend(page.unreadable.into_iter().map(|row| (row.id, Listed::unreadable(row))));
+    items.sort_by_key(|(id, _)| *id);
+    let items = items.into_iter().map(|(_, item)| item).collect();
     Ok(shown(&Page { items, next: page.next.map(|next| next.to_string()) }))
 }
 

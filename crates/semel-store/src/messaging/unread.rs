@@ -1,0 +1,99 @@
+//! Rows that may be unreadable: damaged, or written by a newer version or with another key. One of them must not hide
+//! the others that came with it.
+
+use std::result::Result;
+
+use semel::{
+    Timestamp,
+    messaging::{DeadLetter, OutboxRow, UnreadableLetter, UnreadableMessage},
+};
+use sqlx::{FromRow, Row as _};
+
+use super::rows::{DeadRow, ListedRow};
+
+/// A row, or what can be told of it all the same.
+pub(super) struct Each<T, U> {
+    pub(super) id: i64,
+    pub(super) read: Result<T, U>,
+}
+
+/// A row that was taken, or why its columns cannot be read.
+pub(super) type Taken<T> = Each<T, sqlx::Error>;
+
+impl<T> Taken<T> {
+    /// The row; of one that cannot be read, a line in the log. It stays leased, and comes again: a newer version may
+    /// read it.
+    pub(super) fn legible(self, table: &'static str) -> Option<T> {
+        let tell = |error: &sqlx::Error| tracing::error!(table, row = self.id, %error, "a message cannot be read");
+        self.read.inspect_err(tell).ok()
+    }
+}
+
+/// A page of at most so many rows, from one more than that if there are more: those that can be read, those that
+/// cannot, and where the next page begins.
+pub(super) fn page<T, U>(mut rows: Vec<Each<T, U>>, limit: u32) -> (Vec<T>, Vec<U>, Option<i64>) {
+    let more = rows.len() > limit as usize;
+    rows.truncate(limit as usize);
+    let next = rows.last().filter(|_| more).map(|row| row.id);
+    let (mut items, mut unreadable) = (Vec::new(), Vec::new());
+    for row in rows {
+        match row.read {
+            Ok(item) => items.push(item),
+            Err(row) => unreadable.push(row),
+        }
+    }
+    (items, unreadable, next)
+}
+
+/// What was read, or why it could not be.
+fn whole<T>(read: Result<semel::Result<T>, sqlx::Error>) -> Result<T, String> {
+    read.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
+}
+
+macro_rules! each_from {
+    ($($row:ty),+) => {$(
+        impl<'r, T: FromRow<'r, $row>> FromRow<'r, $row> for Taken<T> {
+            fn from_row(row: &'r $row) -> Result<Self, sqlx::Error> {
+                // Without a number there is nothing that anybody could do about it. So below.
+                Ok(Self { id: row.try_get("id")?, read: T::from_row(row) })
+            }
+        }
+
+        impl FromRow<'_, $row> for Each<OutboxRow, UnreadableMessage> {
+            fn from_row(row: &$row) -> Result<Self, sqlx::Error> {
+                let id = row.try_get("id")?;
+                let text = |column| row.try_get::<String, _>(column).unwrap_or_default();
+                let read = whole(ListedRow::from_row(row).map(ListedRow::read)).map_err(|why| UnreadableMessage {
+                    id,
+                    message_id: text("message_id"),
+                    state: text("state"),
+                    topic: text("topic"),
+                    kind: text("kind"),
+                    put_at: Timestamp::from_micros(row.try_get("put_at").unwrap_or_default()),
+                    why,
+                });
+                Ok(Self { id, read })
+            }
+        }
+
+        impl FromRow<'_, $row> for Each<DeadLetter, UnreadableLetter> {
+            fn from_row(row: &$row) -> Result<Self, sqlx::Error> {
+                let id = row.try_get("id")?;
+                let text = |column| row.try_get::<String, _>(column).unwrap_or_default();
+                let read = whole(DeadRow::from_row(row).map(DeadRow::read)).map_err(|why| UnreadableLetter {
+                    id,
+                    message_id: row.try_get("message_id").unwrap_or_default(),
+                    consumer: text("consumer"),
+                    queue: text("queue"),
+                    kind: text("kind"),
+                    key: text("key"),
+                    died_at: Timestamp::from_micros(row.try_get("died_at").unwrap_or_default()),
+                    why,
+                });
+                Ok(Self { id, read })
+            }
+        }
+    )+};
+}
+
+each_from!(sqlx::postgres::PgRow, sqlx::sqlite::SqliteRow);
