@@ -179,6 +179,7 @@ unread-turn@semel-store/src/messaging/letters.rs@s/if !any \|\| !rows\.is_empty\
 unread-starts@semel-store/src/messaging/sql.rs@s/SET due_at = \$2, token = 0, starts = starts - 1/SET due_at = \$2, token = 0/@semel-store@test(=sqlite::letters::a_retry_that_cannot_be_read_keeps_no_other_waiting)
 outcome-unknown@semel-server/src/http/problem.rs@s/semel::Error::OutcomeUnknown\(_\) => Problem::new\(&OUTCOME_UNKNOWN\)\.retry_after\(SOON\),//@semel-server@test(a_commit_whose_end_is_unknown_is_told_as_such)
 edge-floor@semel-store/src/sweep/edges.rs@s/turn\.floor = turn\.from;/turn.floor = i64::MIN;/@semel-store@test(=sweep::edges::tests::a_round_and_a_pass_begin_where_the_last_one_ended)
+held-event@semel-server/src/services/notifications/tables/events.rs@s/lock_timeout = '100ms'/lock_timeout = '9s'/@semel-server@test(/^notifications_held::/)
 LIST
 }
 

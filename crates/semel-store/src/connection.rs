@@ -54,6 +54,15 @@ pub const NO_CONNECTION: &str = "the database server has no connection left";
 /// A file of it was deleted or replaced.
 pub const FILE_LOST: &str = "a file of the database is gone";
 
+/// How an error begins that says that another transaction holds a row for longer than the statement waits.
+const HELD: &str = "another transaction holds a row";
+
+/// Whether a statement gave up because another transaction holds a row: it is about that row, not about the database.
+#[must_use]
+pub fn is_held(error: &Error) -> bool {
+    matches!(error, Error::Unavailable(why) if why.starts_with(HELD))
+}
+
 /// The reason of an error, if it is one that a person should know of; in words without addresses.
 #[must_use]
 pub fn reason(error: &Error) -> Option<&'static str> {
@@ -79,6 +88,7 @@ pub(crate) fn words(error: &sqlx::Error) -> String {
     use sqlx::Error as E;
     let reason = match error {
         E::Io(_) | E::Tls(_) | E::WorkerCrashed | E::Protocol(_) => Some(AWAY),
+        E::Database(_) if is_lock_timeout(error) => Some(HELD),
         E::Database(db) => reason_of(db.as_ref()),
         _ => None,
     };

@@ -29,6 +29,7 @@ mod notifications_crash_node;
 mod notifications_crash_pauses;
 mod notifications_crash_poison;
 mod notifications_fanout;
+mod notifications_held;
 mod notifications_lists;
 mod notifications_stream;
 mod notifications_tenants;

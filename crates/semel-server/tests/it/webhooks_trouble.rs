@@ -21,13 +21,13 @@ use crate::{
 };
 
 /// What holds a lock until it is told to let go.
-struct Holder {
+pub(crate) struct Holder {
     let_go: Sender<()>,
     thread: JoinHandle<()>,
 }
 
 impl Holder {
-    fn of<C: sqlx::Connection>(
+    pub(crate) fn of<C: sqlx::Connection>(
         connect: impl Future<Output = sqlx::Result<C>> + Send + 'static,
         lock: impl AsyncFnOnce(&mut C) + Send + 'static,
     ) -> Self {
@@ -47,7 +47,7 @@ impl Holder {
         Self { let_go, thread }
     }
 
-    fn let_go(self) {
+    pub(crate) fn let_go(self) {
         self.let_go.send(()).unwrap();
         self.thread.join().unwrap();
     }

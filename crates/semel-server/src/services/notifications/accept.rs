@@ -1,8 +1,13 @@
 //! How events are accepted: requests that wait while a transaction is in flight share the next one.
+//!
+//! Another transaction may hold a row for long: the key of one event, or the last number of one aggregate. A batch that
+//! meets it is halved until only the requests that need the row are left. These go through a lane of their own, and so
+//! do later ones that name the same things (`busy`): all others go on.
 
 use std::{
     collections::{BTreeMap, HashSet},
     sync::Arc,
+    time::Duration,
 };
 
 use semel::{
@@ -10,11 +15,11 @@ use semel::{
     lane::{Lane, Limits, guarded, lane},
     messaging::{Message, MessageStore as _, Origin},
 };
-use semel_store::{Database, Tx};
+use semel_store::{Database, Tx, is_held};
 
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 
-use super::{reading::NewEvent, tables};
+use super::{busy::Busy, reading::NewEvent, tables};
 use crate::http::room::Held;
 
 /// The scope of an event's id is its tenant, and these.
@@ -24,6 +29,10 @@ const KIND: &str = "event";
 /// A transaction takes about two thousand events at most (each weighs 4 KiB and what is in it): on SQLite it holds the
 /// only writer.
 const LIMITS: Limits = Limits { calls: 512, bytes: 8 << 20, queue: 4096, regroup: false, alongside: usize::MAX };
+
+/// How long a request waits for a row that another transaction holds, and how often it looks.
+const LONGEST_WAIT: Duration = Duration::from_secs(3);
+const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
 
 /// The events of one request: all of them are stored, or none.
 pub(super) struct Submission {
@@ -40,26 +49,44 @@ pub(super) enum Accepted {
     Stored(Vec<bool>),
     /// Nothing is: these have the id of an event with another body.
     Mismatch(Vec<usize>),
+    /// Nothing is: another transaction holds a row that it needs.
+    Busy(Error),
     /// Nothing is known.
     Failed(Error),
 }
 
 /// The way in for events. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct Acceptor(Lane<Arc<Submission>, Accepted>);
+pub(super) struct Acceptor {
+    lane: Lane<Arc<Submission>, Accepted>,
+    /// For what has met a row that another transaction holds.
+    aside: Lane<Arc<Submission>, Accepted>,
+    busy: Arc<Busy>,
+}
 
 impl Acceptor {
     pub(super) fn open(ledger: Ledger<Database>) -> Self {
-        let (lane, work) = lane(LIMITS, move |batch| guarded(flush(ledger.clone(), batch)));
+        let used = ledger.clone();
+        let (all, work) = lane(LIMITS, move |batch| guarded(flush(used.clone(), batch)));
         tokio::spawn(work);
-        Self(lane)
+        let (aside, work) = lane(LIMITS, move |batch| guarded(flush_patiently(ledger.clone(), batch)));
+        tokio::spawn(work);
+        Self { lane: all, aside, busy: Arc::default() }
     }
 
     /// Stores a submission; answered once that is durable. It goes on when its caller goes away.
     pub(super) async fn accept(&self, submission: Submission) -> Result<Accepted> {
         let weight = submission.events.iter().map(NewEvent::weight).sum();
-        match self.0.call(Arc::new(submission), weight).await? {
-            Accepted::Failed(error) => Err(error),
+        let submission = Arc::new(submission);
+        if !self.busy.knows(&submission) {
+            match self.lane.call(submission.clone(), weight).await? {
+                Accepted::Busy(_) => self.busy.note(&submission),
+                Accepted::Failed(error) => return Err(error),
+                accepted => return Ok(accepted),
+            }
+        }
+        match self.aside.call(submission, weight).await? {
+            Accepted::Busy(error) | Accepted::Failed(error) => Err(error),
             accepted => Ok(accepted),
         }
     }
@@ -76,20 +103,34 @@ enum Round {
     Mismatch(BTreeMap<usize, Vec<usize>>),
 }
 
-/// Stores a batch of submissions, in one transaction if no two of them disagree.
+/// Stores a batch, and what another transaction keeps from being stored as soon as that has ended, within a limit.
+async fn flush_patiently(ledger: Ledger<Database>, batch: Vec<Arc<Submission>>) -> Result<Vec<Accepted>> {
+    let until = Instant::now() + LONGEST_WAIT;
+    let mut answers = flush(ledger.clone(), batch.clone()).await?;
+    loop {
+        let busy = |i: &usize| matches!(answers[*i], Accepted::Busy(_));
+        let again: Vec<usize> = (0..batch.len()).filter(busy).collect();
+        if again.is_empty() || Instant::now() >= until {
+            return Ok(answers);
+        }
+        tokio::time::sleep(BETWEEN_LOOKS).await;
+        match flush(ledger.clone(), again.iter().map(|i| batch[*i].clone()).collect()).await {
+            Ok(said) => again.into_iter().zip(said).for_each(|(i, said)| answers[i] = said),
+            Err(error) => again.into_iter().for_each(|i| answers[i] = Accepted::Failed(error.clone())),
+        }
+    }
+}
+
+/// Stores a batch of submissions, in one transaction if no two of them disagree and no other transaction is in the way.
 async fn flush(ledger: Ledger<Database>, batch: Vec<Arc<Submission>>) -> Result<Vec<Accepted>> {
     let mut answers: Vec<Option<Accepted>> = batch.iter().map(|_| None).collect();
-    let mut waiting: Vec<usize> = (0..batch.len()).collect();
-    while !waiting.is_empty() {
-        let (now, later) = agreeing(&batch, &waiting);
-        let (used, round) = (ledger.clone(), now.iter().map(|i| batch[*i].clone()).collect::<Vec<_>>());
-        let done = ledger.transact(move |tx| async move {
-            match store(&used, &tx, &round).await {
-                Ok(done @ Round::Stored(_)) => Ok(Ok(done)),
-                other => Err(other),
-            }
-        });
-        match done.await.and_then(|done| done) {
+    // The last one is the next: a part that has to wait for another lies below it.
+    let mut parts: Vec<Vec<usize>> = vec![(0..batch.len()).collect()];
+    while let Some(part) = parts.pop() {
+        let (mut now, later) = agreeing(&batch, &part);
+        parts.extend(Some(later).filter(|later| !later.is_empty()));
+        let round = now.iter().map(|i| batch[*i].clone()).collect();
+        match transact(&ledger, round).await {
             Ok(Round::Stored(new)) => {
                 for (i, new) in now.iter().zip(new) {
                     answers[*i] = Some(Accepted::Stored(new));
@@ -99,6 +140,13 @@ async fn flush(ledger: Ledger<Database>, batch: Vec<Arc<Submission>>) -> Result<
                 for (place, events) in which {
                     answers[now[place]] = Some(Accepted::Mismatch(events));
                 }
+                now.retain(|i| answers[*i].is_none());
+                parts.extend(Some(now).filter(|rest| !rest.is_empty()));
+            }
+            Err(error) if is_held(&error) && now.len() == 1 => answers[now[0]] = Some(Accepted::Busy(error)),
+            Err(error) if is_held(&error) => {
+                let second = now.split_off(now.len() / 2);
+                parts.extend([second, now]);
             }
             // The lane halves a batch that is refused; but what was answered before is not asked again.
             Err(error) if answers.iter().all(Option::is_none) => return Err(error),
@@ -106,9 +154,20 @@ async fn flush(ledger: Ledger<Database>, batch: Vec<Arc<Submission>>) -> Result<
                 return Ok(answers.into_iter().map(|a| a.unwrap_or_else(|| Accepted::Failed(error.clone()))).collect());
             }
         }
-        waiting = now.into_iter().chain(later).filter(|i| answers[*i].is_none()).collect();
     }
     Ok(answers.into_iter().flatten().collect())
+}
+
+/// One transaction. It waits only for a moment for rows that another holds.
+async fn transact(ledger: &Ledger<Database>, round: Vec<Arc<Submission>>) -> Result<Round> {
+    let used = ledger.clone();
+    let done = ledger.transact(move |tx| async move {
+        match store(&used, &tx, &round).await {
+            Ok(done @ Round::Stored(_)) => Ok(Ok(done)),
+            other => Err(other),
+        }
+    });
+    done.await.and_then(|done| done)
 }
 
 /// Splits submissions into those that agree about what each id means, and those that have to wait for what becomes of
@@ -128,6 +187,10 @@ fn agreeing(batch: &[Arc<Submission>], waiting: &[usize]) -> (Vec<usize>, Vec<us
 
 /// Claims, rows and messages, in the caller's transaction.
 async fn store(ledger: &Ledger<Database>, tx: &Tx, round: &[Arc<Submission>]) -> Result<Round> {
+    {
+        let mut held = tx.connection().await?;
+        tables::events::wait_briefly(&mut held.get()?).await?;
+    }
     let mut firsts: BTreeMap<Name<'_>, &NewEvent> = BTreeMap::new();
     for submission in round {
         for event in &submission.events {

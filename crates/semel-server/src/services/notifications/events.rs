@@ -68,7 +68,7 @@ pub(super) async fn create(
             }
             Err(wrong.problem(&EVENT_MISMATCH))
         }
-        Accepted::Failed(error) => Err(unavailable(error)),
+        Accepted::Busy(error) | Accepted::Failed(error) => Err(unavailable(error)),
     }
 }
 

@@ -12,6 +12,7 @@
 //! - `tables`, `deliver_tables`: the SQL
 
 mod accept;
+mod busy;
 mod deliver;
 mod deliver_call;
 mod deliver_marks;

@@ -69,6 +69,17 @@ pub(in super::super) async fn insert(conn: &mut Conn<'_>, events: &[(&str, &NewE
     on!(conn, c => sqlx::query(sql).bind(rows).execute(&mut **c).await.map(drop).map_err(broken))
 }
 
+/// Differs because only on PostgreSQL does a transaction wait for rows; on SQLite it has waited for the writer before.
+const SHORT_WAIT: &str = "SET LOCAL lock_timeout = '100ms'";
+
+/// Waits for rows that another transaction holds only for a moment, in this transaction.
+pub(in super::super) async fn wait_briefly(conn: &mut Conn<'_>) -> Result<()> {
+    match conn {
+        Conn::Postgres(conn) => sqlx::raw_sql(SHORT_WAIT).execute(&mut **conn).await.map(drop).map_err(broken),
+        Conn::Sqlite(_) => Ok(()),
+    }
+}
+
 const FIND: &str = "
     SELECT aggregate_type, aggregate_id, event_type, payload, messages, created_at FROM notification_events
     WHERE tenant = $1 AND event_id = $2";
