@@ -20,7 +20,7 @@ use crate::{
     apply::{Changes, load_by_id, load_by_key},
     batch::{self, ByKey},
     codec::encode,
-    connection::broken,
+    connection::{broken, is_lock_timeout},
 };
 
 /// How often the general path tries again when rows were not as it had read them.
@@ -264,8 +264,4 @@ fn unanswered(claims: &[usize], answers: &Answers) -> Vec<usize> {
 
 fn is_busy(answers: &Answers, i: usize) -> bool {
     answers.get(&i).is_some_and(|applied| applied.answer == Answer::Busy)
-}
-
-fn is_lock_timeout(error: &sqlx::Error) -> bool {
-    error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == "55P03")
 }
