@@ -76,18 +76,26 @@ impl Outage {
         tracing::warn!(error, "the database cannot be used; the log says so once a minute until it can");
         let mut told = Instant::now();
         loop {
+            // Over is an outage when the database can be used and no part says otherwise for a moment: a statement that
+            // was under way may fail late, and would begin another outage.
+            let before = self.lines();
             tokio::time::sleep(pace.ask).await;
-            if check().await.is_ok() {
+            if check().await.is_ok() && self.lines() == before {
                 break;
             }
             if told.elapsed() >= pace.say {
                 told = Instant::now();
-                let lines = self.state(|state| state.away.as_ref().map_or(0, |away| away.lines));
+                let lines = self.lines();
                 tracing::warn!(since = ?since.elapsed(), lines_left_out = lines, error, "the database still cannot be used");
             }
         }
         let lines = self.state(|state| state.away.take().map_or(0, |away| away.lines));
         tracing::info!(after = ?since.elapsed(), lines_left_out = lines, "the database can be used again");
+    }
+
+    /// How many lines were left out since the database is away.
+    fn lines(&self) -> u64 {
+        self.state(|state| state.away.as_ref().map_or(0, |away| away.lines))
     }
 
     /// Whether a line is left out, because it only says what is known.
@@ -160,7 +168,7 @@ fn is_about_the_database(text: &str) -> bool {
 mod tests {
     use std::{
         io,
-        sync::atomic::{AtomicBool, Ordering},
+        sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     };
 
     use tracing_subscriber::{Layer as _, layer::SubscriberExt as _};
@@ -199,9 +207,15 @@ mod tests {
         assert_eq!(lines.all().len(), 1);
 
         outage.state(|state| state.watched = true);
+        let good = AtomicUsize::new(0);
         let check = || async {
-            tracing::warn!(%error, "a part tries again");
-            if back.load(Ordering::SeqCst) { Ok(()) } else { Err(error.clone()) }
+            let back = back.load(Ordering::SeqCst);
+            // The last line of a part comes when the database is back already: the outage is not over, so that this line
+            // does not begin another one.
+            if !back || good.fetch_add(1, Ordering::SeqCst) == 0 {
+                tracing::warn!(%error, "a part tries again");
+            }
+            if back { Ok(()) } else { Err(error.clone()) }
         };
         tracing::error!(why = %error, "a part notices");
         let pace = Pace { say: Duration::from_millis(50), ask: Duration::from_millis(1) };
@@ -212,6 +226,7 @@ mod tests {
             back.store(true, Ordering::SeqCst);
         };
         tokio::join!(outage.follow(pace, check), end);
+        assert_eq!(good.load(Ordering::SeqCst), 2);
         let quoted = format!("the endpoint said: {AWAY}");
         tracing::warn!(error = quoted, "what is about something else is told");
         let all = lines.all();
