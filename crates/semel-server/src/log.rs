@@ -19,10 +19,14 @@ pub(crate) fn start(level: &str) {
     start_with(level, None);
 }
 
+/// What a server logs when `RUST_LOG` does not say otherwise. Of a connection that broke, or that was slow to come, the
+/// part that needed it tells; the pool's own lines only say it once more.
+const SERVER: &str = "info,sqlx::postgres::notice=error,sqlx::pool=error,sqlx_core::pool=error";
+
 /// Starts the logging of a server, which says once that its database is away.
-pub(crate) fn start_server(level: &str) -> Outage {
+pub(crate) fn start_server() -> Outage {
     let outage = Outage::default();
-    start_with(level, Some(outage.clone()));
+    start_with(SERVER, Some(outage.clone()));
     outage
 }
 

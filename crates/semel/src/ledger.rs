@@ -433,8 +433,8 @@ fn tell_troubles(told: &mut Vec<Trouble>, troubles: Vec<Trouble>) {
     for Trouble { phase, why } in troubles.iter().filter(|trouble| !told.contains(trouble)) {
         tracing::warn!(phase, why, "a phase of the sweep failed; the others go on, and every round tries it again");
     }
-    for Trouble { phase, .. } in told.iter().filter(|former| !troubles.iter().any(|now| now.phase == former.phase)) {
-        tracing::info!(phase, "a phase of the sweep works again");
+    for Trouble { phase, why } in told.iter().filter(|former| !troubles.iter().any(|now| now.phase == former.phase)) {
+        tracing::info!(phase, after = why, "a phase of the sweep works again");
     }
     *told = troubles;
 }

@@ -50,7 +50,7 @@ impl Gateway {
         let upstream = config.gateway.upstream.clone();
         let upstream =
             upstream.context("which service? Say it by --upstream, SEMEL_GATEWAY_UPSTREAM or [gateway] upstream")?;
-        let outage = log::start_server("info,sqlx::postgres::notice=error");
+        let outage = log::start_server();
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start")?;
         let served = runtime.block_on(serve(&config, upstream, outage));
         // Whatever is still running was given its time; waiting for it here would break the promise to end.

@@ -59,7 +59,7 @@ impl Serve {
         }
         // PostgreSQL tells every start that the tables are there already, and every connection that the server stops: an
         // outage is told once.
-        let outage = log::start_server("info,sqlx::postgres::notice=error");
+        let outage = log::start_server();
         if self.dev {
             warn_of_dev(&config);
         }

@@ -112,6 +112,10 @@ impl Outage {
             if !state.watched {
                 return None;
             }
+            // A part says that it goes on, after this error. It may notice late, when the outage is over.
+            if *metadata.level() == Level::INFO {
+                return Some(false);
+            }
             let first = state.away.is_none();
             state.away.get_or_insert_with(|| Away { since: Instant::now(), error, lines: 0 }).lines += 1;
             Some(first)
@@ -229,6 +233,7 @@ mod tests {
         assert_eq!(good.load(Ordering::SeqCst), 2);
         let quoted = format!("the endpoint said: {AWAY}");
         tracing::warn!(error = quoted, "what is about something else is told");
+        tracing::info!(after = %error, "a part goes on");
         let all = lines.all();
         let told = ["cannot be used; the log says so once", "still cannot be used", "still cannot be used"];
         for (line, told) in all[1..].iter().zip(told) {
@@ -237,6 +242,7 @@ mod tests {
         let end = &all[all.len() - 2..];
         assert!(end[0].contains("can be used again") && end[1].contains("something else"), "{end:?}");
         assert!(!all[1..].iter().any(|line| line.contains("a part")), "{all:?}");
+        assert!(outage.state(|state| state.away.is_none()), "a part that goes on begins no outage");
         tracing::warn!(%error, key = "0123456789ab", "a run is told of by name");
         assert_eq!(lines.all().len(), all.len() + 1);
     }

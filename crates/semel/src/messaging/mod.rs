@@ -13,6 +13,7 @@
 //! - [`Consumer`]: broker to handler, all of it; failures become retries, and in the end [letters](DeadLetter) for a
 //!   person
 
+mod away;
 mod broker;
 mod consumer;
 mod inbox;

@@ -14,7 +14,7 @@ mod retries;
 mod trouble;
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -25,6 +25,7 @@ use tokio::{
 
 use super::{
     BoxFuture, Broker, Deliveries, Delivery, MessageStore, Received,
+    away::Away,
     pause::{Pause, Stop},
 };
 use crate::{Backoff, Fingerprint, Ledger, Scope};
@@ -180,8 +181,7 @@ struct Shared<S: MessageStore, H> {
     retry: Notify,
     /// Retries that were not begun, by row and token, and of which the store could not be told yet.
     owed: Mutex<Vec<(i64, i64)>>,
-    /// Whether it was said already that the store is away: once, not every round.
-    away: Mutex<bool>,
+    away: Away,
 }
 
 impl<S: MessageStore, H: Handler<S>> Consumer<S, H> {
@@ -211,7 +211,7 @@ impl<S: MessageStore, H: Handler<S>> Consumer<S, H> {
             options: self.options,
             retry: Notify::new(),
             owed: Mutex::default(),
-            away: Mutex::new(false),
+            away: Away::default(),
         });
         let (sender, receiver) = mpsc::channel(usize::from(prefetch));
         let receiver = Arc::new(tokio::sync::Mutex::new(receiver));
@@ -307,14 +307,15 @@ impl<S: MessageStore, H: Handler<S>> Shared<S, H> {
     }
 
     fn store_is_away(&self, error: &crate::Error) {
-        if !std::mem::replace(&mut *self.away.lock().unwrap_or_else(PoisonError::into_inner), true) {
-            tracing::warn!(%error, consumer = self.name, "the store cannot be reached; the consumer holds what it has");
-        }
+        let error = error.to_string();
+        self.away.begins(&error, || {
+            tracing::warn!(error, consumer = self.name, "the store cannot be reached; the consumer holds what it has");
+        });
     }
 
     fn store_is_back(&self) {
-        if std::mem::take(&mut *self.away.lock().unwrap_or_else(PoisonError::into_inner)) {
-            tracing::info!(consumer = self.name, "the store is back; the consumer goes on");
-        }
+        self.away.ends(|after| {
+            tracing::info!(after, consumer = self.name, "the store is back; the consumer goes on");
+        });
     }
 }

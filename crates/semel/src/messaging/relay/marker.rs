@@ -1,17 +1,14 @@
 //! Says what became of batches, of several at once where several are done.
 
 use std::{
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
 use tokio::sync::{Notify, mpsc};
 
 use super::{
-    super::{Mark, MarkRow, MessageStore},
+    super::{Mark, MarkRow, MessageStore, away::Away},
     keeper::InHand,
 };
 use crate::{Error, Uptime, crash_point};
@@ -46,8 +43,7 @@ impl Patience {
 pub(super) struct Marked {
     more: Notify,
     due: Mutex<Option<Instant>>,
-    /// Whether it was said already that the store is away: once, not every round.
-    away: AtomicBool,
+    away: Away,
 }
 
 impl Marked {
@@ -67,15 +63,12 @@ impl Marked {
     }
 
     pub(super) fn store_is_away(&self, error: &Error) {
-        if !self.away.swap(true, Ordering::Relaxed) {
-            tracing::warn!(%error, "the outbox cannot be reached; the relay waits");
-        }
+        let error = error.to_string();
+        self.away.begins(&error, || tracing::warn!(error, "the outbox cannot be reached; the relay waits"));
     }
 
     pub(super) fn store_is_back(&self) {
-        if self.away.swap(false, Ordering::Relaxed) {
-            tracing::info!("the outbox is back; the relay goes on");
-        }
+        self.away.ends(|after| tracing::info!(after, "the outbox is back; the relay goes on"));
     }
 
     fn made(&self, ready: u64, put_back: bool, after: Option<Duration>) {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use super::{
     super::{
         Broker, BrokerHealth,
+        away::Away,
         pause::{Pause, Stop},
     },
     publish::Summary,
@@ -23,15 +24,22 @@ pub(super) struct Pace {
     batch: u32,
     pause: Pause,
     must_pause: bool,
-    /// Whether it was said already that the broker is away: once, not every round.
-    said: bool,
+    away: Away,
     woken: bool,
 }
 
 impl Pace {
     pub(super) fn new(most: u32, in_flight: usize) -> Self {
         let most = most.max(1);
-        Self { most, in_flight, batch: most, pause: Pause::new(), must_pause: false, said: false, woken: false }
+        Self {
+            most,
+            in_flight,
+            batch: most,
+            pause: Pause::new(),
+            must_pause: false,
+            away: Away::default(),
+            woken: false,
+        }
     }
 
     /// How many rows to take.
@@ -58,9 +66,7 @@ impl Pace {
     pub(super) fn ended(&mut self, summary: Summary) {
         if summary.answered > 0 {
             self.pause.reset();
-            if std::mem::take(&mut self.said) {
-                tracing::info!("the broker answers again; the relay goes on");
-            }
+            self.away.ends(|after| tracing::info!(after, "the broker answers again; the relay goes on"));
         } else {
             self.must_pause = true;
             self.say(summary.why.as_deref().unwrap_or("no answer"));
@@ -97,9 +103,7 @@ impl Pace {
     }
 
     fn say(&mut self, why: &str) {
-        if !std::mem::replace(&mut self.said, true) {
-            tracing::warn!(why, "the broker takes no messages; the relay waits");
-        }
+        self.away.begins(why, || tracing::warn!(why, "the broker takes no messages; the relay waits"));
     }
 }
 
