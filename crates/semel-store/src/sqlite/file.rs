@@ -1,6 +1,9 @@
 //! The file: where it is, and whether it can be trusted.
 
 use std::{
+    ffi::OsString,
+    fs::{self, OpenOptions},
+    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -22,6 +25,51 @@ pub(crate) fn path(url: &str) -> Result<PathBuf> {
         ));
     }
     Ok(PathBuf::from(path))
+}
+
+/// The file that a path leads to, which SQLite keeps its log beside: a link may lead to a file that is not there yet.
+pub(super) fn target(path: &Path) -> PathBuf {
+    if let Ok(target) = path.canonicalize() {
+        return target;
+    }
+    let link = fs::read_link(path).ok();
+    link.map_or_else(|| path.to_owned(), |link| path.parent().unwrap_or(Path::new("")).join(link))
+}
+
+/// The name of a file that SQLite keeps beside the database.
+pub(super) fn beside(database: &Path, end: &str) -> PathBuf {
+    let mut name = OsString::from(database);
+    name.push(end);
+    PathBuf::from(name)
+}
+
+/// Refuses a log whose database is gone or empty. SQLite would delete the log and begin an empty database, and with that
+/// every key would be new again.
+pub(crate) fn check_log(path: &Path) -> Result<()> {
+    let database = target(path);
+    let log = beside(&database, "-wal");
+    let size = |path: &Path| fs::metadata(path).ok().map(|file| file.len());
+    // The log is looked at first. A process that makes both at this moment writes to the log only after the database has
+    // its first page.
+    let Some(bytes @ 1..) = size(&log) else { return Ok(()) };
+    let found = match size(&database) {
+        None => "is not there",
+        Some(0) => "is empty (0 bytes)",
+        Some(_) => return Ok(()),
+    };
+    Err(Error::Unavailable(format!(
+        "{} {found}, but its log {} is ({bytes} bytes): the database was deleted, moved or not restored together with its \
+         log. Nothing was changed. Put the database file back beside its log (or restore both from one backup); to begin \
+         an empty ledger, in which every key is new, move the log away first",
+        database.display(),
+        log.display(),
+    )))
+}
+
+/// Makes a new file that only its owner may read: keys, payloads and outcomes concern no other user. SQLite gives the log
+/// and its index the mode of the file. A file that is there keeps its mode; if none can be made, SQLite says why.
+pub(crate) fn make_private(path: &Path) {
+    let _ = OpenOptions::new().create(true).append(true).mode(0o600).open(path);
 }
 
 /// How long to wait for another process that writes.

@@ -71,6 +71,8 @@ impl Sqlite {
     pub(crate) async fn open(url: &str, clock: Clock) -> Result<Self> {
         let path = file::path(url)?;
         file::check_file_system(&path)?;
+        file::check_log(&path)?;
+        file::make_private(&path);
         let options = file::options(&path);
         let cannot = |error| file::cannot(&path, &error);
         let mut connection = file::open(&options).await.map_err(cannot)?;
@@ -87,7 +89,7 @@ impl Sqlite {
         let checkpoints = Arc::new(Checkpoints::new(options.clone()));
         let readers = SqlitePoolOptions::new().max_connections(READERS).connect_lazy_with(options.read_only(true));
         // SQLite keeps the log beside the file that a link leads to.
-        let path = path.canonicalize().unwrap_or(path);
+        let path = file::target(&path);
         Ok(Self {
             writer: Writer::new(connection, &path, checkpoints.clone()),
             readers,

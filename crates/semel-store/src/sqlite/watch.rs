@@ -5,11 +5,12 @@
 //! nothing of each other. So each transaction begins with a look at the names.
 
 use std::{
-    ffi::OsString,
     fs,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
+
+use super::file;
 
 pub(super) struct Watch {
     log: PathBuf,
@@ -20,11 +21,7 @@ pub(super) struct Watch {
 impl Watch {
     /// Watches the files of a database, which is open and has been written to: its log exists.
     pub(super) fn over(database: &Path) -> Self {
-        let beside = |end: &str| {
-            let mut name = OsString::from(database);
-            name.push(end);
-            PathBuf::from(name)
-        };
+        let beside = |end: &str| file::beside(database, end);
         let files = [database.to_owned(), beside("-wal"), beside("-shm")];
         let files = files.into_iter().filter_map(|path| Some((path.clone(), identity(&path)?))).collect();
         Self { log: beside("-wal"), files }
