@@ -160,6 +160,8 @@ sqlite-repair-leased@semel-store/src/sqlite/repair.rs@s/        if n > 0 \{/    
 sqlite-long-log@semel-store/src/sqlite/checkpoint.rs@s/if size < LONG \|\|/if size < 100 * LONG ||/@semel-store@test(=sqlite_log::the_log_stays_bounded_while_somebody_always_reads)
 sqlite-lost-log@semel-store/src/sqlite/watch.rs@s/identity\(path\) != Some\(\*known\)/identity(path) != Some(*known) \&\& known.0 == u64::MAX/@semel-store@test(=sqlite_log::a_log_that_is_deleted_under_its_process_is_noticed_and_nothing_committed_is_lost)
 sqlite-no-rescue@semel-store/src/sqlite/writer.rs@s/            writer\.rescue\(&lost\)\.await;//@semel-store@test(=sqlite_log::a_log_that_is_deleted_under_its_process_is_noticed_and_nothing_committed_is_lost)
+sqlite-held-in-turn@semel-store/src/sqlite/queue.rs@s/now > since \+ PATIENCE && now > begun \+ ONCE_MORE/now > begun + PATIENCE/; s/self\.is_given_up\(\) &&/arrived.elapsed() > 100 * PATIENCE \&\&/@semel-store@test(=sqlite_held::many_callers_are_told_within_seconds_that_another_process_holds_the_file)
+sqlite-lost-waits@semel-store/src/connection.rs@s/FILE_LOST \| FILE_HELD/FILE_HELD/@semel-store@test(=sqlite_held::a_lost_log_is_told_at_once)
 sqlite-log-alone@semel-store/src/sqlite/mod.rs@s/        file::check_log\(&path\)\?;\n//@semel-store@test(=opening::a_log_without_its_database_is_refused_and_left_as_it_is)
 sqlite-mode@semel-store/src/sqlite/mod.rs@s/        file::make_private\(&path\);\n//@semel-store@test(=opening::the_files_of_a_new_database_are_their_owners_alone)
 sqlite-no-close@semel-store/src/condition.rs@s/Inner::Sqlite\(db\) => db\.close\(\)\.await,/Inner::Sqlite(_) => {}/@semel-store@test(=sqlite_log::after_the_last_process_has_closed_it_the_file_alone_is_the_database)

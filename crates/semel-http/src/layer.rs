@@ -401,6 +401,11 @@ pub(crate) fn store_problem(error: &Error) -> Problem {
         _ => &problem::INTERNAL,
     };
     tracing::warn!(%error, problem = kind.name, "a keyed request could not be carried out");
-    let problem = Problem::new(kind);
+    let problem = match error.reason() {
+        Some(reason) if *kind == problem::STORE_UNAVAILABLE => {
+            Problem::new(kind).detail(format!("Nothing was done: {reason}."))
+        }
+        _ => Problem::new(kind),
+    };
     if kind.retryable { problem.retry_after(SOON) } else { problem }
 }

@@ -40,7 +40,7 @@ impl Database {
     /// what the last one has shown.
     ///
     /// # Errors
-    /// Why it cannot be written; see [`reason`](crate::reason).
+    /// Why it cannot be written; see [`Error::reason`].
     pub async fn check_writes(&self) -> Result<()> {
         let condition = self.condition();
         if let Some((age, result)) = condition.last()

@@ -1,5 +1,6 @@
 //! One way to run a statement on either database.
 
+pub use semel::reasons::{AWAY, DISK_FULL, FILE_HELD, FILE_LOST, NO_CONNECTION, READ_ONLY};
 use semel::{Error, Result};
 use sqlx::{PgConnection, SqliteConnection};
 
@@ -42,18 +43,6 @@ impl Conn<'_> {
     }
 }
 
-/// Why a database cannot be used, in words that may be shown to anybody: an error of [`broken`] begins with one of these
-/// where it is the reason.
-pub const AWAY: &str = "the database cannot be reached";
-/// Its disk has no room left, or does not take what is written.
-pub const DISK_FULL: &str = "the disk of the database is full or broken";
-/// It can be read and not written.
-pub const READ_ONLY: &str = "the database is read-only";
-/// The server has no connection left for this node.
-pub const NO_CONNECTION: &str = "the database server has no connection left";
-/// A file of it was deleted or replaced.
-pub const FILE_LOST: &str = "a file of the database is gone";
-
 /// How an error begins that says that another transaction holds a row for longer than the statement waits.
 const HELD: &str = "another transaction holds a row";
 
@@ -63,11 +52,10 @@ pub fn is_held(error: &Error) -> bool {
     matches!(error, Error::Unavailable(why) if why.starts_with(HELD))
 }
 
-/// The reason of an error, if it is one that a person should know of; in words without addresses.
-#[must_use]
-pub fn reason(error: &Error) -> Option<&'static str> {
-    let Error::Unavailable(why) = error else { return None };
-    [AWAY, DISK_FULL, READ_ONLY, NO_CONNECTION, FILE_LOST].into_iter().find(|reason| why.starts_with(reason))
+/// Whether a store that failed so is asked again at once. Not if a file is lost, which a restart alone mends; nor if another
+/// process holds the file, which was waited for already: asking again would add up the waits.
+pub(crate) fn is_worth_asking_again(error: &Error) -> bool {
+    error.is_transient() && !matches!(error.reason(), Some(FILE_LOST | FILE_HELD))
 }
 
 /// What a database's error means to the engine, for those who run statements of their own.

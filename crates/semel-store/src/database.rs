@@ -9,7 +9,7 @@ use semel::{
     machine::{Answer, Request, Write},
     store::{
         AnswerCount, Applied, Commit, Decision, Ended, Glance, LeaseWrite, MOST_NOTES, SeenAgain, Story, Swept,
-        complete_then_commit,
+        complete_then_commit, two_commits,
     },
 };
 use serde_json::json;
@@ -20,7 +20,7 @@ use crate::{
     Clock, Conn, Tx, apply,
     codec::hex,
     condition::Condition,
-    connection::broken,
+    connection::{broken, is_worth_asking_again},
     counters::CountRow,
     messaging::Messages,
     on, postgres,
@@ -231,9 +231,13 @@ impl Store for Database {
 
     async fn flush(&self, claims: Vec<Arc<Request>>, writes: Vec<LeaseWrite>) -> Result<(Vec<Applied>, Vec<Applied>)> {
         match &*self.0 {
-            Inner::Postgres(db) => Ok((db.claim(&claims).await?, db.write(&writes).await?)),
+            Inner::Postgres(_) => Err(two_commits()),
             Inner::Sqlite(db) => db.flush(&claims, &writes).await,
         }
+    }
+
+    fn is_worth_asking_again(&self, error: &Error) -> bool {
+        is_worth_asking_again(error)
     }
 
     async fn glimpse(&self, request: &Arc<Request>) -> Result<Option<Applied>> {

@@ -35,7 +35,7 @@ mod tx;
 pub use again::Passed;
 pub use clock::Clock;
 pub use condition::{Repaired, repair_clock};
-pub use connection::{AWAY, Conn, DISK_FULL, FILE_LOST, NO_CONNECTION, READ_ONLY, broken, is_held, reason};
+pub use connection::{AWAY, Conn, DISK_FULL, FILE_HELD, FILE_LOST, NO_CONNECTION, READ_ONLY, broken, is_held};
 pub use database::{Database, Reader, Settings};
 pub use from_row::{all_listed, migrator};
 pub use messaging::EmbeddedBroker;

@@ -36,6 +36,32 @@ impl Error {
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::Unavailable(_) | Self::OutcomeUnknown(_) | Self::Stopping)
     }
+
+    /// Which of the [reasons] it is that the store is unavailable, if it is one of them.
+    #[must_use]
+    pub fn reason(&self) -> Option<&'static str> {
+        let Self::Unavailable(why) = self else { return None };
+        reasons::ALL.into_iter().find(|reason| why.starts_with(reason))
+    }
+}
+
+/// Why a database cannot be used, in words that may be shown to anybody. The text of an [`Error::Unavailable`] or
+/// [`Error::OutcomeUnknown`] begins with one of these where it is the reason.
+pub mod reasons {
+    /// It does not answer.
+    pub const AWAY: &str = "the database cannot be reached";
+    /// Its disk has no room left, or does not take what is written.
+    pub const DISK_FULL: &str = "the disk of the database is full or broken";
+    /// It can be read and not written.
+    pub const READ_ONLY: &str = "the database is read-only";
+    /// The server has no connection left for this node.
+    pub const NO_CONNECTION: &str = "the database server has no connection left";
+    /// A file of it was deleted or replaced.
+    pub const FILE_LOST: &str = "a file of the database is gone";
+    /// A process outside of Semel's turns keeps the lock of the file.
+    pub const FILE_HELD: &str = "another process holds the database";
+
+    pub(super) const ALL: [&str; 6] = [AWAY, DISK_FULL, READ_ONLY, NO_CONNECTION, FILE_LOST, FILE_HELD];
 }
 
 /// The engine's result.

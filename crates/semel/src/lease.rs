@@ -163,7 +163,7 @@ pub(crate) async fn save_checkpoint<S: Store>(ledger: &Ledger<S>, op: &Operation
     }
     let write = LeaseWrite { id: op.id, fence: op.fence, write: Write::Checkpoint(data) };
     let stored = stored_bytes(op);
-    match patiently(|| ledger.write_of(write.clone(), stored)).await?.answer {
+    match patiently(ledger.store(), || ledger.write_of(write.clone(), stored)).await?.answer {
         Answer::Written => Ok(Held::Yes),
         _ => Ok(Held::LeaseLost),
     }

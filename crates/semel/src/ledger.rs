@@ -101,7 +101,7 @@ impl<S: Store> Ledger<S> {
         let asked = store.clone();
         let flush = move |batch: Vec<Call>| {
             let store = asked.clone();
-            guarded(async move { patiently(|| flush(&store, &batch)).await })
+            guarded(async move { patiently(&store, || flush(&store, &batch)).await })
         };
         let lanes = Lanes::open(store.one_writer(), flush, |task| engine.keep("lane", task));
         let (renewer, waiters, gatherer) =
@@ -286,7 +286,7 @@ impl<S: Store> Ledger<S> {
                 let answer = answers.into_iter().next().ok_or(Error::Corrupt("a renewal got no answer"))?;
                 if answer == Answer::Busy { Err(locked()) } else { Ok(answer) }
             };
-            let answer = patiently(ask).await?;
+            let answer = patiently(&store, ask).await?;
             // The answer does not depend on what is noted.
             if let Err(error) = store.tell_renewals().await {
                 tracing::warn!(%error, "a renewal could not be noted in the journal");
@@ -336,7 +336,7 @@ impl<S: Store> Ledger<S> {
             self.inner.lanes.writes.call(Call::Write(write), bytes).await?.decided()
         } else {
             let store = self.inner.store.clone();
-            self.on_engine(async move { patiently(|| store.write(vec![write.clone()])).await })
+            self.on_engine(async move { patiently(&store, || store.write(vec![write.clone()])).await })
                 .await?
                 .remove(0)
                 .decided()
@@ -447,7 +447,7 @@ fn wall_clock() -> crate::Timestamp {
 
 /// Asks a store again while it is away, for a while. That is harmless: claims are known by their
 /// token and writes by their fence, so what was made before its answer was lost is told again.
-pub(crate) async fn patiently<T, F, Fut>(ask: F) -> Result<T>
+pub(crate) async fn patiently<S: Store, T, F, Fut>(store: &S, ask: F) -> Result<T>
 where
     F: Fn() -> Fut,
     Fut: Future<Output = Result<T>>,
@@ -456,7 +456,7 @@ where
     let mut pause = Duration::from_millis(10);
     loop {
         match ask().await {
-            Err(error) if error.is_transient() && !until.has_passed() => {
+            Err(error) if store.is_worth_asking_again(&error) && !until.has_passed() => {
                 tracing::debug!(%error, "asking the store again");
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(Duration::from_millis(500));

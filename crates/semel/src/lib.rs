@@ -50,7 +50,7 @@ mod withdrawals;
 
 pub use canonical_json::{Canonical, JsonError, Literal, canonicalize, canonicalize_without};
 pub use claim::{Claim, InFlight, NotYet, Replay, Work};
-pub use error::{Error, Result};
+pub use error::{Error, Result, reasons};
 pub use fingerprint::{Fields, Fingerprint, FingerprintError, OpenField, derive_key, short_hash};
 pub use lease::{Held, Lease, Settled};
 pub use ledger::{Ledger, Options};

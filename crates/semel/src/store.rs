@@ -244,13 +244,20 @@ pub trait Store: Clone + Send + Sync + 'static {
         false
     }
 
-    /// Claims and writes together. A store with [one writer](Self::one_writer) needs one commit for both.
+    /// Claims and writes together, in one commit. Only a store with [one writer](Self::one_writer) is asked so: two commits
+    /// could end differently, and the answers of the first would be lost with the second.
     fn flush(
         &self,
-        claims: Vec<Arc<Request>>,
-        writes: Vec<LeaseWrite>,
+        _claims: Vec<Arc<Request>>,
+        _writes: Vec<LeaseWrite>,
     ) -> impl Future<Output = Result<(Vec<Applied>, Vec<Applied>)>> + Send {
-        async { Ok((self.claim(claims).await?, self.write(writes).await?)) }
+        async { Err(two_commits()) }
+    }
+
+    /// Whether to ask again, for a while, after a batch failed so. A store that has waited itself, or that knows that
+    /// waiting does not help, says no, and callers are told at once.
+    fn is_worth_asking_again(&self, error: &crate::Error) -> bool {
+        error.is_transient()
     }
 
     /// The answer to a claim that would change nothing, read without waiting for a writer, where claiming
@@ -404,4 +411,10 @@ impl SeenAgain {
         repeats.add(sighting);
         Self { id, repeat, repeats }
     }
+}
+
+/// What a store with several writers says to claims and writes that should share a commit.
+#[must_use]
+pub fn two_commits() -> crate::Error {
+    crate::Error::Invalid("claims and writes share a commit only where there is one writer".into())
 }

@@ -394,7 +394,13 @@ const SOON: Duration = Duration::from_secs(1);
 pub fn of_store(error: semel::Error) -> Problem {
     tracing::warn!(%error, "a request could not be answered");
     match error {
-        semel::Error::Unavailable(_) | semel::Error::Stopping => Problem::new(&STORE_UNAVAILABLE).retry_after(SOON),
+        semel::Error::Unavailable(_) | semel::Error::Stopping => {
+            let problem = Problem::new(&STORE_UNAVAILABLE).retry_after(SOON);
+            match error.reason() {
+                Some(reason) => problem.detail(format!("Nothing was done: {reason}.")),
+                None => problem,
+            }
+        }
         semel::Error::OutcomeUnknown(_) => Problem::new(&OUTCOME_UNKNOWN).retry_after(SOON),
         _ => Problem::new(&INTERNAL),
     }
@@ -413,6 +419,14 @@ mod tests {
     fn no_two_kinds_share_a_name() {
         let names: std::collections::BTreeSet<_> = all().map(|kind| kind.name).collect();
         assert_eq!(names.len(), all().count());
+    }
+
+    #[test]
+    fn a_store_that_is_unavailable_is_told_with_its_reason_and_no_more() {
+        let error = format!("{}: for 5 s, by process 4711", semel::reasons::FILE_HELD);
+        let response = of_store(semel::Error::Unavailable(error)).into_http();
+        let body = String::from_utf8_lossy(response.body()).into_owned();
+        assert!(body.contains("another process holds the database") && !body.contains("4711"), "{body}");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use semel_store::{AWAY, DISK_FULL, Database, FILE_LOST, READ_ONLY};
+use semel_store::{AWAY, DISK_FULL, Database, FILE_HELD, FILE_LOST, READ_ONLY};
 use tokio::sync::Notify;
 use tracing::{Event, Level, Metadata, field::Field};
 use tracing_subscriber::layer::{Context, Filter};
@@ -26,7 +26,7 @@ struct Pace {
 }
 
 /// The reasons that concern all parts alike.
-const REASONS: [&str; 4] = [AWAY, DISK_FULL, READ_ONLY, FILE_LOST];
+const REASONS: [&str; 5] = [AWAY, DISK_FULL, READ_ONLY, FILE_LOST, FILE_HELD];
 
 /// How the engine's errors begin that have a reason of the store in them.
 const ERRORS: [&str; 2] = ["the store is unavailable: ", "the outcome is unknown: "];

@@ -71,7 +71,7 @@ impl AsksTheStore {
             if !is_told {
                 tracing::warn!(%error, "not ready: the database is in trouble");
             }
-            match semel_store::reason(&error) {
+            match error.reason() {
                 None | Some(AWAY) => "does not answer".to_owned(),
                 Some(reason) => reason.to_owned(),
             }

@@ -5,6 +5,7 @@ mod file;
 mod flush;
 mod held;
 mod hot;
+mod queue;
 mod repair;
 mod turns;
 mod watch;
@@ -26,13 +27,13 @@ use semel::{
 };
 use serde_json::{Value, json};
 use sqlx::{Connection as _, SqliteConnection, SqlitePool, migrate::Migrator, sqlite::SqlitePoolOptions};
-use tokio::sync::Mutex;
 
 #[cfg(test)]
 pub(crate) use self::hot::ALL as HOT;
 use self::{
     checkpoint::Checkpoints,
     flush::{complete_one, write_in},
+    queue::Queue,
 };
 pub(crate) use self::{
     held::HeldClock,
@@ -56,7 +57,7 @@ use crate::{
 const READERS: u32 = 4;
 
 pub(crate) struct Sqlite {
-    pub(crate) writer: Arc<Mutex<Writer>>,
+    pub(crate) writer: Queue,
     /// Readers do not wait for the writer, nor it for them.
     pub(crate) readers: SqlitePool,
     pub(crate) sql: Sql,

@@ -17,16 +17,14 @@ use std::{
 use semel::{Error, Operation, Outcome, Result, Timestamp, look::bucket};
 use serde_json::Value;
 use sqlx::{Connection as _, SqliteConnection, migrate::Migrator};
-use tokio::{
-    sync::{Mutex, OwnedMutexGuard},
-    time::sleep,
-};
+use tokio::{sync::OwnedMutexGuard, time::sleep};
 
 use super::{
     checkpoint::{self, Checkpoints},
     file::{self, is_locked},
     held::HeldClock,
     hot,
+    queue::Queue,
     turns::{GLANCE, Next, Turns},
     watch::Watch,
 };
@@ -70,45 +68,43 @@ impl Drop for Held {
 
 impl Writer {
     /// The writer of a database that has been written to.
-    pub(crate) fn new(connection: SqliteConnection, path: &Path, checkpoints: Arc<Checkpoints>) -> Arc<Mutex<Self>> {
-        Arc::new(Mutex::new(Self {
+    pub(crate) fn new(connection: SqliteConnection, path: &Path, checkpoints: Arc<Checkpoints>) -> Queue {
+        Queue::of(Self {
             connection: Some(connection),
             open: false,
             turns: Turns::beside(path),
             watch: Watch::over(path),
             told: false,
             checkpoints,
-        }))
+        })
     }
 
     /// Waits for its turn, and begins.
-    pub(crate) async fn begin(writer: &Arc<Mutex<Self>>) -> Result<WriteTx> {
-        let mut tx = Self::open(writer).await?;
+    pub(crate) async fn begin(queue: &Queue) -> Result<WriteTx> {
+        let mut tx = Self::open(queue).await?;
         let next = tx.get().next().await;
         let begun = Instant::now();
         while let Err(error) = sqlx::raw_sql("BEGIN IMMEDIATE").execute(tx.connection()).await {
-            look_again(error, begun).await?;
+            look_again(error, queue, begun).await?;
         }
+        queue.found_free();
         drop(next);
         Ok(tx)
     }
 
     /// Begins, and draws fences at once: the last of `n` new ones, and the time.
-    pub(crate) async fn begin_and_draw(
-        writer: &Arc<Mutex<Self>>,
-        n: i64,
-        clock: &HeldClock,
-    ) -> Result<(WriteTx, i64, i64)> {
-        let mut tx = Self::open(writer).await?;
+    pub(crate) async fn begin_and_draw(queue: &Queue, n: i64, clock: &HeldClock) -> Result<(WriteTx, i64, i64)> {
+        let mut tx = Self::open(queue).await?;
         let next = tx.get().next().await;
         let begun = Instant::now();
         let mut drawn: Vec<(i64, i64)> = loop {
             let draw = sqlx::query_as(hot::BEGIN_AND_DRAW).bind(n).bind(clock.host());
             match draw.fetch_all(tx.connection()).await {
                 Ok(drawn) => break drawn,
-                Err(error) => look_again(error, begun).await?,
+                Err(error) => look_again(error, queue, begun).await?,
             }
         };
+        queue.found_free();
         drop(next);
         let (last, now) = drawn.pop().ok_or(Error::Corrupt("semel_meta has no row"))?;
         clock.saw(now);
@@ -116,8 +112,8 @@ impl Writer {
     }
 
     /// Runs a service's own migrations.
-    pub(crate) async fn migrate(writer: &Arc<Mutex<Self>>, migrator: &Migrator) -> Result<()> {
-        let mut tx = Self::open(writer).await?;
+    pub(crate) async fn migrate(queue: &Queue, migrator: &Migrator) -> Result<()> {
+        let mut tx = Self::open(queue).await?;
         // The migrations begin by themselves, so here SQLite waits for other processes.
         file::wait_for_others(tx.connection(), file::PATIENCE).await.map_err(broken)?;
         let done = super::migrate(tx.connection(), migrator).await;
@@ -128,8 +124,8 @@ impl Writer {
     }
 
     /// Brings all of the log into the file, and closes the connection. The last process to do so also removes the log.
-    pub(crate) async fn close(writer: &Arc<Mutex<Self>>) -> Result<(), sqlx::Error> {
-        let mut writer = writer.lock().await;
+    pub(crate) async fn close(queue: &Queue) -> Result<(), sqlx::Error> {
+        let mut writer = queue.lock().await;
         let Some(mut connection) = writer.connection.take() else { return Ok(()) };
         if std::mem::take(&mut writer.open) {
             sqlx::raw_sql("ROLLBACK").execute(&mut connection).await.ok();
@@ -139,8 +135,8 @@ impl Writer {
         connection.close().await
     }
 
-    async fn open(writer: &Arc<Mutex<Self>>) -> Result<WriteTx> {
-        let mut tx = WriteTx { writer: Some(writer.clone().lock_owned().await), counts: Vec::new(), held: None };
+    async fn open(queue: &Queue) -> Result<WriteTx> {
+        let mut tx = WriteTx { writer: Some(queue.wait().await?), counts: Vec::new(), held: None };
         let writer = tx.get();
         let Some(connection) = &mut writer.connection else {
             return Err(Error::Stopping);
@@ -185,10 +181,11 @@ impl Writer {
 }
 
 /// Waits a moment if another process writes, unless that has lasted for too long.
-async fn look_again(error: sqlx::Error, begun: Instant) -> Result<()> {
-    if !is_locked(&error) || begun.elapsed() > file::PATIENCE {
+async fn look_again(error: sqlx::Error, queue: &Queue, begun: Instant) -> Result<()> {
+    if !is_locked(&error) {
         return Err(broken(error));
     }
+    queue.found_locked(begun)?;
     sleep(GLANCE).await;
     Ok(())
 }

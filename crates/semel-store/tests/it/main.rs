@@ -9,6 +9,7 @@ mod locked_leases;
 mod migrating;
 mod opening;
 mod sqlite_clock;
+mod sqlite_held;
 mod sqlite_log;
 mod submissions;
 

@@ -4,7 +4,7 @@
 use std::{fs, path::PathBuf, sync::Arc, time::Duration};
 
 use semel::{Claim, Outcome, Policy, Store as _};
-use semel_store::{FILE_LOST, reason};
+use semel_store::FILE_LOST;
 use semel_testkit::{Kind, Lab, key, request, scope, work};
 use sqlx::{ConnectOptions as _, SqliteConnection, sqlite::SqliteConnectOptions};
 use tokio::sync::oneshot;
@@ -80,10 +80,10 @@ async fn a_log_that_is_deleted_under_its_process_is_noticed_and_nothing_committe
         let copy = file(&lab, "-copy");
         fs::rename(file(&lab, end), &copy).unwrap();
         let error = database.claim(vec![Arc::new(request("after", b"k", Policy::default()))]).await.unwrap_err();
-        assert_eq!(reason(&error), Some(FILE_LOST), "{end:?}: {error}");
+        assert_eq!(error.reason(), Some(FILE_LOST), "{end:?}: {error}");
         assert!(error.is_transient(), "{error}");
         tokio::time::sleep(Duration::from_secs(1)).await;
-        assert_eq!(reason(&database.check_writes().await.unwrap_err()), Some(FILE_LOST));
+        assert_eq!(database.check_writes().await.unwrap_err().reason(), Some(FILE_LOST));
         if end == "-wal" {
             // As a process that is killed leaves it: the log is gone for good.
             fs::remove_file(&copy).unwrap();

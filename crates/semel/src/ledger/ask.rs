@@ -174,7 +174,10 @@ impl<S: Store> Ledger<S> {
             return Ok(applied);
         }
         let (store, request) = (store.clone(), request.clone());
-        Ok(self.on_engine(async move { patiently(|| store.claim(vec![request.clone()])).await }).await?.remove(0))
+        Ok(self
+            .on_engine(async move { patiently(&store, || store.claim(vec![request.clone()])).await })
+            .await?
+            .remove(0))
     }
 
     /// Waits for a lane's answer. Where there is one writer, somebody's transaction may keep it waiting; a claim that
