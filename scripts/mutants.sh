@@ -160,6 +160,8 @@ sqlite-repair-leased@semel-store/src/sqlite/repair.rs@s/        if n > 0 \{/    
 sqlite-long-log@semel-store/src/sqlite/checkpoint.rs@s/if size < LONG \|\|/if size < 100 * LONG ||/@semel-store@test(=sqlite_log::the_log_stays_bounded_while_somebody_always_reads)
 sqlite-lost-log@semel-store/src/sqlite/watch.rs@s/identity\(path\) != Some\(\*known\)/identity(path) != Some(*known) \&\& known.0 == u64::MAX/@semel-store@test(=sqlite_log::a_log_that_is_deleted_under_its_process_is_noticed_and_nothing_committed_is_lost)
 sqlite-no-rescue@semel-store/src/sqlite/writer.rs@s/            writer\.rescue\(&lost\)\.await;//@semel-store@test(=sqlite_log::a_log_that_is_deleted_under_its_process_is_noticed_and_nothing_committed_is_lost)
+sweep-adrift@semel-store/src/sweep/mod.rs@s/        let result = self\.end_adrift\(now, &mut swept\)\.await;\n        note\(&mut swept, "missing leases", result\);\n//@semel-store@test(=sqlite::sweeping::an_operation_whose_lease_is_missing_ends_in_doubt)
+repeats-of-the-gone@semel-store/src/repeats.rs@s/    lock\(conn, &ids\)\.await\?;\n//@semel-store@test(=contention::a_repeat_that_is_added_during_a_purge_leaves_no_row)
 sqlite-held-in-turn@semel-store/src/sqlite/queue.rs@s/now > since \+ PATIENCE && now > begun \+ ONCE_MORE/now > begun + PATIENCE/; s/self\.is_given_up\(\) &&/arrived.elapsed() > 100 * PATIENCE \&\&/@semel-store@test(=sqlite_held::many_callers_are_told_within_seconds_that_another_process_holds_the_file)
 sqlite-lost-waits@semel-store/src/connection.rs@s/FILE_LOST \| FILE_HELD/FILE_HELD/@semel-store@test(=sqlite_held::a_lost_log_is_told_at_once)
 sqlite-log-alone@semel-store/src/sqlite/mod.rs@s/        file::check_log\(&path\)\?;\n//@semel-store@test(=opening::a_log_without_its_database_is_refused_and_left_as_it_is)

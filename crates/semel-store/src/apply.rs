@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use crate::{
     Conn,
     connection::broken,
+    repeats,
     rows::{self, OperationRow, Read},
     sql::Sql,
 };
@@ -204,7 +205,7 @@ impl Changes {
         let mut right = conn.batch(sql.delete_operations, &gone).await? == gone.len() as u64;
         conn.batch(sql.delete_archived, &gone).await?;
         conn.batch(sql.delete_journal, &gone).await?;
-        conn.batch(sql.delete_repeats, &gone).await?;
+        repeats::remove(conn, sql, &gone).await?;
         conn.batch(sql.delete_leases, &unleased).await?;
         right &= conn.batch(sql.update_operations, &changed).await? == changed.len() as u64;
         right &= conn.batch(sql.insert_operations, &made).await? == made.len() as u64;

@@ -16,7 +16,7 @@ use crate::{
     apply::{Changes, Tally, load_by_id},
     audit,
     connection::broken,
-    from_row, on, rows,
+    from_row, on, repeats, rows,
     sql::Sql,
 };
 
@@ -172,7 +172,8 @@ async fn purge_unreadable(
     }
     let gone = [json!({ "id": id, "old_fence": row.fence })];
     saved(conn.batch(sql.delete_operations, &gone).await? == 1)?;
-    let belongings = [sql.delete_leases, sql.delete_archived, sql.delete_journal, sql.delete_repeats];
+    repeats::remove(conn, sql, &gone).await?;
+    let belongings = [sql.delete_leases, sql.delete_archived, sql.delete_journal];
     for text in belongings.into_iter().chain([sql.delete_backlog, sql.delete_successors]) {
         conn.batch(text, &gone).await?;
     }

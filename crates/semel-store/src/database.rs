@@ -571,7 +571,7 @@ async fn add_repeats(
 ) -> Result<()> {
     // In order of id: two nodes that add to the same rows wait in one direction.
     again.sort_by_key(|seen| (seen.id, seen.repeat));
-    lock_repeats(&mut conn, &again.iter().map(|seen| seen.id).collect::<Vec<_>>()).await?;
+    repeats::lock(&mut conn, &again.iter().map(|seen| seen.id).collect::<Vec<_>>()).await?;
     for part in again.chunks(1000) {
         let ids: Vec<i64> = part.iter().map(|seen| seen.id).collect();
         let mut stored = load_repeats(&mut conn, sql, &ids).await?;
@@ -586,20 +586,6 @@ async fn add_repeats(
     let deltas: Vec<_> =
         answers.iter().map(|count| rows::delta(&count.group, hour, "", "", count.answer, 0, count.n)).collect();
     conn.batch(sql.insert_deltas, &deltas).await.map(drop)
-}
-
-/// Two nodes that both add to what they have read would lose one addition, and a row that is not
-/// there yet cannot be locked: so PostgreSQL takes a lock by number, until the commit. Differs
-/// because SQLite has one writer anyway.
-async fn lock_repeats(conn: &mut Conn<'_>, ids: &[i64]) -> Result<()> {
-    if let Conn::Postgres(conn) = conn {
-        sqlx::query("SELECT pg_advisory_xact_lock(7305807, (id % 64)::int) FROM (SELECT DISTINCT id % 64 AS id FROM unnest($1::bigint[]) AS r(id) ORDER BY 1) AS slots")
-            .bind(ids)
-            .execute(&mut **conn)
-            .await
-            .map_err(broken)?;
-    }
-    Ok(())
 }
 
 async fn load_repeats(conn: &mut Conn<'_>, sql: &Sql, ids: &[i64]) -> Result<HashMap<(i64, Repeat), Repeats>> {

@@ -10,6 +10,35 @@ use semel::{
     Error, Result, Timestamp,
     journal::{Repeats, Sighting},
 };
+use serde_json::Value;
+
+use crate::{Conn, connection::broken, sql::Sql};
+
+/// Keeps others from changing the repeats of these operations until the commit. Two nodes that both add to what they have
+/// read would lose one addition; one that adds while the operation is being removed would leave a row of no operation.
+/// A row that is not there yet cannot be locked: so PostgreSQL takes a lock by number. Differs because SQLite has one
+/// writer anyway.
+pub(crate) async fn lock(conn: &mut Conn<'_>, ids: &[i64]) -> Result<()> {
+    if let Conn::Postgres(conn) = conn {
+        sqlx::query("SELECT pg_advisory_xact_lock(7305807, (id % 64)::int) FROM (SELECT DISTINCT id % 64 AS id FROM unnest($1::bigint[]) AS r(id) ORDER BY 1) AS slots")
+            .bind(ids)
+            .execute(&mut **conn)
+            .await
+            .map_err(broken)?;
+    }
+    Ok(())
+}
+
+/// Removes the repeats of operations that are gone. A node that adds some at this moment has seen its operation: it is
+/// waited for, and what it has added goes as well. One that comes later sees that the operation is gone.
+pub(crate) async fn remove(conn: &mut Conn<'_>, sql: &Sql, gone: &[Value]) -> Result<()> {
+    if gone.is_empty() {
+        return Ok(());
+    }
+    let ids: Vec<i64> = gone.iter().filter_map(|row| row["id"].as_i64()).collect();
+    lock(conn, &ids).await?;
+    conn.batch(sql.delete_repeats, gone).await.map(drop)
+}
 
 pub(crate) fn encode(repeats: &Repeats) -> String {
     let mut text = String::with_capacity(256);

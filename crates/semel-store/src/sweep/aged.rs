@@ -12,7 +12,7 @@ use super::{
     Part,
     round::{batch_with, by_ids},
 };
-use crate::{Database, apply::Tally, batch::saved, codec::encode, from_row, rows};
+use crate::{Database, apply::Tally, batch::saved, codec::encode, from_row, repeats, rows};
 
 /// A row of `load_aged`.
 struct AgedRow {
@@ -65,16 +65,11 @@ impl Database {
             }
             let all = |changed: u64, asked: &[serde_json::Value]| saved(changed == asked.len() as u64);
             all(conn.batch(sql.delete_operations, &gone).await?, &gone)?;
-            let belongings = [
-                sql.delete_archived,
-                sql.delete_journal,
-                sql.delete_repeats,
-                sql.delete_backlog,
-                sql.delete_successors,
-            ];
+            let belongings = [sql.delete_archived, sql.delete_journal, sql.delete_backlog, sql.delete_successors];
             for text in belongings {
                 conn.batch(text, &gone).await?;
             }
+            repeats::remove(&mut conn, sql, &gone).await?;
             batch_with(&mut conn, sweep.archive_data, &buried, now.as_micros()).await?;
             all(batch_with(&mut conn, sweep.bury, &buried, encode(&tombstone().body)).await?, &buried)?;
             all(conn.batch(sweep.look_again, &later).await?, &later)?;

@@ -25,6 +25,8 @@ pub(crate) struct Edges {
 #[derive(Default)]
 struct Places {
     passes: u32,
+    /// The last operation that was looked at for a missing lease; 0 before the first.
+    adrift: i64,
     lapse: Turn,
     age: Turn,
     fold: Turn,
@@ -116,6 +118,16 @@ impl Edges {
             let floor = if whole || !turn.clean { i64::MIN } else { turn.floor };
             *turn = Turn { from: floor, floor, ..Turn::default() };
         }
+    }
+
+    /// After which operation the look for missing leases goes on.
+    pub(super) fn adrift(&self) -> i64 {
+        self.lock().adrift
+    }
+
+    /// The look for missing leases has come so far; from the end it begins anew.
+    pub(super) fn looked_adrift(&self, last: Option<i64>) {
+        self.lock().adrift = last.unwrap_or(0);
     }
 
     fn lock(&self) -> MutexGuard<'_, Places> {

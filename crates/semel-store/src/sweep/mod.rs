@@ -1,10 +1,11 @@
-//! The sweep: lapsed leases, expiry, the archive, the folding of counters, old receipts.
+//! The sweep: lapsed leases, missing leases, expiry, the archive, the folding of counters, old receipts.
 //!
 //! Each phase has its turn in every round, whatever became of the others. A phase chooses its rows by number and size,
 //! within bounds of both, and takes them in one transaction. If that fails it is halved until only the row remains that
 //! cannot be read or written; that row is set aside (`aside.rs`) and the others go on. Rows that another transaction
 //! has locked are skipped, and are nobody's fault.
 
+mod adrift;
 mod aged;
 mod aside;
 mod edges;
@@ -81,6 +82,8 @@ impl Database {
             let result = self.phase(task, now, limit, &mut swept).await;
             note(&mut swept, phase, result);
         }
+        let result = self.end_adrift(now, &mut swept).await;
+        note(&mut swept, "missing leases", result);
         let result = self.purge_receipts(limit).await;
         swept.more |= matches!(result, Ok(true));
         note(&mut swept, "receipts", result);

@@ -102,6 +102,17 @@ impl Database {
             Task::Age => self.sweep_sql().find_aged,
             Task::Fold => self.sweep_sql().find_deltas,
         };
+        self.find_by(text, now, from, limit).await
+    }
+
+    /// The rows that a statement finds, in the order of its index.
+    pub(super) async fn find_by(
+        &self,
+        text: &'static str,
+        now: Timestamp,
+        from: i64,
+        limit: u32,
+    ) -> Result<Vec<Found>> {
         let (now, limit) = (now.as_micros(), i64::from(limit));
         self.lane_answered(async {
             match self.inner() {

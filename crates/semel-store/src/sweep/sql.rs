@@ -35,6 +35,19 @@ statements! {
            AND NOT EXISTS (SELECT 1 FROM semel_set_aside AS a WHERE a.item = d.id AND a.what = 'fold')
          ORDER BY d.id LIMIT $3";
 
+    /// The next operations by number, and how much is stored with each. The first parameter is as above.
+    find_next =
+        "SELECT o.id, o.id AS place, CAST(coalesce(length(o.payload), 0) AS BIGINT) AS bytes
+         FROM semel_operations AS o
+         WHERE CAST($1 AS BIGINT) IS NOT NULL AND o.id > $2
+         ORDER BY o.id LIMIT $3";
+    /// Which of these are being run without a lease. In one snapshot: a lease comes and goes with the state.
+    without_lease =
+        "SELECT o.id FROM {ids} AS r JOIN semel_operations AS o ON o.id = r.id
+         WHERE o.state = 'processing'
+           AND NOT EXISTS (SELECT 1 FROM semel_leases AS l WHERE l.operation = o.id)
+           AND NOT EXISTS (SELECT 1 FROM semel_set_aside AS a WHERE a.item = o.id AND a.what = 'lapse')";
+
     /// As much of operations as says what their age calls for, and as much as they are counted by.
     load_aged =
         "SELECT o.id, o.fence, o.state, o.expires_at, o.archive_at, o.look_at, o.tenant, o.service, o.kind,

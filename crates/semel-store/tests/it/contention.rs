@@ -7,8 +7,10 @@
 use std::{sync::Arc, time::Duration};
 
 use semel::{
-    Backoff, Claim, Error, Failure, Fence, Ledger, OnMismatch, Policy, Retry, Store as _, machine::Answer,
-    store::Commit,
+    Backoff, Claim, Error, Failure, Fence, Ledger, OnMismatch, Outcome, Policy, Retry, Store as _,
+    journal::{Repeat, Sighting},
+    machine::Answer,
+    store::{Commit, Decision, SeenAgain},
 };
 use semel_store::Database;
 use semel_testkit::{Kind, Lab, key, request, scope, work, work_with};
@@ -228,6 +230,40 @@ async fn overlapping_batches_that_share_a_key_harm_only_its_callers() {
     sqlx::raw_sql("SELECT pg_advisory_unlock(42)").execute(&mut holder).await.unwrap();
     assert_eq!(first.await.unwrap().unwrap(), "acquired");
     assert!(ledger.store().by_key(&scope(), &key("shared")).await.unwrap().is_some());
+}
+
+/// A purge has removed what belongs to its operation and is about to commit, when another node adds a repeat: it must not
+/// leave a row that belongs to no operation.
+#[tokio::test]
+async fn a_repeat_that_is_added_during_a_purge_leaves_no_row() {
+    let lab = Lab::new(Kind::Postgres).await;
+    let ledger = lab.ledger().await;
+    let Claim::Acquired(lease) = ledger.claim(work("k", policy())).await.unwrap() else { panic!() };
+    let id = lease.operation().id;
+    assert_ne!(lease.complete(Outcome::kept("done")).await.unwrap(), semel::Settled::LeaseLost);
+    let mut holder = PgConnection::connect(&lab.url).await.unwrap();
+    // What it tells the audit is the last that a purge does.
+    sqlx::raw_sql("BEGIN; LOCK TABLE semel_audit IN ACCESS EXCLUSIVE MODE").execute(&mut holder).await.unwrap();
+    let store = ledger.store().clone();
+    let purge = tokio::spawn(async move { store.decide(id, Decision::Purge, "me", "done with").await });
+    let waits = async |holder: &mut PgConnection, what: &str| {
+        let waiting = format!("SELECT count(*) FROM pg_locks WHERE NOT granted AND {what}");
+        sqlx::query_scalar::<_, i64>(sqlx::AssertSqlSafe(waiting)).fetch_one(holder).await.unwrap() > 0
+    };
+    while !waits(&mut holder, "relation = 'semel_audit'::regclass").await {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    let (store, at) = (ledger.store().clone(), Lab::START);
+    let sighting = Sighting { at, answer: "replay".into(), fingerprint: String::new() };
+    let seen = SeenAgain::once(id, Repeat::Duplicate, sighting);
+    let add = tokio::spawn(async move { store.note_repeats(vec![seen], Vec::new()).await });
+    while !add.is_finished() && !waits(&mut holder, "locktype = 'advisory'").await {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    sqlx::raw_sql("COMMIT").execute(&mut holder).await.unwrap();
+    assert_eq!(purge.await.unwrap().unwrap().answer, Answer::Purged);
+    add.await.unwrap().unwrap();
+    assert_eq!(lab.number("SELECT count(*) FROM semel_repeats").await, 0);
 }
 
 /// A node that stands still cannot end its transaction, and whoever takes over would wait for its locks. The server

@@ -178,6 +178,7 @@ macro_rules! conformance_suite {
                     only_what_is_in_flight_is_waited_for;
                 sweeping:
                     orphans_end_by_their_own_terms,
+                    an_operation_whose_lease_is_missing_ends_in_doubt,
                     expiry_removes_everything_of_an_operation,
                     an_archived_operation_keeps_its_key_taken,
                     a_round_is_bounded,

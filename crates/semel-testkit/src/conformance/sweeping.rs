@@ -37,6 +37,31 @@ pub async fn orphans_end_by_their_own_terms(lab: Lab) {
     assert_eq!(renewed.complete(done("")).await.unwrap(), SETTLED);
 }
 
+/// An operation that is being run by its state and has no lease (damaged, or restored without it) is found and ends in
+/// doubt, whatever its terms were: they went with the lease. A person decides; those with a lease go on.
+pub async fn an_operation_whose_lease_is_missing_ends_in_doubt(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let kept = acquire(&ledger, work("kept", Policy::default())).await;
+    let lost = acquire(&ledger, work("lost", Policy::default())).await;
+    // It was looked at once while it was whole: the look goes round.
+    assert_eq!(ledger.sweep().await.unwrap().lapsed, 0);
+    let id = row(&ledger, "lost").await.id;
+    lab.execute(&format!("DELETE FROM semel_leases WHERE operation = {id}")).await.unwrap();
+    assert_eq!(ledger.sweep().await.unwrap().lapsed, 1);
+    let op = row(&ledger, "lost").await;
+    assert_eq!((op.state, op.crashes), (State::InDoubt, 1));
+    assert!(op.fence > lost.fence() && op.error.unwrap().contains("is missing"));
+    assert_eq!(counted(&ledger, State::InDoubt).await, 1);
+    assert_eq!(ask(&ledger, work("lost", Policy::default())).await, "in_doubt");
+    assert_eq!(story(&ledger, id).await, [Event::Doubted]);
+    assert_eq!(ledger.sweep().await.unwrap().lapsed, 0, "once is enough");
+    assert_eq!(lost.complete(done("")).await.unwrap(), Settled::LeaseLost);
+    let retry = semel::store::Decision::Resolve { verdict: semel::Verdict::Retry, expected: None };
+    decide(&ledger, id, retry).await;
+    drop(acquire(&ledger, work("lost", Policy::default())).await);
+    assert_eq!(kept.complete(done("")).await.unwrap(), SETTLED);
+}
+
 /// What has expired goes with everything that belongs to it; what is in doubt, pending or running
 /// never does.
 pub async fn expiry_removes_everything_of_an_operation(lab: Lab) {

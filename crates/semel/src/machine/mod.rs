@@ -314,7 +314,7 @@ pub fn step(stored: Option<&Operation>, event: &Event<'_>, now: Timestamp) -> St
         Event::Claim { request, fence } => claim::claim(stored, request, *fence, now),
         Event::ClaimInline { request, fence } => claim::claim_inline(stored, request, *fence, now),
         Event::Write { fence, write } => settle::write(stored, *fence, write, now),
-        Event::Lapse { fence } => match stored.filter(|op| lapsed(op, now)) {
+        Event::Lapse { fence } => match stored.filter(|op| lapsed(op, now) || is_adrift(op)) {
             Some(op) => {
                 let (op, notes) = tend::lapse(op, *fence, now);
                 Step::put(op, Answer::Lapsed, notes)
@@ -355,6 +355,11 @@ pub fn due(op: &Operation, terms: Option<&Policy>, now: Timestamp) -> Option<Tim
 /// Whether its lease has ended without a word.
 fn lapsed(operation: &Operation, now: Timestamp) -> bool {
     operation.lease.as_ref().is_some_and(|lease| lease.deadline <= now)
+}
+
+/// Whether its lease is missing: a row that was damaged, or restored without its lease. No transaction leaves it so.
+fn is_adrift(operation: &Operation) -> bool {
+    operation.state == State::Processing && operation.lease.is_none()
 }
 
 /// Ends a run that newer data waits for: the operation is pending with the newer data, its counts

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Answer, Next, NotNow, Step, Verdict, claim::complete, lapsed, note, promote, unsettle};
+use super::{Answer, Next, NotNow, Step, Verdict, claim::complete, is_adrift, lapsed, note, promote, unsettle};
 use crate::{
     Fence, Operation, Outcome, Policy, State, Timestamp,
     journal::{Event, Note, SWEEP},
@@ -26,7 +26,12 @@ pub(super) fn lapse(op: &Operation, fence: Fence, now: Timestamp) -> (Operation,
 fn end_lease(op: &Operation, fence: Fence, now: Timestamp) -> (Operation, Vec<Note>) {
     let mut op = op.clone();
     let mut notes = Vec::new();
-    let Some(lease) = op.lease.take() else { return (op, notes) };
+    let Some(lease) = op.lease.take() else {
+        if is_adrift(&op) {
+            notes.push(doubt_adrift(&mut op, fence, now));
+        }
+        return (op, notes);
+    };
     let owner = op.owner.clone();
     op.fence = fence;
     op.crashes += 1;
@@ -49,6 +54,18 @@ fn end_lease(op: &Operation, fence: Fence, now: Timestamp) -> (Operation, Vec<No
     }
     notes.push(note(&op, Event::TimedOut, SWEEP, gone, now));
     (op, notes)
+}
+
+/// Ends a run whose lease is missing. The terms went with the lease, so what they say of a lost run is not known: the
+/// operation is in doubt, which is right under any terms.
+fn doubt_adrift(op: &mut Operation, fence: Fence, now: Timestamp) -> Note {
+    let gone = format!("the lease of {} is missing: it was damaged, or not restored with its operation", op.owner);
+    op.fence = fence;
+    op.crashes += 1;
+    op.settled_at = Some(now);
+    op.state = State::InDoubt;
+    op.error = Some(gone.clone());
+    note(op, Event::Doubted, SWEEP, gone, now)
 }
 
 /// What the age of an operation calls for. It takes no more of the row than this, so that the sweep decides without
