@@ -73,8 +73,9 @@ fn gives_up(op: &Operation, failure: &Failure) -> bool {
 
 /// `op` is the operation as its run had it.
 fn line(op: &Operation, error: &str, message: &'static str) {
+    // The message is formatted: as a field called `message` it would come after the other fields, not before them.
     // The error is a string field, so that the subscriber escapes line breaks: it may hold what others sent.
-    tracing::warn!(scope = %op.scope, key = op.short_hash(), attempt = op.attempt(), error = &*cut(error), message);
+    tracing::warn!(scope = %op.scope, key = op.short_hash(), attempt = op.attempt(), error = &*cut(error), "{message}");
 }
 
 fn cut(error: &str) -> Cow<'_, str> {

@@ -15,6 +15,7 @@ use tokio::{
     sync::{Semaphore, watch},
     task::JoinSet,
 };
+use tracing::Instrument as _;
 
 use super::{
     Jobs, POLL,
@@ -120,7 +121,9 @@ async fn is_free(jobs: &Jobs, job: &Job) -> Result<bool> {
 
 /// Runs a job under its lease; whether it is worth looking for jobs again at once.
 async fn run(jobs: &Jobs, kind: Arc<dyn JobKind>, job: &Job, stop: &Stop) -> bool {
-    match claim_and_run(jobs, kind, job, stop).await {
+    // The ledger logs a run that fails, with attempt and error; the span adds which job that was, whatever filter there is.
+    let span = tracing::error_span!("job", id = %job.id, kind = job.kind);
+    match claim_and_run(jobs, kind, job, stop).instrument(span).await {
         Ok(Claim::Acquired(Ran::Completed(_) | Ran::Released)) => true,
         Ok(Claim::Exhausted(operation)) => {
             let why = operation.error.clone().unwrap_or_else(|| "the nodes that ran it were lost too often".to_owned());
@@ -133,11 +136,7 @@ async fn run(jobs: &Jobs, kind: Arc<dyn JobKind>, job: &Job, stop: &Stop) -> boo
             }
             true
         }
-        Ok(Claim::Acquired(ran)) => {
-            tracing::warn!(job = %job.id, kind = job.kind, ?ran, "a job was interrupted; it goes on later");
-            false
-        }
-        // Somebody else was faster.
+        // A run that did not end well: the ledger has logged how, in this job's span. Or another node was faster.
         Ok(_) | Err(Error::Stopping) => false,
         Err(error) => {
             tracing::warn!(job = %job.id, kind = job.kind, %error, "a job was interrupted; it goes on later");

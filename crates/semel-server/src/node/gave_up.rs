@@ -40,13 +40,17 @@ async fn keep_one(store: &impl MessageStore, Delivery { message, acknowledge, ..
     while let Err(error) = store.put_letter(letter.clone()).await {
         if !error.is_transient() {
             // Not acknowledged, so the broker has it; and those behind it go on.
-            return tracing::error!(%error, message = letter.key, "what the broker gave up on cannot be kept; it stays there");
+            return tracing::error!(
+                %error, message_id = letter.key,
+                "what the broker gave up on cannot be kept; it stays there"
+            );
         }
-        tracing::warn!(%error, message = letter.key, "a dead letter cannot be kept yet");
+        tracing::warn!(%error, message_id = letter.key, "a dead letter cannot be kept yet");
         tokio::time::sleep(PAUSE).await;
     }
-    let (consumer, message, error) = (&*letter.consumer, &*letter.key, &*letter.reason);
-    tracing::warn!(consumer, message, attempt = letter.failures, error, "a message became a dead letter");
+    let (consumer, message_id, error) = (&*letter.consumer, &*letter.key, &*letter.reason);
+    // How often it was tried is not known: the broker counted, and gave up.
+    tracing::warn!(consumer, message_id, error, "a message became a dead letter");
     if let Err(error) = acknowledge.ack().await {
         tracing::debug!(%error, "a dead letter was kept and not acknowledged: it comes again");
     }

@@ -6,6 +6,7 @@ use rustix::process::Signal;
 use semel::State;
 
 use crate::{
+    desk::execute,
     endpoint::{Does, Endpoint},
     gateway::{ask, gateway},
     hooks::{SECRET, becomes, command, deliver, event, forward, signed, status, stored},
@@ -20,6 +21,9 @@ on_both_databases! {
     an_endpoint_that_cannot_be_reached_is_told_by_the_event_its_attempt_and_the_log
     a_lost_lease_is_one_line_of_the_node_that_finds_it
     a_doubt_is_one_line
+    a_failed_run_of_a_job_is_one_line_that_names_job_kind_attempt_and_error
+    a_dead_letter_is_one_line_that_names_the_message
+    other_data_under_a_known_id_is_one_line_that_names_the_event
     a_line_for_each_request_is_there_if_asked_for
 }
 
@@ -77,6 +81,7 @@ fn a_failed_run_is_one_line_that_names_source_event_attempt_and_error(place: &Pl
         assert!(line.contains(message) && line.contains(error), "{line}");
         assert_eq!((field(line, "source"), field(line, "event")), ("stripe", "evt_1"), "{line}");
         assert_eq!(field(line, "scope"), "default/webhooks/stripe", "{line}");
+        assert!(line.find(message) < line.find("scope="), "as in every line, the text comes before the fields: {line}");
         let story = place.say(["why", field(line, "key")]);
         assert!(story.contains("evt_1") && story.contains("failed"), "{story}");
     }
@@ -149,6 +154,44 @@ fn a_doubt_is_one_line(place: &Place) {
     let story = place.say(["why", field(line, "key")]);
     assert!(story.contains("s3same-key"), "the hash in the log is that of the key: {story}");
     nothing_secret(place, &["s3same"]);
+}
+
+fn a_failed_run_of_a_job_is_one_line_that_names_job_kind_attempt_and_error(place: &Place) {
+    let server = start(place, "api,worker", &[]);
+    let (id, kind) = ("00000000-0000-7000-8000-000000000000", "redrive-dead-letters");
+    execute(
+        place,
+        &format!(
+            "INSERT INTO semel_jobs (id, tenant, kind, params, actor, state)
+             VALUES ('{id}', 'default', '{kind}', '{{\"odd\":1}}', 'ana', 'running')"
+        ),
+    );
+    eventually(SOON, "it fails", || crate::desk::shown(&server, &format!("/jobs/{id}"))["state"] == "failed");
+    let [line] = &told(place, 1, &["a run failed", id])[..] else { panic!() };
+    assert_eq!((field(line, "id"), field(line, "kind"), field(line, "attempt")), (id, kind, "1"), "{line}");
+    assert!(line.contains("error=\"") && line.contains("params"), "{line}");
+    let [end] = &told(place, 1, &["a job failed, and is given up"])[..] else { panic!() };
+    assert_eq!((field(end, "job"), field(end, "kind"), field(end, "attempt")), (id, kind, "1"), "{end}");
+    let log = log(place);
+    assert!(!log.contains("interrupted") && !log.contains("Failure {"), "{log}");
+}
+
+fn a_dead_letter_is_one_line_that_names_the_message(place: &Place) {
+    let _server = start(place, "api,relay,worker", &[]);
+    let body = r#"{"event_id":"x","event_type":"T","aggregate_type":"QUUX","recipientType":"BROADCAST","payload":{}}"#;
+    let ids = crate::notifications_fanout::say(place, "notification.customer", &[body]);
+    let [line] = &told(place, 1, &["a message became a dead letter"])[..] else { panic!() };
+    assert_eq!((field(line, "message_id"), field(line, "consumer")), (ids[0].as_str(), "notification.customer"));
+    assert!(!line.contains("attempt="), "it was not understood, so nothing was attempted: {line}");
+}
+
+fn other_data_under_a_known_id_is_one_line_that_names_the_event(place: &Place) {
+    let server = start(place, "api", &[]);
+    assert_eq!(status(&deliver(&server, &event("evt_1", 1_700_000_000, "a"))), "processed");
+    assert_eq!(status(&deliver(&server, &event("evt_1", 1_700_000_000, "b"))), "skipped");
+    let [line] = &told(place, 1, &["other data came under"])[..] else { panic!() };
+    assert_eq!((field(line, "source"), field(line, "event")), ("stripe", "evt_1"), "{line}");
+    assert_eq!(field(line, "key"), stored(place, "stripe", "evt_1").unwrap().short_hash(), "{line}");
 }
 
 fn a_line_for_each_request_is_there_if_asked_for(place: &Place) {

@@ -52,17 +52,20 @@ fn execute(place: &Place, sql: &'static str) {
     });
 }
 
-/// Puts messages on a queue, as another program would.
-fn say(place: &Place, queue: &str, bodies: &[&str]) {
+/// Puts messages on a queue, as another program would; their ids.
+pub(crate) fn say(place: &Place, queue: &str, bodies: &[&str]) -> Vec<String> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let database = Database::open(&place.url, Settings::default()).await.unwrap();
         let tx = database.begin(SOON).await.unwrap();
         let topic = Topic::new(queue).unwrap();
         let message = |body: &&str| Message::new("default", topic.clone(), "", body.to_string());
-        database.put(&tx, bodies.iter().map(message).collect()).await.unwrap();
+        let messages: Vec<_> = bodies.iter().map(message).collect();
+        let ids = messages.iter().map(|message| message.id.to_string()).collect();
+        database.put(&tx, messages).await.unwrap();
         assert!(matches!(database.commit(&tx).await, Commit::Done));
-    });
+        ids
+    })
 }
 
 fn the_source_document_works(place: &Place) {

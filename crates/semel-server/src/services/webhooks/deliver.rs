@@ -126,8 +126,8 @@ impl Receiver {
             // The event itself is what counts: it is stored, and may be this one's to process.
             tracing::warn!(%error, key = stored.short_hash(), "a conflict stays noted as skipped; its data was taken");
         }
-        let (source, key) = (&stored.labels.0[2], stored.short_hash());
-        tracing::warn!(source, key, taken, "other data came under the same id");
+        let (source, event, key) = (&source.name, &event.id, stored.short_hash());
+        tracing::warn!(source, event, key, taken, "other data came under the id of a known event");
         Ok(superseded.unwrap_or(claim))
     }
 

@@ -42,7 +42,7 @@ struct Fresh {
 fn is_lost(acknowledge: &dyn Acknowledge, message: &Received) -> bool {
     let lost = acknowledge.is_lost();
     if lost {
-        tracing::warn!(message = named(message), "a delivery was lost before it was begun: its lease had ended");
+        tracing::warn!(message_id = named(message), "a delivery was lost before it was begun: its lease had ended");
     }
     lost
 }

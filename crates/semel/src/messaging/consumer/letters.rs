@@ -68,16 +68,18 @@ impl<S: MessageStore, H: Handler<S>> Shared<S, H> {
         Ok(())
     }
 
-    /// Tells whoever is on call what became of a message that could not be handled. What was only moved to the retries
-    /// is no failure.
+    /// Logs what became of a message that could not be handled. What was only moved to the retries is no failure, and
+    /// what was not understood had no attempt. The field is not called `message`: that is the name of the line's own
+    /// text, and the id would be printed without a name.
     pub(super) fn tell(&self, message: &Received, attempt: u32, error: &str, retry: Retry, failed: bool) {
-        let (consumer, message) = (&*self.name, named(message));
+        let (consumer, message_id) = (&*self.name, named(message));
+        let attempt = Some(attempt).filter(|attempt| *attempt > 0);
         match retry {
-            Retry::Dead => tracing::warn!(consumer, message, attempt, error, "a message became a dead letter"),
+            Retry::Dead => tracing::warn!(consumer, message_id, attempt, error, "a message became a dead letter"),
             Retry::After(_) if failed => {
-                tracing::warn!(consumer, message, attempt, error, "a message was not handled; it is tried again");
+                tracing::warn!(consumer, message_id, attempt, error, "a message was not handled; it is tried again");
             }
-            Retry::After(_) => tracing::info!(consumer, message, error, "a message goes to the retries"),
+            Retry::After(_) => tracing::info!(consumer, message_id, error, "a message goes to the retries"),
         }
     }
 
@@ -100,8 +102,12 @@ impl<S: MessageStore, H: Handler<S>> Shared<S, H> {
 
     /// Nothing is lost, since it is not acknowledged either.
     pub(super) fn letter_refused(&self, letter: &NewLetter, error: &Error) -> Word {
-        let (consumer, message, attempt) = (&*self.name, named(&letter.message), letter.failures);
-        tracing::error!(%error, consumer, message, attempt, "a message can neither be handled nor kept; the broker has it");
+        let (consumer, message_id) = (&*self.name, named(&letter.message));
+        let attempt = Some(letter.failures).filter(|attempt| *attempt > 0);
+        tracing::error!(
+            %error, consumer, message_id, attempt,
+            "a message can neither be handled nor kept; the broker has it"
+        );
         Word::BackLater
     }
 }

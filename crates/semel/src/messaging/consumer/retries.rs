@@ -246,8 +246,8 @@ impl<S: MessageStore, H: Handler<S>> Shared<S, H> {
         let mut pause = Duration::from_millis(50);
         while let Err(error) = self.say_failed(row, why, retry).await {
             if !error.is_transient() || until.has_passed() {
-                let (consumer, message) = (&*self.name, named(&row.message));
-                return tracing::error!(%error, consumer, message, "the failure of a retry was not kept");
+                let (consumer, message_id) = (&*self.name, named(&row.message));
+                return tracing::error!(%error, consumer, message_id, "the failure of a retry was not kept");
             }
             self.store_is_away(&error);
             tokio::time::sleep(pause.min(until.remaining())).await;

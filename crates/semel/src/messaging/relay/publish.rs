@@ -87,17 +87,20 @@ impl Publisher {
         if !matches!(answer, Published::Unknown(_)) {
             unknown.remove(&row.id);
         }
-        let (message, attempt) = (row.envelope.message.id, row.failures.saturating_add(1));
+        let (message_id, attempt) = (row.envelope.message.id, row.failures.saturating_add(1));
         match answer {
             Published::Confirmed => Mark::Sent,
             Published::NotSent(_) => Mark::PutBack,
             Published::Unroutable(error) => Mark::Unroutable { error, after: self.options.unroutable },
             Published::Refused(error) if attempt >= self.options.max_failures => {
-                tracing::warn!(%message, attempt, error, "the broker refused a message too often; it waits for a person");
+                tracing::warn!(
+                    %message_id, attempt, error,
+                    "the broker refused a message too often; it waits for a person"
+                );
                 Mark::Park { error }
             }
             Published::Refused(error) => {
-                tracing::warn!(%message, attempt, error, "the broker refused a message; it is tried again");
+                tracing::warn!(%message_id, attempt, error, "the broker refused a message; it is tried again");
                 Mark::Retry { error, after: self.options.backoff.after(attempt, row.id) }
             }
             Published::Unknown(error) => {
