@@ -9,9 +9,10 @@ use toml::{
 
 use super::{Environment, Mistake, Origin, expand::expand};
 
-/// What the file says about one field: a value, or why the text could not be expanded to one.
+/// What the file says about one field: its value as far as it can be read, and what is wrong with the rest.
 pub(super) struct Given {
-    pub(super) value: Result<Value, Vec<String>>,
+    pub(super) value: Option<Value>,
+    pub(super) mistakes: Vec<String>,
     pub(super) origin: Origin,
 }
 
@@ -39,8 +40,9 @@ pub(super) fn read(path: &Path, text: &str, environment: &Environment, mistakes:
 
     let mut fields = Fields::new();
     flatten("", table.get_ref(), &mut |name, key_at, value| {
-        let value = plain(value, environment);
-        fields.insert(name, Given { value, origin: at(key_at) });
+        let mut mistakes = Vec::new();
+        let value = plain(value, environment, &mut mistakes);
+        fields.insert(name, Given { value, mistakes, origin: at(key_at) });
     });
     fields
 }
@@ -63,28 +65,45 @@ fn written(key: &str) -> String {
     if bare { key.to_owned() } else { format!("{key:?}") }
 }
 
-/// The value without spans, its texts expanded.
-fn plain(value: &DeValue<'_>, environment: &Environment) -> Result<Value, Vec<String>> {
-    Ok(match value {
-        DeValue::String(text) => Value::String(expand(text, environment)?),
-        DeValue::Integer(number) => i64::from_str_radix(number.as_str(), number.radix())
-            .map(Value::Integer)
-            .map_err(|_| vec![format!("the number {number} is too large")])?,
-        DeValue::Float(number) => {
-            number.as_str().parse().map(Value::Float).map_err(|_| vec![format!("{number} is not a number")])?
-        }
-        DeValue::Boolean(truth) => Value::Boolean(*truth),
-        DeValue::Datetime(time) => Value::Datetime(*time),
+/// The value without spans, its texts expanded; everything that is wrong with it goes to `mistakes`. Of a list, the items
+/// that can be read are left, so that these are checked too: a variable that is not set hides no other mistake. A table
+/// is read as a whole or not at all, since what is left of it could mean something else.
+fn plain(value: &DeValue<'_>, environment: &Environment, mistakes: &mut Vec<String>) -> Option<Value> {
+    let mut noted = |message: String| {
+        mistakes.push(message);
+        None
+    };
+    match value {
+        DeValue::String(text) => match expand(text, environment) {
+            Ok(text) => Some(Value::String(text)),
+            Err(wrong) => {
+                mistakes.extend(wrong);
+                None
+            }
+        },
+        DeValue::Integer(number) => match i64::from_str_radix(number.as_str(), number.radix()) {
+            Ok(number) => Some(Value::Integer(number)),
+            Err(_) => noted(format!("the number {number} is too large")),
+        },
+        DeValue::Float(number) => match number.as_str().parse() {
+            Ok(number) => Some(Value::Float(number)),
+            Err(_) => noted(format!("{number} is not a number")),
+        },
+        DeValue::Boolean(truth) => Some(Value::Boolean(*truth)),
+        DeValue::Datetime(time) => Some(Value::Datetime(*time)),
         DeValue::Array(items) => {
-            Value::Array(items.iter().map(|item| plain(item.get_ref(), environment)).collect::<Result<_, _>>()?)
+            let read: Vec<_> = items.iter().filter_map(|item| plain(item.get_ref(), environment, mistakes)).collect();
+            // A list of which nothing is left would be told to be empty, and it is not.
+            (!read.is_empty() || items.is_empty()).then_some(Value::Array(read))
         }
-        DeValue::Table(table) => Value::Table(
-            table
+        DeValue::Table(table) => {
+            let read: toml::Table = table
                 .iter()
-                .map(|(key, value): (_, &Spanned<DeValue<'_>>)| {
-                    Ok((key.get_ref().clone().into_owned(), plain(value.get_ref(), environment)?))
+                .filter_map(|(key, value): (_, &Spanned<DeValue<'_>>)| {
+                    Some((key.get_ref().clone().into_owned(), plain(value.get_ref(), environment, mistakes)?))
                 })
-                .collect::<Result<_, Vec<String>>>()?,
-        ),
-    })
+                .collect();
+            (read.len() == table.len()).then_some(Value::Table(read))
+        }
+    }
 }

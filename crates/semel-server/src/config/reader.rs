@@ -45,20 +45,14 @@ impl<'a> Reader<'a> {
     /// it are checked too.
     pub(super) fn field<T: Value>(&mut self, name: impl Into<Cow<'static, str>>, default: impl FnOnce() -> T) -> T {
         let name = name.into();
-        let (given, origin) = self.given(&name);
-        let read = given.and_then(|given| match given {
-            Some(value) => T::from_toml(&value).map(Some).map_err(|message| vec![message]),
-            None => Ok(None),
-        });
-        let value = match read {
-            Ok(value) => value.unwrap_or_else(default),
-            Err(messages) => {
-                let wrong = |message| Mistake::of(&name, origin.clone(), message);
-                self.mistakes.extend(messages.into_iter().map(wrong));
-                self.unread.insert(name.to_string());
-                default()
-            }
-        };
+        let (given, mut messages, origin) = self.given(&name);
+        let read = given.and_then(|value| T::from_toml(&value).map_err(|message| messages.push(message)).ok());
+        if read.is_none() && !messages.is_empty() {
+            self.unread.insert(name.to_string());
+        }
+        let wrong = |message| Mistake::of(&name, origin.clone(), message);
+        self.mistakes.extend(messages.into_iter().map(wrong));
+        let value = read.unwrap_or_else(default);
         self.entries.push(Entry { name, shown: value.to_toml(), origin });
         value
     }
@@ -126,23 +120,23 @@ impl<'a> Reader<'a> {
         Report { config, entries: self.entries, mistakes: self.mistakes, warnings }
     }
 
-    /// The value of the highest layer that has one, and that layer.
-    fn given(&mut self, name: &str) -> (Result<Option<toml::Value>, Vec<String>>, Origin) {
+    /// The value of the highest layer that has one, as far as it can be read; what is wrong with the rest; that layer.
+    fn given(&mut self, name: &str) -> (Option<toml::Value>, Vec<String>, Origin) {
         if let Some(text) = self.flags.get(name) {
             // The command that has such a flag is the section already.
             let flag = name.trim_start_matches("gateway.").trim_start_matches("http.").replace(['_', '.'], "-");
-            return (Ok(Some(text.into())), Origin::Flag(format!("--{flag}")));
+            return (Some(text.into()), Vec::new(), Origin::Flag(format!("--{flag}")));
         }
         let variable = variable(name);
         match self.environment.get(&variable) {
             // Empty is unset: compose files and scripts cannot leave a variable out.
             Ok(None | Some("")) => {}
-            Ok(Some(text)) => return (Ok(Some(text.into())), Origin::Variable(variable)),
-            Err(NotText) => return (Err(vec!["is not valid UTF-8".to_owned()]), Origin::Variable(variable)),
+            Ok(Some(text)) => return (Some(text.into()), Vec::new(), Origin::Variable(variable)),
+            Err(NotText) => return (None, vec!["is not valid UTF-8".to_owned()], Origin::Variable(variable)),
         }
         match self.file.get(name) {
-            Some(given) => (given.value.clone().map(Some), given.origin.clone()),
-            None => (Ok(None), Origin::Default),
+            Some(given) => (given.value.clone(), given.mistakes.clone(), given.origin.clone()),
+            None => (None, Vec::new(), Origin::Default),
         }
     }
 }

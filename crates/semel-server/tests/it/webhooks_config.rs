@@ -159,13 +159,19 @@ fn no_server_starts_with_a_secret_that_anybody_could_guess() {
 }
 
 #[test]
-fn a_variable_that_is_not_set_is_the_only_thing_told_of_its_field() {
-    for secrets in ["['${NO_SUCH_VARIABLE}']", "['${NO_SUCH_VARIABLE}', 'short']", "'${NO_SUCH_VARIABLE}'"] {
+fn a_variable_that_is_not_set_hides_no_other_mistake_and_makes_none_up() {
+    for secrets in ["['${NO_SUCH_VARIABLE}']", "['${NO_SUCH_VARIABLE}', 'long enough']", "'${NO_SUCH_VARIABLE}'"] {
         let told = mistakes(&format!("[webhooks.s]\nkind = 'stripe'\nsecrets = {secrets}\n"));
         let said = "webhooks.s.secrets (semel.toml, line 3): the environment variable NO_SUCH_VARIABLE is not set: set it \
                     where semel is started, or write the value here";
         assert_eq!(told, [said], "{secrets}");
     }
+    let text = "[webhooks.s]\nkind = 'stripe'\nsecrets = ['${ONE}', 'short', '${TWO}', '$THREE_OF_THEM']\n";
+    let told = mistakes(text);
+    for said in ["variable ONE is not set", "variable TWO is not set", "8 bytes at least", "the name of a variable"] {
+        assert_eq!(told.iter().filter(|line| line.contains(said)).count(), 1, "{said}: {told:#?}");
+    }
+    assert_eq!(told.len(), 4, "{told:#?}");
 }
 
 #[test]

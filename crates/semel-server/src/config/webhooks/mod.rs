@@ -179,7 +179,7 @@ impl Source {
                 note(field, mistake.what.clone());
             }
         }
-        if let Some(mistake) = self.secrets.mistake(&self.kind) {
+        for mistake in self.secrets.mistakes(&self.kind) {
             note("secrets", mistake);
         }
         let mut within = |field, span: Duration, least: Duration, most: Duration| {

@@ -12,9 +12,12 @@ pub struct Secrets(pub Vec<Secret>);
 const SHORTEST: usize = 8;
 
 impl Secrets {
-    /// What is wrong with those that a verifier would take, if anything is. No message repeats a secret.
-    pub(super) fn mistake(&self, kind: &SourceKind) -> Option<String> {
-        self.0.iter().find_map(|secret| mistake(secret.expose(), kind))
+    /// Everything that is wrong with those that a verifier would take, each once. No message repeats a secret.
+    pub(super) fn mistakes(&self, kind: &SourceKind) -> Vec<String> {
+        let mut all: Vec<_> = self.0.iter().filter_map(|secret| mistake(secret.expose(), kind)).collect();
+        all.sort_unstable();
+        all.dedup();
+        all
     }
 }
 
@@ -103,7 +106,7 @@ mod tests {
 
     #[test]
     fn a_secret_that_anybody_could_guess_or_nobody_could_type_is_none() {
-        let mistake = |secret: &str| Secrets(vec![secret.into()]).mistake(&SourceKind::Github);
+        let mistake = |secret: &str| Secrets(vec![secret.into()]).mistakes(&SourceKind::Github).pop();
         for right in ["12345678", "whsec_12345678", "p$ssword", "$1234567", "$a-secret", "ünïcödé"] {
             assert_eq!(mistake(right), None, "{right}");
         }
@@ -120,7 +123,7 @@ mod tests {
             let said = mistake(wrong).unwrap();
             assert!(said.contains(told) && !said.contains(wrong), "{wrong:?}: {said}");
         }
-        let standard = |secret: &str| Secrets(vec![secret.into()]).mistake(&SourceKind::Standard);
+        let standard = |secret: &str| Secrets(vec![secret.into()]).mistakes(&SourceKind::Standard).pop();
         assert!(standard("whsec_c2VjcmV0").is_some(), "six bytes");
         assert_eq!(standard("whsec_ZWlnaHQgYnk="), None, "eight bytes");
     }
