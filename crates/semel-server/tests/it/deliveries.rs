@@ -68,6 +68,7 @@ fn a_delivery_that_waits_says_why_and_which_attempt_it_was(place: &Place) {
         waiting(&server)["lastError"].as_str().is_some_and(|why| why.contains("reached"))
     });
     assert_eq!((&waiting(&server)["attempt"], &waiting(&server)["status"]), (&json!(1), &json!("PENDING")));
+    assert_eq!(waiting(&server)["error"], serde_json::Value::Null, "that is why one has ended, and this one has not");
     // It can be reached, and is busy: one attempt was made, and the next is far away.
     let endpoint = Endpoint::on(TcpListener::bind(address).unwrap(), [Does::Answers(503)]);
     eventually(SOON, "it says why", || waiting(&server)["lastError"].as_str().is_some_and(|why| why.contains("503")));
@@ -368,9 +369,12 @@ fn a_node_killed_after_the_call_leaves_doubt_under_hold(place: &Place) {
     one(place);
     let endpoint = Endpoint::that([]);
     killed_after_the_call(place, &endpoint, "hold");
-    let _server = start(place, &endpoint, "hold");
+    let server = start(place, &endpoint, "hold");
     becomes(place, "IN_DOUBT");
     assert_eq!(endpoint.calls().len(), 1, "never twice by itself");
+    let told = shown(&server, "/notifications/1");
+    assert_eq!((&told["attempt"], &told["lastError"]), (&json!(1), &serde_json::Value::Null), "{told}");
+    assert!(told["error"].as_str().unwrap().contains("ended without a word"), "{told}");
 }
 
 fn a_node_killed_after_the_call_calls_again_with_the_same_key_under_rerun(place: &Place) {

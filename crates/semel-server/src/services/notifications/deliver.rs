@@ -10,8 +10,8 @@ use std::{
 };
 
 use semel::{
-    Backoff, Claim, Context, Failure, Fingerprint, Key, Labels, Ledger, OnLost, Outcome, Policy, Ran, Result, Retry,
-    Scope, Store as _, Unfinished, Uptime, Work, crash_point, messaging::Wake,
+    Backoff, Claim, Context, Failure, Fingerprint, Key, Labels, Ledger, OnLost, Outcome, Policy, Ran, Replay, Result,
+    Retry, Scope, Store as _, Unfinished, Uptime, Work, crash_point, messaging::Wake,
 };
 use semel_store::{Database, Tx};
 use serde_json::{json, value::RawValue};
@@ -314,7 +314,7 @@ impl Line {
         let (noted, counted) = (put_back.clone(), attempt.clone());
         let call = move |context: Context<Database>| {
             let (line, due, noted) = (line.clone(), asked.clone(), noted.clone());
-            *counted.lock().unwrap_or_else(PoisonError::into_inner) = Some(context.operation().failures + 1);
+            *counted.lock().unwrap_or_else(PoisonError::into_inner) = Some(context.operation().attempt());
             async move {
                 match line.call(&due, &context).await {
                     Ok(outcome) => Ok(outcome),
@@ -327,7 +327,14 @@ impl Line {
                 }
             }
         };
-        Ok(match self.ledger.run(work, call).await? {
+        let claim = self.ledger.run(work, call).await?;
+        // Made by another node, which did not come to say so.
+        if let Claim::Replay(Replay { operation, .. }) | Claim::Exhausted(operation) | Claim::InDoubt(operation) =
+            &claim
+        {
+            *attempt.lock().unwrap_or_else(PoisonError::into_inner) = Some(operation.attempt());
+        }
+        Ok(match claim {
             Claim::Acquired(Ran::Completed(_)) | Claim::Replay(_) => Stands::Sent,
             Claim::Acquired(Ran::Failed(Failure { error, retry: Retry::After(wait) })) => {
                 Stands::Later(wait, Some(error))

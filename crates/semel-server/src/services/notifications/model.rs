@@ -136,7 +136,7 @@ pub(super) struct Notification {
     pub(super) created_at: i64,
     #[serde(serialize_with = "maybe_time")]
     pub(super) read_at: Option<i64>,
-    /// Why it is FAILED or IN_DOUBT, or why the last call failed.
+    /// Why it is FAILED or IN_DOUBT.
     pub(super) error: Option<String>,
     /// Why the last call failed, or could not be made, while it is PENDING.
     pub(super) last_error: Option<String>,

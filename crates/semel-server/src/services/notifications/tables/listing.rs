@@ -86,6 +86,8 @@ impl Row {
         let payload = self.payload.map(read_payload).transpose();
         let address = self.addresses.map(recipients::read_addresses).transpose();
         let unreadable = payload.as_ref().err().or(address.as_ref().err()).map(|why| format!("unreadable: {why}"));
+        // One column, two meanings: why it ended as it did, or why it has not ended yet.
+        let (last_error, error) = if self.status == "PENDING" { (self.error, None) } else { (None, self.error) };
         Notification {
             id: self.id,
             event_id: self.event_id,
@@ -94,12 +96,12 @@ impl Row {
             user_id: self.user_id,
             address: address.ok().flatten().and_then(|mut all| all.remove(&self.notification_type)),
             notification_type: self.notification_type,
-            last_error: self.error.clone().filter(|_| self.status == "PENDING"),
+            last_error,
             attempt: self.attempt,
             status: self.status,
             created_at: self.created_at,
             read_at: self.read_at,
-            error: unreadable.or(self.error),
+            error: unreadable.or(error),
             payload: payload.ok().flatten(),
         }
     }
