@@ -28,6 +28,8 @@ pub(crate) const SWEEP: &str = "sweep";
 pub enum Event {
     /// It was claimed again after an earlier run ended badly.
     TakenOver,
+    /// A run completed. Told only when it is run once more: until then the row says it.
+    Completed,
     /// A run failed.
     Failed,
     /// A lease ended without a word; it may run again.
@@ -51,8 +53,9 @@ pub enum Event {
 }
 
 impl Event {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 12] = [
         Self::TakenOver,
+        Self::Completed,
         Self::Failed,
         Self::TimedOut,
         Self::Doubted,
@@ -70,6 +73,7 @@ impl Event {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::TakenOver => "taken_over",
+            Self::Completed => "completed",
             Self::Failed => "failed",
             Self::TimedOut => "timed_out",
             Self::Doubted => "doubted",

@@ -26,12 +26,26 @@ impl Story<'_> {
         lines.push(String::new());
         lines.push(self.first_claim());
         lines.extend(left_out(self.notes));
-        lines.extend(self.notes.iter().map(|note| self.note(note)));
-        lines.extend(self.completion());
+        lines.extend(self.happened());
         lines.push(String::new());
         lines.extend(self.repeats.iter().map(|(repeat, repeats)| came_again(*repeat, repeats)));
         lines.push(self.next());
         lines
+    }
+
+    /// What happened after the first claim, in the order of time: the end of a run that was run once more is noted after
+    /// it, and the end of the last run is told by the row.
+    fn happened(&self) -> Vec<String> {
+        let is_told = |note: &&Note| note.event != Event::Completed || !self.was_decided(note.at);
+        let mut lines: Vec<_> =
+            self.notes.iter().filter(is_told).map(|note| (note.at, self.note(note))).chain(self.completion()).collect();
+        lines.sort_by_key(|(at, _)| *at);
+        lines.into_iter().map(|(_, line)| line).collect()
+    }
+
+    /// Whether a person's word is in the journal for this moment, with a name and a reason.
+    fn was_decided(&self, at: Timestamp) -> bool {
+        self.notes.iter().any(|note| note.event == Event::Resolved && note.at == at)
     }
 
     /// How things stand, in a few words.
@@ -71,18 +85,16 @@ impl Story<'_> {
         since.map(|since| format!(" after {}", span(note.at.since(since)))).unwrap_or_default()
     }
 
-    fn completion(&self) -> Option<String> {
+    fn completion(&self) -> Option<(Timestamp, String)> {
         let op = self.operation;
         let at = op.settled_at.filter(|_| op.state == State::Completed)?;
         let kept = outcome(op).unwrap_or_default();
-        // A person's word is in the journal already, with a name and a reason.
-        let decided = self.notes.iter().any(|note| note.event == Event::Resolved && note.at == at);
-        let how = if decided {
+        let how = if self.was_decided(at) {
             "completed".to_owned()
         } else {
             format!("completed by {} after {}", plain(&op.owner), span(at.since(op.claimed_at)))
         };
-        Some(format!("{at}  {how}: {kept}"))
+        Some((at, format!("{at}  {how}: {kept}")))
     }
 
     /// What will happen next.
@@ -158,6 +170,7 @@ fn event(note: &Note, took: &str) -> String {
     let by = if actor.is_empty() { String::new() } else { format!(" by {actor}") };
     match note.event {
         Event::TakenOver => format!("claimed again{by}: {detail}"),
+        Event::Completed => format!("completed{by}{took}; {detail}"),
         Event::Failed => format!("the run{by} failed{took}: {detail}"),
         Event::TimedOut => format!("{detail}; it may run again"),
         // Told by whoever found its lease at an end, or by the run itself.

@@ -161,6 +161,12 @@ pub(super) fn resolve(
         None => (stored.clone(), Vec::new()),
     };
     op.fence = fence;
+    // The terms went with the lease. What they said of the retention can be told from the end of a run that failed or was
+    // lost, and from a lease that lapses only now. A doubt has no end: what was in doubt is kept until a person purges it.
+    let retention = match &stored.lease {
+        Some(lease) => lease.terms.retention,
+        None => op.expires_at.zip(op.settled_at).map(|(end, settled)| end.since(settled)),
+    };
     let said = match verdict {
         Verdict::Completed(outcome) => {
             // The last run was counted as lost or failed, and is the one that took effect: there was no other.
@@ -168,8 +174,7 @@ pub(super) fn resolve(
                 0 => op.failures = op.failures.saturating_sub(1),
                 _ => op.crashes -= 1,
             }
-            // The terms went with the lease; what a person settled is kept until a person purges it.
-            let terms = Policy { retention: None, tombstone: None, ..Policy::default() };
+            let terms = Policy { retention, tombstone: None, ..Policy::default() };
             complete(&mut op, outcome.clone(), &terms, now);
             op.pinned = false;
             "it took effect"
@@ -178,6 +183,7 @@ pub(super) fn resolve(
             unsettle(&mut op);
             op.state = State::Failed;
             op.settled_at = Some(now);
+            op.expires_at = retention.map(|kept| now + kept);
             op.error = Some(reason.to_owned());
             op.parked = true;
             "it did not take effect and stays so"
@@ -190,6 +196,7 @@ pub(super) fn resolve(
             "it may run again"
         }
         Verdict::Rerun { archived } => {
+            notes.extend(completed_note(&op, stored.fence));
             if op.archived {
                 op.payload.clone_from(archived);
             }
@@ -204,6 +211,13 @@ pub(super) fn resolve(
     notes.push(note(&op, Event::Resolved, actor, format!("{said}: {reason}"), now));
     notes.extend(promote(&mut op, actor, now));
     Step::put(op, Answer::Resolved, notes)
+}
+
+/// What the journal is told of a completed run when another is to follow: the row will tell of that one.
+fn completed_note(op: &Operation, fence: Fence) -> Option<Note> {
+    let at = op.settled_at.filter(|_| op.state == State::Completed)?;
+    let detail = "it was run once more after this".to_owned();
+    Some(Note { at, event: Event::Completed, fence, actor: op.owner.clone(), detail })
 }
 
 /// Frees the key, and forgets the operation. Never under a live lease, nor what is pinned.

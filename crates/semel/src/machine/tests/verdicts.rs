@@ -2,7 +2,7 @@
 
 use super::{
     super::*,
-    life::{Happening, LEASE, Life, RETENTION, ask, ask_under, complete, doubt, fail, policy, release},
+    life::{Happening, LEASE, Life, RETENTION, TICK, ask, ask_under, complete, doubt, fail, policy, release},
     situations::situations,
 };
 use crate::OnLost;
@@ -126,6 +126,42 @@ fn it_took_effect_is_kept_until_a_person_purges_it() {
     assert_eq!(life.claim(&ask("a")), Answer::Replay { mismatch: false });
     assert_eq!(life.purge(), Answer::Purged);
     assert_eq!(life.claim(&ask("a")), Answer::Acquired);
+}
+
+/// Only a doubt has no end, see above: of every other run the retention is still known.
+#[test]
+fn what_a_person_settled_that_was_not_in_doubt_is_kept_for_its_retention() {
+    for verdict in [Verdict::Completed(Outcome::kept("yes")), Verdict::Failed] {
+        for how in ["failed", "lost", "not heard of"] {
+            let mut life = Life::new();
+            let fence = life.acquire(&ask("a"));
+            match how {
+                "failed" => assert_eq!(life.write(fence, fail(Retry::Never)), Answer::Settled { successor: false }),
+                "lost" => life.crash(),
+                _ => life.pass(LEASE),
+            }
+            life.pass(RETENTION / 2);
+            assert_eq!(life.resolve(verdict.clone()), Answer::Resolved, "{how}");
+            assert_eq!(life.row().expires_at, Some(life.now + RETENTION), "{verdict:?} after it was {how}");
+            life.pass(RETENTION - TICK);
+            assert_ne!(life.claim(&ask("a")), Answer::Acquired, "{verdict:?} after it was {how}");
+            life.pass(TICK);
+            assert_eq!(life.claim(&ask("a")), Answer::Acquired, "{verdict:?} after it was {how}");
+        }
+    }
+}
+
+#[test]
+fn the_end_of_a_run_is_noted_when_another_is_to_follow() {
+    let mut life = Life::new();
+    let fence = life.acquire(&ask("a"));
+    life.settle(fence, complete("yes"));
+    let ended = life.row().settled_at.unwrap();
+    life.pass(LEASE);
+    let step = life.happens(&Happening::Resolve(None, Verdict::Rerun { archived: None }));
+    let told: Vec<_> = step.notes.iter().map(|note| (note.event, note.at, note.fence, note.actor.as_str())).collect();
+    let completed = (journal::Event::Completed, ended, fence, "worker");
+    assert_eq!((told.len(), told[0], told[1].0), (2, completed, journal::Event::Resolved));
 }
 
 #[test]

@@ -46,9 +46,14 @@ pub(super) fn attempts(operation: &Operation, notes: &[Note]) -> Vec<Attempt> {
     for (place, note) in notes.iter().enumerate() {
         let end = match note.event {
             Told::TakenOver => {
-                // A run of which no end is told has completed; then somebody had it run once more.
+                // A run of which no end is told has completed, and was run once more by a version that did not note it.
                 let before = runs.replace(Attempt::begun(note.at, &note.actor));
                 told.extend(before.map(|run| run.ended(None, "completed", None)));
+                continue;
+            }
+            Told::Completed => {
+                let run = runs.take().map(|run| Attempt { node: run.node.or(Some(note.actor.clone())), ..run });
+                told.extend(run.map(|run| run.ended(Some(note.at), "completed", None)));
                 continue;
             }
             Told::Superseded => {
@@ -201,7 +206,19 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_completed_and_was_run_once_more_is_told() {
+    fn a_run_that_completed_and_was_run_once_more_is_told_with_its_end_and_its_node() {
+        let first = Note { actor: "first".to_owned(), ..note(3, Told::Completed) };
+        // Its data went to the archive in between: the note of its end was written later.
+        let again = [note(4, Told::Archived), first, note(5, Told::Resolved), note(6, Told::TakenOver)];
+        let both = [(time(0), time(3), Some("completed")), (time(6), time(99), Some("completed"))];
+        assert_eq!(told(State::Completed, &again), both);
+        let nodes: Vec<_> = attempts(&event(State::Completed), &again).into_iter().map(|run| run.node).collect();
+        assert_eq!(nodes, [Some("first".to_owned()), Some("last".to_owned())]);
+        assert_eq!(told(State::Pending, &again[..3]), both[..1], "it has not run again yet");
+    }
+
+    #[test]
+    fn a_run_that_completed_and_was_run_once_more_by_an_older_version_is_told() {
         let again = [note(5, Told::Resolved), note(6, Told::TakenOver)];
         let both = [(time(0), None, Some("completed")), (time(6), time(99), Some("completed"))];
         assert_eq!(told(State::Completed, &again), both);
