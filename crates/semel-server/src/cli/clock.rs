@@ -1,16 +1,20 @@
 //! `semel clock`: the time in a SQLite file, and setting it back.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
 
 use anyhow::Context as _;
 use semel::{Store as _, Timestamp};
 use semel_store::{Clock, repair_clock};
+use serde_json::json;
 
 use super::{
     ledger::{LedgerFlags, actor, said},
     words::span,
 };
 use crate::{config::DatabaseUrl, log};
+
+/// How many times as long as it is ahead a ledger takes to be caught up with: its time goes on a tenth slower.
+const CATCHES_UP: u32 = 10;
 
 /// Columns of the services that say when something is due.
 const DUE: [(&str, &str); 1] = [("notifications", "due_at")];
@@ -28,14 +32,17 @@ pub(super) enum ClockCommand {
 /// while, the time in the ledger is ahead, too. It goes on a tenth slower than real time until the clock has caught up.
 #[derive(clap::Args)]
 pub(super) struct Show {
+    /// Show it as JSON
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     ledger: LedgerFlags,
 }
 
 /// Set the time in the ledger back to this host's clock
 ///
-/// For a ledger that is so far ahead that it would not be caught up with. Nobody else may have the file open, and nothing
-/// in it may be leased. What was due is due now; what waits for a delay waits for the rest of it; what is kept until some
+/// For a ledger that is so far ahead that it would not be caught up with. No other process may have the file open, and
+/// nothing in it may be leased. What was due is due now; what waits for a delay waits for the rest of it; what is kept until some
 /// moment is kept until then by the right clock, so for longer. Times that were written down stay as they are.
 #[derive(clap::Args)]
 pub(super) struct Repair {
@@ -65,19 +72,36 @@ impl Show {
         let opened = self.ledger.look().await?;
         let store = opened.ledger.store();
         let (now, ahead) = (store.now().await, store.clock_is_ahead());
+        let flags = opened.flags.clone();
         opened.close().await;
         let now = now?;
+        if self.json {
+            return Ok(to_json(now, ahead));
+        }
         Ok(match ahead {
             None => format!("The time in the ledger is {now}. It is not ahead of this host's clock.\n"),
             Some(ahead) => format!(
                 "The time in the ledger is {now}, {} ahead of this host's clock.\n\
                  It goes on a tenth slower than real time until the clock has caught up, in about {}.\n\
-                 To set it back at once: semel clock repair --reason '…'\n",
+                 To set it back at once: {} --reason '…'\n",
                 span(ahead),
-                span(ahead * 10)
+                span(ahead * CATCHES_UP),
+                format!("semel clock repair {flags}").trim_end()
             ),
         })
     }
+}
+
+/// Spans of time in milliseconds. On PostgreSQL the time is the server's, and never ahead.
+fn to_json(now: Timestamp, ahead: Option<Duration>) -> String {
+    let millis = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
+    let said = json!({
+        "now": now.to_string(),
+        "ahead": ahead.is_some(),
+        "aheadMillis": ahead.map_or(0, millis),
+        "caughtUpInMillis": ahead.map_or(0, |ahead| millis(ahead * CATCHES_UP)),
+    });
+    format!("{said:#}\n")
 }
 
 impl Repair {

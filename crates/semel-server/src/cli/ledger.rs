@@ -10,9 +10,10 @@ use anyhow::Context as _;
 use semel::{Ledger, Options};
 use semel_store::{Database, Settings};
 
+use super::words::quoted;
 use crate::{
     Error,
-    config::{self, DatabaseUrl, Environment, Flags, StoreFlags},
+    config::{self, Config, DatabaseUrl, Environment, Flags, StoreFlags},
 };
 
 /// How long closing may take. Whatever has not gone from the log into the file by then does so the next time.
@@ -42,6 +43,11 @@ impl LedgerFlags {
     /// Where the ledger is. Cron and shell must agree on it, so the default hangs on the user and not, as the server's,
     /// on the directory that a command happens to be started in.
     pub(super) fn place(&self) -> anyhow::Result<DatabaseUrl> {
+        Ok(self.read()?.database_url)
+    }
+
+    /// The configuration, with the ledger where these flags say.
+    fn read(&self) -> anyhow::Result<Config> {
         let store = StoreFlags {
             config: self.config.clone(),
             data_dir: self.data_dir.clone(),
@@ -58,26 +64,47 @@ impl LedgerFlags {
                 "where is the ledger? Neither HOME nor XDG_STATE_HOME is set: say it by --database-url or SEMEL_DATABASE_URL"
             );
         }
-        Ok(config.database_url.clone())
+        Ok(config.clone())
     }
 
     /// Opens the ledger to look at it. A file that is not there is not made just to say that nothing is in it.
     pub(super) async fn look(&self) -> anyhow::Result<Opened> {
-        let place = self.place()?;
-        if let DatabaseUrl::Sqlite(path) = &place
+        Ok(self.look_with_config().await?.0)
+    }
+
+    /// As [`LedgerFlags::look`], for a command that needs other parts of the configuration, too.
+    pub(super) async fn look_with_config(&self) -> anyhow::Result<(Opened, Config)> {
+        let config = self.read()?;
+        let place = &config.database_url;
+        if let DatabaseUrl::Sqlite(path) = place
             && !path.exists()
         {
             anyhow::bail!("there is no ledger in {}", path.display());
         }
-        self.name(&place);
-        open(&place, Options::default()).await
+        Ok((self.open_at(place).await?, config))
     }
 
     /// Opens the ledger to work with it; a file that is not there is made.
     pub(super) async fn open(&self) -> anyhow::Result<Opened> {
-        let place = self.place()?;
-        self.name(&place);
-        open(&place, Options::default()).await
+        self.open_at(&self.place()?).await
+    }
+
+    async fn open_at(&self, place: &DatabaseUrl) -> anyhow::Result<Opened> {
+        self.name(place);
+        let opened = open(place, Options::default()).await?;
+        Ok(Opened { flags: self.again(place), ..opened })
+    }
+
+    /// The flags by which another command finds the same ledger. What the environment says, that command reads too. A
+    /// URL with a password is not repeated: a placeholder stands for it.
+    pub(super) fn again(&self, place: &DatabaseUrl) -> String {
+        let has_password = matches!(place, DatabaseUrl::Postgres(_)) && place.to_string().contains("***");
+        let url = self.database_url.as_ref().map(|url| if has_password { "…" } else { url.as_str() });
+        let config = self.config.as_ref().map(|path| path.to_string_lossy());
+        let flags =
+            [("--config", config.as_deref()), ("--data-dir", self.data_dir.as_deref()), ("--database-url", url)];
+        let given = flags.iter().filter_map(|(flag, value)| Some(format!("{flag} {}", quoted((*value)?))));
+        given.collect::<Vec<_>>().join(" ")
     }
 
     fn name(&self, place: &DatabaseUrl) {
@@ -92,6 +119,8 @@ pub(super) struct Opened {
     pub(super) ledger: Ledger<Database>,
     /// Where it is, for people.
     pub(super) place: String,
+    /// The flags by which a person's next command finds it, see [`LedgerFlags::again`].
+    pub(super) flags: String,
 }
 
 impl Opened {
@@ -109,13 +138,13 @@ pub(super) async fn open(place: &DatabaseUrl, options: Options) -> anyhow::Resul
     if let DatabaseUrl::Sqlite(path) = place
         && let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty())
     {
-        // Keys, payloads and outcomes are nobody else's business.
+        // Keys, payloads and outcomes are for this user only.
         let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
         made.map_err(|error| no_directory(folder, &error)).with_context(cannot)?;
     }
     let database = Database::open(&place.expose(), Settings::default()).await.map_err(said).with_context(cannot)?;
     let ledger = Ledger::new(database, options).with_context(cannot)?;
-    Ok(Opened { ledger, place: place.place() })
+    Ok(Opened { ledger, place: place.place(), flags: String::new() })
 }
 
 /// Why there is no directory for the ledger, and what to do.
@@ -123,6 +152,10 @@ fn no_directory(folder: &Path, error: &std::io::Error) -> anyhow::Error {
     let instead = "name another directory by --data-dir, or another file by --database-url";
     let file = folder.ancestors().find(|path| path.exists()).filter(|path| !path.is_dir());
     match file {
+        _ if error.kind() == std::io::ErrorKind::ReadOnlyFilesystem => anyhow::anyhow!(
+            "the directory {} cannot be made: its file system is mounted read-only; mount it for writing, or {instead}",
+            folder.display()
+        ),
         Some(file) => anyhow::anyhow!("{} is a file and no directory; {instead}", file.display()),
         None => anyhow::anyhow!("the directory {} cannot be made: {error}; {instead}", folder.display()),
     }
@@ -154,5 +187,24 @@ pub(super) fn actor() -> String {
         // The name is only what the environment says; the number is what the system knows.
         Some(name) => format!("{name}@{host} (uid {uid})"),
         None => format!("uid {uid}@{host}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn advice_repeats_no_password() {
+        let advice = |url: &str| {
+            let url = Some(url.to_owned());
+            let flags = LedgerFlags { database_url: url, data_dir: None, config: None, quiet: true };
+            flags.again(&flags.place().unwrap())
+        };
+        for secret in ["postgres://ana:geheim@db/x", "postgres://ana@db/x?password=geheim"] {
+            assert_eq!(advice(secret), "--database-url '…'");
+        }
+        assert_eq!(advice("postgres://ana@db/x?a=b"), "--database-url 'postgres://ana@db/x?a=b'");
+        assert_eq!(advice("sqlite:a b.db"), "--database-url 'sqlite:a b.db'");
     }
 }

@@ -3,11 +3,14 @@
 use std::{ffi::OsString, io::Write as _, process::ExitCode, time::Duration};
 
 use anyhow::Context as _;
-use semel::{Claim, Key, OnLost, Operation, Policy, Ran, Replay, Scope};
+use semel::{
+    Claim, Key, OnLost, Operation, Policy, Ran, Replay, Scope, State, Store as _,
+    journal::{Event, Note},
+};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::{
-    ledger::LedgerFlags,
+    ledger::{LedgerFlags, Opened},
     words::{DEFAULT_SCOPE, command_line, duration, hint, plain, resolve, span, times},
 };
 use crate::{
@@ -26,9 +29,9 @@ const LEASE_LOST: u8 = 70;
 const NOT_WRITTEN: u8 = 74;
 /// Another process is at it, or it is too early: try again later.
 const LATER: u8 = 75;
-/// Nobody knows whether it took effect.
+/// It is not known whether it took effect.
 const IN_DOUBT: u8 = 76;
-/// It failed as often as it may.
+/// It failed as often as it may, or a person resolved it as failed.
 const EXHAUSTED: u8 = 77;
 
 const EXIT_CODES: &str = "\
@@ -40,7 +43,7 @@ Exit codes:
   74   it took effect, but what it printed could not be passed on; run it again for a replay
   75   nothing was run: another process is at it, it is too early, or a signal came; try again later
   76   it is in doubt whether it took effect; a person has to say
-  77   it failed as often as it may; nothing was run
+  77   it failed as often as it may, or a person resolved it as failed; nothing was run
   126  the command cannot be run; the key is still free
   127  there is no such command; the key is still free
   2    the flags are wrong
@@ -127,7 +130,7 @@ impl OnceCommand {
 
     async fn once(self) -> anyhow::Result<ExitCode> {
         let stop = Stop::on_signals_of_a_job().context("cannot listen to signals")?;
-        // Whoever started us may ignore the deaths of children, and the system would then not tell how they ended.
+        // The process that started us may ignore the deaths of children; the system would then not tell how they ended.
         let _children = signal(SignalKind::child()).context("cannot listen to signals")?;
         let opened = match self.ledger.open().await {
             Ok(opened) => opened,
@@ -150,10 +153,15 @@ impl OnceCommand {
             retention: self.retention.0,
         };
         let done = once.run(&opened.ledger, &stop).await;
+        let decided = match &done {
+            Ok(Done::Answer(Claim::Exhausted(operation), _)) => resolved_as_failed(&opened, operation).await,
+            _ => None,
+        };
+        let teller = Teller { once: &once, ledger: opened.flags.clone(), decided };
         opened.close().await;
         let (code, said) = match done {
             Ok(Done::Answer(Claim::Replay(replay), _)) => return replayed(&replay, self.ledger.quiet),
-            Ok(done) => tell(&once, done),
+            Ok(done) => teller.tell(done),
             Err(error) => (NOT_WRITTEN, Some(format!("what the command printed could not be passed on: {error}"))),
         };
         if let Some(said) = said {
@@ -193,84 +201,130 @@ fn replayed(replay: &Replay, quiet: bool) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// The exit code, and a line for people.
-fn tell(once: &Once, done: Done) -> (u8, Option<String>) {
-    match done {
-        Done::Answer(Claim::Acquired(ran), began) => tell_run(once, ran, began),
-        Done::Answer(Claim::Replay(_), _) => (0, None),
-        Done::Answer(Claim::InFlight(there), _) => {
-            let (owner, left) = (&there.operation.owner, span(there.retry_after));
-            let then =
-                if once.wait.is_zero() { "try again later, or wait for it with --wait" } else { "try again later" };
-            (LATER, Some(format!("not run: {owner} is at it, and its lease lasts {left} unless it is renewed; {then}")))
+/// What a person is told of an answer.
+struct Teller<'a> {
+    once: &'a Once,
+    /// The flags by which the next command finds the ledger.
+    ledger: String,
+    /// The note of the person who resolved it as failed, if one did.
+    decided: Option<Note>,
+}
+
+/// The note of the person who resolved an operation as failed, if that is how it stands. A journal that cannot be read
+/// costs no more than the name.
+async fn resolved_as_failed(opened: &Opened, operation: &Operation) -> Option<Note> {
+    if operation.state != State::Failed {
+        return None;
+    }
+    let (notes, _) = opened.ledger.store().journal(operation.id).await.ok()?;
+    notes.into_iter().rfind(|note| note.event == Event::Resolved && Some(note.at) == operation.settled_at)
+}
+
+impl Teller<'_> {
+    /// The exit code, and a line for people.
+    fn tell(&self, done: Done) -> (u8, Option<String>) {
+        match done {
+            Done::Answer(Claim::Acquired(ran), began) => self.tell_run(ran, began),
+            Done::Answer(Claim::Replay(_), _) => (0, None),
+            Done::Answer(Claim::InFlight(there), _) => {
+                let (owner, left) = (&there.operation.owner, span(there.retry_after));
+                let then = if self.once.wait.is_zero() {
+                    "try again later, or wait for it with --wait"
+                } else {
+                    "try again later"
+                };
+                (
+                    LATER,
+                    Some(format!("not run: {owner} is at it, and its lease lasts {left} unless it is renewed; {then}")),
+                )
+            }
+            Done::Answer(Claim::NotYet(there), _) => {
+                (LATER, Some(format!("not run: it failed before, and may be tried again after {}", there.until)))
+            }
+            Done::Answer(Claim::Mismatch(operation), _) => {
+                let command = command_line(&operation).map_or_else(String::new, |command| format!(": {command}"));
+                let first = operation.created_at;
+                (MISMATCH, Some(format!("refused: since {first} the key belongs to another command{command}")))
+            }
+            Done::Answer(Claim::Exhausted(operation), _) => (EXHAUSTED, Some(self.exhausted(&operation))),
+            Done::Answer(Claim::InDoubt(operation), _) => {
+                let doubt = plain(operation.error.as_deref().unwrap_or("the reason is not known"));
+                let why = hint("semel why", "", &self.once.scope, &self.once.key, &self.ledger);
+                let said = format!(
+                    "not run: it is in doubt whether it took effect ({doubt}). See {why}; then say what happened: {}",
+                    self.resolve()
+                );
+                (IN_DOUBT, Some(said))
+            }
+            Done::Broken(error, Began::No) => (UNAVAILABLE, Some(format!("nothing was run: {error}"))),
+            Done::Broken(error, began) => {
+                let (end, then) = (ended(began), after(self.once));
+                let said = format!(
+                    "{end}, but that may not be recorded: {error}. If not, the lease ends by itself; then {then}"
+                );
+                (LEASE_LOST, Some(said))
+            }
+            Done::NotRun(not_run) => {
+                let code = not_run.exit_code();
+                (code, Some(format!("{:#}; the key is still free", anyhow::Error::new(not_run))))
+            }
+            Done::Stopped => (LATER, Some("stopped before anything was run".to_owned())),
         }
-        Done::Answer(Claim::NotYet(there), _) => {
-            (LATER, Some(format!("not run: it failed before, and may be tried again after {}", there.until)))
+    }
+
+    fn tell_run(&self, ran: Ran, began: Began) -> (u8, Option<String>) {
+        match ran {
+            Ran::Completed(_) => (0, None),
+            Ran::Failed(failure) => {
+                let (code, attempt) = match began {
+                    Began::Ended { code, attempt } => {
+                        (code, format!("; this was attempt {attempt} of {}", self.once.attempts))
+                    }
+                    Began::Yes | Began::No => (LEASE_LOST, String::new()),
+                };
+                (code, Some(format!("the command failed: {}{attempt}", failure.error)))
+            }
+            Ran::Released => (LATER, Some("put back before anything was run".to_owned())),
+            Ran::Doubted(reason) => {
+                let hint = self.resolve();
+                let said =
+                    format!("it is in doubt whether the command took effect: {reason}. Say what happened: {hint}");
+                (IN_DOUBT, Some(said))
+            }
+            Ran::LeaseLost => {
+                let end = match began {
+                    Began::Ended { .. } => ended(began),
+                    Began::Yes | Began::No => "the command was ended".to_owned(),
+                };
+                (LEASE_LOST, Some(format!("{end}: the lease was lost, and others decide about this key now")))
+            }
         }
-        Done::Answer(Claim::Mismatch(operation), _) => {
-            let command = command_line(&operation).map_or_else(String::new, |command| format!(": {command}"));
-            let first = operation.created_at;
-            (MISMATCH, Some(format!("refused: since {first} the key belongs to another command{command}")))
-        }
-        Done::Answer(Claim::Exhausted(operation), _) => (EXHAUSTED, Some(exhausted(once, &operation))),
-        Done::Answer(Claim::InDoubt(operation), _) => {
-            let doubt = plain(operation.error.as_deref().unwrap_or("nobody knows why"));
-            let (why, say) = (hint("semel why", "", &once.scope, &once.key), resolve(&once.scope, &once.key));
-            let said = format!(
-                "not run: it is in doubt whether it took effect ({doubt}). See {why}; then say what happened: {say}"
+    }
+
+    /// Why it may not run again, and what can be done about it.
+    fn exhausted(&self, operation: &Operation) -> String {
+        let last = operation.error.as_deref().map(|error| format!(" ({})", plain(error))).unwrap_or_default();
+        let Once { scope, key, attempts, .. } = self.once;
+        if let Some(Note { at, actor, .. }) = &self.decided {
+            let retry = hint("semel operations resolve", "--as retry --reason '…'", scope, key, &self.ledger);
+            let reason = plain(operation.error.as_deref().unwrap_or_default());
+            return format!(
+                "not run: at {at}, {} resolved it as failed: {reason}. To let it run: {retry}",
+                plain(actor)
             );
-            (IN_DOUBT, Some(said))
         }
-        Done::Broken(error, Began::No) => (UNAVAILABLE, Some(format!("nothing was run: {error}"))),
-        Done::Broken(error, began) => {
-            let (end, then) = (ended(began), after(once));
-            let said =
-                format!("{end}, but that may not be recorded: {error}. If not, the lease ends by itself; then {then}");
-            (LEASE_LOST, Some(said))
+        let person = self.resolve();
+        if operation.parked || operation.failures < *attempts {
+            return format!("not run: it waits for a person to decide{last}: {person}");
         }
-        Done::NotRun(not_run) => {
-            let code = not_run.exit_code();
-            (code, Some(format!("{:#}; the key is still free", anyhow::Error::new(not_run))))
-        }
-        Done::Stopped => (LATER, Some("stopped before anything was run".to_owned())),
+        let (failures, more) = (times(operation.failures), operation.failures + 1);
+        format!("not run: it has failed {failures}{last}. Allow more with --attempts {more}, or decide: {person}")
     }
-}
 
-fn tell_run(once: &Once, ran: Ran, began: Began) -> (u8, Option<String>) {
-    match ran {
-        Ran::Completed(_) => (0, None),
-        Ran::Failed(failure) => {
-            let (code, attempt) = match began {
-                Began::Ended { code, attempt } => (code, format!("; this was attempt {attempt} of {}", once.attempts)),
-                Began::Yes | Began::No => (LEASE_LOST, String::new()),
-            };
-            (code, Some(format!("the command failed: {}{attempt}", failure.error)))
-        }
-        Ran::Released => (LATER, Some("put back before anything was run".to_owned())),
-        Ran::Doubted(reason) => {
-            let hint = resolve(&once.scope, &once.key);
-            let said = format!("it is in doubt whether the command took effect: {reason}. Say what happened: {hint}");
-            (IN_DOUBT, Some(said))
-        }
-        Ran::LeaseLost => {
-            let end = match began {
-                Began::Ended { .. } => ended(began),
-                Began::Yes | Began::No => "the command was ended".to_owned(),
-            };
-            (LEASE_LOST, Some(format!("{end}: the lease was lost, and others decide about this key now")))
-        }
+    /// The command by which a person decides.
+    fn resolve(&self) -> String {
+        resolve(&self.once.scope, &self.once.key, &self.ledger)
     }
-}
-
-/// Why it may not run again, and what can be done about it.
-fn exhausted(once: &Once, operation: &Operation) -> String {
-    let last = operation.error.as_deref().map(|error| format!(" ({})", plain(error))).unwrap_or_default();
-    let person = resolve(&once.scope, &once.key);
-    if operation.parked || operation.failures < once.attempts {
-        return format!("not run: it waits for a person to decide{last}: {person}");
-    }
-    let (failures, more) = (times(operation.failures), operation.failures + 1);
-    format!("not run: it has failed {failures}{last}. Allow more with --attempts {more}, or decide: {person}")
 }
 
 fn ended(began: Began) -> String {

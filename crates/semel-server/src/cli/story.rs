@@ -1,12 +1,13 @@
 //! The story of one operation in plain words.
 
 use semel::{
-    Operation, State, Timestamp,
+    Operation, Scope, State, Timestamp,
     journal::{Event, Note, PUT_BACK, Repeat, Repeats},
     store::MOST_NOTES,
 };
 
-use super::words::{command_line, outcome, plain, resolve, span, times};
+use super::words::{command_line, outcome, plain, quoted, resolve, span, times};
+use crate::services::webhooks::{SERVICE, again::result_of, process::STORED};
 
 /// What is known about an operation.
 pub(super) struct Story<'a> {
@@ -15,6 +16,8 @@ pub(super) struct Story<'a> {
     pub(super) repeats: &'a [(Repeat, Repeats)],
     /// The database's time.
     pub(super) now: Timestamp,
+    /// The flags by which the next command finds the ledger.
+    pub(super) ledger: &'a str,
 }
 
 impl Story<'_> {
@@ -55,6 +58,7 @@ impl Story<'_> {
             State::Pending => "it waits to be run",
             State::Processing if self.is_live() => "it is running",
             State::Processing => "its run ended without a word",
+            State::Completed if self.is_stored() => "it was stored, and no rule took it",
             State::Completed => "it took effect",
             State::Failed => "it failed",
             State::TimedOut => "its last run ended without a word",
@@ -64,7 +68,7 @@ impl Story<'_> {
 
     fn first_claim(&self) -> String {
         let op = self.operation;
-        // The row names its last owner, who is the first only if nobody has claimed it since.
+        // The row names its last owner, which is the first only if no other has claimed it since.
         let owner = if op.claimed_at == op.created_at && !op.owner.is_empty() {
             format!(" by {}", plain(&op.owner))
         } else {
@@ -88,7 +92,7 @@ impl Story<'_> {
     fn completion(&self) -> Option<(Timestamp, String)> {
         let op = self.operation;
         let at = op.settled_at.filter(|_| op.state == State::Completed)?;
-        let kept = outcome(op).unwrap_or_default();
+        let kept = if self.is_stored() { "stored".to_owned() } else { outcome(op).unwrap_or_default() };
         let how = if self.was_decided(at) {
             "completed".to_owned()
         } else {
@@ -97,16 +101,45 @@ impl Story<'_> {
         Some((at, format!("{at}  {how}: {kept}")))
     }
 
+    /// Whether it is an event of a webhook that no rule took: it completed, and had no effect yet.
+    fn is_stored(&self) -> bool {
+        self.operation.scope.service() == SERVICE && result_of(self.operation) == Some(STORED)
+    }
+
+    /// The command that runs a stored event through the present rules.
+    fn rerun(&self) -> String {
+        let op = self.operation;
+        let [_, function, source, _] = op.labels.0.each_ref().map(|label| label.as_deref().unwrap_or_default());
+        let mut flags = Vec::new();
+        if op.scope.kind() != source {
+            flags.push(format!("--function {}", quoted(function)));
+        }
+        if op.scope.tenant() != Scope::DEFAULT_TENANT {
+            flags.push(format!("--tenant {}", quoted(op.scope.tenant())));
+        }
+        flags.extend(Some(self.ledger.to_owned()).filter(|flags| !flags.is_empty()));
+        flags.push("--reason '…'".to_owned());
+        // An id that looks like a flag comes last.
+        let (flags, key) = (flags.join(" "), quoted(op.key.as_str()));
+        match key.starts_with('-') {
+            true => format!("semel webhooks rerun {flags} -- {source} {key}"),
+            false => format!("semel webhooks rerun {source} {key} {flags}"),
+        }
+    }
+
     /// What will happen next.
     fn next(&self) -> String {
         let op = self.operation;
-        let person = resolve(&op.scope, &op.key);
+        let person = resolve(&op.scope, &op.key, self.ledger);
         match op.state {
             State::Pending => match op.not_before.filter(|at| *at > self.now) {
                 Some(at) => format!("It may be claimed after {at}."),
                 None => "It runs when it is claimed next.".to_owned(),
             },
             State::Processing => self.lease(),
+            State::Completed if self.is_stored() => {
+                format!("To run it through the rules that the server has now: {}", self.rerun())
+            }
             State::Completed => match (op.expires_at, op.archived) {
                 (Some(end), _) if end <= self.now => "Its retention is over: the key is free again.".to_owned(),
                 (Some(end), false) => format!(
@@ -173,7 +206,7 @@ fn event(note: &Note, took: &str) -> String {
         Event::Completed => format!("completed{by}{took}; {detail}"),
         Event::Failed => format!("the run{by} failed{took}: {detail}"),
         Event::TimedOut => format!("{detail}; it may run again"),
-        // Told by whoever found its lease at an end, or by the run itself.
+        // Told by the sweep, or the claim, that found its lease at an end, or by the run itself.
         Event::Doubted if actor == "sweep" => format!("{detail}; it is in doubt whether it took effect"),
         Event::Doubted => format!("the run{by} ended in doubt{took}: {detail}"),
         Event::Released if note.detail == PUT_BACK => {
@@ -242,6 +275,7 @@ mod tests {
         };
         for (event, actor, detail, sentence) in [
             (Event::TakenOver, "b:2", "attempt 2 after failed", "claimed again by b:2: attempt 2 after failed"),
+            (Event::Completed, "a:1", "it was run once more", "completed by a:1 after 3 s; it was run once more"),
             (Event::Failed, "a:1", "exit code 3", "the run by a:1 failed after 3 s: exit code 3"),
             (Event::TimedOut, "sweep", "the lease ended", "the lease ended; it may run again"),
             (Event::Doubted, "sweep", "it ended", "it ended; it is in doubt whether it took effect"),

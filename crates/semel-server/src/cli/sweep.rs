@@ -32,9 +32,10 @@ impl Sweep {
         super::runtime()?.block_on(async {
             let opened = self.ledger.look().await?;
             let swept = self.sweep(&opened).await;
+            let flags = opened.flags.clone();
             opened.close().await;
             let swept = swept?;
-            super::say(&if self.json { to_json(&swept) } else { in_words(&swept) })?;
+            super::say(&if self.json { to_json(&swept) } else { in_words(&swept, &flags) })?;
             Ok(if swept.troubles.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         })
     }
@@ -58,7 +59,7 @@ fn to_json(swept: &Swept) -> String {
     format!("{said:#}\n")
 }
 
-fn in_words(swept: &Swept) -> String {
+fn in_words(swept: &Swept, flags: &str) -> String {
     let count = |n: u64, one, many| count(i64::try_from(n).unwrap_or(i64::MAX), one, many);
     let Swept { lapsed, expired, archived, folded, set_aside, troubles, .. } = swept;
     let mut text = format!(
@@ -70,7 +71,8 @@ fn in_words(swept: &Swept) -> String {
     );
     if *set_aside > 0 {
         let rows = count(*set_aside, "row", "rows");
-        text.push_str(&format!("{rows} set aside: semel operations list --set-aside shows why\n"));
+        let list = format!("semel operations list --set-aside {flags}");
+        text.push_str(&format!("{rows} set aside. To see why: {}\n", list.trim_end()));
     }
     for Trouble { phase, why } in troubles {
         text.push_str(&format!("{phase}: failed: {}\n", plain(why)));

@@ -70,7 +70,8 @@ impl Why {
             }
         };
         let (notes, repeats) = store.journal(operation.id).await?;
-        let mut story = Story { operation: &operation, notes: &notes, repeats: &repeats, now }.tell();
+        let mut story =
+            Story { operation: &operation, notes: &notes, repeats: &repeats, now, ledger: &opened.flags }.tell();
         let aside = show::set_aside(opened, operation.id).await?;
         story.extend(aside.iter().map(words::set_aside));
         let data = json!({

@@ -83,20 +83,22 @@ pub(super) fn outcome(operation: &Operation) -> Option<String> {
     })
 }
 
-/// A command about an operation, ready to be typed.
-pub(super) fn hint(command: &str, flags: &str, scope: &Scope, key: &Key) -> String {
+/// A command about an operation, ready to be pasted; `ledger` is [`Opened::flags`](super::ledger::Opened).
+pub(super) fn hint(command: &str, flags: &str, scope: &Scope, key: &Key, ledger: &str) -> String {
     let is_default = Scope::parse(DEFAULT_SCOPE).is_ok_and(|default| default == *scope);
     let scope = if is_default { String::new() } else { format!("--scope {}", quoted(&scope.to_string())) };
     let key = quoted(key.as_str());
     // A key that looks like a flag comes last.
-    let parts =
-        if key.starts_with('-') { [command, &scope, flags, "--", &key] } else { [command, &key, &scope, flags, ""] };
+    let parts = match key.starts_with('-') {
+        true => [command, &scope, ledger, flags, "--", &key],
+        false => [command, &key, &scope, ledger, flags, ""],
+    };
     parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
 /// The way out of every state that waits for a person.
-pub(super) fn resolve(scope: &Scope, key: &Key) -> String {
-    hint("semel operations resolve", "--as completed|failed|retry --reason '…'", scope, key)
+pub(super) fn resolve(scope: &Scope, key: &Key, ledger: &str) -> String {
+    hint("semel operations resolve", "--as completed|failed|retry --reason '…'", scope, key, ledger)
 }
 
 /// How often, as one says it.
@@ -131,10 +133,11 @@ mod tests {
 
     #[test]
     fn a_hint_can_be_typed_as_it_is() {
-        let hint = |scope, key| hint("why", "-x", &Scope::parse(scope).unwrap(), &Key::new(key).unwrap());
-        assert_eq!(hint("cli/once", "a b"), "why 'a b' -x");
-        assert_eq!(hint("cli/other", "k"), "why k --scope default/cli/other -x");
-        assert_eq!(hint("cli/other", "-k"), "why --scope default/cli/other -x -- -k");
+        let hint =
+            |scope, key| hint("why", "-x", &Scope::parse(scope).unwrap(), &Key::new(key).unwrap(), "--data-dir d");
+        assert_eq!(hint("cli/once", "a b"), "why 'a b' --data-dir d -x");
+        assert_eq!(hint("cli/other", "k"), "why k --scope default/cli/other --data-dir d -x");
+        assert_eq!(hint("cli/other", "-k"), "why --scope default/cli/other --data-dir d -x -- -k");
     }
 
     #[test]

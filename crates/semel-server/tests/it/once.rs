@@ -22,6 +22,7 @@ on_both_databases! {
     a_call_that_waits_is_answered_with_the_outcome
     of_many_at_once_on_a_new_ledger_one_runs
     a_failing_command_is_retried_as_often_as_it_may
+    what_a_person_resolved_as_failed_is_told_with_name_and_reason
     another_command_under_the_same_key_is_refused
     keys_of_two_scopes_never_meet
     a_command_that_cannot_be_run_leaves_the_key_free
@@ -137,6 +138,46 @@ fn a_failing_command_is_retried_as_often_as_it_may(place: &Place) {
     assert_eq!(place.ends("k", &["--attempts", "3"], script), (0, "fine\n".into(), String::new()));
     assert_eq!(place.ends("k", &[], script), (0, "fine\n".into(), String::new()), "what took effect is replayed");
     assert_eq!(place.lines("runs").len(), 3);
+}
+
+fn what_a_person_resolved_as_failed_is_told_with_name_and_reason(place: &Place) {
+    assert_eq!(place.ends("k", &["--attempts", "3"], "exit 3").0, 3);
+    place.say(["operations", "resolve", "k", "--as", "failed", "--reason", "not needed any more"]);
+    let (code, _, err) = place.ends("k", &["--attempts", "3"], "exit 3");
+    assert_eq!(code, 77, "{err}");
+    assert!(err.starts_with("semel: not run: at 20") && err.contains("Z, ana@"), "{err}");
+    assert!(err.contains(" resolved it as failed: not needed any more. To let it run: semel operations resolve k "));
+    assert!(err.ends_with("--as retry --reason '…'\n") && !err.contains("waits for a person"), "{err}");
+}
+
+/// Runs a line of advice as a person who pastes it would.
+fn paste(place: &Place, advice: &str) -> std::process::Output {
+    let program = std::path::Path::new(env!("CARGO_BIN_EXE_semel")).parent().unwrap();
+    let mut shell = Command::new("/bin/sh");
+    shell.args(["-c", advice]).env("PATH", program).env_remove("SEMEL_DATABASE_URL");
+    shell.env("HOME", place.dir.path()).env_remove("XDG_STATE_HOME").current_dir(&place.dir).output().unwrap()
+}
+
+#[test]
+fn advice_can_be_pasted_wherever_the_ledger_is() {
+    let place = Place::sqlite();
+    std::fs::write(place.path("semel.toml"), "data_dir = \"from a file\"\n").unwrap();
+    for ledger in [["--data-dir", "my data"], ["--database-url", "sqlite:other.db"], ["--config", "semel.toml"]] {
+        let run = |arguments: &[&str]| {
+            let mut command = at_home(&[("HOME", place.dir.path().to_str().unwrap())], arguments);
+            command.current_dir(&place.dir).output().unwrap()
+        };
+        let once = [&["once", "-q", "--key", "k"], &ledger[..], &["--", "false"]].concat();
+        assert_eq!(run(&once).status.code(), Some(1));
+        let refused = run(&once);
+        assert_eq!(refused.status.code(), Some(77));
+        let story = run(&[&["why", "k", "-q"], &ledger[..]].concat());
+        for (said, before) in [(stderr(&refused), "or decide: "), (stdout(&story), "can decide, too: ")] {
+            let (_, advice) = said.trim_end().rsplit_once(before).unwrap_or_else(|| panic!("{said}"));
+            let pasted = paste(&place, &advice.replace("completed|failed|retry", "retry"));
+            assert!(pasted.status.success(), "{advice}: {}", stderr(&pasted));
+        }
+    }
 }
 
 fn another_command_under_the_same_key_is_refused(place: &Place) {

@@ -65,6 +65,32 @@ fn a_file_or_directory_that_cannot_be_written_is_refused_at_the_start() {
     assert!(said.contains("semel.db cannot be ") && said.contains("its directory"), "{said}");
 }
 
+/// `semel serve` with its data in a directory that is mounted read-only, as only this process and its children see it.
+fn serve_read_only(mounted: &Path, data_dir: &Path) -> Output {
+    let script = "mount --bind \"$0\" \"$0\" && mount -o remount,bind,ro \"$0\" && exec \"$@\"";
+    let mut command = semel();
+    command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(data_dir);
+    let mut apart = Command::new("unshare");
+    apart.args(["--map-root-user", "--mount", "sh", "-c", script]).arg(mounted);
+    apart.arg(command.get_program()).args(command.get_args()).output().unwrap()
+}
+
+#[test]
+fn a_directory_that_is_mounted_read_only_is_named_with_what_to_do() {
+    let place = Place::sqlite();
+    let dir = place.dir.path();
+    for (data_dir, file) in [(dir.join("new"), false), (dir.to_owned(), false), (dir.to_owned(), true)] {
+        if file {
+            place.say(["once", "--key", "k", "--", "true"]);
+        }
+        let output = serve_read_only(dir, &data_dir);
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains("mounted read-only") && said.contains("mount it for writing, or "), "{said}");
+        assert!(!said.contains("must be allowed"), "no permission would help: {said}");
+    }
+}
+
 fn ready(server: &Server) -> (u16, serde_json::Value) {
     let answer = server.get("/readyz");
     (answer.status, answer.json()["database"].clone())
@@ -220,8 +246,17 @@ fn a_clock_that_was_ahead_is_told_of_and_a_person_can_set_it_back() {
     server.process.signal(rustix::process::Signal::TERM);
     server.process.end();
     assert!(place.say(["clock", "show"]).contains("ahead of this host's clock"));
+    let told = place.json(["clock", "show", "--json"]);
+    let millis = |name: &str| told[name].as_u64().unwrap();
+    assert!(told["now"].is_string() && told["ahead"] == true, "{told}");
+    assert!(millis("aheadMillis") > 1_000 && millis("caughtUpInMillis") >= 9 * millis("aheadMillis"), "{told}");
     eventually(SOON, "nothing is leased any more", || place.run(repair).status.success());
     assert!(place.say(["clock", "show"]).contains("It is not ahead"));
+    let told = place.json(["clock", "show", "--json"]);
+    assert_eq!(
+        (&told["ahead"], &told["aheadMillis"], &told["caughtUpInMillis"]),
+        (&json!(false), &json!(0), &json!(0))
+    );
     let server = Server::start_with(&mut command(&place, ALL, &[]));
     assert_eq!(server.get("/readyz").json()["degraded"], json!([]));
 }

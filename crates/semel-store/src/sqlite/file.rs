@@ -89,7 +89,14 @@ pub(crate) async fn open(options: &SqliteConnectOptions) -> sqlx::Result<SqliteC
 
 /// What keeps a file from being opened, and what to do about it.
 pub(crate) fn cannot(path: &Path, error: &sqlx::Error) -> Error {
+    let read_only = is_mounted_read_only(path);
     let path = path.display();
+    if read_only {
+        return Error::Unavailable(format!(
+            "{path} is on a file system that is mounted read-only ({error}): mount it for writing, or keep the ledger in \
+             another place"
+        ));
+    }
     let code = error.as_database_error().and_then(|error| error.code()?.parse::<u32>().ok());
     Error::Unavailable(match code.map(|code| code & 0xff) {
         // SQLITE_READONLY
@@ -104,6 +111,16 @@ pub(crate) fn cannot(path: &Path, error: &sqlx::Error) -> Error {
         ),
         _ => format!("{path} cannot be opened: {error}"),
     })
+}
+
+/// Whether the file's directory is on a file system that takes no writes, whatever the permissions say.
+fn is_mounted_read_only(path: &Path) -> bool {
+    let flags = rustix::fs::statvfs(folder(path)).map(|stat| stat.f_flag);
+    flags.is_ok_and(|flags| flags.contains(rustix::fs::StatVfsMountFlags::RDONLY))
+}
+
+fn folder(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Refuses a file that can only be read: SQLite opens it all the same, and says so at the first write. A table that is
@@ -163,8 +180,7 @@ pub(crate) fn check_file_system(path: &Path) -> Result<()> {
         (0x0116_1970, "GFS2"),
     ];
     const FUSE: u64 = 0x6573_5546;
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let Ok(stat) = rustix::fs::statfs(folder) else { return Ok(()) };
+    let Ok(stat) = rustix::fs::statfs(folder(path)) else { return Ok(()) };
     let kind = stat.f_type as u64;
     if let Some((_, name)) = NETWORK.iter().find(|(magic, _)| *magic == kind) {
         return Err(Error::Invalid(format!(

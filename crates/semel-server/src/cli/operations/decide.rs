@@ -126,7 +126,7 @@ async fn decide(opened: &Opened, operation: &Operation, decision: Decision, reas
             format!("{} is running it; end that process, or wait for it", plain(&operation.owner))
         }
         Answer::NotNow(NotNow::Completed) => {
-            let purge = hint("semel operations purge", "--reason '…'", &operation.scope, &operation.key);
+            let purge = hint("semel operations purge", "--reason '…'", &operation.scope, &operation.key, &opened.flags);
             format!("it has taken effect, and that cannot be decided again; to free the key: {purge}")
         }
         Answer::NotNow(NotNow::Pinned) => {
