@@ -260,15 +260,21 @@ impl Problem {
         self.kind
     }
 
+    /// What is wrong, as a sentence: its own detail, or what every problem of its kind means.
+    #[must_use]
+    pub fn said(&self) -> &str {
+        self.detail.as_deref().unwrap_or(self.kind.meaning)
+    }
+
     /// The problem as an answer.
     #[must_use]
     pub fn into_http(self) -> http::Response<Bytes> {
-        let Kind { name, status, retryable, title, meaning, .. } = self.kind;
+        let Kind { name, status, retryable, title, .. } = self.kind;
         let mut body = json!({
             "type": format!("/problems/{name}"),
             "title": title,
             "status": status.as_u16(),
-            "detail": self.detail.as_deref().unwrap_or(meaning),
+            "detail": self.said(),
             "retryable": retryable,
         });
         for (name, value) in self.members {

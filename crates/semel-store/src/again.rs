@@ -53,16 +53,20 @@ impl Database {
     ) -> Result<Vec<Passed>> {
         self.answered(async {
             let (sql, mut held) = (self.sql().pass_by_label, tx.connection().await?);
-            let rows: Vec<Row> = on!(held.get()?, c => sqlx::query_as(sql)
-                .bind(tenant)
-                .bind(label3)
-                .bind(after.unwrap_or(i64::MAX))
-                .bind(i64::from(limit))
-                .bind(LONGEST_OUTCOME)
-                .fetch_all(&mut *c).await.map_err(broken)?);
-            Ok(rows.into_iter().map(read).collect())
+            pass(&mut held.get()?, sql, (tenant, label3), after, limit).await
         })
         .await
+    }
+
+    /// As [`Database::passed_in`], outside of a transaction: only to look.
+    ///
+    /// # Errors
+    /// When the database cannot be reached.
+    pub async fn passed(&self, of: (&str, &str), after: Option<i64>, limit: u32) -> Result<Vec<Passed>> {
+        let mut reader = self.reader().await?;
+        let passed = pass(&mut reader.conn(), self.sql().pass_by_label, of, after, limit).await?;
+        reader.leave();
+        Ok(passed)
     }
 
     /// Has an operation that has completed run once more, in the caller's transaction, if it still has this fence: with
@@ -86,6 +90,23 @@ impl Database {
         })
         .await
     }
+}
+
+async fn pass(
+    conn: &mut Conn<'_>,
+    sql: &'static str,
+    (tenant, label3): (&str, &str),
+    after: Option<i64>,
+    limit: u32,
+) -> Result<Vec<Passed>> {
+    let rows: Vec<Row> = on!(conn, c => sqlx::query_as(sql)
+        .bind(tenant)
+        .bind(label3)
+        .bind(after.unwrap_or(i64::MAX))
+        .bind(i64::from(limit))
+        .bind(LONGEST_OUTCOME)
+        .fetch_all(&mut **c).await.map_err(broken)?);
+    Ok(rows.into_iter().map(read).collect())
 }
 
 fn read((id, fence, service, label1, label2, created_at, outcome, kept): Row) -> Passed {

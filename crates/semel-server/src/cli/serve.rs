@@ -147,10 +147,12 @@ async fn start(config: &Config, ledger: &Ledger<Database>, node: &Node) -> anyho
         node.spawn("jobs", jobs.clone().run(node.stopping()));
         node.spawn("webhooks runner", webhooks.run(node.stopping()));
     }
+    if has(NodeRole::Api) || has(NodeRole::Worker) {
+        node.spawn("webhooks counts", webhooks.count(node.stopping()));
+    }
     if !has(NodeRole::Api) {
         return Ok((Router::new(), Router::new()));
     }
-    node.spawn("webhooks refusals", webhooks.count(node.stopping()));
     node.spawn("streams", notifications.streams());
     notifications.end_streams_on(node.stopping());
     let of_events = webhooks.routes_for_people().merge(webhooks.job_routes(&jobs));

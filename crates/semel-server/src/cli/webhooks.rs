@@ -1,28 +1,33 @@
 //! `semel webhooks`: stored events, run again through the present rules. A server with the role `worker` runs them.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, sync::Arc};
 
 use anyhow::Context as _;
-use semel::{Key, Operation, Scope, Store as _};
+use semel::Scope;
 use serde_json::json;
 
 use super::{
     ledger::{LedgerFlags, Opened, actor},
     say,
+    words::quoted,
 };
 use crate::{
-    http::query::time,
+    http::{
+        problem::{NOT_FOUND, Problem},
+        query::time,
+    },
     jobs::{Job, Jobs, NewJob},
     log,
     services::webhooks::{
-        SERVICE,
-        again::{self, Again},
+        Handlers, Receiver, Source, again,
+        events::label,
+        named::Named,
         process::{RESULTS, STORED},
-        reprocess::{Asked, NAME},
+        reprocess::{Asked, NAME, check},
     },
 };
 
-/// Run events of webhooks again that were stored because no rule took them
+/// Run events of webhooks again: stored ones through the present rules, failed ones once more
 #[derive(clap::Subcommand)]
 pub(super) enum WebhooksCommand {
     Rerun(Rerun),
@@ -51,7 +56,7 @@ pub(super) struct Rerun {
     /// The function whose event is meant, where events take effect once per function
     #[arg(long)]
     function: Option<String>,
-    /// How it was processed: stored, or another result by its name to have the effect happen once more
+    /// How it was processed, if it has completed: stored, or another result by its name to have the effect happen once more
     #[arg(long, default_value = STORED, value_parser = RESULTS)]
     result: String,
     /// Why, for the journal and the audit
@@ -66,36 +71,21 @@ pub(super) struct Rerun {
 
 impl Rerun {
     async fn run(self) -> anyhow::Result<ExitCode> {
-        let opened = self.ledger.look().await?;
-        let operation = self.find(&opened).await?;
-        let by = actor();
-        match again::rerun(&opened.ledger, &operation, &self.result, (&by, &self.reason)).await? {
-            Again::Yes => {
-                say(&format!("{} of {} runs again, at the next look of a worker\n", self.event, self.source))?
-            }
-            Again::Otherwise(_) if operation.state != semel::State::Completed => anyhow::bail!(
-                "nothing was changed: it is {}; to have that run again: semel operations resolve --as retry",
-                operation.state
-            ),
-            Again::Otherwise(was) => anyhow::bail!(
-                "nothing was changed: it was {was}, and took effect; to have that happen once more, say --result {was}"
-            ),
-            Again::Gone => anyhow::bail!("nothing was changed: it is gone"),
-            Again::MovedOn => anyhow::bail!("nothing was changed: it runs, or has moved on meanwhile; look again"),
-        }
+        let desk = Desk::open(&self.ledger).await?;
+        let done = self.rerun(&desk).await;
+        desk.opened.close().await;
+        done?;
+        say(&format!("{} of {} runs again, at the next look of a worker\n", self.event, self.source))?;
         Ok(ExitCode::SUCCESS)
     }
 
-    async fn find(&self, opened: &Opened) -> anyhow::Result<Operation> {
-        let key = Key::new(&self.event)?;
-        let function = self.function.as_ref().map(|function| format!("{}.{function}", self.source));
-        for kind in function.iter().chain([&self.source]) {
-            let scope = Scope::new(&self.tenant, SERVICE, kind)?;
-            if let Some(found) = opened.ledger.store().by_key(&scope, &key).await? {
-                return Ok(found);
-            }
-        }
-        anyhow::bail!("there is no event {} of {} in {}", self.event, self.source, opened.place)
+    async fn rerun(&self, desk: &Desk) -> anyhow::Result<()> {
+        desk.source(&self.tenant, &self.source)?;
+        let (receiver, by) = (&desk.receiver, actor());
+        let event = (self.source.as_str(), self.event.as_str());
+        let named = Named::find(receiver, &self.tenant, event, self.function.as_deref()).await.map_err(refused)?;
+        again::retry(receiver, &named, Some(&self.result), (&by, &self.reason)).await.map_err(refused)?;
+        Ok(())
     }
 }
 
@@ -105,10 +95,10 @@ pub(super) struct Reprocess {
     /// The source that they came from
     source: String,
     /// Of this type
-    #[arg(long = "type", value_name = "TYPE")]
+    #[arg(long = "type", value_name = "TYPE", value_parser = label)]
     kind: Option<String>,
     /// Of this function
-    #[arg(long)]
+    #[arg(long, value_parser = label)]
     function: Option<String>,
     /// First came at this time or later, such as 2026-01-31T12:00:00Z
     #[arg(long, value_name = "TIME", value_parser = moment)]
@@ -142,7 +132,7 @@ impl Reprocess {
             self.all || filters.iter().any(|filter| filter.is_some()),
             "which events? Say --type, --function, --since or --until, or --all"
         );
-        let opened = self.ledger.look().await?;
+        let desk = Desk::open(&self.ledger).await?;
         let asked = Asked {
             source: self.source,
             result: self.result,
@@ -152,7 +142,9 @@ impl Reprocess {
             until: self.until,
             reason: self.reason,
         };
-        let job = create(&opened, &self.tenant, &asked).await.context("the job could not be made")?;
+        let made = desk.reprocess(&self.tenant, &asked, self.all).await;
+        desk.opened.close().await;
+        let job = made?;
         let text = match self.json {
             true => format!("{:#}\n", json!(job)),
             false => {
@@ -164,14 +156,49 @@ impl Reprocess {
     }
 }
 
-async fn create(opened: &Opened, tenant: &str, asked: &Asked) -> anyhow::Result<Job> {
-    let jobs = Jobs::open(&opened.ledger, Vec::new()).await?;
-    let new = NewJob { tenant: tenant.to_owned(), kind: NAME, params: asked.to_params(), actor: actor() };
-    let made = opened.ledger.transact(move |tx| async move {
-        let made = jobs.create_in(&tx, new).await;
-        if made.is_ok() { Ok(made) } else { Err(made) }
-    });
-    Ok(made.await??)
+/// The ledger, and the sources as the configuration has them: what is asked for here is checked as the routes check it.
+struct Desk {
+    opened: Opened,
+    receiver: Receiver,
+}
+
+impl Desk {
+    async fn open(flags: &LedgerFlags) -> anyhow::Result<Self> {
+        let (opened, config) = flags.look_with_config().await?;
+        let receiver = Receiver::open(&opened.ledger, config.webhooks, &Handlers::default()).await?;
+        Ok(Self { opened, receiver })
+    }
+
+    fn source(&self, tenant: &str, name: &str) -> anyhow::Result<Arc<Source>> {
+        self.receiver.source_of(tenant, name).map_err(|problem| {
+            anyhow::anyhow!(
+                "{} The configuration that this command reads has no source {} of the tenant {}: give it the server's, by \
+                 --config or by the variables SEMEL_WEBHOOKS_…",
+                refused(problem),
+                quoted(name),
+                quoted(tenant)
+            )
+        })
+    }
+
+    async fn reprocess(&self, tenant: &str, asked: &Asked, all: bool) -> anyhow::Result<Job> {
+        let source = self.source(tenant, &asked.source)?;
+        check(asked, all, &source).map_err(refused)?;
+        let jobs = Jobs::open(&self.opened.ledger, Vec::new()).await?;
+        let new = NewJob { tenant: tenant.to_owned(), kind: NAME, params: asked.to_params(), actor: actor() };
+        let made = self.opened.ledger.transact(move |tx| async move {
+            let made = jobs.create_in(&tx, new).await;
+            if made.is_ok() { Ok(made) } else { Err(made) }
+        });
+        made.await.and_then(|made| made).context("the job could not be made")
+    }
+}
+
+/// What a route would have answered, in its words.
+fn refused(problem: Problem) -> anyhow::Error {
+    // What to do about an unknown id is said of paths.
+    let remedy = if problem.kind() == &NOT_FOUND { "" } else { problem.kind().remedy };
+    anyhow::anyhow!("{}", format!("nothing was changed: {} {remedy}", problem.said()).trim_end())
 }
 
 fn said(text: &str) -> Result<String, &'static str> {

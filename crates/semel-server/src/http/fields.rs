@@ -69,7 +69,12 @@ impl Wrong {
     /// The problem that lists everything.
     pub fn problem(mut self, kind: &'static Kind) -> Problem {
         if self.more > 0 {
-            self.told.push((SEVERAL.to_owned(), format!("and {} more are wrong", self.more)));
+            let more = if self.more == 1 {
+                "and 1 more is wrong".to_owned()
+            } else {
+                format!("and {} more are wrong", self.more)
+            };
+            self.told.push((SEVERAL.to_owned(), more));
         }
         let detail =
             self.told.iter().map(|(field, message)| format!("{field} {message}")).collect::<Vec<_>>().join("; ");

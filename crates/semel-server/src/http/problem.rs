@@ -337,7 +337,7 @@ pub static EVENT_COMPLETED: Kind = Kind {
     meaning: "This event was processed, and what took effect is not done again by mistake.",
     remedy: "What it led to is in its processing_result. An event that was only stored runs again through the present \
              rules. To have any other run once more all the same, and its effect happen twice, name its result: \
-             {\"reason\": \"…\", \"result\": \"forwarded\"}.",
+             {\"reason\": \"…\", \"result\": \"forwarded\"}, or --result forwarded on the command line.",
 };
 
 /// No rule takes an event.

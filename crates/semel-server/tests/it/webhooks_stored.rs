@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 use crate::{
     desk::{execute, listed, post, shown},
     endpoint::Endpoint,
-    hooks::{becomes, deliver, event, forward, outbox, start, start_as, status, stored},
+    hooks::{SECRET, becomes, deliver, event, forward, outbox, start, start_as, status, stored},
     place::{Place, on_both_databases},
     proposals::rows,
-    support::{SOON, Server, eventually, stderr},
+    support::{SOON, Server, eventually, stderr, stdout},
     webhooks_monitor::STRIPE,
 };
 
@@ -19,6 +19,12 @@ on_both_databases! {
     two_who_ask_for_the_same_event_have_it_run_once
     an_archived_event_runs_with_the_data_that_it_came_with
     a_stored_event_is_run_again_from_the_command_line
+    the_command_line_refuses_what_the_routes_refuse_in_their_words
+    a_failed_event_is_run_again_from_the_command_line
+    a_stored_event_is_told_as_such_with_the_way_to_run_it
+    the_story_of_an_event_that_ran_twice_is_in_the_order_of_time
+    events_are_listed_by_their_result
+    stored_events_are_counted_apart
     a_message_that_reaches_nobody_is_told_by_its_event_and_by_the_verdict
     a_message_of_an_earlier_run_that_is_skipped_says_nothing_of_the_last
     an_endpoint_that_is_away_is_told_by_the_verdict_until_a_run_completes
@@ -63,6 +69,9 @@ fn an_event_that_no_rule_takes_is_stored_and_runs_once_there_is_a_rule(place: &P
     let told = shown(&server, EVENT);
     let ends: Vec<_> = told["attempts"].as_array().unwrap().iter().map(|run| run["end"].clone()).collect();
     assert_eq!(ends, ["completed", "completed"], "{told}");
+    let first = &told["attempts"][0];
+    assert!(first["ended_at"].is_string() && first["node"].is_string(), "{first}");
+    assert!(first["ended_at"].as_str() < told["attempts"][1]["started_at"].as_str(), "{told}");
     assert_eq!(told["decisions"][0]["what"], "it runs once more: there is a rule now", "{told}");
     let audit = rows(place, "SELECT action || ' ' || reason FROM semel_audit ORDER BY id");
     assert_eq!(audit, ["operations.rerun there is a rule now"]);
@@ -127,21 +136,146 @@ fn an_archived_event_runs_with_the_data_that_it_came_with(place: &Place) {
 
 fn a_stored_event_is_run_again_from_the_command_line(place: &Place) {
     store(place);
+    let command = |arguments: &[&str]| person(place, "*=outbox:news", arguments);
     let rerun = ["webhooks", "rerun", "stripe", "evt_1", "--reason", "there is a rule now"];
-    assert!(place.say(rerun).contains("runs again"));
-    let twice = place.run(rerun);
-    assert!(stderr(&twice).contains("nothing was changed: it is pending"), "{}", stderr(&twice));
+    let done = command(&rerun);
+    assert!(done.status.success() && stdout(&done).contains("runs again"), "{}", stderr(&done));
     let _worker = start_as(place, "worker", &[("SEMEL_WEBHOOKS_STRIPE_HANDLERS", "*=outbox:news")]);
     becomes(place, "evt_1", State::Completed);
     assert_eq!(outbox(place), ["news"]);
-    let done = place.run(rerun);
-    assert!(stderr(&done).contains("it was published, and took effect"), "{}", stderr(&done));
-    let absent = place.run(["webhooks", "rerun", "stripe", "evt_2", "--reason", "a"]);
-    assert!(stderr(&absent).contains("there is no event evt_2 of stripe"), "{}", stderr(&absent));
-    let which = place.run(["webhooks", "reprocess", "stripe", "--reason", "a"]);
-    assert!(stderr(&which).contains("which events?"), "{}", stderr(&which));
-    let job = place.json(["webhooks", "reprocess", "stripe", "--type", "invoice.paid", "--reason", "a", "--json"]);
+    let done = command(&rerun);
+    assert!(stderr(&done).contains("nothing was changed: This event was processed, with the result published"));
+    let job = command(&["webhooks", "reprocess", "stripe", "--type", "invoice.paid", "--reason", "a", "--json"]);
+    let job: Value = serde_json::from_str(stdout(&job)).unwrap();
     assert_eq!((&job["kind"], &job["params"]["type"]), (&json!("reprocess-webhook-events"), &json!("invoice.paid")));
+}
+
+/// A command of a person whose configuration has the source `stripe`, with these rules.
+fn person(place: &Place, rules: &str, arguments: &[&str]) -> std::process::Output {
+    let mut command = place.semel(arguments);
+    command.env("SEMEL_WEBHOOKS_STRIPE_KIND", "stripe").env("SEMEL_WEBHOOKS_STRIPE_SECRETS", SECRET);
+    command.env("SEMEL_WEBHOOKS_STRIPE_HANDLERS", rules).output().unwrap()
+}
+
+fn the_command_line_refuses_what_the_routes_refuse_in_their_words(place: &Place) {
+    store(place);
+    let server = start_as(place, "api", &NO_RULES);
+    let (one, many) = (["webhooks", "rerun"], ["webhooks", "reprocess"]);
+    let by_type = |kind| ["stripe", "--type", kind];
+    for (command, arguments, path, body) in [
+        (one, &["nowhere", "evt_1"][..], "/webhooks/nowhere/events/evt_1/retry", json!({ "reason": "a" })),
+        (many, &["nowhere", "--all"], "/webhooks/nowhere/events/reprocess", json!({ "reason": "a", "all": true })),
+        (one, &["stripe", "evt_2"], "/webhooks/stripe/events/evt_2/retry", json!({ "reason": "a" })),
+        (one, &["stripe", "evt_1"], RETRY, json!({ "reason": "a" })),
+        (one, &["stripe", "evt_1", "--result", "forwarded"], RETRY, json!({ "reason": "a", "result": "forwarded" })),
+        (
+            many,
+            &by_type("invoice.paid"),
+            "/webhooks/stripe/events/reprocess",
+            json!({ "reason": "a", "type": "invoice.paid" }),
+        ),
+    ] {
+        let answer = post(&server, path, &body.to_string());
+        assert!((400..500).contains(&answer.status), "{path}: {}", answer.body);
+        let said = person(place, "", &[&command, arguments, &["--reason", "a"]].concat());
+        assert_eq!(said.status.code(), Some(1), "{arguments:?}");
+        let words = format!("nothing was changed: {}", answer.json()["detail"].as_str().unwrap());
+        assert!(stderr(&said).contains(&words), "{words} in {}", stderr(&said));
+    }
+    assert!(
+        rows(place, "SELECT action FROM semel_audit").is_empty() && rows(place, "SELECT id FROM semel_jobs").is_empty()
+    );
+    let which = person(place, "", &["webhooks", "reprocess", "stripe", "--reason", "a"]);
+    assert!(stderr(&which).contains("which events?"), "{}", stderr(&which));
+}
+
+fn a_failed_event_is_run_again_from_the_command_line(place: &Place) {
+    let endpoint = Endpoint::that([crate::endpoint::Does::Answers(500)]);
+    let url = forward(&endpoint.url());
+    let once = [("SEMEL_WEBHOOKS_STRIPE_HANDLERS", url.as_str()), ("SEMEL_WEBHOOKS_STRIPE_MAX_ATTEMPTS", "1")];
+    let server = start_as(place, "api", &once);
+    assert_eq!(deliver(&server, &event("evt_1", 1_700_000_000, "a")).status, 500);
+    let done = person(place, &url, &["webhooks", "rerun", "stripe", "evt_1", "--reason", "it is mended"]);
+    assert!(done.status.success(), "{}", stderr(&done));
+    let _worker = start_as(place, "worker", &once);
+    becomes(place, "evt_1", State::Completed);
+}
+
+fn a_stored_event_is_told_as_such_with_the_way_to_run_it(place: &Place) {
+    store(place);
+    let why = ["why", "evt_1", "--scope", "webhooks/stripe"];
+    let story = place.say(why);
+    assert!(story.starts_with("evt_1 in default/webhooks/stripe: it was stored, and no rule took it\n"), "{story}");
+    assert!(!story.contains("took effect") && story.contains(": stored\n"), "{story}");
+    let advice =
+        "To run it through the rules that the server has now: semel webhooks rerun stripe evt_1 --reason '…'\n";
+    assert!(story.ends_with(advice), "{story}");
+    let here = place.say([&why[..], &["--database-url", &place.url]].concat());
+    assert!(here.contains(" evt_1 --database-url ") && here.ends_with(" --reason '…'\n"), "{here}");
+    let done = person(place, "*=outbox:news", &["webhooks", "rerun", "stripe", "evt_1", "--reason", "a"]);
+    assert!(done.status.success(), "{}", stderr(&done));
+    let _worker = start_as(place, "worker", &[("SEMEL_WEBHOOKS_STRIPE_HANDLERS", "*=outbox:news")]);
+    becomes(place, "evt_1", State::Completed);
+    assert!(place.say(why).starts_with("evt_1 in default/webhooks/stripe: it took effect\n"));
+}
+
+fn the_story_of_an_event_that_ran_twice_is_in_the_order_of_time(place: &Place) {
+    store(place);
+    execute(place, "UPDATE semel_operations SET archive_at = 1, look_at = 1");
+    let sweeper = start_as(place, "sweeper", &NO_RULES);
+    eventually(SOON, "it is archived", || stored(place, "stripe", "evt_1").unwrap().archived);
+    drop(sweeper);
+    let story = || place.say(["why", "evt_1", "--scope", "webhooks/stripe"]);
+    let words = |story: &str| {
+        let timed = story.lines().filter_map(|line| line.split_once("Z  "));
+        let timed: Vec<_> =
+            timed.map(|(at, line)| (at.to_owned(), line.split(' ').next().unwrap().to_owned())).collect();
+        assert!(timed.is_sorted_by_key(|(at, _)| at.clone()), "{story}");
+        timed.into_iter().map(|(_, word)| word).collect::<Vec<_>>()
+    };
+    assert_eq!(words(&story()), ["first", "completed", "the"], "it completed before its data went to the archive");
+    let done = person(place, "*=outbox:news", &["webhooks", "rerun", "stripe", "evt_1", "--reason", "a"]);
+    assert!(done.status.success(), "{}", stderr(&done));
+    let _worker = start_as(place, "worker", &[("SEMEL_WEBHOOKS_STRIPE_HANDLERS", "*=outbox:news")]);
+    becomes(place, "evt_1", State::Completed);
+    assert_eq!(words(&story()), ["first", "completed", "the", "decided", "claimed", "completed"], "{}", story());
+}
+
+fn events_are_listed_by_their_result(place: &Place) {
+    let rules = [("SEMEL_WEBHOOKS_STRIPE_HANDLERS", "customer.*=outbox:news")];
+    let server = start_as(place, "api", &rules);
+    for id in ["evt_1", "evt_2", "evt_3"] {
+        assert_eq!(status(&deliver(&server, &event(id, 1_700_000_000, id))), "processed");
+        assert_eq!(status(&deliver(&server, &crate::webhooks_monitor::customer(&format!("cus_{id}")))), "processed");
+    }
+    // What is in the archive is found all the same.
+    execute(place, "UPDATE semel_operations SET archive_at = 1, look_at = 1 WHERE key = 'evt_2'");
+    let sweeper = start_as(place, "sweeper", &NO_RULES);
+    eventually(SOON, "it is archived", || stored(place, "stripe", "evt_2").unwrap().archived);
+    drop(sweeper);
+    let events = |query: &str| listed(&server, &format!("/webhooks/stripe/events?{query}"), "event_id");
+    assert_eq!(events("result=stored"), ["evt_3", "evt_2", "evt_1"]);
+    assert_eq!(events("result=stored&limit=1"), ["evt_3", "evt_2", "evt_1"], "page by page");
+    assert_eq!(events("result=stored&archived=false"), ["evt_3", "evt_1"]);
+    assert_eq!(events("result=published&limit=2"), ["cus_evt_3", "cus_evt_2", "cus_evt_1"]);
+    assert_eq!(events("result=stored&type=customer.created"), Vec::<Value>::new());
+    assert_eq!(events("result=stored&status=failed"), Vec::<Value>::new());
+    assert_eq!(events("result=").len(), 6);
+    let wrong = server.get("/webhooks/stripe/events?result=done");
+    assert_eq!((wrong.status, wrong.problem().as_str()), (400, "invalid-query"), "{}", wrong.body);
+}
+
+fn stored_events_are_counted_apart(place: &Place) {
+    let server = start_as(place, "api", &[("SEMEL_WEBHOOKS_STRIPE_HANDLERS", "customer.*=outbox:news")]);
+    assert_eq!(status(&deliver(&server, &event("evt_1", 1_700_000_000, "a"))), "processed");
+    assert_eq!(status(&deliver(&server, &event("evt_1", 1_700_000_000, "a"))), "skipped");
+    assert_eq!(status(&deliver(&server, &crate::webhooks_monitor::customer("cus_1"))), "processed");
+    eventually(SOON, "it is counted", || shown(&server, STRIPE)["stored"] == 1);
+    let told = shown(&server, STRIPE);
+    assert_eq!((&told["totals"]["completed"], &told["stored"]), (&json!(2), &json!(1)), "{told}");
+    for (query, n) in [("event_type=invoice.paid", 1), ("event_type=customer.created", 0)] {
+        assert_eq!(shown(&server, &format!("{STRIPE}?{query}"))["stored"], n, "{query}");
+    }
 }
 
 fn a_message_that_reaches_nobody_is_told_by_its_event_and_by_the_verdict(place: &Place) {

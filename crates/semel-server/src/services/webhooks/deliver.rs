@@ -174,7 +174,11 @@ impl Receiver {
         seat: OwnedSemaphorePermit,
     ) -> Result<Ran> {
         let span = span(&source, &event);
-        let ran = process::run(self.0.ledger.clone(), lease, source, event, seat).instrument(span).await;
+        let run = process::run(self.0.ledger.clone(), lease, source.clone(), event.clone(), seat);
+        let ran = run.instrument(span).await;
+        if matches!(&ran, Ok(Ran::Completed(outcome)) if matches!(Done::read(outcome), Some(Done::Stored))) {
+            self.0.refusals.count_stored(&source, &event);
+        }
         if !matches!(ran, Ok(Ran::Completed(_))) {
             // What was put back may be due at once.
             self.wake();

@@ -1,6 +1,4 @@
-//! Events for people: found by their columns, shown with their story, and run again when somebody says so.
-
-use std::{collections::BTreeSet, sync::Arc};
+//! Events for people: found by their columns, shown with their story, and run again when a person asks for it.
 
 use axum::{
     Router,
@@ -11,20 +9,16 @@ use axum::{
     routing::{get, post},
 };
 use semel::{
-    Key, Labels, Operation, State, Store as _, Verdict,
-    look::{Filter, Page as Place},
-    machine::{Answer, NotNow},
-    store::Decision,
+    Labels, Store as _,
+    look::{Filter, Listing, Page as Place},
 };
+use semel_store::Database;
 use serde_json::json;
 
 use super::{
-    Receiver, SERVICE,
-    again::{self, Again, result_of},
-    conflicts,
-    event::Event,
-    monitor,
-    process::{Done, STORED},
+    Receiver, SERVICE, again, conflicts, monitor,
+    named::Named,
+    process::{Done, RESULTS},
     record::{Listed, Record, STATES, Sent, status},
     reprocess::result,
     source::Source,
@@ -32,19 +26,21 @@ use super::{
 use crate::config::is_function;
 use crate::http::{
     answers::{Page, answer, missing, patiently, shown},
-    fields::{Fields, Wrong, reason},
+    fields::{Fields, reason},
     path::Id,
     principal::{Actor, Principal},
-    problem::{EVENT_COMPLETED, EVENT_RUNNING, EVENT_WITHOUT_RULE, INVALID_QUERY, Problem},
+    problem::Problem,
     query::{Query, time},
 };
 
 /// How many conflicts are told of an event.
 const MOST_CONFLICTS: i64 = 50;
 
-/// How many functions an event is looked for in, where it takes effect once per function.
-/// Those that are configured are at most half of it, and none of them is left out.
-const MOST_FUNCTIONS: usize = 202;
+/// How many events a request looks through for those with a result: there is no index on it.
+const MOST_LOOKED_AT: u32 = 5_000;
+
+/// How many of them are read at a time.
+const AT_ONCE: u32 = 500;
 
 impl Receiver {
     /// The routes for people. Unlike those that senders post to, they need a principal.
@@ -57,12 +53,6 @@ impl Receiver {
             .route("/webhooks/{source}/events/{id}/retry", post(retry))
             .with_state(self.clone())
     }
-
-    /// A source, if it is this tenant's.
-    pub(super) fn source_of(&self, tenant: &str, name: &str) -> Result<Arc<Source>, Problem> {
-        let found = self.source(name).filter(|source| source.config.tenant == tenant);
-        found.cloned().ok_or_else(|| missing().detail("There is no source of this name."))
-    }
 }
 
 /// Takes a parameter that may be left empty: so do forms.
@@ -71,7 +61,7 @@ pub(super) fn given<T>(query: &mut Query, name: &str, read: impl FnOnce(&str) ->
 }
 
 /// Reads the text of a label. What no event can have is a slip, and no empty list.
-pub(super) fn label(text: &str) -> Result<String, &'static str> {
+pub(crate) fn label(text: &str) -> Result<String, &'static str> {
     if text.len() > Labels::MAX_BYTES {
         return Err("must have at most 128 bytes");
     }
@@ -113,6 +103,10 @@ async fn list(
         "false" => Ok(false),
         _ => Err("must be true or false"),
     });
+    let result = given(&mut query, "result", |text| {
+        let known = RESULTS.into_iter().find(|result| *result == text);
+        known.ok_or("must be stored, published, forwarded, handled or duplicate")
+    });
     let place = query.place();
     query.finish()?;
     let source = receiver.source_of(&principal.tenant, &name)?;
@@ -121,7 +115,11 @@ async fn list(
         after: Some(place.after).filter(|after| *after > 0),
         limit: u32::try_from(place.limit).unwrap_or(u32::MAX),
     };
-    let listing = patiently(receiver.ledger().store().list(&filter, page)).await?;
+    let store = receiver.ledger().store();
+    let listing = match result {
+        Some(result) => patiently(with_result(store, &source, &filter, result, page)).await?,
+        None => patiently(store.list(&filter, page)).await?,
+    };
     let mut items: Vec<_> = listing.items.iter().map(|op| (op.id, Listed::of(op, &source))).collect();
     items.extend(listing.unreadable.iter().map(|row| (row.id, Listed::unreadable(row))));
     items.sort_by_key(|(id, _)| std::cmp::Reverse(*id));
@@ -129,66 +127,52 @@ async fn list(
     Ok(shown(&Page { items, next: listing.next.map(|next| next.to_string()) }))
 }
 
-/// The event that a path names, or what is wrong with it.
-struct Named {
-    source: Arc<Source>,
-    operation: Operation,
-}
-
-impl Named {
-    async fn find(
-        receiver: &Receiver,
-        tenant: &str,
-        path: Result<Path<(String, String)>, PathRejection>,
-        mut query: Query,
-    ) -> Result<Self, Problem> {
-        let named = given(&mut query, "function", |text| {
-            if is_function(text) { Ok(text.to_owned()) } else { Err("must be the name of a function") }
-        });
-        query.finish()?;
-        let Path((name, id)) = path.map_err(|_| missing())?;
-        let source = receiver.source_of(tenant, &name)?;
-        let key = Key::new(&id).map_err(|_| missing())?;
-        let functions = match &named {
-            Some(function) => vec![function.clone()],
-            None if source.config.dedup_per_function => patiently(functions(receiver, &source)).await?,
-            None => vec![source.name.clone()],
-        };
-        let mut found = Vec::new();
-        for function in functions {
-            let Ok(scope) = source.scope(&function) else { continue };
-            let operation = patiently(receiver.ledger().store().by_key(&scope, &key)).await?;
-            let meant = |op: &Operation| named.as_ref().is_none_or(|named| op.labels.0[1].as_ref() == Some(named));
-            found.extend(operation.filter(meant).map(|operation| (function, operation)));
+/// The events that completed with this result. Looks through a bounded number of events: where few have the result, a
+/// page is shorter than asked for, and its cursor leads on.
+async fn with_result(
+    store: &Database,
+    source: &Source,
+    filter: &Filter,
+    result: &str,
+    page: Place,
+) -> semel::Result<Listing> {
+    let (mut listing, mut after, mut looked_at) = (Listing::default(), page.after, 0);
+    loop {
+        let passed = store.passed((&source.config.tenant, &source.name), after, AT_ONCE).await?;
+        for event in &passed {
+            after = Some(event.id);
+            looked_at += 1;
+            let is = event.service == SERVICE
+                && event.outcome.as_ref().and_then(Done::read).is_some_and(|done| done.word() == result);
+            // Once more, by the other filters, and without what may be large.
+            if is {
+                let one = store.list(filter, Place { after: Some(event.id.saturating_add(1)), limit: 1 }).await?;
+                listing.items.extend(one.items.into_iter().filter(|op| op.id == event.id));
+            }
+            if listing.items.len() >= page.limit as usize || looked_at >= MOST_LOOKED_AT {
+                listing.next = after;
+                return Ok(listing);
+            }
         }
-        match found.len() {
-            0 => Err(missing()),
-            1 => found.pop().map(|(_, operation)| Self { source, operation }).ok_or_else(missing),
-            _ => Err(which(found.into_iter().map(|(function, _)| function).collect())),
+        if passed.len() < AT_ONCE as usize {
+            return Ok(listing);
         }
     }
 }
 
-/// The functions of a source, where each takes effect by itself: those that are configured, and those that have events
-/// from when they were, by the kinds that there are.
-pub(super) async fn functions(receiver: &Receiver, source: &Source) -> semel::Result<Vec<String>> {
-    let prefix = source.kind("");
-    let kinds = receiver.ledger().store().kinds(&source.config.tenant, SERVICE, &prefix).await?;
-    let former = kinds.iter().filter_map(|kind| kind.strip_prefix(&prefix)).filter(|name| is_function(name));
-    let mut names: BTreeSet<_> = [&source.name].into_iter().chain(&source.config.functions.0).cloned().collect();
-    for name in former {
-        if names.len() < MOST_FUNCTIONS {
-            names.insert(name.to_owned());
-        }
-    }
-    Ok(names.into_iter().collect())
-}
-
-/// The problem of an id that several functions know.
-fn which(functions: Vec<String>) -> Problem {
-    let mut wrong = Wrong::default();
-    wrong.note("function", format!("must be one of those that know this event: {}", functions.join(", ")));
-    wrong.problem(&INVALID_QUERY).with("functions", functions)
+/// The event that a path and a query name, or what is wrong with them.
+async fn find(
+    receiver: &Receiver,
+    tenant: &str,
+    path: Result<Path<(String, String)>, PathRejection>,
+    mut query: Query,
+) -> Result<Named, Problem> {
+    let function = given(&mut query, "function", |text| {
+        if is_function(text) { Ok(text.to_owned()) } else { Err("must be the name of a function") }
+    });
+    query.finish()?;
+    let Path((name, id)) = path.map_err(|_| missing())?;
+    Named::find(receiver, tenant, (&name, &id), function.as_deref()).await
 }
 
 /// `GET /webhooks/{source}/events/{id}`
@@ -198,7 +182,7 @@ async fn show(
     path: Result<Path<(String, String)>, PathRejection>,
     query: Query,
 ) -> Result<Response, Problem> {
-    let Named { source, operation } = Named::find(&receiver, &principal.tenant, path, query).await?;
+    let Named { source, operation } = find(&receiver, &principal.tenant, path, query).await?;
     let store = receiver.ledger().store();
     let story = patiently(store.journal(operation.id)).await?;
     let conflicts = patiently(async {
@@ -239,51 +223,8 @@ async fn retry(
     let named = fields.may("result", result);
     fields.finish()?;
     let Some(why) = why else { return Err(missing()) };
-    let Named { operation, source } = Named::find(&receiver, &principal.tenant, path, query).await?;
-    if operation.state == State::Completed {
-        let named = named.unwrap_or_else(|| STORED.to_owned());
-        return rerun(&receiver, &source, &operation, &named, (&principal.subject, &why)).await;
-    }
-    // About the event as it stands: whoever asks has not seen a run that ended meanwhile.
-    let decision = Decision::Resolve { verdict: Verdict::Retry, expected: Some(operation.fence) };
-    let decided = patiently(receiver.ledger().decide(operation.id, decision, &principal.subject, &why)).await?;
-    match decided.answer {
-        Answer::Resolved => {}
-        Answer::NotNow(NotNow::Absent) => return Err(missing()),
-        Answer::NotNow(NotNow::Completed | NotNow::Pinned) => return Err(Problem::new(&EVENT_COMPLETED)),
-        _ => return Err(Problem::new(&EVENT_RUNNING)),
-    }
-    tracing::info!(operation = operation.id, by = principal.subject, "a person has an event run again");
-    receiver.wake();
-    Ok(runs(&operation, decided.operation.map_or(State::Pending, |operation| operation.state)))
-}
-
-/// The answer to who had an event run again.
-fn runs(operation: &Operation, stands: State) -> Response {
-    let said = json!({ "event_id": operation.key.as_str(), "processing_status": status(stands) });
-    answer(StatusCode::ACCEPTED, &said).map(Body::from)
-}
-
-/// Has an event run through the present rules that has completed, if it did so with the result that was named.
-async fn rerun(
-    receiver: &Receiver,
-    source: &Source,
-    operation: &Operation,
-    result: &str,
-    by: (&str, &str),
-) -> Result<Response, Problem> {
-    let kind = Event::of(operation, source).map(|event| event.kind).or_else(|| operation.labels.0[0].clone());
-    if result_of(operation) == Some(result) && kind.is_some_and(|kind| source.stores(&kind)) {
-        return Err(Problem::new(&EVENT_WITHOUT_RULE));
-    }
-    match patiently(again::rerun(receiver.ledger(), operation, result, by)).await? {
-        Again::Yes => {
-            tracing::info!(operation = operation.id, by = by.0, "a person has an event run once more");
-            receiver.wake();
-            Ok(runs(operation, State::Pending))
-        }
-        Again::Otherwise(was) => Err(Problem::new(&EVENT_COMPLETED).with("result", was)),
-        Again::Gone => Err(missing()),
-        Again::MovedOn => Err(Problem::new(&EVENT_RUNNING)),
-    }
+    let event = find(&receiver, &principal.tenant, path, query).await?;
+    let stands = again::retry(&receiver, &event, named.as_deref(), (&principal.subject, &why)).await?;
+    let said = json!({ "event_id": event.operation.key.as_str(), "processing_status": status(stands) });
+    Ok(answer(StatusCode::ACCEPTED, &said).map(Body::from))
 }

@@ -42,12 +42,12 @@ pub(super) struct Vitals {
     pub(super) at_limit: usize,
     /// Events whose runs were lost too often, or that were set aside.
     pub(super) parked: usize,
-    /// How long nobody has heard of the run that was silent for longest, among those whose lease is over.
+    /// The age of the last renewal of the run that was silent for longest, among those whose lease is over.
     pub(super) silent: Option<Duration>,
     /// How long ago the data came, or a person last spoke, of the event that has waited for longest, among those that
     /// are to run again.
     pub(super) waits: Option<Duration>,
-    /// Other data under known ids, in the last 24 hours, of which nobody can tell whether it is the right one.
+    /// Other data under known ids, in the last 24 hours, of which it cannot be told whether it is the right one.
     pub(super) conflicts: usize,
     /// Whether more conflicts came in that time than were looked at.
     pub(super) more_conflicts: bool,
@@ -84,7 +84,7 @@ pub(super) struct Stuck {
 pub(super) enum Status {
     /// Nothing is wrong.
     Ok,
-    /// Somebody should look.
+    /// A person should look.
     Degraded,
     /// Events do not take effect.
     Down,
@@ -134,11 +134,14 @@ fn runs(vitals: &Vitals) -> Option<(Status, String)> {
 /// a run completes: the pauses between the runs grow, and a verdict that waited for the next one would come and go.
 fn failing(vitals: &Vitals) -> Option<(Status, String)> {
     let worst = vitals.failing.iter().filter(|it| it.waits > FAILING).max_by_key(|it| it.waits)?;
-    let have = if worst.events == 1 { "1 event has".to_owned() } else { format!("{} events have", worst.events) };
+    let (have, runs) = match worst.events {
+        1 => ("1 event has".to_owned(), "It runs again by itself"),
+        n => (format!("{n} events have"), "They run again by themselves"),
+    };
     let (waits, error) = (humantime::format_duration(Duration::from_secs(worst.waits.as_secs())), &worst.error);
     degraded(format!(
         "{have} not taken effect for up to {waits}, and no run by the same rule has completed meanwhile; the last said: \
-         {error}. They run again by themselves"
+         {error}. {runs}"
     ))
 }
 
@@ -162,8 +165,9 @@ fn stuck(vitals: &Vitals) -> Option<(Status, String)> {
 
 fn at_limit(vitals: &Vitals) -> Option<(Status, String)> {
     (vitals.at_limit > 0)
-        .then(|| {
-            format!("{} failed as often as allowed and run again only when a person says so", events(vitals.at_limit))
+        .then(|| match vitals.at_limit {
+            1 => "1 event has failed as often as allowed, and runs again only when a person says so".to_owned(),
+            n => format!("{n} events have failed as often as allowed, and run again only when a person says so"),
         })
         .and_then(degraded)
 }
@@ -177,14 +181,14 @@ fn parked(vitals: &Vitals) -> Option<(Status, String)> {
 fn orphans(vitals: &Vitals) -> Option<(Status, String)> {
     let silent = vitals.silent.filter(|silent| *silent > ORPHAN)?;
     degraded(format!(
-        "a run was last heard of {} minutes ago and nobody has taken over: does a sweeper run?",
+        "a run was last heard of {} ago, and no node has taken over: does a sweeper run?",
         minutes(silent)
     ))
 }
 
 fn waiting(vitals: &Vitals) -> Option<(Status, String)> {
     let waits = vitals.waits.filter(|waits| *waits > WAITING)?;
-    degraded(format!("an event has waited for {} minutes to take effect: does a worker run?", minutes(waits)))
+    degraded(format!("an event has waited for {} to take effect: does a worker run?", minutes(waits)))
 }
 
 fn flooded(vitals: &Vitals) -> Option<(Status, String)> {
@@ -220,16 +224,15 @@ pub(super) fn share(part: i64, whole: i64) -> Option<f64> {
     (whole > 0).then(|| share(part, whole))
 }
 
-fn events(n: usize) -> String {
-    if n == 1 { "1 event".to_owned() } else { format!("{n} events") }
-}
-
 fn are(n: usize) -> String {
     if n == 1 { "1 event is".to_owned() } else { format!("{n} events are") }
 }
 
-fn minutes(duration: Duration) -> u64 {
-    duration.as_secs() / 60
+fn minutes(duration: Duration) -> String {
+    match duration.as_secs() / 60 {
+        1 => "1 minute".to_owned(),
+        n => format!("{n} minutes"),
+    }
 }
 
 #[cfg(test)]
@@ -243,16 +246,20 @@ mod tests {
 
     #[test]
     fn a_rule_that_only_fails_is_told_after_half_a_minute() {
-        let failing = |seconds| {
+        let failing = |seconds, events| {
             let waits = Duration::from_secs(seconds);
-            let failing = vec![Failing { events: 2, waits, error: "the endpoint cannot be reached".into() }];
+            let failing = vec![Failing { events, waits, error: "the endpoint cannot be reached".into() }];
             told(&Vitals { failing, ..Vitals::default() })
         };
-        assert_eq!(failing(30), (Status::Ok, String::new()), "the first retry may mend it");
-        let (status, reasons) = failing(31);
+        assert_eq!(failing(30, 2), (Status::Ok, String::new()), "the first retry may mend it");
+        let (status, reasons) = failing(31, 2);
         assert_eq!(status, Status::Degraded);
         assert!(reasons.contains("2 events have not taken effect for up to 31s"), "{reasons}");
         assert!(reasons.contains("the endpoint cannot be reached"), "{reasons}");
+        assert!(reasons.ends_with("They run again by themselves"), "{reasons}");
+        assert!(
+            failing(31, 1).1.starts_with("1 event has not") && failing(31, 1).1.ends_with("It runs again by itself")
+        );
     }
 
     #[test]
@@ -295,8 +302,14 @@ mod tests {
             assert_eq!(told(&vitals), (Status::Ok, String::new()), "{vitals:?}");
         }
         let worse = [
-            (Vitals { at_limit: 1, ..Vitals::default() }, "1 event failed as often"),
-            (Vitals { at_limit: 2, ..Vitals::default() }, "2 events failed as often"),
+            (
+                Vitals { at_limit: 1, ..Vitals::default() },
+                "1 event has failed as often as allowed, and runs again only",
+            ),
+            (
+                Vitals { at_limit: 2, ..Vitals::default() },
+                "2 events have failed as often as allowed, and run again only",
+            ),
             (Vitals { parked: 1, ..Vitals::default() }, "1 event is parked"),
             (Vitals { silent: Some(11 * minute), ..Vitals::default() }, "11 minutes ago"),
             (Vitals { waits: Some(16 * minute), ..Vitals::default() }, "for 16 minutes"),

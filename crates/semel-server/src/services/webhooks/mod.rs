@@ -18,11 +18,12 @@ mod bodies;
 mod conflicts;
 mod deliver;
 mod event;
-mod events;
+pub(crate) mod events;
 mod handler;
 mod health;
 mod monitor;
 mod monitor_count;
+pub(crate) mod named;
 pub(crate) mod process;
 mod receive;
 mod record;
@@ -137,7 +138,7 @@ impl Receiver {
         runner::work(self.clone(), stop)
     }
 
-    /// Writes the counts of what was refused, every second, until `stop` turns true.
+    /// Writes the counts of what was refused and of what was only stored, every second, until `stop` turns true.
     pub fn count(&self, mut stop: watch::Receiver<bool>) -> impl Future<Output = ()> + Send + use<> {
         let receiver = self.clone();
         async move {

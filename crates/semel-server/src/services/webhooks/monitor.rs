@@ -15,9 +15,11 @@ use serde::Serialize;
 use super::{
     REFUSALS, Receiver, SERVICE, conflicts,
     conflicts::Conflict,
-    events::{filter, functions, given, label},
+    events::{filter, given, label},
     health::{FAILING, Failing, Health, Stuck, Vitals},
     monitor_count::{Line, MOST_OPEN, Open, Rates, Stand, Times, body_kinds, by_day, by_label, hour, kinds, retries},
+    named::functions,
+    process::STORED,
     record::{Listed, Other, is_at_limit, is_parked, waits_for_a_person},
     source::Source,
 };
@@ -81,7 +83,8 @@ struct Asked {
 
 impl Asked {
     fn read(mut query: Query) -> Result<Self, Problem> {
-        let days = given(&mut query, "days", |text| {
+        // Unlike a filter, an empty number is a slip: the answer would be about another period than was meant.
+        let days = query.take("days", |text| {
             number(text).filter(|days| (1..=MOST_DAYS).contains(days)).ok_or("must be a number from 1 to 366")
         });
         let event_type = given(&mut query, "event_type", label);
@@ -180,7 +183,10 @@ impl Looked {
     fn incomplete(&self) -> Vec<&'static str> {
         let mut parts = Vec::new();
         let mut note = |cut: bool, names: &[&'static str]| parts.extend(names.iter().filter(|_| cut));
-        note(self.days.cut, &["totals", "rates", "by_day", "retries", "conflicts", "duplicates_suppressed", "refused"]);
+        note(
+            self.days.cut,
+            &["totals", "rates", "by_day", "retries", "conflicts", "duplicates_suppressed", "stored", "refused"],
+        );
         note(self.types.cut, &["by_event_type"]);
         note(self.functions.cut, &["by_webhook_function"]);
         note(self.durations.cut, &["processing_time_ms"]);
@@ -216,6 +222,7 @@ impl Looked {
                 items: self.conflicts.iter().take(MOST_LISTED).cloned().map(Other::of).collect(),
             },
             duplicates_suppressed: self.duplicates(),
+            stored: answered(&self.days.lines, STORED),
             refused: asked.is_all().then(|| Refused::of(&self.days.lines)),
             truncated: more_types || more_functions,
             incomplete: self.incomplete(),
@@ -324,6 +331,8 @@ struct Told<'a> {
     timed_out_events: Vec<Listed>,
     conflicts: Conflicts,
     duplicates_suppressed: i64,
+    /// Events that no rule took when they were processed.
+    stored: i64,
     /// What was refused has no type, so there is none with a filter.
     refused: Option<Refused>,
     /// Whether there are more types or functions than are told.

@@ -1,4 +1,5 @@
-//! What was not let in: counted, and nothing else is kept of it.
+//! Counts that are written every second: of deliveries that were not let in, of which nothing else is kept, and of events
+//! that no rule took.
 
 use std::{
     collections::HashMap,
@@ -7,7 +8,7 @@ use std::{
 
 use semel::{Store, look::Group, store::AnswerCount};
 
-use super::SERVICE;
+use super::{SERVICE, event::Event, process::STORED, source::Source};
 
 /// Why a delivery was not let in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,10 +82,10 @@ impl Reason {
     }
 }
 
-/// How many groups may wait to be written. Those beyond it are counted without their function.
+/// How many groups may wait to be written. Those beyond it are counted without their type and function.
 const MOST: usize = 1024;
 
-/// Counts of refusals that are not written yet.
+/// Counts that are not written yet.
 #[derive(Default)]
 pub(super) struct Refusals(Mutex<HashMap<(Group, &'static str), i64>>);
 
@@ -100,9 +101,22 @@ impl Refusals {
         self.add(group, reason.word(), 1);
     }
 
+    /// Counts an event that was only stored.
+    pub(super) fn count_stored(&self, source: &Source, event: &Event) {
+        let group = Group {
+            tenant: event.tenant.clone(),
+            service: SERVICE.to_owned(),
+            kind: source.kind(&event.function),
+            label1: event.kind.clone(),
+            label2: event.function.clone(),
+        };
+        self.add(group, STORED, 1);
+    }
+
     fn add(&self, mut group: Group, word: &'static str, n: i64) {
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if counts.len() >= MOST {
+            group.label1.clear();
             group.label2.clear();
         }
         *counts.entry((group, word)).or_default() += n;
@@ -116,7 +130,7 @@ impl Refusals {
         }
         let written = counts.iter().map(|((group, answer), n)| AnswerCount { group: group.clone(), answer, n: *n });
         if let Err(error) = store.note_repeats(Vec::new(), written.collect()).await {
-            tracing::warn!(%error, "refusals could not be counted; trying again");
+            tracing::warn!(%error, "refusals and stored events could not be counted; trying again");
             for ((group, word), n) in counts {
                 self.add(group, word, n);
             }

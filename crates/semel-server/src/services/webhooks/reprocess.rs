@@ -223,7 +223,7 @@ async fn reprocess(
 }
 
 /// Refuses what would run nothing, and what would run everything because a filter was lost on the way.
-fn check(asked: &Asked, all: bool, source: &Source) -> Result<(), Problem> {
+pub(crate) fn check(asked: &Asked, all: bool, source: &Source) -> Result<(), Problem> {
     let mut wrong = Wrong::default();
     let filters = [&asked.kind, &asked.function, &asked.since, &asked.until].iter().any(|filter| filter.is_some());
     if all == filters {
