@@ -17,6 +17,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD
 tree=$root/target/mutants/tree
 export CARGO_TARGET_DIR=$root/target/mutants/build
+# No line is looked up in a mutant, so none is built in.
+export CARGO_PROFILE_DEV_DEBUG=0
 unset RUST_BACKTRACE SEMEL_TORTURE
 
 # NAME @ FILE @ what perl does to the text of the whole file @ package @ tests (nextest's filter), any of which may notice
@@ -222,8 +224,11 @@ copy_tree() {
     done
 }
 
-run_tests() { # PACKAGE FILTER
-    (cd "$tree" && cargo nextest run --package "$1" --filterset "$2" --no-fail-fast) 2>&1
+# A mutant is built only where its tests are: in the package's integration tests, or in the library itself.
+target_of() { if [[ $1 == *::tests::* ]]; then echo --lib; else echo --test=it; fi; }
+
+run_tests() { # PACKAGE TARGET FILTER
+    (cd "$tree" && cargo nextest run --package "$1" "$2" --filterset "$3" --no-fail-fast) 2>&1
 }
 
 # Who noticed: the names of the tests that failed.
@@ -245,12 +250,11 @@ copy_tree
 # Without a mutation every one of these tests must pass, or their failing tells nothing.
 echo "== without a mutation"
 mutants | while IFS='@' read -r name _ _ package tests; do
-    if is_wanted "$name"; then echo "$package@$tests"; fi
+    if is_wanted "$name"; then echo "$package@$(target_of "$tests")@$tests"; fi
 done | sort -u >"$root/target/mutants/tests"
-for package in semel semel-store semel-testkit semel-http semel-server; do
-    grep -q "^$package@" "$root/target/mutants/tests" || continue
-    filter=$(sed -n "s/^$package@//p" "$root/target/mutants/tests" | paste -sd '|' | sed 's/|/ | /g')
-    if ! said=$(run_tests "$package" "$filter"); then
+cut -d@ -f1,2 "$root/target/mutants/tests" | uniq | while IFS='@' read -r package target; do
+    filter=$(sed -n "s/^$package@$target@//p" "$root/target/mutants/tests" | paste -sd '|' | sed 's/|/ | /g')
+    if ! said=$(run_tests "$package" "$target" "$filter" </dev/null); then
         echo "$said" | tail -n 60
         echo "mutants.sh: a test fails without a mutation" >&2
         exit 1
@@ -271,7 +275,7 @@ while IFS='@' read -r name file change package tests; do
         survived=1
     else
         diff "$original" "$tree/crates/$file" | grep '^[<>]' || true
-        if said=$(run_tests "$package" "$tests"); then
+        if said=$(run_tests "$package" "$(target_of "$tests")" "$tests" </dev/null); then
             verdict=SURVIVED
             survived=1
         elif ! grep -q 'Nextest run ID' <<<"$said"; then
