@@ -213,7 +213,7 @@ impl<S: Store, Inner> IdempotencyService<S, Inner> {
             Ok(body) => body,
             Err(problem) => return answered(problem),
         };
-        let (asked, work) = match self.shared.ask(&self.route, &head, key, &body) {
+        let (asked, work) = match self.shared.ask(&self.route, &head, key.clone(), &body) {
             Ok(asked) => asked,
             Err(problem) => return answered(problem),
         };
@@ -236,7 +236,7 @@ impl<S: Store, Inner> IdempotencyService<S, Inner> {
                 return answered(mismatch(None));
             }
             Ok(Err(other)) => other,
-            Err(error) => return answered(store_problem(&error)),
+            Err(error) => return answered(store_problem(&error).about(key.as_str())),
         };
         match other {
             // Before everything else: one who is not the first caller learns nothing about the first request.
@@ -398,6 +398,7 @@ pub(crate) fn store_problem(error: &Error) -> Problem {
     let kind = match error {
         Error::Unavailable(_) | Error::Stopping => &problem::STORE_UNAVAILABLE,
         Error::OutcomeUnknown(_) => &problem::OUTCOME_UNKNOWN,
+        Error::Corrupt(_) => &problem::ROW_UNREADABLE,
         _ => &problem::INTERNAL,
     };
     tracing::warn!(%error, problem = kind.name, "a keyed request could not be carried out");

@@ -189,6 +189,19 @@ pub static BODY_TIMEOUT: Kind = Kind {
     remedy: "Nothing was done. Send the request again, with the same key.",
 };
 
+/// A stored row is damaged.
+pub static ROW_UNREADABLE: Kind = Kind {
+    name: "row-unreadable",
+    status: StatusCode::INTERNAL_SERVER_ERROR,
+    retryable: false,
+    title: "A stored row cannot be read",
+    meaning: "What is stored under this id or key cannot be read: it was damaged, or written by another version. Nothing \
+              was done, and no other row is affected.",
+    remedy: "Sending it again does not help; another key would have it done although it may have been done. An operator \
+             finds the row with semel operations show, restores it from a backup or starts the version that wrote it, or \
+             frees the key with semel operations purge.",
+};
+
 /// The server broke one of its own rules.
 pub static INTERNAL: Kind = Kind {
     name: "internal",
@@ -200,7 +213,7 @@ pub static INTERNAL: Kind = Kind {
 };
 
 /// Every kind that the layer answers with.
-pub static ALL: [&Kind; 17] = [
+pub static ALL: [&Kind; 18] = [
     &KEY_MISSING,
     &KEY_INVALID,
     &IN_FLIGHT,
@@ -217,6 +230,7 @@ pub static ALL: [&Kind; 17] = [
     &BODY_TOO_LARGE,
     &BODY_INCOMPLETE,
     &BODY_TIMEOUT,
+    &ROW_UNREADABLE,
     &INTERNAL,
 ];
 
@@ -252,6 +266,11 @@ impl Problem {
     pub fn with(mut self, name: &'static str, value: impl Into<Value>) -> Self {
         self.members.insert(name, value.into());
         self
+    }
+
+    /// Names the row that it is about, if that cannot be read.
+    pub fn about(self, id: impl ToString) -> Self {
+        if *self.kind == ROW_UNREADABLE { self.with("id", id.to_string()) } else { self }
     }
 
     /// Its kind.

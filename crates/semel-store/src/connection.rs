@@ -68,7 +68,15 @@ pub fn broken(error: sqlx::Error) -> Error {
         E::Database(db) => is_passing(db.as_ref()),
         _ => false,
     };
-    if passing { Error::Unavailable(words(&error)) } else { Error::Refused(error.to_string()) }
+    match error {
+        _ if passing => Error::Unavailable(words(&error)),
+        // A value that is not of its column's type, which SQLite stores all the same, or no text.
+        E::ColumnDecode { .. } | E::Decode(_) => {
+            tracing::debug!(%error, "a stored row cannot be read");
+            Error::Corrupt("a column is not of its type")
+        }
+        _ => Error::Refused(error.to_string()),
+    }
 }
 
 /// An error as it is told: it begins with the reason if that is about the database as a whole.

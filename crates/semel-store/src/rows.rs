@@ -124,8 +124,8 @@ impl OperationRow {
         };
         Ok(Operation {
             id: self.id,
-            scope: Scope::new(&self.tenant, &self.service, &self.kind)?,
-            key: Key::new(&self.key)?,
+            scope: Scope::new(&self.tenant, &self.service, &self.kind).map_err(|_| Error::Corrupt("a scope"))?,
+            key: Key::new(&self.key).map_err(|_| Error::Corrupt("a key"))?,
             labels: Labels([self.label1, self.label2, self.label3, self.label4]),
             fingerprint: read_fingerprint(&self.fingerprint)?,
             order: self.payload_order,

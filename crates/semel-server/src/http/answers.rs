@@ -11,7 +11,7 @@ use bytes::Bytes;
 use semel::Error;
 use serde::Serialize;
 
-use super::problem::{INTERNAL, NOT_FOUND, Problem, of_store};
+use super::problem::{INTERNAL, NOT_FOUND, Problem, ROW_UNREADABLE, of_store};
 
 /// How long a database may take to answer a look. Above its own limit for a statement, which is 10 s, so that it has
 /// its say first.
@@ -29,6 +29,19 @@ pub fn missing() -> Problem {
 pub async fn patiently<T>(look: impl Future<Output = semel::Result<T>>) -> Result<T, Problem> {
     let late = || Err(Error::Unavailable("no answer in time".into()));
     tokio::time::timeout(PATIENCE, look).await.unwrap_or_else(|_| late()).map_err(of_store)
+}
+
+/// The problem of one row that was asked for by its id: if the row cannot be read, it names the row and what an operator
+/// can do about it.
+pub fn damaged(problem: Problem, id: impl std::fmt::Display, help: &str) -> Problem {
+    if *problem.kind() != ROW_UNREADABLE {
+        return problem;
+    }
+    let detail = format!(
+        "{id} is there and cannot be read: it was damaged, or written by another version. No other row is affected. To \
+         mend it: {help}."
+    );
+    problem.detail(detail).about(id)
 }
 
 /// An entity as an answer.

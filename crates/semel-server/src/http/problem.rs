@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 pub use semel_http::problem::{
-    BODY_INCOMPLETE, BODY_TIMEOUT, BODY_TOO_LARGE, INTERNAL, Kind, OUTCOME_UNKNOWN, Problem, STORE_UNAVAILABLE,
+    BODY_INCOMPLETE, BODY_TIMEOUT, BODY_TOO_LARGE, INTERNAL, Kind, OUTCOME_UNKNOWN, Problem, ROW_UNREADABLE,
+    STORE_UNAVAILABLE,
 };
 
 /// Nothing is at this path.
@@ -402,6 +403,7 @@ pub fn of_store(error: semel::Error) -> Problem {
             }
         }
         semel::Error::OutcomeUnknown(_) => Problem::new(&OUTCOME_UNKNOWN).retry_after(SOON),
+        semel::Error::Corrupt(what) => Problem::new(&ROW_UNREADABLE).with("unreadable", what),
         _ => Problem::new(&INTERNAL),
     }
 }

@@ -61,6 +61,12 @@ fn a_letter_that_cannot_be_read_is_listed_as_such(place: &Place) {
         "reason": "unreadable: a stored row cannot be read: a payload of another version or key",
     });
     assert_eq!(page["items"][1], expected);
+    // By itself it is a problem that names it; a person can still remove it.
+    let id = page["items"][1]["id"].to_string();
+    let alone = server.get(&format!("/dead-letters/{}", id.trim_matches('"')));
+    assert_eq!((alone.status, alone.problem().as_str()), (500, "row-unreadable"));
+    assert_eq!(alone.json()["id"], id.trim_matches('"'));
+    assert!(alone.body.contains("DELETE"), "{}", alone.body);
 }
 
 fn a_filter_shows_what_it_says_and_nothing_else(place: &Place) {

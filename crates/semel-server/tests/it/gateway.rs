@@ -9,6 +9,7 @@ use std::{
 use rustix::process::Signal;
 
 use crate::{
+    desk::execute,
     place::{Place, on_both_databases},
     support::{Answer, SOON, Server, eventually, send, stderr},
     upstream::Upstream,
@@ -25,6 +26,7 @@ on_both_databases! {
     a_client_that_goes_away_stops_nothing
     what_is_pinned_cannot_be_purged
     a_gateway_killed_between_effect_and_answer_never_makes_a_second_effect
+    a_repeat_of_a_key_whose_row_cannot_be_read_is_neither_executed_nor_replayed
 }
 
 pub(crate) fn gateway(place: &Place, upstream: &str) -> Command {
@@ -57,6 +59,23 @@ pub(crate) const SCOPE: &str = "gateway/request";
 pub(crate) fn state_of(place: &Place, scope: &str, key: &str) -> String {
     let shown = place.json(["operations", "show", key, "--scope", scope, "--json"]);
     shown["state"].as_str().unwrap().to_owned()
+}
+
+fn a_repeat_of_a_key_whose_row_cannot_be_read_is_neither_executed_nor_replayed(place: &Place) {
+    let upstream = Upstream::start();
+    let first = start(place, &upstream);
+    assert_eq!(post(&first, "/orders", "damaged", "{}").status, 201);
+    execute(place, "UPDATE semel_operations SET outcome = substr(outcome, 1, 1) WHERE key = 'damaged'");
+    // Another process has no answer in memory.
+    let server = start(place, &upstream);
+    for _ in 0..2 {
+        let told = post(&server, "/orders", "damaged", "{}");
+        assert_eq!((told.status, told.problem().as_str()), (500, "row-unreadable"), "{}", told.body);
+        assert_eq!(told.json()["id"], "damaged");
+        assert_eq!(told.header("idempotent-replayed"), None);
+    }
+    assert_eq!(post(&server, "/orders", "whole", "{}").status, 201);
+    assert_eq!(upstream.seen().len(), 2, "the damaged one was sent once");
 }
 
 fn a_retry_gets_the_same_answer_and_the_upstream_one_request(place: &Place) {

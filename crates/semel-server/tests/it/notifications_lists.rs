@@ -14,6 +14,7 @@ on_both_databases! {
     events_are_found_by_aggregate_type_and_time
     a_page_of_large_payloads_is_short_and_leads_on
     an_unreadable_row_hides_no_other
+    a_recipient_whose_addresses_cannot_be_read_hides_no_other
 }
 
 /// Three events: two of restaurant 5, one of restaurant 6; users 1 and 2 are in 5, user 3 in 6.
@@ -144,4 +145,28 @@ fn an_unreadable_row_hides_no_other(place: &Place) {
     }
     let listed = api.get("/events").json();
     assert_eq!(events(listed["items"].as_array().unwrap()), ["e2", "e1", "e0"]);
+    let alone = api.get("/events/e1");
+    assert_eq!((alone.status, alone.problem().as_str()), (500, "row-unreadable"));
+    assert_eq!(alone.json()["id"], "e1");
+}
+
+fn a_recipient_whose_addresses_cannot_be_read_hides_no_other(place: &Place) {
+    let api = filled(place);
+    let (bytes, hex) = if place.url.starts_with("sqlite:") { ("x'", "'") } else { ("'\\x", "'::bytea") };
+    execute(place, &format!("UPDATE notification_recipients SET addresses = {bytes}ff00{hex} WHERE user_id = '1'"));
+    if place.url.starts_with("sqlite:") {
+        // Not even of the column's type.
+        execute(place, "UPDATE notification_recipients SET addresses = 7 WHERE user_id = '2'");
+    }
+    let listed = api.get("/recipients/restaurant?groupId=5").json();
+    let items = listed["items"].as_array().unwrap();
+    assert_eq!(items.len(), 2);
+    assert!(items[0]["error"].as_str().unwrap().starts_with("unreadable: "), "{}", items[0]);
+    assert_eq!((&items[0]["userId"], &items[0]["addresses"]), (&json!("1"), &json!({})));
+    let alone = api.get("/recipients/restaurant/1");
+    assert_eq!((alone.problem().as_str(), &alone.json()["id"]), ("row-unreadable", &json!("1")));
+    // Putting it again mends it.
+    let body = json!({ "groupId": "5", "channels": ["PUSH"] }).to_string();
+    assert_eq!(api.ask("PUT", "/recipients/restaurant/1", &body).status, 200);
+    assert_eq!(api.get("/recipients/restaurant/1").status, 200);
 }

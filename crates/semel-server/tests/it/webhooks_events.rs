@@ -304,4 +304,8 @@ fn an_event_that_cannot_be_read_hides_no_other(place: &Place) {
     assert_eq!(told, [("evt_3", Value::Null), ("evt_2", why), ("evt_1", Value::Null)]);
     assert_eq!(items[1]["processing_status"], "completed");
     assert!(shown(&server, "/webhooks/stripe/monitor")["health"]["status"].is_string());
+    let alone = server.get("/webhooks/stripe/events/evt_2");
+    assert_eq!((alone.status, alone.problem().as_str()), (500, "row-unreadable"));
+    assert_eq!(alone.json()["id"], "evt_2");
+    assert!(alone.body.contains("semel operations show evt_2"), "{}", alone.body);
 }

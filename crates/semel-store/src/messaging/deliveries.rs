@@ -4,7 +4,6 @@
 //! message: a wait may be given up at any moment, and a row that was taken in it would be lost until its lease ends.
 
 use std::{
-    collections::HashSet,
     convert::Infallible,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -24,7 +23,8 @@ use super::{
     News,
     embedded::Said,
     hands::{Hands, Keeper},
-    rows::QueueRow,
+    rows::Came,
+    unread::Unread,
 };
 use crate::Database;
 
@@ -37,16 +37,14 @@ const LEAVE: Duration = Duration::from_secs(5);
 /// How long to wait for more room while the consumer has something to do: a batch costs little more than a single one.
 const GATHER: Duration = Duration::from_millis(1);
 
-/// How many rows that cannot be read are remembered, so that each is told of once and not whenever it comes round.
-const MOST_UNREAD: usize = 10_000;
-
 /// The messages of one queue.
 pub(super) struct Embedded {
-    rows: mpsc::UnboundedReceiver<QueueRow>,
+    rows: mpsc::UnboundedReceiver<std::result::Result<Came, Unread>>,
     hands: Arc<Hands>,
     said: Lane<Said, bool>,
-    /// Rows that cannot be read, and of which that was said.
-    unread: HashSet<i64>,
+    store: Database,
+    /// Who reads it; the queue's own name until the consumer has said its name.
+    consumer: String,
     /// Dropped with the rest, and so ends the task.
     _stop: watch::Sender<()>,
     task: JoinHandle<()>,
@@ -100,10 +98,36 @@ impl Embedded {
         let (_stop, stopped) = watch::channel(());
         let wake = store.messages().wakes.wait_for(News::Queue(queue.clone()));
         let prefetch = usize::from(prefetch.max(1));
-        let fetch =
-            Fetch { store, queue, prefetch, hands: hands.clone(), sender, wake, down, leaving: leaving.clone() };
+        let fetch = Fetch {
+            store: store.clone(),
+            queue,
+            prefetch,
+            hands: hands.clone(),
+            sender,
+            wake,
+            down,
+            leaving: leaving.clone(),
+        };
+        let consumer = fetch.queue.clone();
         let task = tokio::spawn(fetch.run(stopped));
-        Self { rows, hands, said, unread: HashSet::new(), _stop, task, leaving, _keeper: keeper }
+        Self { rows, hands, said, store, consumer, _stop, task, leaving, _keeper: keeper }
+    }
+
+    /// Puts aside a message that cannot be read, where a person sees it.
+    async fn bury(&self, row: &Unread) {
+        let (consumer, id, error) = (&*self.consumer, row.id, &*row.why);
+        match self.store.bury_unread(consumer, row).await {
+            Ok(()) => tracing::error!(
+                consumer,
+                row = id,
+                error,
+                "a message in a queue cannot be read; it became a dead letter"
+            ),
+            Err(trouble) => tracing::warn!(
+                consumer, row = id, error, %trouble,
+                "a message in a queue cannot be read and could not be put aside; it comes again"
+            ),
+        }
     }
 
     /// The task ends only with us. If it panicked, so do we: nothing would ever come any more, and whoever keeps the
@@ -122,28 +146,22 @@ impl Deliveries for Embedded {
         Box::pin(async {
             loop {
                 let Some(row) = self.rows.recv().await else { match self.ended().await {} };
-                let (id, token, redelivered) = (row.id, row.token, row.deliveries > 1);
-                match row.read() {
-                    Ok(message) => {
+                match row {
+                    Ok(Came { id, token, redelivered, message }) => {
                         self.hands.hand((id, token));
                         let (hands, said) = (self.hands.clone(), self.said.clone());
                         let acknowledge = Box::new(Word { id, token, hands, said, spoken: false });
                         return Delivery { message, redelivered, acknowledge };
                     }
-                    // It comes again when its lease has ended: a newer version may read it then. It takes no room from
-                    // others meanwhile, nor is it renewed.
-                    Err(error) => {
-                        drop(self.hands.remove((id, token)));
-                        if self.unread.len() >= MOST_UNREAD {
-                            self.unread.clear();
-                        }
-                        if self.unread.insert(id) {
-                            tracing::error!(row = id, %error, "a message in a queue cannot be read");
-                        }
-                    }
+                    // If this is given up half-way, it comes again when its lease has ended.
+                    Err(unread) => self.bury(&unread).await,
                 }
             }
         })
+    }
+
+    fn serve(&mut self, consumer: &str) {
+        consumer.clone_into(&mut self.consumer);
     }
 }
 
@@ -199,7 +217,7 @@ struct Fetch {
     queue: String,
     prefetch: usize,
     hands: Arc<Hands>,
-    sender: mpsc::UnboundedSender<QueueRow>,
+    sender: mpsc::UnboundedSender<std::result::Result<Came, Unread>>,
     wake: Wake,
     down: Arc<Mutex<Option<String>>>,
     leaving: Arc<Leaving>,
@@ -246,13 +264,14 @@ impl Fetch {
         let sent = Uptime::now();
         let taken = self.store.deliver_rows(&self.queue, room, self.hands.visibility).await;
         *self.down.lock().unwrap_or_else(PoisonError::into_inner) = taken.as_ref().err().map(ToString::to_string);
-        let (rows, n) = match taken {
+        let (rows, unread) = match taken {
             Ok(taken) => taken,
             Err(error) => {
                 tracing::warn!(queue = self.queue, %error, "messages cannot be taken");
                 return 0;
             }
         };
+        let n = rows.len() + unread.len();
         if n > 0 {
             crash_point!("queue.taken");
         }
@@ -263,7 +282,11 @@ impl Fetch {
             }
             self.hands.take((row.id, row.token), sent);
             // Nobody may be there to have it any more: then it is put back with the rest.
-            let _ = self.sender.send(row);
+            let _ = self.sender.send(Ok(row));
+        }
+        // These take no room from others, and are not renewed.
+        for row in unread {
+            let _ = self.sender.send(Err(row));
         }
         n
     }

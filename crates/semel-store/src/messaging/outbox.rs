@@ -13,7 +13,7 @@ use super::{
     News,
     rows::{self, LentRow},
     sql::{SENT_POSTGRES, SENT_SQLITE, TAKE_POSTGRES, TAKE_SQLITE},
-    unread,
+    unread::{self, Unread},
 };
 use crate::{Conn, Database, connection::broken, database::Inner, on};
 
@@ -128,12 +128,28 @@ impl Database {
             }
         };
         let full = rows.len() >= limit as usize;
-        let rows: Vec<LentRow> = rows.into_iter().filter_map(|row| row.legible("semel_outbox")).collect();
         let token = rows.first().map_or(0, |row| row.token);
-        let more = full || rows.iter().map(LentRow::weight).sum::<usize>() >= Taken::MOST_BYTES;
-        let mut rows: Vec<Lent> = rows.into_iter().filter_map(legible).collect();
+        let bytes: usize = rows.iter().filter_map(|row| row.read.as_ref().ok()).map(LentRow::weight).sum();
+        let more = full || bytes >= Taken::MOST_BYTES;
+        let (mut rows, unread): (Vec<Lent>, _) = unread::sorted(rows, LentRow::read);
+        self.park_unread(unread).await;
         rows.sort_unstable_by_key(|row| row.id);
         Ok(Taken { rows, token, more })
+    }
+
+    /// Parks what was taken and cannot be read: a person sees it there, and it is not tried for ever. The others of its
+    /// batch do not wait for that.
+    async fn park_unread(&self, unread: Vec<Unread>) {
+        if unread.is_empty() {
+            return;
+        }
+        for Unread { id, why, .. } in &unread {
+            tracing::error!(row = id, error = why, "a message in the outbox cannot be read; it is parked");
+        }
+        let park = |row: Unread| MarkRow { id: row.id, token: row.token, mark: Mark::Park { error: row.why } };
+        if let Err(error) = self.mark_rows(unread.into_iter().map(park).collect()).await {
+            tracing::warn!(%error, "messages that cannot be read could not be parked; they come again with their lease");
+        }
     }
 
     pub(super) async fn mark_rows(&self, marks: Vec<MarkRow>) -> Result<u64> {
@@ -235,13 +251,6 @@ impl Database {
     pub fn wake_outbox(&self) {
         self.messages().wakes.tell(News::Outbox);
     }
-}
-
-/// A row that was taken. One that cannot be read stays leased, and comes again: a newer version may read it. The others
-/// of its batch must not wait for that.
-fn legible(row: LentRow) -> Option<Lent> {
-    let id = row.id();
-    row.read().inspect_err(|error| tracing::error!(row = id, %error, "a message in the outbox cannot be read")).ok()
 }
 
 /// What a mark makes of its row.

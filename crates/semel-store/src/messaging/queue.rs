@@ -3,7 +3,7 @@
 use std::{collections::HashSet, time::Duration};
 
 use semel::{
-    Result, Uptime,
+    Fingerprint, Result, Uptime,
     messaging::{Envelope, Published, Queue},
     micros,
     store::Commit,
@@ -13,11 +13,11 @@ use tokio::time::timeout;
 
 use super::{
     News,
-    rows::{self, QueueRow},
+    rows::{self, Came, QueueRow},
     sql::{DELIVER_POSTGRES, DELIVER_SQLITE},
-    unread::Taken,
+    unread::{self, Taken, Unread},
 };
-use crate::{Conn, Database, connection::broken, database::Inner, on, tx::told};
+use crate::{Conn, Database, codec::hex, connection::broken, database::Inner, on, tx::told};
 
 /// How long a message that was delivered is kept from other consumers, unless its own renews it. Short, because the
 /// messages of a killed node wait for it; a consumer that is only slow renews.
@@ -99,13 +99,13 @@ impl Database {
         sent
     }
 
-    /// Takes messages of a queue: those whose columns can be read, and how many were taken.
+    /// Takes messages of a queue: those that can be read, and those that cannot.
     pub(super) async fn deliver_rows(
         &self,
         queue: &str,
         limit: usize,
         visibility: Duration,
-    ) -> Result<(Vec<QueueRow>, usize)> {
+    ) -> Result<(Vec<Came>, Vec<Unread>)> {
         let (limit, visibility) = (i64::try_from(limit).unwrap_or(i64::MAX), micros(visibility));
         self.answer(async {
             let rows: Vec<Taken<QueueRow>> = match self.inner() {
@@ -124,7 +124,7 @@ impl Database {
                 }
                 Inner::Sqlite(_) => {
                     let (mut work, now, token) = self.drawn().await?;
-                    let Conn::Sqlite(conn) = work.conn() else { return Ok((Vec::new(), 0)) };
+                    let Conn::Sqlite(conn) = work.conn() else { return Ok(Default::default()) };
                     let rows: Vec<Taken<QueueRow>> = sqlx::query_as(DELIVER_SQLITE)
                         .bind(queue)
                         .bind(limit)
@@ -141,10 +141,35 @@ impl Database {
                     rows
                 }
             };
-            let n = rows.len();
-            let mut rows: Vec<QueueRow> = rows.into_iter().filter_map(|row| row.legible("semel_queue")).collect();
+            let (mut rows, unread) = unread::sorted(rows, QueueRow::read);
             rows.sort_unstable_by_key(|row| row.id);
-            Ok((rows, n))
+            Ok((rows, unread))
+        })
+        .await
+    }
+
+    /// Makes a dead letter of a message that a consumer has and that cannot be read. It is copied as it is stored: a newer
+    /// version, or a person, may make it readable, and re-drive it.
+    pub(super) async fn bury_unread(&self, consumer: &str, row: &Unread) -> Result<()> {
+        let Unread { id, token, why } = row;
+        let letter = json!({
+            "id": id,
+            "token": token,
+            "consumer": consumer,
+            // What it is known by in the inbox cannot be read. A re-driven letter is identified anew.
+            "key": format!("row:{id}"),
+            "fingerprint": hex(Fingerprint::of_bytes(format!("row:{id}").as_bytes()).as_bytes()),
+            "reason": rows::reason(why),
+        });
+        let (sql, clock) = (&self.messages().sql, self.clock());
+        let json = Value::Array(vec![letter]).to_string();
+        self.answer(async {
+            let mut work = self.work().await?;
+            on!(work.conn(), c => sqlx::query(sql.bury_unread).bind(&json).bind(clock).execute(c).await.map(drop))
+                .map_err(broken)?;
+            on!(work.conn(), c => sqlx::query(sql.acknowledge).bind(&json).execute(c).await.map(drop))
+                .map_err(broken)?;
+            self.finish(work, 1).await
         })
         .await
     }

@@ -179,16 +179,11 @@ impl EnvelopeRow {
 /// A row that a relay has taken.
 pub(super) struct LentRow {
     row: EnvelopeRow,
-    pub(super) token: i64,
 }
 
-from_row!(LentRow, row => { row: EnvelopeRow::from_row(row)?, token });
+from_row!(LentRow, row => { row: EnvelopeRow::from_row(row)? });
 
 impl LentRow {
-    pub(super) fn id(&self) -> i64 {
-        self.row.id
-    }
-
     /// What its body takes up.
     pub(super) fn weight(&self) -> usize {
         self.row.body.len()
@@ -228,9 +223,9 @@ fn text(stored: Vec<u8>) -> Result<String> {
 
 /// A message in a queue of the embedded broker.
 pub(super) struct QueueRow {
-    pub(super) id: i64,
-    pub(super) token: i64,
-    pub(super) deliveries: i64,
+    id: i64,
+    token: i64,
+    deliveries: i64,
     queue: String,
     tenant: String,
     message_id: String,
@@ -259,8 +254,22 @@ from_row!(QueueRow {
     fence,
 });
 
+/// A message that came to a consumer.
+pub(super) struct Came {
+    pub(super) id: i64,
+    pub(super) token: i64,
+    pub(super) redelivered: bool,
+    pub(super) message: Received,
+}
+
 impl QueueRow {
-    pub(super) fn read(self) -> Result<Received> {
+    pub(super) fn read(self) -> Result<Came> {
+        let (id, token, redelivered) = (self.id, self.token, self.deliveries > 1);
+        let message = self.message()?;
+        Ok(Came { id, token, redelivered, message })
+    }
+
+    fn message(self) -> Result<Received> {
         Ok(Received {
             id: Some(self.message_id),
             tenant: Some(self.tenant),

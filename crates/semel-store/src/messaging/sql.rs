@@ -334,6 +334,16 @@ statements! {
         "DELETE FROM semel_queue
          WHERE (id, token) IN (SELECT r.id, r.token FROM {rows $1: id int, token int} AS r)
          RETURNING id";
+    /// Messages of a queue that cannot be read become dead letters, as they are stored.
+    bury_unread = concat!(
+        "INSERT INTO semel_dead_letters (", letter!(), ", failures, reason, died_at)
+         SELECT q.tenant, r.consumer, r.key, r.fingerprint, q.message_id, q.tenant, q.queue, q.kind, q.body, q.headers,
+                q.number, q.put_at, q.operation, q.fence, 0, r.reason, clock.now
+         FROM {rows $1: id int, token int, consumer text, key text, fingerprint bytes, reason text} AS r
+         JOIN semel_queue AS q ON q.id = r.id AND q.token = r.token
+         CROSS JOIN (SELECT {now $2} AS now) AS clock
+         WHERE true
+         ON CONFLICT (tenant, consumer, key, fingerprint) DO NOTHING");
     /// Messages that somebody else may have at once.
     put_back =
         "UPDATE semel_queue AS q SET visible_at = 0, token = 0, deliveries = q.deliveries - r.unbegun

@@ -18,15 +18,32 @@ pub(super) struct Each<T, U> {
 }
 
 /// A row that was taken, or why its columns cannot be read.
-pub(super) type Taken<T> = Each<T, sqlx::Error>;
+pub(super) struct Taken<T> {
+    pub(super) id: i64,
+    pub(super) token: i64,
+    pub(super) read: Result<T, sqlx::Error>,
+}
 
-impl<T> Taken<T> {
-    /// The row; of one that cannot be read, a line in the log. It stays leased, and comes again: a newer version may
-    /// read it.
-    pub(super) fn legible(self, table: &'static str) -> Option<T> {
-        let tell = |error: &sqlx::Error| tracing::error!(table, row = self.id, %error, "a message cannot be read");
-        self.read.inspect_err(tell).ok()
+/// A row that was taken and cannot be read. It is put aside where a person sees it, with all that is stored of it: a
+/// newer version may read it.
+#[derive(Debug)]
+pub(super) struct Unread {
+    pub(super) id: i64,
+    pub(super) token: i64,
+    /// Why, as a person reads it.
+    pub(super) why: String,
+}
+
+/// Those that can be read, and those that cannot.
+pub(super) fn sorted<T, R>(rows: Vec<Taken<T>>, read: impl Fn(T) -> semel::Result<R>) -> (Vec<R>, Vec<Unread>) {
+    let (mut readable, mut unread) = (Vec::with_capacity(rows.len()), Vec::new());
+    for Taken { id, token, read: row } in rows {
+        match whole(row.map(&read)) {
+            Ok(row) => readable.push(row),
+            Err(why) => unread.push(Unread { id, token, why: format!("unreadable: {why}") }),
+        }
     }
+    (readable, unread)
 }
 
 /// A page of at most so many rows, from one more than that if there are more: those that can be read, those that
@@ -55,7 +72,7 @@ macro_rules! each_from {
         impl<'r, T: FromRow<'r, $row>> FromRow<'r, $row> for Taken<T> {
             fn from_row(row: &'r $row) -> Result<Self, sqlx::Error> {
                 // Without a number there is nothing that anybody could do about it. So below.
-                Ok(Self { id: row.try_get("id")?, read: T::from_row(row) })
+                Ok(Self { id: row.try_get("id")?, token: row.try_get("token")?, read: T::from_row(row) })
             }
         }
 

@@ -236,7 +236,7 @@ macro_rules! conformance_suite {
                     a_commit_wakes_the_relays,
                     a_row_is_in_one_relays_hands,
                     a_take_is_bounded_in_bytes,
-                    a_row_that_cannot_be_read_keeps_no_other_waiting,
+                    a_row_that_cannot_be_read_is_parked_and_keeps_no_other_waiting,
                     a_page_of_the_outbox_shows_what_cannot_be_read,
                     a_lapsed_lease_is_taken_anew,
                     a_lease_is_renewed_by_its_own_token_only,
@@ -275,7 +275,7 @@ macro_rules! conformance_suite {
                     a_message_in_hand_is_renewed_for_as_long_as_it_takes,
                     a_message_that_another_has_is_lost_and_not_renewed,
                     what_was_not_begun_is_not_redelivered,
-                    a_message_that_cannot_be_read_keeps_no_other_waiting,
+                    a_message_that_cannot_be_read_becomes_a_dead_letter,
                     a_damaged_message_does_not_stop_its_queue,
                     a_topic_without_a_queue_is_unroutable,
                     a_broker_is_as_well_as_its_database;

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use semel::{
     Error, Uptime,
-    messaging::{Broker as _, BrokerHealth, Deliveries, Delivery, Envelope, Message, Published, Queue, Topic},
+    messaging::{
+        Broker as _, BrokerHealth, Deliveries, Delivery, Envelope, LetterFilter, Message, MessageStore as _, Published,
+        Queue, Topic,
+    },
 };
 use semel_store::EmbeddedBroker;
 
@@ -142,33 +145,31 @@ pub async fn what_was_not_begun_is_not_redelivered(lab: Lab) {
     assert!(soon(b.acknowledge.ack()).await.is_err(), "it was put back with the rest");
 }
 
-/// What another version has written takes nobody's room, however much of it there is, and comes again in its time.
-pub async fn a_message_that_cannot_be_read_keeps_no_other_waiting(lab: Lab) {
-    let broker = broker(&lab).await;
+/// What another version has written takes nobody's room, however much of it there is. It becomes a dead letter of its
+/// consumer with all that is stored of it, and can be re-driven once it can be read.
+pub async fn a_message_that_cannot_be_read_becomes_a_dead_letter(lab: Lab) {
+    let (broker, store) = (broker(&lab).await, lab.open().await);
     publish(&broker, &["a", "b", "c"]).await;
     let headers = lab.texts("SELECT headers FROM semel_queue").await.remove(0);
     lab.execute("UPDATE semel_queue SET headers = 'of another version'").await.unwrap();
     publish(&broker, &["d", "e"]).await;
     let mut deliveries = consume(&broker, 2).await;
-    let mut held = Vec::new();
+    deliveries.serve("reader");
     for expected in ["d", "e"] {
-        let (body, delivery) = next(&mut deliveries).await;
-        assert_eq!(body, expected);
-        held.push(delivery);
-    }
-    for delivery in held {
-        soon(delivery.acknowledge.ack()).await.unwrap();
-    }
-    lab.execute(&format!("UPDATE semel_queue SET headers = '{headers}'")).await.unwrap();
-    lab.pass(VISIBILITY - TICK);
-    assert!(is_quiet(&mut deliveries).await, "its time is not over");
-    lab.pass(TICK);
-    for expected in ["a", "b", "c"] {
         let (body, delivery) = next(&mut deliveries).await;
         assert_eq!(body, expected);
         soon(delivery.acknowledge.ack()).await.unwrap();
     }
     assert_eq!(lab.number("SELECT count(*) FROM semel_queue").await, 0);
+    assert_eq!(store.dead_letters(10).await.unwrap(), 3, "a person is told");
+    let told = lab.texts("SELECT consumer || ' ' || queue || ' ' || reason FROM semel_dead_letters ORDER BY id").await;
+    assert!(told.iter().all(|told| told.starts_with("reader news unreadable: ")), "{told:?}");
+    lab.execute(&format!("UPDATE semel_dead_letters SET headers = '{headers}'")).await.unwrap();
+    let tenant = lab.texts("SELECT tenant FROM semel_dead_letters").await.remove(0);
+    let filter = LetterFilter { tenant, ..LetterFilter::default() };
+    let whole = store.letters(&filter, None, 10).await.unwrap();
+    let bodies: Vec<_> = whole.items.iter().rev().map(|letter| letter.message.body.clone()).collect();
+    assert_eq!(bodies, ["a", "b", "c"]);
 }
 
 /// However a message is damaged, its queue goes on, also for a consumer that has room for one.
@@ -182,7 +183,7 @@ pub async fn a_damaged_message_does_not_stop_its_queue(lab: Lab) {
     assert_eq!(body, "c");
     soon(delivery.acknowledge.ack()).await.unwrap();
     assert_eq!(broker.health(), BrokerHealth::Up);
-    assert_eq!(lab.number("SELECT count(*) FROM semel_queue").await, 2, "nothing is lost");
+    assert_eq!(lab.number("SELECT count(*) FROM semel_dead_letters").await, 2, "nothing is lost");
 }
 
 /// Until there is a queue a message is nowhere, and so is a consumer.

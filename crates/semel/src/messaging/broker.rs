@@ -75,6 +75,9 @@ pub trait Broker: Send + Sync + 'static {
 pub trait Deliveries: Send {
     /// The next; waits for one. May be dropped while it waits without losing any.
     fn next(&mut self) -> BoxFuture<'_, Delivery>;
+
+    /// Says which consumer they come to. A broker that keeps dead letters itself writes them under this name.
+    fn serve(&mut self, _consumer: &str) {}
 }
 
 /// A message that was delivered and must be acknowledged.

@@ -23,7 +23,7 @@ use super::{
     tables::{events, fanouts, fanouts::Fanout},
 };
 use crate::http::{
-    answers::{missing, patiently, shown},
+    answers::{damaged, missing, patiently, shown},
     fields::Wrong,
     path::Id,
     principal::Actor,
@@ -143,7 +143,8 @@ pub(super) async fn show(
     principal: Principal,
     Id(event_id): Id,
 ) -> Result<Response, Problem> {
-    let found = patiently(find(&service, &principal.tenant, &event_id)).await?;
+    let found = patiently(find(&service, &principal.tenant, &event_id)).await;
+    let found = found.map_err(|problem| damaged(problem, &event_id, "restore the row of notification_events"))?;
     Ok(shown(&found.ok_or_else(missing)?))
 }
 

@@ -19,7 +19,7 @@ use super::{
     tables::recipients::{self, Addresses, Entry, Row},
 };
 use crate::http::{
-    answers::{Page, missing, patiently, shown},
+    answers::{Page, damaged, missing, patiently, shown},
     fields::{Fields, text},
     principal::Actor,
     problem::{NOT_FOUND, Problem, of_store},
@@ -79,17 +79,29 @@ struct Recipient {
     addresses: Addresses,
     #[serde(serialize_with = "time")]
     created_at: i64,
+    /// In a list, why the addresses are not shown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
 }
 
 impl Recipient {
     fn new(kind: Kind, user_id: String, entry: Entry, created_at: i64) -> Self {
         let channels = entry.channels.into_iter().map(Channel::name).collect();
-        Self { kind, user_id, group_id: entry.group_id, channels, addresses: entry.addresses, created_at }
+        Self { kind, user_id, group_id: entry.group_id, channels, addresses: entry.addresses, created_at, error: None }
     }
 
     fn of(kind: Kind, row: Row) -> semel::Result<Self> {
         let entry = row.entry()?;
         Ok(Self::new(kind, row.user_id, entry, row.created_at))
+    }
+
+    /// One of a list, which goes on where the addresses of one cannot be read.
+    fn listed(kind: Kind, row: Row) -> Self {
+        let (entry, error) = match row.entry() {
+            Ok(entry) => (entry, None),
+            Err(error) => (row.without_addresses(), Some(format!("unreadable: {error}"))),
+        };
+        Self { error, ..Self::new(kind, row.user_id, entry, row.created_at) }
     }
 }
 
@@ -112,7 +124,8 @@ pub(super) async fn put(
     };
     // A repeat changes nothing, and leaves no trace.
     if let Some(row) = patiently(find(&service, &principal.tenant, kind, &user_id)).await?
-        && row.entry().map_err(of_store)? == entry
+        // One whose addresses cannot be read is mended by being put again.
+        && row.entry().is_ok_and(|stored| stored == entry)
     {
         return Ok(shown(&Recipient::of(kind, row).map_err(of_store)?));
     }
@@ -142,7 +155,9 @@ pub(super) async fn show(
     Somebody(kind, user_id): Somebody,
 ) -> Result<Response, Problem> {
     let row = patiently(find(&service, &principal.tenant, kind, &user_id)).await?.ok_or_else(missing)?;
-    Ok(shown(&Recipient::of(kind, row).map_err(of_store)?))
+    let help = "put the recipient again, with all addresses";
+    let recipient = Recipient::of(kind, row).map_err(of_store);
+    Ok(shown(&recipient.map_err(|problem| damaged(problem, &user_id, help))?))
 }
 
 /// `DELETE /recipients/{kind}/{userId}`
@@ -188,7 +203,7 @@ pub(super) async fn list(
         Ok(rows)
     });
     let (rows, next) = place.cut(rows.await?, |row| row.id);
-    let items = rows.into_iter().map(|row| Recipient::of(kind, row)).collect::<semel::Result<_>>().map_err(of_store)?;
+    let items = rows.into_iter().map(|row| Recipient::listed(kind, row)).collect();
     Ok(shown(&Page::<Recipient> { items, next }))
 }
 

@@ -226,7 +226,7 @@ impl<S: MessageStore, H: Handler<S>> Consumer<S, H> {
             }));
         }
         // Held to the end: what is not acknowledged goes back when it is dropped.
-        let deliveries = pull(&*self.broker, &self.queue, prefetch, sender, &mut stop).await;
+        let deliveries = pull(&*self.broker, (&shared.name, &self.queue), prefetch, sender, &mut stop).await;
         while tasks.join_next().await.is_some() {}
         let mut receiver = receiver.lock().await;
         let mut back = JoinSet::new();
@@ -252,7 +252,7 @@ async fn kept_alive(task: impl Fn() -> BoxFuture<'static, ()>) {
 /// Takes deliveries for the workers until it is time to stop.
 async fn pull(
     broker: &dyn Broker,
-    queue: &str,
+    (consumer, queue): (&str, &str),
     prefetch: u16,
     workers: mpsc::Sender<Delivery>,
     stop: &mut Stop,
@@ -265,7 +265,10 @@ async fn pull(
             consume = broker.consume(queue, prefetch) => consume,
         };
         match consume {
-            Ok(deliveries) => break deliveries,
+            Ok(mut deliveries) => {
+                deliveries.serve(consumer);
+                break deliveries;
+            }
             Err(error) => {
                 if !std::mem::replace(&mut said, true) {
                     tracing::warn!(%error, queue, "messages cannot be taken; the consumer waits for the broker");

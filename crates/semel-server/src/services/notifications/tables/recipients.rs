@@ -28,15 +28,30 @@ pub(in super::super) struct Row {
     pub(in super::super) user_id: String,
     group_id: String,
     channels: String,
-    addresses: Vec<u8>,
+    /// Nothing where the column is not even of its type: one row must not fail the listing of all.
+    addresses: Option<Vec<u8>>,
     pub(in super::super) created_at: i64,
 }
 
-from_row!(Row { id, user_id, group_id, channels, addresses, created_at });
+from_row!(Row, row => {
+    id,
+    user_id,
+    group_id,
+    channels,
+    addresses: sqlx::Row::try_get(row, "addresses").ok(),
+    created_at
+});
 
 impl Row {
+    /// The entry without its addresses, which cannot be read.
+    pub(in super::super) fn without_addresses(&self) -> Entry {
+        let addresses = Addresses::new();
+        Entry { group_id: self.group_id.clone(), channels: channels(&self.channels), addresses }
+    }
+
     pub(in super::super) fn entry(&self) -> Result<Entry> {
-        let addresses = read_addresses(self.addresses.clone())?;
+        let stored = self.addresses.clone().ok_or(Error::Corrupt("the addresses of a recipient"))?;
+        let addresses = read_addresses(stored)?;
         Ok(Entry { group_id: self.group_id.clone(), channels: channels(&self.channels), addresses })
     }
 }
