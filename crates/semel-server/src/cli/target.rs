@@ -8,8 +8,8 @@ use semel_store::Database;
 
 use super::{ledger::Opened, words::DEFAULT_SCOPE};
 
-/// How far back a hash, or a key of an unknown scope, is looked for. There is no index on either, and nobody asks
-/// about a log line of last year.
+/// How far back a hash, or a key of an unknown scope, is looked for. There is no index on either, and a log
+/// line of last year is not asked about.
 const NEWEST: usize = 5_000;
 
 /// One operation, by its key or by its number.
@@ -38,8 +38,8 @@ impl Target {
         found.ok_or_else(|| self.not_found(opened))
     }
 
-    /// Finds it also by the number or the short hash that a log line shows in place of the key. Only for looking:
-    /// whoever changes something says exactly what.
+    /// Finds it also by the number or the short hash that a log line shows in place of the key. Only for looking: a
+    /// command that changes something takes no guess.
     pub(super) async fn find_somehow(&self, opened: &Opened) -> anyhow::Result<Operation> {
         let (Some(key), store) = (&self.key, opened.ledger.store()) else { return self.find(opened).await };
         if let Some(found) = store.by_key(&self.scope, key).await? {
@@ -120,9 +120,10 @@ impl Target {
         match &self.key {
             Some(key) => anyhow::anyhow!(
                 "the key {} is not known in the scope {} of the ledger in {place}. It was never claimed there, or has \
-                 been purged, or its retention is over. Keys of another scope are found with --scope; semel operations list shows them",
+                 been purged, or its retention is over. Keys of another scope are found with --scope; {} shows them",
                 super::words::quoted(key.as_str()),
-                self.scope
+                self.scope,
+                format!("semel operations list {}", opened.flags).trim_end()
             ),
             None => anyhow::anyhow!(
                 "there is no operation {} of the tenant {} in the ledger in {place}",

@@ -96,7 +96,8 @@ impl AsksTheStore {
     /// Rows that the sweep and the workers leave alone, because they cannot be read or changed.
     async fn set_aside(&self) -> semel::Result<Option<String>> {
         let n: i64 = self.store.count_set_aside().await?.iter().map(|(_, n)| n).sum();
-        Ok((n > 0).then(|| format!("{n} set aside: semel operations list --set-aside shows why")))
+        let are = if n == 1 { "1 operation is".to_owned() } else { format!("{n} operations are") };
+        Ok((n > 0).then(|| format!("{are} set aside: semel operations list --set-aside shows why")))
     }
 
     async fn outbox(&self) -> semel::Result<Vec<String>> {

@@ -230,7 +230,7 @@ fn what_cannot_be_read_is_shown_and_can_be_purged(place: &Place) {
     let ready = server.get("/readyz");
     assert_eq!(
         (ready.status, &ready.json()["degraded"][0]),
-        (200, &json!("2 set aside: semel operations list --set-aside shows why"))
+        (200, &json!("2 operations are set aside: semel operations list --set-aside shows why"))
     );
 
     place.say(["operations", "purge", "bad", "--reason", "damaged"]);
