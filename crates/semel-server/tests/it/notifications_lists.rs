@@ -15,6 +15,7 @@ on_both_databases! {
     a_page_of_large_payloads_is_short_and_leads_on
     an_unreadable_row_hides_no_other
     a_recipient_whose_addresses_cannot_be_read_hides_no_other
+    a_payload_that_some_reader_refuses_reaches_no_page
 }
 
 /// Three events: two of restaurant 5, one of restaurant 6; users 1 and 2 are in 5, user 3 in 6.
@@ -169,4 +170,33 @@ fn a_recipient_whose_addresses_cannot_be_read_hides_no_other(place: &Place) {
     let body = json!({ "groupId": "5", "channels": ["PUSH"] }).to_string();
     assert_eq!(api.ask("PUT", "/recipients/restaurant/1", &body).status, 200);
     assert_eq!(api.get("/recipients/restaurant/1").status, 200);
+}
+
+fn a_payload_that_some_reader_refuses_reaches_no_page(place: &Place) {
+    let api = Api::start(place);
+    api.recipient("restaurant", "1", "5", &["PUSH"]);
+    let with = |id: &str, payload: &str| {
+        let event = of_restaurant(id, 5).to_string();
+        event.replace(r#""payload":{"table":4}"#, &format!(r#""payload":{payload}"#))
+    };
+    let nested = |levels: usize| format!(r#"{}{{}}{}"#, r#"{"a":"#.repeat(levels - 1), "}".repeat(levels - 1));
+    for (payload, told) in [
+        (nested(100_000 / 6), "more than 64 levels of nesting"),
+        (nested(65), "more than 64 levels of nesting"),
+        (r#"{"total":{"cents":1e999999}}"#.to_owned(), "payload has at total.cents a number beyond the range"),
+        (r#"{"name":"\ud800"}"#.to_owned(), "payload has at name half of a surrogate pair"),
+    ] {
+        for body in [with("bad", &payload), format!("[{},{}]", of_restaurant("good", 5), with("bad", &payload))] {
+            let refused = api.ask("POST", "/events", &body);
+            assert_eq!((refused.status, refused.problem().as_str()), (422, "invalid-fields"), "{}", refused.body);
+            assert!(refused.body.contains(told), "{}", refused.body);
+        }
+    }
+    assert_eq!(api.ask("POST", "/events", &with("deep", &nested(64))).status, 202);
+    api.until_heard("deep");
+    // A reader that gives up at 128 levels reads the pages.
+    for path in ["/events", "/notifications", "/events/deep"] {
+        assert!(api.get(path).json().is_object(), "{path}");
+    }
+    assert_eq!(events(api.get("/events").json()["items"].as_array().unwrap()), ["deep"]);
 }

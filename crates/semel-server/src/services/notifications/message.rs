@@ -6,7 +6,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::model::{Ident, Kind};
-use crate::{config::Routes, http::json::given_twice};
+use crate::{
+    config::Routes,
+    http::json::{DEEPEST, flaw},
+};
 
 pub(super) const BROADCAST: &str = "BROADCAST";
 pub(super) const USER: &str = "USER";
@@ -115,8 +118,9 @@ pub(super) struct Told {
 /// Understands a message from the queue of a kind. What is not understood now may be, once the rules have changed.
 pub(super) fn read(kind: Kind, routes: &Routes, bytes: &[u8]) -> Result<Told, Refusal> {
     let dead = |why: String| Refusal::Dead(why);
-    if let Some(member) = std::str::from_utf8(bytes).ok().and_then(given_twice) {
-        return Err(dead(format!("the message is malformed: {member} is given twice")));
+    // One level more than a payload may have: the message is around it.
+    if let Some(flaw) = std::str::from_utf8(bytes).ok().and_then(|json| flaw(json, DEEPEST + 1)) {
+        return Err(dead(format!("the message is malformed: it has {flaw}")));
     }
     let body: Body =
         serde_json::from_slice(bytes).map_err(|error| dead(format!("the message is malformed: {}", place(&error))))?;
@@ -243,6 +247,21 @@ mod tests {
             message[member] = value;
             assert!(refused(Kind::Agency, &message).contains(why), "{message}");
         }
+        let with = |payload: &str| good.to_string().replace(r#""payload":{}"#, &format!(r#""payload":{payload}"#));
+        let nested = |levels: usize| format!("{}{}", r#"{"a":"#.repeat(levels - 1) + "{}", "}".repeat(levels - 1));
+        for (payload, why) in [
+            (r#"{"a":1e999999}"#.to_owned(), "at payload.a a number beyond"),
+            (r#"{"a":"\ud800"}"#.to_owned(), "at payload.a half of"),
+            (r#"{"a":1,"a":1}"#.to_owned(), "it has payload.a twice"),
+            (nested(65), "more than 65 levels"),
+        ] {
+            let Err(Refusal::Dead(told)) = read(Kind::Agency, &Routes::default(), with(&payload).as_bytes()) else {
+                panic!("{payload} was taken");
+            };
+            assert!(told.contains(why), "{told}");
+        }
+        let deepest = with(&nested(64));
+        assert!(read(Kind::Agency, &Routes::default(), deepest.as_bytes()).is_ok(), "what POST /events takes arrives");
         assert!(read(Kind::Agency, &Routes::default(), b"{").is_err());
         assert!(read(Kind::Agency, &Routes::default(), good.to_string().as_bytes()).is_ok());
     }

@@ -16,7 +16,7 @@ use crate::{
     config::Routes,
     http::{
         fields::{Fields, Wrong, is_blank, text},
-        json::given_twice,
+        json::{DEEPEST, flaw},
         problem::{INVALID_FIELDS, INVALID_JSON, Problem},
     },
 };
@@ -62,6 +62,10 @@ pub(super) struct Given {
 
 /// Reads a body: one event, or a list of them.
 pub(super) fn read(body: &[u8], tenant: &str, routes: &Routes) -> Result<Given, Problem> {
+    if body.trim_ascii().is_empty() {
+        let detail = "The body is empty. It must be an event, as a JSON object, or a list of events.";
+        return Err(Problem::new(&INVALID_JSON).detail(detail));
+    }
     let list = body.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[');
     let parsed = if list { serde_json::from_slice(body) } else { serde_json::from_slice(body).map(|one| vec![one]) };
     let raws: Vec<Box<RawValue>> = parsed.map_err(|error| {
@@ -298,9 +302,10 @@ fn kind(raw: &str) -> Result<Kind, String> {
 fn payload(raw: &str) -> Result<Box<RawValue>, String> {
     match raw.len() {
         _ if !raw.starts_with('{') => Err("must be an object".to_owned()),
-        ..=LONGEST_PAYLOAD => match given_twice(raw) {
-            // Of two, one may say whom the event is for, and another reader may believe the other.
-            Some(member) => Err(format!("has {member} twice")),
+        // It is shown on pages and sent to endpoints as it is. One that some reader refuses would hide the rest of its
+        // page, and of a member given twice one may say whom the event is for, and the other whom it is not for.
+        ..=LONGEST_PAYLOAD => match flaw(raw, DEEPEST) {
+            Some(flaw) => Err(format!("has {flaw}")),
             None => RawValue::from_string(raw.to_owned()).map_err(|error| error.to_string()),
         },
         _ => Err(format!("must have at most {LONGEST_PAYLOAD} bytes")),
@@ -397,10 +402,15 @@ mod tests {
     }
 
     #[test]
-    fn a_member_given_twice_is_refused_by_name() {
+    fn a_member_that_readers_differ_about_is_refused_by_name() {
         for (event, field, message) in [
             (r#""payload":{"restaurant_id":6,"restaurant_id":7}"#, "payload", "has restaurant_id twice"),
             (r#""payload":{"a":[{"b":1,"\u0062":1}]}"#, "payload", "has a[0].b twice"),
+            (
+                r#""payload":{"a":{"b":[1e999999]}}"#,
+                "payload",
+                "has at a.b[0] a number beyond the range of a double (about 1.8e308)",
+            ),
             (r#""payload":{},"aggregateId":6"#, "aggregateId", "is given twice"),
             (r#""payload":{},"payload":{}"#, "payload", "is given twice"),
             (

@@ -21,6 +21,7 @@ use super::{
 use crate::http::{
     answers::{Page, damaged, missing, patiently, shown},
     fields::{Fields, text},
+    json::{DEEPEST, flaw},
     principal::Actor,
     problem::{NOT_FOUND, Problem, of_store},
     query::Query,
@@ -226,6 +227,9 @@ fn channels(raw: &str) -> Result<Vec<Channel>, String> {
 
 fn addresses(raw: &str, channels: Option<&[Channel]>) -> Result<Addresses, String> {
     let wrong = || "must be an object with a text for some of the channels".to_owned();
+    if let Some(flaw) = flaw(raw, DEEPEST) {
+        return Err(format!("has {flaw}"));
+    }
     let members: BTreeMap<String, Box<RawValue>> = serde_json::from_str(raw).map_err(|_| wrong())?;
     let mut addresses = Addresses::new();
     for (name, raw) in members {
@@ -255,6 +259,8 @@ mod tests {
     fn an_address_is_for_a_channel_that_is_used() {
         let used = [Channel::Email];
         assert_eq!(addresses(r#"{"EMAIL":"a@example.com"}"#, Some(&used)).unwrap()["EMAIL"], "a@example.com");
+        let twice = addresses(r#"{"EMAIL":"a@example.com","EMAIL":"b@example.com"}"#, Some(&used));
+        assert_eq!(twice, Err("has EMAIL twice".to_owned()));
         for wrong in [r#"{"SMS":"+1"}"#, r#"{"EMAIL":1}"#, r#"{"EMAIL":""}"#, r#"{"FAX":"1"}"#, "[]"] {
             assert!(addresses(wrong, Some(&used)).is_err(), "{wrong}");
         }
