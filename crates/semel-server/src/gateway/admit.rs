@@ -10,7 +10,7 @@ use semel::Scope;
 use semel_http::{Principal, Role, may_not_repeat};
 
 use super::{
-    headers::{FENCE, remove_hop_by_hop, remove_twins, set_forwarded, takes_trailers, upgrade},
+    headers::{FENCE, remove_hop_by_hop, remove_twins, set_forwarded, upgrade},
     proxy::Wanted,
 };
 use crate::{
@@ -45,12 +45,7 @@ impl Admission {
             head.extensions.insert(Wanted(protocol));
         }
         let keyed = is_keyed(head);
-        let trailers = takes_trailers(&head.headers);
         remove_hop_by_hop(&mut head.headers);
-        // An answer with trailers cannot be kept.
-        if trailers && !keyed {
-            head.headers.insert(header::TE, HeaderValue::from_static("trailers"));
-        }
         // Only we may say so.
         head.headers.remove(FENCE);
         remove_twins(&mut head.headers, self.tenant_header.as_ref());

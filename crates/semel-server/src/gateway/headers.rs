@@ -24,13 +24,15 @@ const ABOUT_THE_WAY: [HeaderName; 6] = [
 ];
 
 /// What is about one connection, whether or not `Connection` says so.
-const HOP_BY_HOP: [HeaderName; 8] = [
+const HOP_BY_HOP: [HeaderName; 9] = [
     header::CONNECTION,
     HeaderName::from_static("http2-settings"),
     HeaderName::from_static("keep-alive"),
     HeaderName::from_static("proxy-connection"),
     header::PROXY_AUTHORIZATION,
     header::TE,
+    // Trailers are not passed on, so they are not announced.
+    header::TRAILER,
     header::TRANSFER_ENCODING,
     header::UPGRADE,
 ];
@@ -103,11 +105,6 @@ pub(super) fn set_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
     headers.insert(header::UPGRADE, protocol);
 }
 
-/// Whether the sender reads headers that come after a body.
-pub(super) fn takes_trailers(headers: &HeaderMap) -> bool {
-    tokens(headers, &header::TE).any(|token| token.eq_ignore_ascii_case("trailers"))
-}
-
 /// Says where the request came from. What it says itself stays only if it comes from a trusted proxy.
 pub(super) fn set_forwarded(headers: &mut HeaderMap, peer: SocketAddr, trusted: bool) {
     if !trusted {
@@ -157,6 +154,7 @@ mod tests {
             ("x-hop", "1"),
             ("idempotency-key", "k"),
             ("te", "trailers"),
+            ("trailer", "x-tenant"),
             ("transfer-encoding", "chunked"),
             ("cookie", "c"),
         ]);

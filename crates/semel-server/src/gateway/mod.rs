@@ -14,6 +14,7 @@ mod headers;
 mod pool;
 mod proxy;
 pub mod secret;
+mod trailers;
 mod tunnel;
 mod upstream;
 

@@ -18,6 +18,7 @@ use tower::Service;
 use super::{
     framing::settle_length,
     headers::{FENCE, remove_about_the_key, remove_hop_by_hop, set_upgrade, upgrade},
+    trailers::WithoutTrailers,
     tunnel,
     upstream::{Failure, Upstream},
 };
@@ -132,7 +133,7 @@ impl Proxy {
             let verdict = self.rules.verdict(response.status());
             response.extensions_mut().insert(verdict);
         }
-        response.map(Body::new)
+        response.map(|body| Body::new(WithoutTrailers(body)))
     }
 
     fn failed(&self, failure: &Failure, keyed: bool) -> Response<Body> {

@@ -22,7 +22,7 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-use super::{framing::is_ambiguous, pool::Pool};
+use super::{framing::is_ambiguous, pool::Pool, trailers::WithoutTrailers};
 use crate::config;
 
 /// How much of an answer is kept while its client is slow, and so the longest head of one. By itself hyper would keep
@@ -62,7 +62,8 @@ impl Upstream {
     /// Sends a request and waits until the answer begins.
     pub(super) async fn send(&self, request: Request<Body>) -> Result<Response<Incoming>, Failure> {
         let progress = Progress::default();
-        let request = request.map(|body| Body::new(Watched { body, progress: progress.clone() }));
+        let watched = |body| Watched { body: WithoutTrailers(body), progress: progress.clone() };
+        let request = request.map(|body| Body::new(watched(body)));
         let request = match self.pool.take() {
             Some(connection) => match self.send_by(connection, request, &progress).await {
                 // The upstream closed the connection before it was used. A new one will do.
@@ -187,7 +188,7 @@ impl Progress {
 
 /// A request's body that tells when it goes on: a long upload is no silence.
 struct Watched {
-    body: Body,
+    body: WithoutTrailers<Body>,
     progress: Progress,
 }
 

@@ -230,14 +230,6 @@ fn an_old_client_that_names_no_host_is_served() {
 }
 
 #[test]
-fn what_comes_after_a_body_is_passed_on() {
-    let (place, upstream) = (Place::sqlite(), Upstream::start());
-    let server = start(&place, &upstream);
-    let answer = Answer::read(ask(&server, "GET", "/trailers", &[("te", "trailers")], ""));
-    assert!(answer.body.ends_with("0\r\nx-sum: 9\r\n\r\n"), "{answer:?}");
-}
-
-#[test]
 fn a_connection_is_used_again_and_one_that_was_closed_is_not() {
     let (place, upstream) = (Place::sqlite(), Upstream::start());
     let server = start(&place, &upstream);

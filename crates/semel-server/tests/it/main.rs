@@ -16,6 +16,7 @@ mod gateway;
 mod gateway_credentials;
 mod gateway_hostile;
 mod gateway_passing;
+mod gateway_trailers;
 mod guard;
 mod hooks;
 mod jobs;

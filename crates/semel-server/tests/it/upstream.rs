@@ -176,11 +176,6 @@ impl State {
                     connection: x-hop\r\nx-hop: 1\r\nkeep-alive: timeout=9\r\ncontent-length: 0\r\n\r\n";
                 to.write_all(head)?;
             }
-            "/trailers" => {
-                say(
-                    "HTTP/1.1 200 OK\r\ntrailer: x-sum\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\nx-sum: 9\r\n\r\n",
-                )?;
-            }
             "/head" => say("HTTP/1.1 200 OK\r\ncontent-length: 1234\r\n\r\n")?,
             "/echo" => {
                 say("HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\nhello ")?;
