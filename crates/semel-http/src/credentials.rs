@@ -4,6 +4,8 @@ use hmac::{Hmac, KeyInit as _, Mac as _};
 use http::{HeaderMap, header};
 use sha2::Sha256;
 
+use crate::cookies::{line, readings, values};
+
 /// Tells the credentials of requests apart, without keeping them: what is stored with an operation is an HMAC of its
 /// `Authorization` and of the cookies that are named. It can be compared and not be turned back, not even by guessing,
 /// without the secret.
@@ -44,11 +46,16 @@ impl Credentials {
         for line in lines {
             part(line.as_bytes());
         }
+        let line = line(headers);
         for name in &self.cookies {
-            let values: Vec<_> = values_of(headers, name).collect();
             part(name.as_bytes());
+            let readings = readings(&line, name);
+            // A NUL is in no name of a cookie, so this is not taken for the next one.
+            let strange = readings.iter().flatten().flat_map(|pairs| [vec![&b"\0reading"[..]], pairs.clone()].concat());
+            let strange: Vec<_> = strange.collect();
+            let values = values(&line, name);
             part(&(values.len() as u64).to_be_bytes());
-            for value in values {
+            for value in values.into_iter().chain(strange) {
                 part(value);
             }
         }
@@ -57,16 +64,6 @@ impl Credentials {
         let hex: String = code[..16].iter().map(|byte| format!("{byte:02x}")).collect();
         format!("credentials:{hex}")
     }
-}
-
-/// The values of a cookie. A name that a client sends twice has two: which one counts is for the upstream to say.
-fn values_of<'a>(headers: &'a HeaderMap, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
-    let pairs = headers.get_all(header::COOKIE).iter().flat_map(|line| line.as_bytes().split(|byte| *byte == b';'));
-    pairs.filter_map(move |pair| {
-        let pair = pair.trim_ascii();
-        let equals = pair.iter().position(|byte| *byte == b'=')?;
-        (pair[..equals].trim_ascii() == name.as_bytes()).then(|| pair[equals + 1..].trim_ascii())
-    })
 }
 
 #[cfg(test)]
@@ -108,6 +105,88 @@ mod tests {
         let unnamed = Credentials::new(b"secret").unwrap();
         assert_eq!(mark(&unnamed, &base), mark(&unnamed, &base[..1]));
         assert_ne!(mark(&unnamed, &base[..1]), mark(&Credentials::new(b"other").unwrap(), &base[..1]));
+    }
+
+    fn of_session(cookie: &'static str) -> String {
+        mark(&Credentials::new(b"secret").unwrap().cookies(["session"]), &[("cookie", cookie)])
+    }
+
+    #[test]
+    fn cookies_that_some_server_reads_differently_have_different_marks() {
+        for (one, other) in [
+            // Of two, some take the first and some the last.
+            ("session=1; session=2", "session=2; session=1"),
+            ("session=1", "session=1; session=2"),
+            ("session=1", "session=2; session=1"),
+            // Quotes: to some `t` has it all, to others `session` comes before or after.
+            (r#"t="a; session=1; b""#, r#"t="a; b"; session=1"#),
+            (r#"session="1; t=2""#, r#"session="1; t=3""#),
+            (r#"session="1""#, "session=1"),
+            (r#"t="\"; session=1; u="; session=2"#, r#"t="\"; session=2; u="; session=1"#),
+            // Commas and spaces.
+            ("t=a,session=1", "t=a,session=2"),
+            ("t=a session=1", "t=a session=2"),
+            ("session=1,2", "session=1,3"),
+            // Names.
+            ("Session=1", "Session=2"),
+            ("SESSION=1; session=2", "session=1; SESSION=2"),
+            ("%73ession=1", "%73ession=2"),
+            ("session[a]=1", "session[a]=2"),
+            ("session", "theme"),
+            ("session; session=1", "session=1"),
+            ("=session=1", "=session=2"),
+            ("session =1", "session =2"),
+            ("session=1", "session= 1"),
+            ("session=1; t=2", "session=1 ; t=2"),
+            ("session=%31", "session=1"),
+        ] {
+            assert_ne!(of_session(one), of_session(other), "{one} and {other}");
+        }
+        let named = Credentials::new(b"secret").unwrap().cookies(["session"]);
+        let bytes = |line: &[u8]| {
+            let mut headers = HeaderMap::new();
+            headers.insert("cookie", HeaderValue::from_bytes(line).unwrap());
+            named.mark(&headers)
+        };
+        assert_ne!(bytes(b"\xa0session=1"), bytes(b"\xc2\xa0session=2"), "to some, these are spaces");
+        assert_ne!(bytes(b"\xa0session=1"), bytes(b"\xa0session=2"));
+        let php = Credentials::new(b"secret").unwrap().cookies(["a.b"]);
+        assert_ne!(mark(&php, &[("cookie", "a_b=1")]), mark(&php, &[("cookie", "a_b=2")]));
+    }
+
+    #[test]
+    fn other_cookies_their_order_and_how_many_fields_they_come_in_do_not_count() {
+        for (one, other) in [
+            ("session=1; theme=dark; lang=pt", "lang=en;session=1; sort=up"),
+            ("session=a=b==; t=1", "t=2; session=a=b=="),
+            (r#"t="a;b"; session=1"#, r#"session=1; t="c;d,e f""#),
+            (r#"prefs={"a":1,"b":"x, y"}; session=1"#, r#"session=1; prefs={"a":2}; _ga=GA1.2.3"#),
+            ("t=a, b c; session=1; u=%20", "session=1"),
+            ("session=1; sessions=2; my_session=3; t=session; session2=4", "session=1"),
+            (r#"session="a b, c"; t=1"#, r#"t=2; session="a b, c""#),
+            ("SESSION=1; session=2; t=3", "t=4; SESSION=1; session=2"),
+            ("; session=1;", "session=1"),
+        ] {
+            assert_eq!(of_session(one), of_session(other), "{one} and {other}");
+        }
+        let named = Credentials::new(b"secret").unwrap().cookies(["session", "id"]);
+        let fields =
+            |lines: &[&'static str]| mark(&named, &lines.iter().map(|line| ("cookie", *line)).collect::<Vec<_>>());
+        let whole = fields(&["t=1; session=a; id=b"]);
+        for crumbs in [&["session=a", "id=b"][..], &["id=b", "t=1", "session=a"], &["session=a; t=9", "id=b"]] {
+            assert_eq!(fields(crumbs), whole, "{crumbs:?}");
+        }
+        assert_ne!(fields(&["session=b", "id=a"]), whole);
+    }
+
+    #[test]
+    fn several_fields_become_one() {
+        let mut headers = HeaderMap::new();
+        for line in ["a=1", "b=2; c=3"] {
+            headers.append("cookie", HeaderValue::from_static(line));
+        }
+        crate::cookies::join_cookies(&mut headers);
+        assert_eq!(headers.get_all("cookie").iter().collect::<Vec<_>>(), ["a=1; b=2; c=3"]);
     }
 
     #[test]

@@ -16,6 +16,7 @@ use crate::{
     Body, BoxFuture, Mode, Principal, Problem, Reference, Route,
     answer::{Answer, MISMATCH, REPLAYED, mark},
     body::read_request,
+    cookies::join_cookies,
     fingerprint::normal_path,
     key, problem,
     waiting::Waiting,
@@ -209,6 +210,10 @@ impl<S: Store, Inner> IdempotencyService<S, Inner> {
             Err(problem) => return answered(problem),
         };
         let (mut head, body) = request.into_parts();
+        if self.route.credentials.is_some() {
+            // The handler, or the service behind it, is to read the cookies that are compared.
+            join_cookies(&mut head.headers);
+        }
         let body = match read_request(body, self.route.request_limit, self.route.request_patience).await {
             Ok(body) => body,
             Err(problem) => return answered(problem),

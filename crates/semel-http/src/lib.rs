@@ -17,6 +17,7 @@
 mod answer;
 mod body;
 mod caller;
+mod cookies;
 mod credentials;
 mod fingerprint;
 pub mod key;

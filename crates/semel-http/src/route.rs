@@ -193,7 +193,8 @@ impl Route {
         self
     }
 
-    /// A repeat must come with the credentials of the first request: one with others, or none, is 409
+    /// A repeat must come with the credentials of the first request, which are its `Authorization` and the cookies that
+    /// are named (several `Cookie` fields reach the handler as one): one with others, or none, is 409
     /// `credentials-differ`, and neither carried out nor answered from memory. For a layer before which nothing
     /// authenticates; behind authentication the principal's tenant says whose key it is, and a refreshed token changes
     /// nothing.

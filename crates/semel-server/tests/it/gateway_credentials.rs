@@ -12,6 +12,7 @@ use crate::{
 on_both_databases! {
     a_stored_answer_is_for_the_credentials_of_the_first_request
     of_two_callers_at_once_one_is_served_and_the_other_told
+    several_cookie_fields_reach_the_upstream_as_one
 }
 
 fn started(mut command: Command, settings: &[(&str, &str)]) -> Server {
@@ -44,6 +45,32 @@ fn a_stored_answer_is_for_the_credentials_of_the_first_request(place: &Place) {
     let shown = place.say(["operations", "show", "k", "--scope", "gateway/request"]);
     assert!(!shown.contains("Bearer") && !shown.contains("ann"), "{shown}");
     assert!(server.get("/semel/problems/credentials-differ").body.contains("refreshed"));
+}
+
+/// Of several, an upstream could read another one than was compared.
+fn several_cookie_fields_reach_the_upstream_as_one(place: &Place) {
+    let upstream = Upstream::start();
+    let server = started(gateway(place, &upstream.url), &[("SEMEL_GATEWAY_COOKIES", "session")]);
+    let cookies = |lines: &[&'static str]| {
+        let headers: Vec<_> = lines.iter().map(|line| ("cookie", *line)).collect();
+        post(&server, "/orders", &headers).status
+    };
+    assert_eq!(cookies(&["session=a", "theme=dark; lang=pt"]), 201);
+    assert_eq!(upstream.seen()[0].header("cookie"), ["session=a; theme=dark; lang=pt"]);
+    for same in [&["theme=light; session=a"][..], &["lang=en", "session=a"], &["t=\"x, y; z\"", "session=a"]] {
+        assert_eq!(cookies(same), 201, "{same:?}");
+    }
+    for other in [
+        &["session=b"][..],
+        &["session=a", "session=b"],
+        &["session=b", "session=a"],
+        &["session=a; Session=b"],
+        &["t=\"x; session=a\""],
+        &["t=x, session=b; session=a"],
+    ] {
+        assert_eq!(cookies(other), 409, "{other:?}");
+    }
+    assert_eq!(upstream.effects(), 1);
 }
 
 fn of_two_callers_at_once_one_is_served_and_the_other_told(place: &Place) {
