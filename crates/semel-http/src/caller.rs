@@ -3,7 +3,7 @@
 use axum::extract::FromRequestParts;
 use bytes::Bytes;
 use http::{StatusCode, request::Parts};
-use semel::{Context, Fence, Key, Store};
+use semel::{Context, Fence, Key, Scope, Store};
 
 use crate::problem::{INTERNAL, Problem};
 
@@ -91,6 +91,7 @@ impl<S: Store, State: Sync> FromRequestParts<State> for Transaction<S> {
 /// may be missing.
 #[derive(Clone, Debug)]
 pub struct Attempt {
+    scope: Scope,
     key: Key,
     fence: Fence,
     derive: Derive,
@@ -110,6 +111,7 @@ impl Attempt {
     pub(crate) fn new<S: Store>(context: &Context<S>) -> Self {
         let derive = context.clone();
         Self {
+            scope: context.operation().scope.clone(),
             key: context.operation().key.clone(),
             fence: context.fence(),
             derive: Derive(std::sync::Arc::new(move |step| derive.derived_key(step))),
@@ -120,6 +122,12 @@ impl Attempt {
     #[must_use]
     pub fn key(&self) -> &Key {
         &self.key
+    }
+
+    /// What stands for the key in a log line, where the key itself must not be.
+    #[must_use]
+    pub fn short_hash(&self) -> String {
+        semel::short_hash(self.scope.tenant(), self.scope.service(), self.scope.kind(), self.key.as_str())
     }
 
     /// The number to hand to whatever can refuse an older one.

@@ -282,6 +282,9 @@ impl<S: Store> Shared<S> {
             (route.kind.is_some() || template != path).then(|| fitting(path.clone().into_owned(), Labels::MAX_BYTES));
         let mut labels = Labels::default();
         labels.0[RESOURCE].clone_from(&resource);
+        if route.kind.is_some() {
+            labels.0[METHOD] = Some(method_label(&head.method).to_owned());
+        }
         let credentials = route.credentials.as_ref().map(|credentials| credentials.mark(&head.headers));
         labels.0[CREDENTIALS].clone_from(&credentials);
         let mut policy = route.policy.clone();
@@ -349,6 +352,19 @@ const RESOURCE: usize = 3;
 
 /// The label that tells callers apart, on routes that want [the same credentials](Route::same_credentials).
 const CREDENTIALS: usize = 2;
+
+/// The label that tells methods apart, where the kind is the same for all of them.
+const METHOD: usize = 0;
+
+/// A method as a label. It is a dimension of the counters, so whatever a client invents is one and the same.
+fn method_label(method: &Method) -> &str {
+    const KNOWN: [Method; 7] =
+        [Method::POST, Method::PATCH, Method::PUT, Method::DELETE, Method::GET, Method::HEAD, Method::OPTIONS];
+    if KNOWN.contains(method) { method.as_str() } else { OTHER_METHOD }
+}
+
+/// The label of a method that is none of the common ones.
+pub const OTHER_METHOD: &str = "other";
 
 fn resource_of(operation: &Operation) -> Option<&str> {
     operation.labels.0[RESOURCE].as_deref()

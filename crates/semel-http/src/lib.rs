@@ -32,7 +32,7 @@ pub mod webhooks;
 pub use body::Body;
 pub use caller::{Attempt, Reference, Transaction, Verdict};
 pub use credentials::Credentials;
-pub use layer::{Idempotency, IdempotencyLayer, IdempotencyService};
+pub use layer::{Idempotency, IdempotencyLayer, IdempotencyService, OTHER_METHOD};
 pub use principal::{Authenticate, BoxFuture, Principal, Role};
 pub use problem::Problem;
 pub use route::{Mode, Rebuild, Route, may_not_repeat};

@@ -6,7 +6,7 @@ use semel::{
     store::MOST_NOTES,
 };
 
-use super::words::{command_line, outcome, plain, quoted, resolve, span, times};
+use super::words::{command_line, outcome, plain, quoted, request_line, resolve, span, times};
 use crate::services::webhooks::{SERVICE, again::result_of, process::STORED};
 
 /// What is known about an operation.
@@ -26,6 +26,7 @@ impl Story<'_> {
         let op = self.operation;
         let mut lines = vec![format!("{} in {}: {}", plain(op.key.as_str()), op.scope, self.verdict())];
         lines.extend(command_line(op).map(|command| format!("The command: {command}")));
+        lines.extend(request_line(op).map(|request| format!("The request: {request}")));
         lines.push(String::new());
         lines.push(self.first_claim());
         lines.extend(left_out(self.notes));

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use semel::{Key, Operation, Scope, look::SetAside};
+use semel_http::OTHER_METHOD;
 
-use crate::once::outcome::Stored;
+use crate::{gateway, once::outcome::Stored};
 
 /// Reads a length of time from the command line.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
@@ -65,6 +66,26 @@ pub(super) fn command_line(operation: &Operation) -> Option<String> {
     let payload: serde_json::Value = serde_json::from_slice(operation.payload.as_ref()?).ok()?;
     let arguments = payload.get("command")?.as_array()?;
     Some(arguments.iter().filter_map(|argument| argument.as_str()).map(quoted).collect::<Vec<_>>().join(" "))
+}
+
+/// The method and path of a request that came through the gateway, as the layer labels it.
+pub(super) fn request_line(operation: &Operation) -> Option<String> {
+    let [method, .., path] = &operation.labels.0;
+    if (operation.scope.service(), operation.scope.kind()) != (gateway::SERVICE, gateway::KIND) {
+        return None;
+    }
+    // Those from before methods were labelled have none.
+    let method = match method.as_deref() {
+        Some(OTHER_METHOD) => "(an uncommon method) ".to_owned(),
+        Some(method) => format!("{} ", plain(method)),
+        None => String::new(),
+    };
+    let path = match path.as_deref()? {
+        path if path.starts_with('/') || path == "*" => plain(path),
+        // Too long for a label.
+        hash => format!("(a long path, whose hash is {})", plain(hash)),
+    };
+    Some(format!("{method}{path}"))
 }
 
 /// What is kept of an operation that took effect, in a few words.

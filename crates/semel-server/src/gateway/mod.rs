@@ -45,10 +45,10 @@ use admit::Admission;
 use proxy::{Proxy, Rules};
 
 /// The service of the gateway's operations.
-const SERVICE: &str = "gateway";
+pub(crate) const SERVICE: &str = "gateway";
 /// Their kind. There is one for all methods and paths, so that a key that is used for two different things is noticed:
 /// a proxy knows no route templates, and cannot tell `/orders/1` from a collection.
-const KIND: &str = "request";
+pub(crate) const KIND: &str = "request";
 /// A gateway that is ready to serve. Clones share everything.
 #[derive(Clone)]
 pub struct Gateway {

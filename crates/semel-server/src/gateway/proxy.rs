@@ -105,13 +105,14 @@ impl Proxy {
 
         let mut response = match self.upstream.send(onward).await {
             Ok(response) => response,
-            Err(failure) => return self.failed(&failure, attempt.is_some()),
+            Err(failure) => return self.failed(&failure, attempt.as_ref()),
         };
         // To the client we speak our own version, whatever the upstream's.
         *response.version_mut() = Version::HTTP_11;
         let changed = upgrade(response.headers());
         if let Err(why) = settle_length(&mut response) {
-            tracing::warn!(why, keyed = attempt.is_some(), "the upstream's answer breaks the rules of HTTP");
+            let key = attempt.as_ref().map(Attempt::short_hash);
+            tracing::warn!(why, key, "the upstream's answer breaks the rules of HTTP");
             return self.problem(&UPSTREAM_INVALID, attempt.is_some());
         }
         remove_hop_by_hop(response.headers_mut());
@@ -124,7 +125,8 @@ impl Proxy {
                     response.map(|_| Body::empty())
                 }
                 _ => {
-                    tracing::warn!("the upstream changed to another protocol, for which nobody had asked");
+                    let key = attempt.as_ref().map(Attempt::short_hash);
+                    tracing::warn!(key, "the upstream changed to another protocol, for which nobody had asked");
                     self.problem(&UPSTREAM_LOST, attempt.is_some())
                 }
             };
@@ -136,18 +138,20 @@ impl Proxy {
         response.map(|body| Body::new(WithoutTrailers(body)))
     }
 
-    fn failed(&self, failure: &Failure, keyed: bool) -> Response<Body> {
+    fn failed(&self, failure: &Failure, attempt: Option<&Attempt>) -> Response<Body> {
+        // By this hash `semel why` finds the operation.
+        let key = attempt.map(Attempt::short_hash);
         let kind = match failure {
             Failure::Unreachable(why) => {
-                tracing::warn!(why, "the upstream cannot be reached");
+                tracing::warn!(why, key, "the upstream cannot be reached");
                 &UPSTREAM_UNREACHABLE
             }
             Failure::Lost(error) => {
-                tracing::warn!(%error, keyed, "the upstream was lost before it answered");
+                tracing::warn!(%error, key, "the upstream was lost before it answered");
                 &UPSTREAM_LOST
             }
             Failure::Timeout => {
-                tracing::warn!(keyed, "the upstream did not answer in time");
+                tracing::warn!(key, "the upstream did not answer in time");
                 &UPSTREAM_TIMEOUT
             }
             Failure::BodyIncomplete => {
@@ -159,7 +163,7 @@ impl Proxy {
                 return body_problem(&BODY_TIMEOUT, "The rest of the request's body did not come in time.");
             }
         };
-        self.problem(kind, keyed)
+        self.problem(kind, attempt.is_some())
     }
 
     /// A problem with the upstream, and what it means for the key.

@@ -21,6 +21,7 @@ on_both_databases! {
     an_endpoint_that_cannot_be_reached_is_told_by_the_event_its_attempt_and_the_log
     a_lost_lease_is_one_line_of_the_node_that_finds_it
     a_doubt_is_one_line
+    an_upstream_that_does_not_answer_is_told_with_the_key_and_the_story_has_the_request
     a_failed_run_of_a_job_is_one_line_that_names_job_kind_attempt_and_error
     a_dead_letter_is_one_line_that_names_the_message
     other_data_under_a_known_id_is_one_line_that_names_the_event
@@ -192,6 +193,49 @@ fn other_data_under_a_known_id_is_one_line_that_names_the_event(place: &Place) {
     let [line] = &told(place, 1, &["other data came under"])[..] else { panic!() };
     assert_eq!((field(line, "source"), field(line, "event")), ("stripe", "evt_1"), "{line}");
     assert_eq!(field(line, "key"), stored(place, "stripe", "evt_1").unwrap().short_hash(), "{line}");
+}
+
+fn an_upstream_that_does_not_answer_is_told_with_the_key_and_the_story_has_the_request(place: &Place) {
+    let upstream = Upstream::start();
+    let mut command = gateway(place, &upstream.url);
+    logged(command.env("SEMEL_GATEWAY_TIMEOUT", "200ms"), place);
+    let server = Server::start_with(&mut command);
+    let long = format!("/silent/{}", "x".repeat(200));
+    for (n, (method, path, request)) in [
+        ("POST", "/silent", "The request: POST /silent"),
+        ("PATCH", "/silent?a=1", "The request: PATCH /silent"),
+        ("post", "/silent", "The request: (an uncommon method) /silent"),
+        ("POST", "/lose", "The request: POST /lose"),
+        ("POST", long.as_str(), "The request: POST (a long path, whose hash is "),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let key = format!("s3same-{n}");
+        let answer = Answer::read(ask(&server, method, path, &[("idempotency-key", &key)], ""));
+        let (expected, words) = match path {
+            "/lose" => (502, "the upstream was lost before it answered"),
+            _ if path == long => (201, ""),
+            _ => (504, "the upstream did not answer in time"),
+        };
+        assert_eq!(answer.status, expected, "{}", answer.body);
+        let story = match expected {
+            201 => place.say(["why", &key, "--scope", "gateway/request"]),
+            _ => {
+                let line = lines(place, &[words]).pop().unwrap_or_else(|| panic!("{words} in {}", log(place)));
+                place.say(["why", field(&line, "key")])
+            }
+        };
+        assert!(story.contains(&key), "the hash in the log is that of the key: {story}");
+        assert!(story.lines().any(|line| line.starts_with(request)), "{request}: {story}");
+    }
+    let shown = place.say(["operations", "show", "s3same-0", "--scope", "gateway/request"]);
+    assert!(shown.contains("request      POST /silent"), "{shown}");
+    // Without a key there is none to tell.
+    assert_eq!(Answer::read(ask(&server, "GET", "/silent", &[], "")).status, 504);
+    let line = lines(place, &["the upstream did not answer in time"]).pop().unwrap();
+    assert!(!line.contains("key="), "{line}");
+    nothing_secret(place, &["s3same"]);
 }
 
 fn a_line_for_each_request_is_there_if_asked_for(place: &Place) {

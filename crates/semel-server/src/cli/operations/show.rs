@@ -13,7 +13,7 @@ use crate::{
         ledger::{LedgerFlags, Opened},
         say,
         target::Target,
-        words::{self, command_line, outcome, plain},
+        words::{self, command_line, outcome, plain, request_line},
     },
     once::outcome::Stored,
 };
@@ -118,6 +118,7 @@ pub(super) fn to_text(op: &Operation) -> String {
         ("pinned", op.pinned.then(|| "yes".to_owned())),
         ("lease ends", op.lease.as_ref().map(|lease| lease.deadline.to_string())),
         ("command", command_line(op)),
+        ("request", request_line(op)),
         ("outcome", outcome(op)),
     ];
     let mut text = String::new();
