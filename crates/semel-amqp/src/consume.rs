@@ -68,7 +68,8 @@ impl QueueDeliveries {
     /// Begins to take messages.
     pub(crate) async fn begin(shared: Arc<Shared>, queue: String, prefetch: u16) -> Result<Self> {
         let mut deliveries = Self { shared, queue, prefetch, subscription: None, failures: 0 };
-        deliveries.subscription = Some(deliveries.subscribe().await.map_err(Error::Unavailable)?);
+        let subscribed = deliveries.subscribe().await.map_err(|why| deliveries.shared.away(&why));
+        deliveries.subscription = Some(subscribed?);
         Ok(deliveries)
     }
 
@@ -157,8 +158,8 @@ impl Acknowledge for Word {
 fn said(answer: Result<lapin::Result<bool>, Elapsed>) -> Result<()> {
     match answer {
         Ok(Ok(true)) => Ok(()),
-        Ok(Ok(false)) => Err(Error::Unavailable("the channel of the delivery is gone".into())),
-        Ok(Err(error)) => Err(Error::Unavailable(error.to_string())),
-        Err(_) => Err(Error::Unavailable("the server does not take it".into())),
+        Ok(Ok(false)) => Err(Error::BrokerUnavailable("RabbitMQ: the channel of the delivery is gone".into())),
+        Ok(Err(error)) => Err(Error::BrokerUnavailable(format!("RabbitMQ: {error}"))),
+        Err(_) => Err(Error::BrokerUnavailable("RabbitMQ: the server does not take it".into())),
     }
 }

@@ -75,6 +75,14 @@ struct Shared {
     window: Arc<Semaphore>,
 }
 
+impl Shared {
+    /// The error of a server that is away or refuses: it says which one, and not by which user.
+    fn away(&self, why: &str) -> Error {
+        let AMQPUri { authority, .. } = &self.uri;
+        Error::BrokerUnavailable(format!("RabbitMQ at {}:{}: {why}", authority.host, authority.port))
+    }
+}
+
 /// Says where it goes, and nothing of who goes there.
 impl fmt::Debug for Amqp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -125,8 +133,9 @@ impl Broker for Amqp {
             let names: Vec<String> = queues.into_iter().map(|queue| queue.name).collect();
             // Kept before they are made: if that fails for want of a connection, the next one brings them.
             self.shared.queues.lock().await.extend(names.iter().cloned());
-            let open = self.shared.publishing.up(&self.shared).await.map_err(Error::Unavailable)?;
-            topology::declare(&open.connection, &names, self.shared.options.timeout).await
+            let open = self.shared.publishing.up(&self.shared).await.map_err(|why| self.shared.away(&why))?;
+            let declared = topology::declare(&open.connection, &names, self.shared.options.timeout).await;
+            declared.map_err(|why| self.shared.away(&why))
         })
     }
 

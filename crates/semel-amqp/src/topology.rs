@@ -7,14 +7,13 @@ use lapin::{
     options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions},
     types::{AMQPValue, FieldTable, ShortString},
 };
-use semel::{Error, Result};
 use tokio::time::timeout;
 
 /// The queue, and the exchange in front of it, for what RabbitMQ itself gives up on.
 pub const DEAD: &str = "semel.dead";
 
 /// Makes sure that queues are there.
-pub(crate) async fn declare(connection: &Connection, names: &[String], time: Duration) -> Result<()> {
+pub(crate) async fn declare(connection: &Connection, names: &[String], time: Duration) -> Result<(), String> {
     let mut wrong = Vec::new();
     for name in std::iter::once(DEAD).chain(names.iter().map(String::as_str).filter(|name| *name != DEAD)) {
         let made = timeout(time, declare_one(connection, name)).await;
@@ -24,7 +23,7 @@ pub(crate) async fn declare(connection: &Connection, names: &[String], time: Dur
     }
     match wrong[..] {
         [] => Ok(()),
-        _ => Err(Error::Unavailable(wrong.join("; "))),
+        _ => Err(wrong.join("; ")),
     }
 }
 

@@ -11,6 +11,9 @@ pub enum Error {
     /// did not happen.
     #[error("the store is unavailable: {0}")]
     Unavailable(String),
+    /// A broker that is not the database cannot be reached, or refuses work for now; the text names it.
+    #[error("the broker is unavailable: {0}")]
+    BrokerUnavailable(String),
     /// The connection was lost at a moment when the write may or may not have been made, and the
     /// store could not be asked again in time.
     #[error("the outcome is unknown: {0}")]
@@ -34,7 +37,7 @@ impl Error {
     /// Whether the same call may succeed later.
     #[must_use]
     pub fn is_transient(&self) -> bool {
-        matches!(self, Self::Unavailable(_) | Self::OutcomeUnknown(_) | Self::Stopping)
+        matches!(self, Self::Unavailable(_) | Self::BrokerUnavailable(_) | Self::OutcomeUnknown(_) | Self::Stopping)
     }
 
     /// Which of the [reasons] it is that the store is unavailable, if it is one of them.

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "these are tests")]
 
 mod answers;
+mod away;
 mod kill_rabbitmq;
 mod lab;
 mod silence;

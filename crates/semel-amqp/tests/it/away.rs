@@ -1,0 +1,23 @@
+//! What is said of a RabbitMQ that is away.
+
+use std::{net::TcpListener, time::Duration};
+
+use semel::messaging::{Broker as _, Queue};
+use semel_amqp::{Amqp, Options};
+
+/// It is not the database that is away, and a reader of the log must not go looking there.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_of_a_server_that_is_away_names_rabbitmq_and_no_password() {
+    // A port that nobody listens on any more.
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let options = Options { timeout: Duration::from_millis(200), ..Options::default() };
+    let amqp = Amqp::connect(&format!("amqp://ann:s3same@127.0.0.1:{port}/"), options).unwrap();
+    let declared = amqp.declare(vec![Queue::new("news")]).await.unwrap_err();
+    let consumed = amqp.consume("news", 1).await.err().unwrap();
+    for error in [declared, consumed] {
+        let text = error.to_string();
+        assert!(text.starts_with(&format!("the broker is unavailable: RabbitMQ at 127.0.0.1:{port}: ")), "{text}");
+        assert!(error.is_transient() && !text.contains("s3same") && !text.contains("ann"), "{text}");
+    }
+    amqp.close().await;
+}
