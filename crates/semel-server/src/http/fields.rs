@@ -32,6 +32,8 @@ const SEVERAL: &str = "…";
 pub struct Fields {
     given: BTreeMap<String, Box<RawValue>>,
     wrong: Wrong,
+    /// Whether there was no body at all.
+    empty: bool,
 }
 
 /// What is wrong with a request, field by field. However much it is, the answer stays short.
@@ -84,16 +86,20 @@ impl Wrong {
 }
 
 impl Fields {
-    /// Reads the text of a body.
+    /// Reads the text of a body. No body says as much as an object without members: it will do where all of them may be
+    /// missing, and elsewhere [`Fields::finish`] says which are.
     ///
     /// # Errors
     /// When it is no JSON object.
     pub fn parse(body: &[u8]) -> Result<Self, Problem> {
+        if body.trim_ascii().is_empty() {
+            return Ok(Self { given: BTreeMap::new(), wrong: Wrong::default(), empty: true });
+        }
         let members: Members = serde_json::from_slice(body).map_err(|error| {
             let reason = cut(&error.to_string(), MOST_OF_A_REASON);
             Problem::new(&INVALID_JSON).detail(format!("The body is no JSON object: {reason}."))
         })?;
-        let mut fields = Self { given: BTreeMap::new(), wrong: Wrong::default() };
+        let mut fields = Self { given: BTreeMap::new(), wrong: Wrong::default(), empty: false };
         if members.more {
             fields.wrong.note(SEVERAL, format!("are more than {MOST_MEMBERS} members, and only so many were read"));
         }
@@ -137,7 +143,14 @@ impl Fields {
     /// # Errors
     /// When anything is wrong.
     pub fn finish(self) -> Result<(), Problem> {
-        self.all_wrong().check(&INVALID_FIELDS)
+        let empty = self.empty;
+        let wrong = self.all_wrong();
+        if empty && !wrong.is_empty() {
+            let missing: Vec<_> = wrong.told.iter().map(|(field, _)| field.as_str()).collect();
+            let detail = format!("The body is empty. It must be a JSON object with {}.", missing.join(" and "));
+            return Err(wrong.problem(&INVALID_JSON).detail(detail));
+        }
+        wrong.check(&INVALID_FIELDS)
     }
 
     /// Ends the reading of an object that stands at `at` in the body, such as `[3]`: what is wrong with it is told with
@@ -324,11 +337,27 @@ mod tests {
 
     #[test]
     fn what_is_no_object_is_no_body() {
-        for body in ["", "{", "[]", "1", "null", "\"{}\"", "{}{}", "nome=Ana", "{\"a\":1,}"] {
+        for body in ["{", "[]", "1", "null", "\"{}\"", "{}{}", "nome=Ana", "{\"a\":1,}"] {
             let problem = Fields::parse(body.as_bytes()).err().unwrap();
             assert_eq!(problem.kind().name, "invalid-json", "{body}");
         }
         assert!(Fields::parse(b" {} ").is_ok());
+    }
+
+    #[test]
+    fn an_empty_body_is_told_as_such_with_what_is_missing_and_will_do_where_nothing_is() {
+        for body in ["", " \r\n"] {
+            let mut fields = Fields::parse(body.as_bytes()).unwrap();
+            assert_eq!(fields.may("result", text), None);
+            fields.finish().unwrap();
+            let mut fields = Fields::parse(body.as_bytes()).unwrap();
+            assert_eq!((fields.must("status", text), fields.must("reason", text)), (None, None));
+            let refused = fields.finish().unwrap_err();
+            assert_eq!(refused.kind().name, "invalid-json");
+            let told: Value = serde_json::from_slice(refused.into_http().body()).unwrap();
+            assert_eq!(told["detail"], "The body is empty. It must be a JSON object with status and reason.");
+            assert_eq!(told["errors"][1], json!({ "field": "reason", "message": "is missing" }));
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod connections;
 mod dead_letters;
 mod deliveries;
 mod desk;
+mod empty_bodies;
 mod endpoint;
 mod fleet;
 mod fleet_count;

@@ -1,6 +1,5 @@
 //! `/dead-letters`.
 
-use axum::body::Bytes;
 use axum::{
     body::Body,
     extract::State,
@@ -156,10 +155,8 @@ pub(super) async fn redrive(
     State(messages): State<Messages>,
     Transaction(tx): Transaction<Database>,
     Actor(principal): Actor,
-    body: Bytes,
+    mut fields: Fields,
 ) -> Result<Response, Problem> {
-    // No body says as little as an empty object, and is answered as one.
-    let mut fields = Fields::parse(if body.is_empty() { b"{}" } else { &body })?;
     let all = fields.may("all", |raw| if raw == "true" { Ok(true) } else { Err("must be true, or left out") });
     let ids = fields.may("ids", ids);
     let filter = redrive::Filter {

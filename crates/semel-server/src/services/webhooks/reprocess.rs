@@ -11,7 +11,6 @@ use axum::{
     response::Response,
     routing::post,
 };
-use bytes::Bytes;
 use semel::{Error, OnLost, Policy, Result, Timestamp, machine::Answer};
 use semel_http::{BoxFuture, Idempotency, Route, Transaction};
 use semel_store::{Database, Passed, Tx};
@@ -196,10 +195,9 @@ async fn reprocess(
     Id(name): Id,
     Transaction(tx): Transaction<Database>,
     Actor(principal): Actor,
-    body: Bytes,
+    mut fields: Fields,
 ) -> Result<Response, Problem> {
     let source = receiver.source_of(&principal.tenant, &name)?;
-    let mut fields = Fields::parse(if body.is_empty() { b"{}" } else { &body })?;
     let why = fields.must("reason", reason);
     let all = fields.may("all", |raw| if raw == "true" { Ok(true) } else { Err("must be true, or left out") });
     let asked = Asked {
