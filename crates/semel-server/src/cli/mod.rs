@@ -113,15 +113,15 @@ fn say(text: &str) -> io::Result<()> {
     }
 }
 
-/// Says where a server listens. One whose stdout nobody takes serves all the same, and says it in its log.
+/// Says where a server listens. One that cannot write to stdout serves all the same, and says it in its log.
 fn greet(greeting: &str) {
     let mut stdout = io::stdout().lock();
     if let Err(error) = stdout.write_all(greeting.as_bytes()).and_then(|()| stdout.flush()) {
-        tracing::warn!(%error, "nobody could be told: {}", greeting.lines().next().unwrap_or_default());
+        tracing::warn!(%error, "the greeting could not be written to stdout: {}", greeting.lines().next().unwrap_or_default());
     }
 }
 
-/// Prints a message to people. There is nobody to tell if even that fails.
+/// Prints a message to people. If even that fails, it is lost.
 fn complain(message: std::fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr(), "semel: {message}");
 }

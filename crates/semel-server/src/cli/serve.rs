@@ -41,7 +41,7 @@ pub(super) struct Serve {
     #[command(flatten)]
     flags: Flags,
 
-    /// Take events at /webhooks/stripe that nobody has signed, from this machine only: for trying things out
+    /// Take unsigned events at /webhooks/stripe, from this machine only: for trying things out
     #[arg(long)]
     dev: bool,
 }
@@ -72,12 +72,12 @@ impl Serve {
     }
 }
 
-/// Whoever reads the log should know that anything may be in the events.
+/// Warns in the log that the events may say anything.
 fn warn_of_dev(config: &Config) {
     let source = Webhooks::TRYING;
     if config.webhooks.sources.get(source).is_some_and(|source| source.is_unsigned()) {
         tracing::warn!(
-            "--dev: /webhooks/{source} takes events that nobody has signed, from this machine; never for real ones"
+            "--dev: /webhooks/{source} takes unsigned events, from this machine only; never use it for real ones"
         );
     } else {
         tracing::warn!(
