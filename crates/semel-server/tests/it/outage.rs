@@ -31,8 +31,9 @@ fn while_the_database_is_away_the_log_says_so_once_and_once_when_it_is_back() {
     for _ in 0..3 {
         assert_eq!(server.get("/readyz").status, 503);
         let answer =
-            call(server.address, "POST", "/clientes", Some("k-1"), r#"{"nome":"Ana","email":"a@example.com"}"#);
-        assert_eq!(answer.unwrap().status, 503);
+            call(server.address, "POST", "/clientes", Some("k-1"), r#"{"nome":"Ana","email":"a@example.com"}"#)
+                .unwrap();
+        assert_eq!(answer.status, 503, "{answer:?} {:?}", lines(&place, before));
         assert_eq!(deliver(&server, &event("evt_2", 100, "two")).status, 503);
         thread::sleep(Duration::from_millis(500));
     }
