@@ -92,7 +92,7 @@ impl Sqlite {
         // SQLite keeps the log beside the file that a link leads to.
         let path = file::target(&path);
         Ok(Self {
-            writer: Writer::new(connection, &path, checkpoints.clone()),
+            writer: Queue::of(Writer::new(connection, &path, checkpoints.clone())),
             readers,
             sql: Sql::new(Dialect::Sqlite),
             clock,

@@ -68,15 +68,15 @@ impl Drop for Held {
 
 impl Writer {
     /// The writer of a database that has been written to.
-    pub(crate) fn new(connection: SqliteConnection, path: &Path, checkpoints: Arc<Checkpoints>) -> Queue {
-        Queue::of(Self {
+    pub(crate) fn new(connection: SqliteConnection, path: &Path, checkpoints: Arc<Checkpoints>) -> Self {
+        Self {
             connection: Some(connection),
             open: false,
             turns: Turns::beside(path),
             watch: Watch::over(path),
             told: false,
             checkpoints,
-        })
+        }
     }
 
     /// Waits for its turn, and begins.

@@ -1,4 +1,5 @@
 //! SQLite: a file that others are opening, too.
+#![expect(clippy::unwrap_used, reason = "these are tests")]
 
 use std::{
     fs,

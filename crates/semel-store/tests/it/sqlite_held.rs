@@ -1,4 +1,5 @@
 //! SQLite: a process outside of Semel that keeps the lock of the file.
+#![expect(clippy::unwrap_used, reason = "these are tests")]
 
 use std::{
     sync::Arc,
