@@ -1,11 +1,14 @@
 //! The database moves to another server: a standby is promoted, or a dump is restored into a new cluster.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use semel::{Claim, Fence, Ledger, OnLost, Options, Outcome, Policy, Settled, Store as _};
 use semel_store::{Database, Settings};
 use semel_testkit::{
-    faults::{Mode, Order, Server, Told, Wire, worker::policy},
+    faults::{Mode, Order, Process, Server, Told, Wire, worker::policy},
     work,
 };
 use sqlx::{Connection as _, PgConnection};
@@ -53,11 +56,32 @@ async fn crash_of_a_primary_with_a_synchronous_standby_loses_nothing_acknowledge
     wire.lead_to(&standby.url());
     // Nobody has told them to: they go on by themselves.
     until_they_work(&mut workers, &mut told).await;
+    until_each_task_works(&mut workers, &mut told).await;
     for worker in workers {
         told.extend(worker.stop().await);
     }
     check(&site, &told, 2 * TASKS).await;
     fences_only_grew(&told);
+}
+
+/// Waits until each task has a fence of the next epoch: one may wait for the server that is gone when the others are at
+/// work again.
+async fn until_each_task_works(workers: &mut [Process], told: &mut Vec<Told>) {
+    let moved = |told: &Told| match told {
+        Told::Begun { key, fence } if fence >> 43 == 1 => Some(key.rsplit_once('-').unwrap().0.to_owned()),
+        _ => None,
+    };
+    let mut at_work: BTreeSet<String> = told.iter().filter_map(moved).collect();
+    for (n, worker) in workers.iter_mut().enumerate() {
+        let tasks = (0..TASKS).flat_map(|task| ["Atomic", "Leased"].map(|mode| format!("{mode}-{n}-{task}")));
+        for task in tasks {
+            while !at_work.contains(&task) {
+                let one = worker.next().await.expect("a worker has ended");
+                at_work.extend(moved(&one));
+                told.push(one);
+            }
+        }
+    }
 }
 
 /// Each task of a worker runs one key after the other, so its fences must be in order, and end in the next epoch.
