@@ -29,11 +29,17 @@ pub(crate) fn path(url: &str) -> Result<PathBuf> {
 
 /// The file that a path leads to, which SQLite keeps its log beside: a link may lead to a file that is not there yet.
 pub(super) fn target(path: &Path) -> PathBuf {
-    if let Ok(target) = path.canonicalize() {
-        return target;
+    /// As many links as Linux follows.
+    const MOST_LINKS: u32 = 40;
+    let mut path = path.to_owned();
+    for _ in 0..MOST_LINKS {
+        if let Ok(target) = path.canonicalize() {
+            return target;
+        }
+        let Ok(link) = fs::read_link(&path) else { break };
+        path = path.parent().unwrap_or(Path::new("")).join(link);
     }
-    let link = fs::read_link(path).ok();
-    link.map_or_else(|| path.to_owned(), |link| path.parent().unwrap_or(Path::new("")).join(link))
+    path
 }
 
 /// The name of a file that SQLite keeps beside the database.
@@ -68,8 +74,11 @@ pub(crate) fn check_log(path: &Path) -> Result<()> {
 
 /// Makes a new file that only its owner may read: keys, payloads and outcomes concern no other user. SQLite gives the log
 /// and its index the mode of the file. A file that is there keeps its mode; if none can be made, SQLite says why.
+///
+/// A file that is there is not opened, either. When a process closes any descriptor of a file, the kernel drops all locks
+/// that the process has on it: those of a database that the same process has open would be lost without a word.
 pub(crate) fn make_private(path: &Path) {
-    let _ = OpenOptions::new().create(true).append(true).mode(0o600).open(path);
+    let _ = OpenOptions::new().create_new(true).write(true).mode(0o600).open(target(path));
 }
 
 /// How long to wait for another process that writes.

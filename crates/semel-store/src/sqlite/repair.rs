@@ -51,6 +51,7 @@ pub(crate) async fn repair_clock(
     columns: &[(&'static str, &'static str)],
 ) -> Result<Repaired> {
     let path = file::path(url)?;
+    file::check_log(&path)?;
     let mut connection = alone(&path).await?;
     let clock = HeldClock::of(clock, &mut connection).await?;
     let (before, after) = (clock.host(), clock.wall());

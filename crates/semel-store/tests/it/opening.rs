@@ -11,7 +11,7 @@ use std::{
 
 use semel::{Policy, Store as _};
 
-use semel_store::Database;
+use semel_store::{Database, repair_clock};
 use semel_testkit::{Kind, Lab, request};
 use sqlx::{ConnectOptions as _, sqlite::SqliteConnectOptions};
 
@@ -42,6 +42,40 @@ async fn a_file_that_is_there_keeps_its_mode() {
     assert_eq!((mode(&lab, ""), mode(&lab, "-wal")), (0o640, 0o640));
 }
 
+#[tokio::test]
+async fn a_new_file_that_links_lead_to_is_its_owners_alone() {
+    let lab = Lab::in_real_time(Kind::Sqlite).await;
+    std::os::unix::fs::symlink("link", file(&lab, "")).unwrap();
+    std::os::unix::fs::symlink("target", file(&lab, "").with_file_name("link")).unwrap();
+    let _database = lab.open().await;
+    assert!(file(&lab, "").with_file_name("target").is_file());
+    assert_eq!(mode(&lab, ""), 0o600);
+}
+
+/// The locks that this process has on a file. Linux tells them by process and inode.
+#[cfg(target_os = "linux")]
+fn locks(path: &std::path::Path) -> Vec<String> {
+    let (process, inode) = (std::process::id().to_string(), format!(":{}", fs::metadata(path).unwrap().ino()));
+    let all = fs::read_to_string("/proc/locks").unwrap();
+    let ours = |line: &&str| {
+        let words: Vec<_> = line.split_whitespace().collect();
+        words.contains(&process.as_str()) && words.iter().any(|word| word.ends_with(&inode))
+    };
+    all.lines().filter(ours).map(str::to_owned).collect()
+}
+
+/// When a process closes any descriptor of a file, it loses all its locks on it. Without them, the last other process to
+/// close the database would delete the log that this one still writes to.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_second_opening_in_one_process_keeps_the_locks_of_the_first() {
+    let lab = Lab::in_real_time(Kind::Sqlite).await;
+    let _first = lab.open().await;
+    assert_ne!(locks(&file(&lab, "")), [""; 0], "a database that is open has a lock");
+    let _second = lab.open().await;
+    assert_ne!(locks(&file(&lab, "")), [""; 0], "the lock is lost");
+}
+
 /// A database that a killed process has left: its log holds what was committed.
 async fn left_behind() -> Lab {
     let lab = Lab::in_real_time(Kind::Sqlite).await;
@@ -68,6 +102,9 @@ async fn a_log_without_its_database_is_refused_and_left_as_it_is() {
         }
         let refused = Database::open(&lab.url, lab.settings()).await.map(drop).unwrap_err().to_string();
         assert!(refused.contains(how) && refused.contains("-wal") && refused.contains("Put the database"), "{refused}");
+        let by = ("ana", "the clock was wrong");
+        let repair = repair_clock(&lab.url, lab.clock.clone(), by, &[]).await.map(drop).unwrap_err().to_string();
+        assert_eq!(repair, refused);
         assert_eq!(fs::read(file(&lab, "-wal")).unwrap(), log, "the log was changed");
         // What it says to do helps: nothing was lost.
         fs::rename(file(&lab, "-moved"), file(&lab, "")).unwrap();
