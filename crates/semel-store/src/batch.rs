@@ -149,6 +149,9 @@ pub(crate) async fn decide(
     if let (Some(action), Some(before)) = (action, rows.get(&id)) {
         audit::decided(conn, sql, action, by, before, &applied).await?;
     }
+    if applied.answer == Answer::Purged {
+        repeats::remove(conn, sql, &[json!({ "id": id })]).await?;
+    }
     Ok(applied)
 }
 
@@ -172,7 +175,6 @@ async fn purge_unreadable(
     }
     let gone = [json!({ "id": id, "old_fence": row.fence })];
     saved(conn.batch(sql.delete_operations, &gone).await? == 1)?;
-    repeats::remove(conn, sql, &gone).await?;
     let belongings = [sql.delete_leases, sql.delete_archived, sql.delete_journal];
     for text in belongings.into_iter().chain([sql.delete_backlog, sql.delete_successors]) {
         conn.batch(text, &gone).await?;
@@ -184,6 +186,7 @@ async fn purge_unreadable(
     let scope = format!("{}/{}/{}", row.tenant, row.service, row.kind);
     let before = json!({ "scope": scope, "key": row.key, "state": row.state, "fence": row.fence, "unreadable": true });
     audit::purged_unreadable(conn, sql, (actor, reason), (&row.tenant, id), before, now).await?;
+    repeats::remove(conn, sql, &gone).await?;
     Ok(applied(Answer::Purged))
 }
 

@@ -29,8 +29,11 @@ pub(crate) async fn lock(conn: &mut Conn<'_>, ids: &[i64]) -> Result<()> {
     Ok(())
 }
 
-/// Removes the repeats of operations that are gone. A node that adds some at this moment has seen its operation: it is
-/// waited for, and what it has added goes as well. One that comes later sees that the operation is gone.
+/// Removes the repeats of operations that a purge or the sweep removes. A node that adds some at this moment has seen its
+/// operation: it is waited for, and what it has added goes as well. One that comes later sees that the operation is gone.
+///
+/// This must be the last statement of a short transaction: until its commit, the repeats of many other operations wait, too,
+/// since they share the locks. So a claim that takes the place of an expired operation deletes its repeats without them.
 pub(crate) async fn remove(conn: &mut Conn<'_>, sql: &Sql, gone: &[Value]) -> Result<()> {
     if gone.is_empty() {
         return Ok(());

@@ -69,12 +69,12 @@ impl Database {
             for text in belongings {
                 conn.batch(text, &gone).await?;
             }
-            repeats::remove(&mut conn, sql, &gone).await?;
             batch_with(&mut conn, sweep.archive_data, &buried, now.as_micros()).await?;
             all(batch_with(&mut conn, sweep.bury, &buried, encode(&tombstone().body)).await?, &buried)?;
             all(conn.batch(sweep.look_again, &later).await?, &later)?;
             conn.batch(sql.insert_journal, &notes).await?;
             conn.batch(sql.insert_deltas, &tally.rows()).await?;
+            repeats::remove(&mut conn, sql, &gone).await?;
             crash_point!("sweep.tended");
             let mut part = Part { handled: locked.len(), ..Part::default() };
             (part.swept.expired, part.swept.archived) = (gone.len() as u64, buried.len() as u64);

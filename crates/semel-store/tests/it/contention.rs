@@ -9,8 +9,8 @@ use std::{sync::Arc, time::Duration};
 use semel::{
     Backoff, Claim, Error, Failure, Fence, Ledger, OnMismatch, Outcome, Policy, Retry, Store as _,
     journal::{Repeat, Sighting},
-    machine::Answer,
-    store::{Commit, Decision, SeenAgain},
+    machine::{Answer, Write},
+    store::{Commit, Decision, LeaseWrite, SeenAgain},
 };
 use semel_store::Database;
 use semel_testkit::{Kind, Lab, key, request, scope, work, work_with};
@@ -194,14 +194,36 @@ async fn an_uncommitted_insert_holds_up_no_other_key() {
     assert_eq!(ledger.claim(work("k 50", policy())).await.unwrap().word(), "replay");
 }
 
-/// Makes commits of a key's row wait for as long as somebody holds the advisory lock 42: a disk that stalls.
-const STALLING: &str = "CREATE FUNCTION stall() RETURNS trigger LANGUAGE plpgsql AS
-    $$ BEGIN
-         WHILE NOT pg_try_advisory_xact_lock_shared(42) LOOP PERFORM pg_sleep(0.01); END LOOP;
-         RETURN NULL;
-       END $$;
-    CREATE CONSTRAINT TRIGGER stall AFTER INSERT ON semel_operations DEFERRABLE INITIALLY DEFERRED
-    FOR EACH ROW WHEN (NEW.key = 'shared') EXECUTE FUNCTION stall()";
+/// Makes commits that have changed a row wait for as long as `holder` holds an advisory lock: a disk that stalls. The locks
+/// are those of the whole server, so each test has its own number.
+async fn stall_commits(holder: &mut PgConnection, lock: i64, change: &str, row: &str) {
+    let sql = format!(
+        "CREATE FUNCTION stall() RETURNS trigger LANGUAGE plpgsql AS
+         $$ BEGIN
+              PERFORM pg_advisory_xact_lock(-{lock});
+              WHILE NOT pg_try_advisory_xact_lock_shared({lock}) LOOP PERFORM pg_sleep(0.01); END LOOP;
+              RETURN NULL;
+            END $$;
+         CREATE CONSTRAINT TRIGGER stall AFTER {change} ON semel_operations DEFERRABLE INITIALLY DEFERRED
+         FOR EACH ROW WHEN ({row}) EXECUTE FUNCTION stall();
+         SELECT pg_advisory_lock({lock})"
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(holder).await.unwrap();
+}
+
+/// Waits until a commit stalls.
+async fn stalls(holder: &mut PgConnection, lock: i64) {
+    // The two halves of the number -lock.
+    let stalled = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1
+                   AND classid = 4294967295 AND objid = 4294967296 - $1";
+    while sqlx::query_scalar::<_, i64>(stalled).bind(lock).fetch_one(&mut *holder).await.unwrap() == 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+async fn go_on(holder: &mut PgConnection, lock: i64) {
+    sqlx::query("SELECT pg_advisory_unlock($1)").bind(lock).execute(holder).await.unwrap();
+}
 
 /// Two batches of one node are in flight and share a key, while the first cannot commit. Of the second, only the callers
 /// of that key suffer.
@@ -210,26 +232,53 @@ async fn overlapping_batches_that_share_a_key_harm_only_its_callers() {
     let lab = Lab::new(Kind::Postgres).await;
     let ledger = lab.ledger().await;
     let mut holder = PgConnection::connect(&lab.url).await.unwrap();
-    sqlx::raw_sql(STALLING).execute(&mut holder).await.unwrap();
-    sqlx::raw_sql("SELECT pg_advisory_lock(42)").execute(&mut holder).await.unwrap();
+    stall_commits(&mut holder, 42, "INSERT", "NEW.key = 'shared'").await;
     let claim = |name: &'static str| {
         let ledger = ledger.clone();
         tokio::spawn(async move { ledger.claim(work(name, policy())).await.map(|claim| claim.word()) })
     };
     let first = claim("shared");
-    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND application_name = 'semel'";
-    while sqlx::query_scalar::<_, i64>(waiting).fetch_one(&mut holder).await.unwrap() == 0 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    stalls(&mut holder, 42).await;
     // So many that a second batch leaves beside the first, and no more.
     let shared = claim("shared");
     assert_eq!(claim_all(&ledger, (0..95).map(|n| format!("other {n}"))).await, [""; 0]);
     assert!(!first.is_finished(), "it still waits for its disk");
     let told = shared.await.unwrap();
     assert!(matches!(told, Err(Error::Unavailable(_))), "{told:?}");
-    sqlx::raw_sql("SELECT pg_advisory_unlock(42)").execute(&mut holder).await.unwrap();
+    go_on(&mut holder, 42).await;
     assert_eq!(first.await.unwrap().unwrap(), "acquired");
     assert!(ledger.store().by_key(&scope(), &key("shared")).await.unwrap().is_some());
+}
+
+/// A claim in a caller's transaction takes the place of an expired operation, and the caller takes his time. Claims of other
+/// expired keys go on, and so do the repeats of other operations.
+#[tokio::test]
+async fn an_open_inline_claim_of_an_expired_key_keeps_no_other_waiting() {
+    /// More than any lock that operations share by number has slots.
+    const OTHERS: usize = 300;
+    let lab = Lab::new(Kind::Postgres).await;
+    let (store, other) = (lab.open().await, lab.open().await);
+    let policy = Policy { retention: Some(Duration::from_secs(60)), ..policy() };
+    let ask = |n: usize| Arc::new(request(&format!("k {n:03}"), b"", policy.clone()));
+    let claimed = store.claim((0..=OTHERS).map(ask).collect()).await.unwrap();
+    let complete = |applied: &semel::store::Applied| {
+        let op = applied.operation.as_ref().unwrap();
+        LeaseWrite { id: op.id, fence: op.fence, write: Write::Complete(Outcome::kept("done")) }
+    };
+    let settled = store.write(claimed.iter().map(complete).collect()).await.unwrap();
+    assert!(settled.iter().all(|applied| applied.answer == Answer::Settled { successor: false }));
+    lab.pass(Duration::from_secs(60));
+
+    let tx = other.begin(Duration::from_secs(30)).await.unwrap();
+    assert_eq!(other.claim_in(&tx, ask(0)).await.unwrap().answer, Answer::Acquired);
+    let sighting = Sighting { at: Lab::START, answer: "replay".into(), fingerprint: String::new() };
+    let again = claimed[1..].iter().filter_map(|applied| applied.operation.as_ref());
+    let again = again.map(|op| SeenAgain::once(op.id, Repeat::Duplicate, sighting.clone())).collect();
+    store.note_repeats(again, Vec::new()).await.expect("repeats wait for nothing");
+    for (n, applied) in store.claim((1..=OTHERS).map(ask).collect()).await.unwrap().into_iter().enumerate() {
+        assert_eq!(applied.answer, Answer::Acquired, "{n}");
+    }
+    assert!(matches!(other.commit(&tx).await, Commit::Done));
 }
 
 /// A purge has removed what belongs to its operation and is about to commit, when another node adds a repeat: it must not
@@ -242,25 +291,22 @@ async fn a_repeat_that_is_added_during_a_purge_leaves_no_row() {
     let id = lease.operation().id;
     assert_ne!(lease.complete(Outcome::kept("done")).await.unwrap(), semel::Settled::LeaseLost);
     let mut holder = PgConnection::connect(&lab.url).await.unwrap();
-    // What it tells the audit is the last that a purge does.
-    sqlx::raw_sql("BEGIN; LOCK TABLE semel_audit IN ACCESS EXCLUSIVE MODE").execute(&mut holder).await.unwrap();
+    stall_commits(&mut holder, 43, "DELETE", "OLD.key IS NOT NULL").await;
     let store = ledger.store().clone();
     let purge = tokio::spawn(async move { store.decide(id, Decision::Purge, "me", "done with").await });
-    let waits = async |holder: &mut PgConnection, what: &str| {
-        let waiting = format!("SELECT count(*) FROM pg_locks WHERE NOT granted AND {what}");
-        sqlx::query_scalar::<_, i64>(sqlx::AssertSqlSafe(waiting)).fetch_one(holder).await.unwrap() > 0
-    };
-    while !waits(&mut holder, "relation = 'semel_audit'::regclass").await {
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
+    stalls(&mut holder, 43).await;
     let (store, at) = (ledger.store().clone(), Lab::START);
     let sighting = Sighting { at, answer: "replay".into(), fingerprint: String::new() };
     let seen = SeenAgain::once(id, Repeat::Duplicate, sighting);
     let add = tokio::spawn(async move { store.note_repeats(vec![seen], Vec::new()).await });
-    while !add.is_finished() && !waits(&mut holder, "locktype = 'advisory'").await {
+    let waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND objsubid = 2
+                   AND objid = $1 % 64";
+    while !add.is_finished()
+        && sqlx::query_scalar::<_, i64>(waiting).bind(id).fetch_one(&mut holder).await.unwrap() == 0
+    {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    sqlx::raw_sql("COMMIT").execute(&mut holder).await.unwrap();
+    go_on(&mut holder, 43).await;
     assert_eq!(purge.await.unwrap().unwrap().answer, Answer::Purged);
     add.await.unwrap().unwrap();
     assert_eq!(lab.number("SELECT count(*) FROM semel_repeats").await, 0);
