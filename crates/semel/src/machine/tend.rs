@@ -162,9 +162,10 @@ pub(super) fn resolve(
     };
     op.fence = fence;
     // The terms went with the lease. What they said of the retention can be told from the end of a run that failed or was
-    // lost, and from a lease that lapses only now. A doubt has no end: what was in doubt is kept until a person purges it.
+    // lost, and from a lease that lapses only now. What was in doubt or pending has no end: it is kept until a person purges
+    // it, also if the sweep has not yet found the lapsed lease that puts it in doubt.
     let retention = match &stored.lease {
-        Some(lease) => lease.terms.retention,
+        Some(lease) => lease.terms.retention.filter(|_| op.state != State::InDoubt),
         None => op.expires_at.zip(op.settled_at).map(|(end, settled)| end.since(settled)),
     };
     let said = match verdict {

@@ -128,7 +128,34 @@ fn it_took_effect_is_kept_until_a_person_purges_it() {
     assert_eq!(life.claim(&ask("a")), Answer::Acquired);
 }
 
-/// Only a doubt has no end, see above: of every other run the retention is still known.
+/// Nothing tells how long it was to be kept. It makes no difference whether the sweep was there before the person.
+#[test]
+fn what_was_in_doubt_or_pending_is_kept_until_a_person_purges_it() {
+    for verdict in [Verdict::Completed(Outcome::kept("yes")), Verdict::Failed] {
+        for on_lost in [OnLost::Hold, OnLost::Probe, OnLost::Rerun] {
+            for how in ["swept", "not swept", "doubted", "pending"] {
+                let mut life = Life::new();
+                let fence = life.acquire(&ask_under("a", on_lost));
+                match how {
+                    "doubted" => life.settle(fence, doubt()),
+                    "pending" => life.settle(fence, release()),
+                    // That is not in doubt.
+                    _ if on_lost == OnLost::Rerun => continue,
+                    "swept" => life.crash(),
+                    _ => life.pass(LEASE),
+                }
+                assert_eq!(life.resolve(verdict.clone()), Answer::Resolved, "{on_lost:?}, {how}");
+                assert_eq!(life.row().expires_at, None, "{on_lost:?}, {how}, {verdict:?}");
+                life.pass(RETENTION * 99);
+                let _ = life.tend();
+                assert_ne!(life.claim(&ask("a")), Answer::Acquired, "{on_lost:?}, {how}, {verdict:?}");
+                assert_eq!(life.purge(), Answer::Purged);
+            }
+        }
+    }
+}
+
+/// Of a run that failed or was lost, the retention is still known.
 #[test]
 fn what_a_person_settled_that_was_not_in_doubt_is_kept_for_its_retention() {
     for verdict in [Verdict::Completed(Outcome::kept("yes")), Verdict::Failed] {
