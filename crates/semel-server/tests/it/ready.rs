@@ -65,13 +65,33 @@ fn a_file_or_directory_that_cannot_be_written_is_refused_at_the_start() {
     assert!(said.contains("semel.db cannot be ") && said.contains("its directory"), "{said}");
 }
 
+/// Mounts a directory read-only, then runs a command.
+const READ_ONLY: &str = "mount --bind \"$0\" \"$0\" && mount -o remount,bind,ro \"$0\" && exec \"$@\"";
+
+/// The way to mount something that only a process and its children see. Root may do so at once. Any other user becomes
+/// root in a user namespace, which a host or a container can forbid.
+fn own_mounts(mounted: &Path) -> &'static [&'static str] {
+    let mut refused = String::new();
+    for way in [&["--mount"][..], &["--map-root-user", "--mount"]] {
+        let output = Command::new("unshare").args(way).args(["sh", "-c", READ_ONLY]).arg(mounted).arg("true").output();
+        let output = output.expect("this test needs `unshare` (util-linux)");
+        if output.status.success() {
+            return way;
+        }
+        refused.push_str(&format!("\nunshare {}: {}", way.join(" "), stderr(&output).trim()));
+    }
+    panic!(
+        "this test mounts a directory read-only, and may not: run it as root with CAP_SYS_ADMIN (docker run --privileged) \
+         or where users may make user namespaces{refused}"
+    )
+}
+
 /// `semel serve` with its data in a directory that is mounted read-only, as only this process and its children see it.
-fn serve_read_only(mounted: &Path, data_dir: &Path) -> Output {
-    let script = "mount --bind \"$0\" \"$0\" && mount -o remount,bind,ro \"$0\" && exec \"$@\"";
+fn serve_read_only(way: &[&str], mounted: &Path, data_dir: &Path) -> Output {
     let mut command = semel();
     command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(data_dir);
     let mut apart = Command::new("unshare");
-    apart.args(["--map-root-user", "--mount", "sh", "-c", script]).arg(mounted);
+    apart.args(way).args(["sh", "-c", READ_ONLY]).arg(mounted);
     apart.arg(command.get_program()).args(command.get_args()).output().unwrap()
 }
 
@@ -79,11 +99,12 @@ fn serve_read_only(mounted: &Path, data_dir: &Path) -> Output {
 fn a_directory_that_is_mounted_read_only_is_named_with_what_to_do() {
     let place = Place::sqlite();
     let dir = place.dir.path();
+    let way = own_mounts(dir);
     for (data_dir, file) in [(dir.join("new"), false), (dir.to_owned(), false), (dir.to_owned(), true)] {
         if file {
             place.say(["once", "--key", "k", "--", "true"]);
         }
-        let output = serve_read_only(dir, &data_dir);
+        let output = serve_read_only(way, dir, &data_dir);
         let said = stderr(&output);
         assert_eq!(output.status.code(), Some(1), "{said}");
         assert!(said.contains("mounted read-only") && said.contains("mount it for writing, or "), "{said}");
