@@ -11,7 +11,7 @@ use super::{
 };
 use crate::log;
 
-/// Sweep the ledger once: end lapsed leases, remove what is past its retention, archive, fold counters
+/// Sweep the ledger once: end lapsed and missing leases, remove what is past its retention, archive, fold counters
 ///
 /// Rows that cannot be read or changed are set aside: `semel operations list --set-aside` shows them.
 #[derive(clap::Args)]
@@ -44,7 +44,13 @@ impl Sweep {
         if self.set_aside {
             opened.ledger.store().try_set_aside_again().await?;
         }
-        Ok(opened.ledger.sweep().await?)
+        let mut swept = opened.ledger.sweep().await?;
+        // A sweep looks for missing leases bit by bit, and the next one goes on from there. Here is no next one.
+        if let Err(error) = opened.ledger.store().end_missing_leases(&mut swept).await {
+            let trouble = Trouble { phase: "missing leases", why: error.to_string() };
+            swept += Swept { troubles: vec![trouble], ..Swept::default() };
+        }
+        Ok(swept)
     }
 }
 

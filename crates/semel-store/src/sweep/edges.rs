@@ -25,8 +25,8 @@ pub(crate) struct Edges {
 #[derive(Default)]
 struct Places {
     passes: u32,
-    /// The last operation that was looked at for a missing lease; 0 before the first.
-    adrift: i64,
+    /// The last operation that was looked at for a missing lease; none before the first look of this process.
+    adrift: Option<i64>,
     lapse: Turn,
     age: Turn,
     fold: Turn,
@@ -58,6 +58,39 @@ pub(super) struct Edge {
     pub(super) moved: bool,
     /// Whether each was.
     pub(super) clean: bool,
+}
+
+/// A look at operations by number: from some number to the end, and from the low end to that number.
+pub(super) struct Lap {
+    begin: i64,
+    at: i64,
+    /// It has been at the end.
+    turned: bool,
+    /// It has been there twice: whatever lies below was looked at meanwhile.
+    over: bool,
+}
+
+impl Lap {
+    pub(super) fn from(begin: i64) -> Self {
+        Self { begin, at: begin, turned: false, over: false }
+    }
+
+    /// After which number to look next.
+    pub(super) fn at(&self) -> i64 {
+        self.at
+    }
+
+    /// Whether there are numbers that were not looked at.
+    pub(super) fn goes_on(&self) -> bool {
+        !self.over && !(self.turned && self.at >= self.begin)
+    }
+
+    /// It was looked up to this number; up to the end, if none.
+    pub(super) fn looked(&mut self, next: Option<i64>) {
+        self.over |= self.turned && next.is_none();
+        self.turned |= next.is_none();
+        self.at = next.unwrap_or(0);
+    }
 }
 
 impl Edges {
@@ -120,14 +153,14 @@ impl Edges {
         }
     }
 
-    /// After which operation the look for missing leases goes on.
-    pub(super) fn adrift(&self) -> i64 {
+    /// After which operation the look for missing leases goes on; none before the first look of this process.
+    pub(super) fn adrift(&self) -> Option<i64> {
         self.lock().adrift
     }
 
-    /// The look for missing leases has come so far; from the end it begins anew.
-    pub(super) fn looked_adrift(&self, last: Option<i64>) {
-        self.lock().adrift = last.unwrap_or(0);
+    /// The look for missing leases has come so far.
+    pub(super) fn looked_adrift(&self, at: i64) {
+        self.lock().adrift = Some(at);
     }
 
     fn lock(&self) -> MutexGuard<'_, Places> {
@@ -226,6 +259,23 @@ mod tests {
         edges.advance(Task::Age, done(20), false);
         edges.begin_anew();
         assert_eq!(edges.from(Task::Age, NOW), Some(i64::MIN));
+    }
+
+    #[test]
+    fn a_lap_looks_at_every_number_once_wherever_it_begins() {
+        const LAST: i64 = 25;
+        for begin in 0..=LAST + 3 {
+            let (mut lap, mut seen) = (Lap::from(begin), Vec::new());
+            while lap.goes_on() {
+                let slice: Vec<_> = (lap.at() + 1..=LAST).take(10).collect();
+                lap.looked(slice.last().copied().filter(|_| slice.len() == 10));
+                seen.extend(slice);
+            }
+            let missing: Vec<_> = (1..=LAST).filter(|n| !seen.contains(n)).collect();
+            assert!(missing.is_empty(), "from {begin}: {missing:?} are missing");
+            // The last slice of a lap may go beyond where it began.
+            assert!(seen.len() < LAST as usize + 10, "from {begin}: {seen:?}");
+        }
     }
 
     #[test]

@@ -41,6 +41,8 @@ statements! {
          FROM semel_operations AS o
          WHERE CAST($1 AS BIGINT) IS NOT NULL AND o.id > $2
          ORDER BY o.id LIMIT $3";
+    /// The highest number of an operation: where a new process may begin to look.
+    last_operation = "SELECT CAST(coalesce(max(o.id), 0) AS BIGINT) FROM semel_operations AS o";
     /// Which of these are being run without a lease. In one snapshot: a lease comes and goes with the state.
     without_lease =
         "SELECT o.id FROM {ids} AS r JOIN semel_operations AS o ON o.id = r.id

@@ -31,8 +31,8 @@ fn name(n: usize) -> String {
 /// Claims so many keys at once, each with a payload of so many bytes.
 async fn claimed(store: &Database, n: usize, bytes: usize, policy: &Policy) -> Vec<Operation> {
     let mut operations = Vec::new();
-    // A few at a time: a batch of all would be large.
-    for part in (0..n).collect::<Vec<_>>().chunks(10) {
+    // A few at a time, where they are large.
+    for part in (0..n).collect::<Vec<_>>().chunks(if bytes < 1000 { 100 } else { 10 }) {
         let mut asked = Vec::new();
         for n in part {
             let mut request = request(&name(*n), b"", policy.clone());
@@ -240,6 +240,50 @@ pub async fn a_counter_row_that_is_refused_is_set_aside(lab: Lab) {
     assert_eq!(ledger.sweep().await.unwrap().folded, 1);
     assert_eq!(counts().await, before);
     assert_eq!(lab.number("SELECT count(*) FROM semel_set_aside").await, 0);
+}
+
+/// Missing leases are looked for a thousand operations at a time, in turn. Rows that the database refuses to change are
+/// told of, and do not keep the look from those that come after them.
+pub async fn missing_leases_are_found_among_many_and_after_rows_that_are_refused(lab: Lab) {
+    /// More than one look takes, and so many that those that are refused and the last are never in one look.
+    const ALL: usize = 1100;
+    /// More than enough to go round all of them.
+    const ROUNDS: usize = 20;
+    let ledger = lab.ledger().await;
+    let store = ledger.store();
+    let operations = claimed(store, ALL, 1, &Policy::default()).await;
+    let lose = async |from: i64, to: i64| {
+        let sql = format!("DELETE FROM semel_leases WHERE operation BETWEEN {from} AND {to}");
+        assert_eq!(lab.execute(&sql).await.unwrap() as i64, to - from + 1);
+    };
+    let (first, last) = (operations[0].id, operations[ALL - 1].id);
+    assert_eq!(last - first, ALL as i64 - 1);
+    refuse(&lab, "UPDATE", "semel_operations", &format!("old.id < {}", first + 20)).await;
+    lose(first, first + 19).await;
+    let mut rounds = 0;
+    while ledger.sweep().await.unwrap().troubles.is_empty() {
+        rounds += 1;
+        assert!(rounds < ROUNDS, "those that are refused are not found");
+    }
+    lose(last, last).await;
+    let mut rounds = 0;
+    while ledger.sweep().await.unwrap().lapsed == 0 {
+        rounds += 1;
+        assert!(rounds < ROUNDS, "the look stays at those that are refused");
+    }
+    assert_eq!(store.by_id("acme", last).await.unwrap().unwrap().state, State::InDoubt);
+
+    // In one go, as a person asks for it.
+    lose(last - 1, last - 1).await;
+    let mut swept = Swept::default();
+    let refused = store.end_missing_leases(&mut swept).await.unwrap_err().to_string();
+    assert!(refused.contains("not this one"), "{refused}");
+    assert_eq!(swept.lapsed, 1, "the others are looked at all the same");
+    allow(&lab, "semel_operations").await;
+    store.try_set_aside_again().await.unwrap();
+    store.sweep(1000).await.unwrap();
+    store.end_missing_leases(&mut swept).await.unwrap();
+    assert_eq!(lab.number("SELECT count(*) FROM semel_operations WHERE state = 'in_doubt'").await, 22);
 }
 
 /// However many rows are due, one round takes no more than a few megabytes of them; what is left has its turn in the

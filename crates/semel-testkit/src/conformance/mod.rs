@@ -192,6 +192,7 @@ macro_rules! conformance_suite {
                     a_row_that_the_database_refuses_is_set_aside,
                     a_phase_that_fails_keeps_no_other_from_its_turn,
                     a_counter_row_that_is_refused_is_set_aside,
+                    missing_leases_are_found_among_many_and_after_rows_that_are_refused,
                     a_round_is_bounded_in_bytes,
                     a_locked_row_is_swept_later,
                     a_listing_shows_what_cannot_be_read,
