@@ -9,6 +9,9 @@ use semel::Error;
 const VERSION: u8 = 1;
 const PLAIN: u8 = 0;
 
+/// Why a payload cannot be read that may be whole: a version, or a node with the key, that knows it can read it.
+const ANOTHER: &str = "a payload of another version or key";
+
 /// Bytes as they are stored.
 #[must_use]
 pub fn encode(plain: &[u8]) -> Vec<u8> {
@@ -22,12 +25,19 @@ pub fn encode(plain: &[u8]) -> Vec<u8> {
 /// operation behind it has taken effect.
 ///
 /// # Errors
-/// [`Error::Corrupt`] for what another version or key has stored.
+/// [`Error::Corrupt`] for what another version or key has stored, and for what is damaged.
 pub fn decode(stored: Vec<u8>) -> Result<Bytes, Error> {
     match stored[..] {
         [VERSION, PLAIN, ..] => Ok(Bytes::from(stored).slice(2..)),
-        _ => Err(Error::Corrupt("a payload of another version or key")),
+        // Versions are counted from 1.
+        [VERSION..=u8::MAX, _, ..] => Err(Error::Corrupt(ANOTHER)),
+        _ => Err(Error::Corrupt("a payload whose first bytes are damaged")),
     }
+}
+
+/// Whether a row cannot be read because another version or key has stored it, and not because it is damaged.
+pub(crate) fn is_of_another(error: &Error) -> bool {
+    matches!(error, Error::Corrupt(why) if *why == ANOTHER)
 }
 
 /// Stored bytes in hex, as they travel in a JSON batch.
@@ -49,10 +59,13 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_version_is_an_error() {
-        assert!(decode(vec![9, 0, 1]).is_err());
-        assert!(decode(vec![1, 7, 1]).is_err());
-        assert!(decode(vec![]).is_err());
+    fn another_version_or_key_is_told_from_damage() {
+        for stored in [vec![9, 0, 1], vec![1, 7, 1]] {
+            assert!(is_of_another(&decode(stored).unwrap_err()));
+        }
+        for stored in [vec![], vec![1], vec![9], vec![0, 0, 1]] {
+            assert!(!is_of_another(&decode(stored).unwrap_err()));
+        }
     }
 
     #[test]

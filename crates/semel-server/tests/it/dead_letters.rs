@@ -58,7 +58,7 @@ fn a_letter_that_cannot_be_read_is_listed_as_such(place: &Place) {
     let expected = json!({
         "id": page["items"][1]["id"], "messageId": "id-b", "kind": "mail", "consumer": "mail", "queue": "mail.out",
         "key": "b", "failures": 0, "diedAt": page["items"][1]["diedAt"],
-        "reason": "unreadable: a stored row cannot be read: a payload of another version or key",
+        "reason": "unreadable: a stored row cannot be read: a payload whose first bytes are damaged",
     });
     assert_eq!(page["items"][1], expected);
     // By itself it is a problem that names it; a person can still remove it.

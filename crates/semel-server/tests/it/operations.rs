@@ -193,7 +193,7 @@ fn what_cannot_be_read_is_shown_and_can_be_purged(place: &Place) {
     execute(place, "UPDATE semel_operations SET outcome = substr(outcome, 1, 1) WHERE key = 'bad'");
     let listing = place.json(["operations", "list", "--json"]);
     assert_eq!(keys(&listing), ["c", "bad", "a"]);
-    let why = "a stored row cannot be read: a payload of another version or key";
+    let why = "a stored row cannot be read: a payload whose first bytes are damaged";
     assert_eq!(listing["items"][1]["unreadable"], why);
     assert_eq!(listing["items"][1]["id"].to_string(), id);
     let table = place.say(["operations", "list"]);

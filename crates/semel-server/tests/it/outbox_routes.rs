@@ -88,7 +88,7 @@ fn a_message_that_cannot_be_read_is_listed_as_such(place: &Place) {
     let expected = json!({
         "messageId": page["items"][1]["messageId"], "state": "ready", "topic": "b", "kind": "note",
         "orderingKey": null, "number": null, "putAt": page["items"][1]["putAt"], "dueAt": null, "failures": 0,
-        "error": "unreadable: a stored row cannot be read: a payload of another version or key",
+        "error": "unreadable: a stored row cannot be read: a payload whose first bytes are damaged",
     });
     assert_eq!(page["items"][1], expected);
     assert!(page["items"][1]["messageId"].is_string());

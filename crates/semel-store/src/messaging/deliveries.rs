@@ -39,12 +39,12 @@ const GATHER: Duration = Duration::from_millis(1);
 
 /// The messages of one queue.
 pub(super) struct Embedded {
-    rows: mpsc::UnboundedReceiver<std::result::Result<Came, Unread>>,
+    rows: mpsc::UnboundedReceiver<Came>,
     hands: Arc<Hands>,
     said: Lane<Said, bool>,
-    store: Database,
-    /// Who reads it; the queue's own name until the consumer has said its name.
-    consumer: String,
+    queue: String,
+    /// Who reads it. Unknown until the consumer has said its name, or asks for a message without having said one.
+    consumer: watch::Sender<Option<String>>,
     /// Dropped with the rest, and so ends the task.
     _stop: watch::Sender<()>,
     task: JoinHandle<()>,
@@ -96,11 +96,13 @@ impl Embedded {
         keeper.keep(&hands);
         let (sender, rows) = mpsc::unbounded_channel();
         let (_stop, stopped) = watch::channel(());
+        let (consumer, named) = watch::channel(None);
         let wake = store.messages().wakes.wait_for(News::Queue(queue.clone()));
         let prefetch = usize::from(prefetch.max(1));
         let fetch = Fetch {
-            store: store.clone(),
-            queue,
+            store,
+            queue: queue.clone(),
+            consumer: named,
             prefetch,
             hands: hands.clone(),
             sender,
@@ -108,26 +110,8 @@ impl Embedded {
             down,
             leaving: leaving.clone(),
         };
-        let consumer = fetch.queue.clone();
         let task = tokio::spawn(fetch.run(stopped));
-        Self { rows, hands, said, store, consumer, _stop, task, leaving, _keeper: keeper }
-    }
-
-    /// Puts aside a message that cannot be read, where a person sees it.
-    async fn bury(&self, row: &Unread) {
-        let (consumer, id, error) = (&*self.consumer, row.id, &*row.why);
-        match self.store.bury_unread(consumer, row).await {
-            Ok(()) => tracing::error!(
-                consumer,
-                row = id,
-                error,
-                "a message in a queue cannot be read; it became a dead letter"
-            ),
-            Err(trouble) => tracing::warn!(
-                consumer, row = id, error, %trouble,
-                "a message in a queue cannot be read and could not be put aside; it comes again"
-            ),
-        }
+        Self { rows, hands, said, queue, consumer, _stop, task, leaving, _keeper: keeper }
     }
 
     /// The task ends only with us. If it panicked, so do we: nothing would ever come any more, and whoever keeps the
@@ -144,24 +128,23 @@ impl Embedded {
 impl Deliveries for Embedded {
     fn next(&mut self) -> BoxFuture<'_, Delivery> {
         Box::pin(async {
-            loop {
-                let Some(row) = self.rows.recv().await else { match self.ended().await {} };
-                match row {
-                    Ok(Came { id, token, redelivered, message }) => {
-                        self.hands.hand((id, token));
-                        let (hands, said) = (self.hands.clone(), self.said.clone());
-                        let acknowledge = Box::new(Word { id, token, hands, said, spoken: false });
-                        return Delivery { message, redelivered, acknowledge };
-                    }
-                    // If this is given up half-way, it comes again when its lease has ended.
-                    Err(unread) => self.bury(&unread).await,
-                }
-            }
+            // One that has not said a name is known by its queue's.
+            self.consumer.send_if_modified(|name| {
+                let unnamed = name.is_none();
+                name.get_or_insert_with(|| self.queue.clone());
+                unnamed
+            });
+            let Some(row) = self.rows.recv().await else { match self.ended().await {} };
+            let Came { id, token, redelivered, message } = row;
+            self.hands.hand((id, token));
+            let (hands, said) = (self.hands.clone(), self.said.clone());
+            let acknowledge = Box::new(Word { id, token, hands, said, spoken: false });
+            Delivery { message, redelivered, acknowledge }
         })
     }
 
     fn serve(&mut self, consumer: &str) {
-        consumer.clone_into(&mut self.consumer);
+        self.consumer.send_replace(Some(consumer.to_owned()));
     }
 }
 
@@ -215,9 +198,10 @@ impl Drop for Word {
 struct Fetch {
     store: Database,
     queue: String,
+    consumer: watch::Receiver<Option<String>>,
     prefetch: usize,
     hands: Arc<Hands>,
-    sender: mpsc::UnboundedSender<std::result::Result<Came, Unread>>,
+    sender: mpsc::UnboundedSender<Came>,
     wake: Wake,
     down: Arc<Mutex<Option<String>>>,
     leaving: Arc<Leaving>,
@@ -254,7 +238,8 @@ impl Fetch {
         }
     }
 
-    /// Takes what there is room for; how many there were.
+    /// Takes what there is room for; how many there were. None, if what could not be read could not be put aside: then a
+    /// pause is due.
     async fn take(&self) -> usize {
         let room = self.hands.room.available_permits();
         if room == 0 {
@@ -282,13 +267,29 @@ impl Fetch {
             }
             self.hands.take((row.id, row.token), sent);
             // Nobody may be there to have it any more: then it is put back with the rest.
-            let _ = self.sender.send(Ok(row));
+            let _ = self.sender.send(row);
         }
-        // These take no room from others, and are not renewed.
-        for row in unread {
-            let _ = self.sender.send(Err(row));
+        match unread.is_empty() || self.put_aside(unread).await {
+            true => n,
+            false => 0,
         }
-        n
+    }
+
+    /// Puts aside what was taken and cannot be read, under the consumer's name; whether that is done. It takes no room, so
+    /// it must be done before the next messages are taken: otherwise all that cannot be read would be leased at once.
+    async fn put_aside(&self, unread: Vec<Unread>) -> bool {
+        let mut named = self.consumer.clone();
+        let consumer = named.wait_for(Option::is_some).await.ok().and_then(|name| name.clone());
+        // The consumer is gone. They come to another one when their lease has ended.
+        let Some(consumer) = consumer else { return false };
+        match self.store.put_aside_queue(&consumer, unread).await {
+            Ok(()) => true,
+            Err(error) => {
+                let queue = &*self.queue;
+                tracing::warn!(queue, %error, "messages that cannot be read could not be put aside; they come again");
+                false
+            }
+        }
     }
 
     /// Gives back what is not acknowledged.

@@ -11,14 +11,11 @@ use serde_json::{Value, json};
 
 use super::{
     News,
+    aside::{AGAIN, Table},
     rows::{self, DeadRow, TakenRetry},
     unread::{self, Taken},
 };
 use crate::{Conn, Database, Tx, audit::Audit, connection::broken, on};
-
-/// When a retry that cannot be read is looked at again: a newer version may read it. Much longer than a lease, so that
-/// many of them cost the others little.
-const UNREAD: Duration = Duration::from_secs(300);
 
 /// Binds a filter to `$1` to `$7` of a statement that says which letters are `meant!`.
 macro_rules! meant {
@@ -89,12 +86,13 @@ impl Database {
             }
         }
         if !unread.is_empty() {
-            let again = now + lease.max(UNREAD);
+            let again = now + lease.max(AGAIN);
             on!(work.conn(), c => sqlx::query(sql.retries_unread)
                 .bind(ids(&unread)).bind(again.as_micros()).bind(token).execute(c).await.map(drop))
             .map_err(broken)?;
         }
         self.finish(work, n).await?;
+        self.messages().put_off.note(Table::Retries, &unread);
         Ok((rows, n > 0))
     }
 

@@ -5,8 +5,10 @@
 //! - `embedded`, `deliveries`, `hands`, `queue`: the broker in the database
 //! - `hold`: renews the leases of what a process has in its hands
 //! - `notify`: who is woken
+//! - `unread`: rows that cannot be read; `aside`: what becomes of them
 //! - `sql`, `rows`: how it is stored; `work`: transactions of its own
 
+mod aside;
 mod deliveries;
 mod embedded;
 mod hands;
@@ -34,6 +36,7 @@ use semel::{
     },
 };
 
+use self::aside::PutOff;
 pub use self::embedded::EmbeddedBroker;
 pub(crate) use self::notify::{News, Wakes};
 pub(crate) use self::sql::MessageSql;
@@ -47,6 +50,8 @@ pub(crate) struct Messages {
     wakes: Arc<Wakes>,
     /// The last ordering key that was looked at for rows that nothing blocks.
     cursor: Mutex<(String, String)>,
+    /// What this process could not read of late.
+    put_off: PutOff,
 }
 
 impl Messages {
@@ -55,7 +60,7 @@ impl Messages {
             Inner::Postgres(db) => (MessageSql::new(Dialect::Postgres), Wakes::among_nodes(db)),
             Inner::Sqlite(_) => (MessageSql::new(Dialect::Sqlite), Wakes::alone()),
         };
-        Self { sql, wakes, cursor: Mutex::default() }
+        Self { sql, wakes, cursor: Mutex::default(), put_off: PutOff::default() }
     }
 
     fn looked_at(&self) -> (String, String) {

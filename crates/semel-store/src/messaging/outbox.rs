@@ -13,7 +13,7 @@ use super::{
     News,
     rows::{self, LentRow},
     sql::{SENT_POSTGRES, SENT_SQLITE, TAKE_POSTGRES, TAKE_SQLITE},
-    unread::{self, Unread},
+    unread,
 };
 use crate::{Conn, Database, connection::broken, database::Inner, on};
 
@@ -132,24 +132,9 @@ impl Database {
         let bytes: usize = rows.iter().filter_map(|row| row.read.as_ref().ok()).map(LentRow::weight).sum();
         let more = full || bytes >= Taken::MOST_BYTES;
         let (mut rows, unread): (Vec<Lent>, _) = unread::sorted(rows, LentRow::read);
-        self.park_unread(unread).await;
+        self.put_aside_outbox(unread).await;
         rows.sort_unstable_by_key(|row| row.id);
         Ok(Taken { rows, token, more })
-    }
-
-    /// Parks what was taken and cannot be read: a person sees it there, and it is not tried for ever. The others of its
-    /// batch do not wait for that.
-    async fn park_unread(&self, unread: Vec<Unread>) {
-        if unread.is_empty() {
-            return;
-        }
-        for Unread { id, why, .. } in &unread {
-            tracing::error!(row = id, error = why, "a message in the outbox cannot be read; it is parked");
-        }
-        let park = |row: Unread| MarkRow { id: row.id, token: row.token, mark: Mark::Park { error: row.why } };
-        if let Err(error) = self.mark_rows(unread.into_iter().map(park).collect()).await {
-            tracing::warn!(%error, "messages that cannot be read could not be parked; they come again with their lease");
-        }
     }
 
     pub(super) async fn mark_rows(&self, marks: Vec<MarkRow>) -> Result<u64> {

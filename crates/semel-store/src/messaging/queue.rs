@@ -3,7 +3,7 @@
 use std::{collections::HashSet, time::Duration};
 
 use semel::{
-    Fingerprint, Result, Uptime,
+    Result, Uptime,
     messaging::{Envelope, Published, Queue},
     micros,
     store::Commit,
@@ -17,7 +17,7 @@ use super::{
     sql::{DELIVER_POSTGRES, DELIVER_SQLITE},
     unread::{self, Taken, Unread},
 };
-use crate::{Conn, Database, codec::hex, connection::broken, database::Inner, on, tx::told};
+use crate::{Conn, Database, connection::broken, database::Inner, on, tx::told};
 
 /// How long a message that was delivered is kept from other consumers, unless its own renews it. Short, because the
 /// messages of a killed node wait for it; a consumer that is only slow renews.
@@ -144,32 +144,6 @@ impl Database {
             let (mut rows, unread) = unread::sorted(rows, QueueRow::read);
             rows.sort_unstable_by_key(|row| row.id);
             Ok((rows, unread))
-        })
-        .await
-    }
-
-    /// Makes a dead letter of a message that a consumer has and that cannot be read. It is copied as it is stored: a newer
-    /// version, or a person, may make it readable, and re-drive it.
-    pub(super) async fn bury_unread(&self, consumer: &str, row: &Unread) -> Result<()> {
-        let Unread { id, token, why } = row;
-        let letter = json!({
-            "id": id,
-            "token": token,
-            "consumer": consumer,
-            // What it is known by in the inbox cannot be read. A re-driven letter is identified anew.
-            "key": format!("row:{id}"),
-            "fingerprint": hex(Fingerprint::of_bytes(format!("row:{id}").as_bytes()).as_bytes()),
-            "reason": rows::reason(why),
-        });
-        let (sql, clock) = (&self.messages().sql, self.clock());
-        let json = Value::Array(vec![letter]).to_string();
-        self.answer(async {
-            let mut work = self.work().await?;
-            on!(work.conn(), c => sqlx::query(sql.bury_unread).bind(&json).bind(clock).execute(c).await.map(drop))
-                .map_err(broken)?;
-            on!(work.conn(), c => sqlx::query(sql.acknowledge).bind(&json).execute(c).await.map(drop))
-                .map_err(broken)?;
-            self.finish(work, 1).await
         })
         .await
     }

@@ -334,7 +334,7 @@ statements! {
         "DELETE FROM semel_queue
          WHERE (id, token) IN (SELECT r.id, r.token FROM {rows $1: id int, token int} AS r)
          RETURNING id";
-    /// Messages of a queue that cannot be read become dead letters, as they are stored.
+    /// Messages of a queue that cannot be read become dead letters, as they are stored; the keys of the new letters.
     bury_unread = concat!(
         "INSERT INTO semel_dead_letters (", letter!(), ", failures, reason, died_at)
          SELECT q.tenant, r.consumer, r.key, r.fingerprint, q.message_id, q.tenant, q.queue, q.kind, q.body, q.headers,
@@ -343,7 +343,15 @@ statements! {
          JOIN semel_queue AS q ON q.id = r.id AND q.token = r.token
          CROSS JOIN (SELECT {now $2} AS now) AS clock
          WHERE true
-         ON CONFLICT (tenant, consumer, key, fingerprint) DO NOTHING");
+         ORDER BY q.id
+         ON CONFLICT (tenant, consumer, key, fingerprint) DO NOTHING
+         RETURNING key");
+    /// Messages of a queue that were taken and that this version cannot read: put off, and as little delivered as before.
+    put_off =
+        "UPDATE semel_queue SET visible_at = clock.now + $3, deliveries = deliveries - 1
+         FROM (SELECT {now $2} AS now) AS clock
+         WHERE (id, token) IN (SELECT r.id, r.token FROM {rows $1: id int, token int} AS r)
+         RETURNING id";
     /// Messages that somebody else may have at once.
     put_back =
         "UPDATE semel_queue AS q SET visible_at = 0, token = 0, deliveries = q.deliveries - r.unbegun

@@ -10,6 +10,7 @@ use semel::{
 use sqlx::{FromRow, Row as _};
 
 use super::rows::{DeadRow, ListedRow};
+use crate::codec::is_of_another;
 
 /// A row, or what can be told of it all the same.
 pub(super) struct Each<T, U> {
@@ -24,12 +25,14 @@ pub(super) struct Taken<T> {
     pub(super) read: Result<T, sqlx::Error>,
 }
 
-/// A row that was taken and cannot be read. It is put aside where a person sees it, with all that is stored of it: a
-/// newer version may read it.
+/// A row that was taken and cannot be read.
 #[derive(Debug)]
 pub(super) struct Unread {
     pub(super) id: i64,
     pub(super) token: i64,
+    /// Whether another version or key has stored it: while nodes are updated one by one, an older one meets what a newer
+    /// one has written. Anything else is damage.
+    pub(super) of_another: bool,
     /// Why, as a person reads it.
     pub(super) why: String,
 }
@@ -38,10 +41,15 @@ pub(super) struct Unread {
 pub(super) fn sorted<T, R>(rows: Vec<Taken<T>>, read: impl Fn(T) -> semel::Result<R>) -> (Vec<R>, Vec<Unread>) {
     let (mut readable, mut unread) = (Vec::with_capacity(rows.len()), Vec::new());
     for Taken { id, token, read: row } in rows {
-        match whole(row.map(&read)) {
-            Ok(row) => readable.push(row),
-            Err(why) => unread.push(Unread { id, token, why: format!("unreadable: {why}") }),
-        }
+        let (why, of_another) = match row.map(&read) {
+            Ok(Ok(row)) => {
+                readable.push(row);
+                continue;
+            }
+            Ok(Err(error)) => (error.to_string(), is_of_another(&error)),
+            Err(error) => (error.to_string(), false),
+        };
+        unread.push(Unread { id, token, of_another, why: format!("unreadable: {why}") });
     }
     (readable, unread)
 }

@@ -238,6 +238,7 @@ macro_rules! conformance_suite {
                     a_row_is_in_one_relays_hands,
                     a_take_is_bounded_in_bytes,
                     a_row_that_cannot_be_read_is_parked_and_keeps_no_other_waiting,
+                    a_row_of_another_version_is_put_off_and_not_parked,
                     a_page_of_the_outbox_shows_what_cannot_be_read,
                     a_lapsed_lease_is_taken_anew,
                     a_lease_is_renewed_by_its_own_token_only,
@@ -277,6 +278,10 @@ macro_rules! conformance_suite {
                     a_message_that_another_has_is_lost_and_not_renewed,
                     what_was_not_begun_is_not_redelivered,
                     a_message_that_cannot_be_read_becomes_a_dead_letter,
+                    messages_that_cannot_be_read_are_put_aside_a_batch_at_a_time,
+                    a_consumer_pauses_while_it_can_put_nothing_aside,
+                    a_message_of_another_version_is_put_off_and_not_buried,
+                    row_numbers_that_come_again_lose_no_letter,
                     a_damaged_message_does_not_stop_its_queue,
                     a_topic_without_a_queue_is_unroutable,
                     a_broker_is_as_well_as_its_database;

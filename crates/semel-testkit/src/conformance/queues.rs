@@ -1,6 +1,6 @@
 //! The embedded broker's own rules, beside those of every broker: time, and what a node that died leaves behind.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use semel::{
     Error, Uptime,
@@ -12,7 +12,7 @@ use semel::{
 use semel_store::EmbeddedBroker;
 
 use super::tools::*;
-use crate::Lab;
+use crate::{Kind, Lab};
 
 /// How long a message is leased to its consumer. So long that none is renewed while a test runs: the leases end by the
 /// lab's clock, the renewals go by the machine's.
@@ -145,13 +145,14 @@ pub async fn what_was_not_begun_is_not_redelivered(lab: Lab) {
     assert!(soon(b.acknowledge.ack()).await.is_err(), "it was put back with the rest");
 }
 
-/// What another version has written takes nobody's room, however much of it there is. It becomes a dead letter of its
-/// consumer with all that is stored of it, and can be re-driven once it can be read.
+/// A damaged message takes no consumer's room. It becomes a dead letter of its consumer with all that is stored of it; once
+/// a person has mended and re-driven it, it is one retry, with the message's own id.
 pub async fn a_message_that_cannot_be_read_becomes_a_dead_letter(lab: Lab) {
     let (broker, store) = (broker(&lab).await, lab.open().await);
     publish(&broker, &["a", "b", "c"]).await;
     let headers = lab.texts("SELECT headers FROM semel_queue").await.remove(0);
-    lab.execute("UPDATE semel_queue SET headers = 'of another version'").await.unwrap();
+    let ids = lab.texts("SELECT message_id FROM semel_queue ORDER BY id").await;
+    lab.execute("UPDATE semel_queue SET headers = 'damaged'").await.unwrap();
     publish(&broker, &["d", "e"]).await;
     let mut deliveries = consume(&broker, 2).await;
     deliveries.serve("reader");
@@ -165,11 +166,97 @@ pub async fn a_message_that_cannot_be_read_becomes_a_dead_letter(lab: Lab) {
     let told = lab.texts("SELECT consumer || ' ' || queue || ' ' || reason FROM semel_dead_letters ORDER BY id").await;
     assert!(told.iter().all(|told| told.starts_with("reader news unreadable: ")), "{told:?}");
     lab.execute(&format!("UPDATE semel_dead_letters SET headers = '{headers}'")).await.unwrap();
-    let tenant = lab.texts("SELECT tenant FROM semel_dead_letters").await.remove(0);
-    let filter = LetterFilter { tenant, ..LetterFilter::default() };
+    let filter = LetterFilter { tenant: "acme".into(), ..LetterFilter::default() };
     let whole = store.letters(&filter, None, 10).await.unwrap();
     let bodies: Vec<_> = whole.items.iter().rev().map(|letter| letter.message.body.clone()).collect();
     assert_eq!(bodies, ["a", "b", "c"]);
+    assert_eq!(store.redrive_letters(&filter, None, 10, "ana").await.unwrap().moved, 3);
+    let retries = soon(store.take_retries("reader", 10, VISIBILITY)).await.unwrap();
+    let again: Vec<_> = retries.iter().map(|retry| (retry.message.id.clone().unwrap(), retry.starts)).collect();
+    assert_eq!(again, ids.into_iter().map(|id| (id, 1)).collect::<Vec<_>>());
+}
+
+/// However many messages of a queue cannot be read: a consumer leases no more of them at once than it has room for, each
+/// becomes one dead letter, and those behind them arrive. The consumer need not ask for a message for that.
+pub async fn messages_that_cannot_be_read_are_put_aside_a_batch_at_a_time(lab: Lab) {
+    let broker = broker(&lab).await;
+    publish(&broker, &["x"; 300]).await;
+    damage_body(&lab, "semel_queue", "id > 0").await;
+    publish(&broker, &["a", "b", "c", "d"]).await;
+    let mut deliveries = consume(&broker, 2).await;
+    deliveries.serve("reader");
+    eventually(async || lab.number("SELECT count(*) FROM semel_queue").await == 4).await;
+    eventually(async || lab.number("SELECT count(*) FROM semel_queue WHERE token <> 0").await == 2).await;
+    for expected in ["a", "b", "c", "d"] {
+        let (body, delivery) = next(&mut deliveries).await;
+        assert_eq!(body, expected);
+        soon(delivery.acknowledge.ack()).await.unwrap();
+    }
+    assert_eq!(lab.number("SELECT count(*) FROM semel_dead_letters WHERE consumer = 'reader'").await, 300);
+}
+
+/// While no dead letter can be written, a consumer does not lease all the messages that it cannot read, only a few each
+/// second. Later each of them becomes one letter.
+pub async fn a_consumer_pauses_while_it_can_put_nothing_aside(lab: Lab) {
+    let broker = broker(&lab).await;
+    publish(&broker, &["x"; 300]).await;
+    damage_body(&lab, "semel_queue", "id > 0").await;
+    lab.execute("ALTER TABLE semel_dead_letters RENAME TO semel_letters_away").await.unwrap();
+    let begun = Instant::now();
+    let mut deliveries = consume(&broker, 2).await;
+    deliveries.serve("reader");
+    eventually(async || lab.number("SELECT count(*) FROM semel_queue WHERE token <> 0").await >= 8).await;
+    // Three pauses of a second, of which a late notice of the publishing may end some.
+    assert!(begun.elapsed() >= secs(1), "four batches were taken within {:?}", begun.elapsed());
+    lab.execute("ALTER TABLE semel_letters_away RENAME TO semel_dead_letters").await.unwrap();
+    lab.pass(VISIBILITY);
+    eventually(async || lab.number("SELECT count(*) FROM semel_queue").await == 0).await;
+    assert_eq!(lab.number("SELECT count(*) FROM semel_dead_letters").await, 300);
+}
+
+/// While nodes are updated one by one, an older consumer puts off what a newer version has written. It arrives once it can
+/// be read, as if it had never been delivered.
+pub async fn a_message_of_another_version_is_put_off_and_not_buried(lab: Lab) {
+    let store = lab.open().await;
+    let broker = EmbeddedBroker::with_visibility(store.clone(), VISIBILITY);
+    broker.declare(vec![Queue::new("news")]).await.unwrap();
+    publish(&broker, &["a"]).await;
+    store_as_newer(&lab, "semel_queue", "id > 0").await;
+    publish(&broker, &["b"]).await;
+    let mut deliveries = consume(&broker, 1).await;
+    let (body, delivery) = next(&mut deliveries).await;
+    assert_eq!((body.as_str(), store.count_put_off()), ("b", 1));
+    soon(delivery.acknowledge.ack()).await.unwrap();
+    assert_eq!(lab.number("SELECT count(*) FROM semel_dead_letters").await, 0);
+    let due = (Lab::START + secs(300)).as_micros();
+    assert_eq!(lab.number("SELECT visible_at FROM semel_queue").await, due);
+    store_body(&lab, "semel_queue", "id > 0", "010061").await;
+    assert!(is_quiet(&mut deliveries).await, "it is not looked at again so soon");
+    lab.pass(secs(300));
+    let (body, delivery) = next(&mut deliveries).await;
+    assert_eq!((body.as_str(), delivery.redelivered), ("a", false));
+}
+
+/// After a restore the numbers of rows may come again. Each message that cannot be read has a letter of its own all the
+/// same.
+pub async fn row_numbers_that_come_again_lose_no_letter(lab: Lab) {
+    let broker = broker(&lab).await;
+    for n in 1..=2 {
+        publish(&broker, &["a"]).await;
+        assert_eq!(lab.number("SELECT id FROM semel_queue").await, 1);
+        damage_body(&lab, "semel_queue", "id = 1").await;
+        let mut deliveries = consume(&broker, 1).await;
+        deliveries.serve("reader");
+        eventually(async || lab.number("SELECT count(*) FROM semel_queue").await == 0).await;
+        assert_eq!(lab.number("SELECT count(*) FROM semel_dead_letters").await, n);
+        drop(deliveries);
+        soon(broker.close()).await;
+        let back = match lab.kind() {
+            Kind::Sqlite => "UPDATE sqlite_sequence SET seq = 0 WHERE name = 'semel_queue'",
+            Kind::Postgres => "ALTER TABLE semel_queue ALTER COLUMN id RESTART WITH 1",
+        };
+        lab.execute(back).await.unwrap();
+    }
 }
 
 /// However a message is damaged, its queue goes on, also for a consumer that has room for one.

@@ -150,11 +150,20 @@ pub(super) async fn effects(lab: &Lab) -> Vec<String> {
     lab.texts("SELECT name FROM effects ORDER BY name").await
 }
 
-/// Stores the bodies of some messages as no known version does.
+/// Gives some messages this body, as it is stored, in hex.
+pub(super) async fn store_body(lab: &Lab, table: &str, which: &str, hex: &str) {
+    let body = if lab.kind() == Kind::Sqlite { format!("x'{hex}'") } else { format!(r"'\x{hex}'") };
+    assert!(lab.execute(&format!("UPDATE {table} SET body = {body} WHERE {which}")).await.unwrap() > 0);
+}
+
+/// Cuts the bodies of some messages off: no version can read them.
 pub(super) async fn damage_body(lab: &Lab, table: &str, which: &str) {
-    let body = if lab.kind() == Kind::Sqlite { "x'0900ff'" } else { r"'\x0900ff'" };
-    let sql = format!("UPDATE {table} SET body = {body} WHERE {which}");
-    assert!(lab.execute(&sql).await.unwrap() > 0);
+    store_body(lab, table, which, "01").await;
+}
+
+/// Stores the bodies of some messages as a newer version might.
+pub(super) async fn store_as_newer(lab: &Lab, table: &str, which: &str) {
+    store_body(lab, table, which, "0900ff").await;
 }
 
 /// Damages some messages elsewhere: on SQLite so that a column is not even of its type.

@@ -65,7 +65,7 @@ pub struct DeadLetter {
     pub tenant: String,
     /// Whose handler it was for.
     pub consumer: String,
-    /// Its key in that consumer's inbox.
+    /// Its key in that consumer's inbox; a name of its own where the message could not be read, and so its key not be known.
     pub key: String,
     /// The message.
     pub message: Received,
@@ -121,7 +121,7 @@ pub struct UnreadableLetter {
     pub queue: String,
     /// Of which kind.
     pub kind: String,
-    /// Its key in that consumer's inbox.
+    /// Its key in that consumer's inbox; a name of its own where the message could not be read, and so its key not be known.
     pub key: String,
     /// When it came here.
     pub died_at: Timestamp,

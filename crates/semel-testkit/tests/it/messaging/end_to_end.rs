@@ -4,14 +4,17 @@ use std::{sync::Arc, time::Duration};
 
 use semel::{
     Timestamp, Uptime,
-    messaging::{Broker as _, ConsumerOptions, Envelope, Published, Queue, Refusal, RelayOptions},
+    messaging::{
+        Broker as _, ConsumerOptions, Envelope, LetterFilter, MessageStore as _, Published, Queue, Refusal,
+        RelayOptions,
+    },
 };
 use semel_store::EmbeddedBroker;
 use semel_testkit::Kind;
 
 use super::{
     brokers::Hand,
-    tools::{Books, Place, QUEUE, eventually, messages, quick_consumer, quick_relay, received},
+    tools::{Books, Place, QUEUE, TENANT, eventually, message, messages, quick_consumer, quick_relay, received},
 };
 use crate::support::on_both_databases;
 
@@ -21,6 +24,7 @@ on_both_databases!(
     nothing_is_lost_when_all_is_stopped_and_started,
     a_handler_that_takes_three_leases_is_entered_once,
     a_retry_that_takes_three_leases_is_entered_once,
+    damaged_copies_that_are_mended_and_redriven_take_effect_once,
 );
 
 /// Shorter than a transaction may be on SQLite, three times.
@@ -67,6 +71,27 @@ async fn a_retry_that_takes_three_leases_is_entered_once(kind: Kind) {
     }
     assert_eq!((books.all_entered(), place.effects().await), (1, [("m0".to_owned(), 1)].into()));
     assert_eq!(place.lab.number("SELECT count(*) FROM semel_retries").await, 0);
+}
+
+/// A letter of a message that could not be read is kept under the number of its row. Once it is mended and re-driven, it is
+/// known by the message's own id again.
+async fn damaged_copies_that_are_mended_and_redriven_take_effect_once(kind: Kind) {
+    let place = Place::new(kind).await;
+    let (broker, books) = (broker(&place).await, Books::new());
+    let copy = Envelope { message: message("m"), number: None, put_at: Timestamp::from_micros(1) };
+    let until = Uptime::now() + Duration::from_secs(10);
+    assert_eq!(broker.publish(vec![copy.clone(), copy], until).await, vec![Published::Confirmed; 2]);
+    place.lab.execute("UPDATE semel_queue SET headers = 'damaged'").await.unwrap();
+    let running = place.consumer(&broker, &books, quick_consumer()).await;
+    let count = async |table: &str| place.lab.number(&format!("SELECT count(*) FROM {table}")).await;
+    eventually(async || count("semel_dead_letters").await == 2).await;
+    place.lab.execute("UPDATE semel_dead_letters SET headers = '{}'").await.unwrap();
+    let filter = LetterFilter { tenant: TENANT.into(), ..LetterFilter::default() };
+    assert_eq!(place.db.redrive_letters(&filter, None, 10, "me").await.unwrap().moved, 2);
+    eventually(async || count("semel_retries").await == 0).await;
+    running.stop().await;
+    assert_eq!((books.entered("m"), place.effects().await), (1, [("m".to_owned(), 1)].into()));
+    assert_eq!((count("semel_dead_letters").await, count("semel_queue").await), (0, 0));
 }
 
 async fn broker(place: &Place) -> Arc<EmbeddedBroker> {
