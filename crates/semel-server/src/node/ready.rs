@@ -100,6 +100,16 @@ impl AsksTheStore {
         Ok((n > 0).then(|| format!("{are} set aside: semel operations list --set-aside shows why")))
     }
 
+    /// Messages that other versions or keys have stored, and retries that cannot be read: as this node has met them.
+    fn put_off(&self) -> Option<String> {
+        let wait = |messages: &str| format!("{messages} put off, for this node cannot read");
+        match self.store.count_put_off() {
+            0 => None,
+            1 => Some(format!("{} it: see its log", wait("1 message is"))),
+            n => Some(format!("{} them: see its log", wait(&format!("{n} messages are")))),
+        }
+    }
+
     async fn outbox(&self) -> semel::Result<Vec<String>> {
         let backlog = self.store.backlog().await?;
         let mut wrong = Vec::new();
@@ -148,6 +158,7 @@ impl Readiness for AsksTheStore {
             if database.is_ok() {
                 degraded.extend(self.outbox().await.unwrap_or_default());
                 degraded.extend(self.letters().await.unwrap_or_default());
+                degraded.extend(self.put_off());
                 degraded.extend(aside);
             }
             Report { database, broker: (*kind).to_owned(), degraded, fault }

@@ -12,12 +12,13 @@ use crate::{
     desk::{Desk, execute, listed, post, serve, shown},
     place::{Place, on_both_databases},
     proposals::rows,
-    support::Server,
+    support::{SOON, Server, eventually},
 };
 
 on_both_databases! {
     what_waits_is_listed_oldest_first_by_state_and_topic
     a_message_that_cannot_be_read_is_listed_as_such
+    readiness_tells_of_messages_that_this_node_puts_off
     the_summary_counts_by_state_and_tells_the_age
     a_parked_message_can_be_redriven
     a_parked_message_can_be_skipped_only_with_a_reason
@@ -92,6 +93,21 @@ fn a_message_that_cannot_be_read_is_listed_as_such(place: &Place) {
     });
     assert_eq!(page["items"][1], expected);
     assert!(page["items"][1]["messageId"].is_string());
+}
+
+/// A node of an older version says that it meets messages of a newer one; it parks none of them.
+fn readiness_tells_of_messages_that_this_node_puts_off(place: &Place) {
+    let desk = Desk::at(place);
+    for _ in 0..2 {
+        desk.put(message("a"));
+    }
+    // Without its first two bytes it begins as no known version does.
+    execute(place, "UPDATE semel_outbox SET body = substr(body, 3)");
+    let server = serve(place, "api,relay", &[]);
+    let degraded = || server.get("/readyz").json()["degraded"].clone();
+    let expected = json!(["2 messages are put off, for this node cannot read them: see its log"]);
+    eventually(SOON, "the node says what it has put off", || degraded() == expected);
+    assert_eq!(states(&server), ["waiting", "waiting"]);
 }
 
 fn the_summary_counts_by_state_and_tells_the_age(place: &Place) {
