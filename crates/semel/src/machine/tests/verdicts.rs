@@ -138,7 +138,10 @@ fn what_was_in_doubt_or_pending_is_kept_until_a_person_purges_it() {
                 let fence = life.acquire(&ask_under("a", on_lost));
                 match how {
                     "doubted" => life.settle(fence, doubt()),
-                    "pending" => life.settle(fence, release()),
+                    "pending" => {
+                        life.settle(fence, doubt());
+                        assert_eq!(life.resolve(Verdict::Retry), Answer::Resolved);
+                    }
                     // That is not in doubt.
                     _ if on_lost == OnLost::Rerun => continue,
                     "swept" => life.crash(),
