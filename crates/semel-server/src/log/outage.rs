@@ -19,6 +19,11 @@ use tracing_subscriber::layer::{Context, Filter};
 /// How often it is said that the database is still away, and how often it is asked whether it is back.
 const PACE: Pace = Pace { say: Duration::from_secs(60), ask: Duration::from_secs(1) };
 
+/// After how many good checks in a row an outage is over although lines still come: long enough for statements that were
+/// under way to fail late. One part that keeps failing is no outage, and must not have the log say that the database cannot
+/// be used while `/readyz` says that it can.
+const GOOD_CHECKS: u32 = 10;
+
 #[derive(Clone, Copy)]
 struct Pace {
     say: Duration,
@@ -46,6 +51,9 @@ struct State {
     /// Whether a task speaks for all: lines are left out only then.
     watched: bool,
     away: Option<Away>,
+    /// Until when each part speaks for itself: the last outage ended although lines came. They would begin the next one at
+    /// once, and the log would say in turn that the database cannot be used and that it can.
+    apart: Option<Instant>,
 }
 
 struct Away {
@@ -74,13 +82,14 @@ impl Outage {
             return;
         };
         tracing::warn!(error, "the database cannot be used; the log says so once a minute until it can");
-        let mut told = Instant::now();
+        let (mut told, mut good) = (Instant::now(), 0);
         loop {
-            // Over is an outage when the database can be used and no part says otherwise for a moment: a statement that
+            // An outage is over when the database can be used and no part says otherwise for a moment: a statement that
             // was under way may fail late, and would begin another outage.
             let before = self.lines();
             tokio::time::sleep(pace.ask).await;
-            if check().await.is_ok() && self.lines() == before {
+            good = if check().await.is_ok() { good + 1 } else { 0 };
+            if good >= GOOD_CHECKS || (good > 0 && self.lines() == before) {
                 break;
             }
             if told.elapsed() >= pace.say {
@@ -89,7 +98,10 @@ impl Outage {
                 tracing::warn!(since = ?since.elapsed(), lines_left_out = lines, error, "the database still cannot be used");
             }
         }
-        let lines = self.state(|state| state.away.take().map_or(0, |away| away.lines));
+        let lines = self.state(|state| {
+            state.apart = (good >= GOOD_CHECKS).then(|| Instant::now() + pace.say);
+            state.away.take().map_or(0, |away| away.lines)
+        });
         tracing::info!(after = ?since.elapsed(), lines_left_out = lines, "the database can be used again");
     }
 
@@ -117,6 +129,9 @@ impl Outage {
                 return Some(false);
             }
             let first = state.away.is_none();
+            if first && state.apart.is_some_and(|until| Instant::now() < until) {
+                return None;
+            }
             state.away.get_or_insert_with(|| Away { since: Instant::now(), error, lines: 0 }).lines += 1;
             Some(first)
         });
@@ -245,5 +260,36 @@ mod tests {
         assert!(outage.state(|state| state.away.is_none()), "a part that goes on begins no outage");
         tracing::warn!(%error, key = "0123456789ab", "a run is told of by name");
         assert_eq!(lines.all().len(), all.len() + 1);
+    }
+
+    #[tokio::test]
+    async fn an_outage_ends_after_some_good_checks_in_a_row_though_one_part_keeps_failing() {
+        let (lines, outage, checks) = (Lines::default(), Outage::default(), AtomicUsize::new(0));
+        let writer = lines.clone();
+        let layer = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(move || writer.clone());
+        let _guard =
+            tracing::subscriber::set_default(tracing_subscriber::registry().with(layer.with_filter(outage.clone())));
+        let error = semel::Error::Unavailable(format!("{READ_ONLY}: for this one part"));
+        outage.state(|state| state.watched = true);
+        tracing::warn!(%error, "the part fails");
+        // The fifth check is a bad one: the row begins anew.
+        let check = || async {
+            tracing::warn!(%error, "the part fails again");
+            let n = checks.fetch_add(1, Ordering::SeqCst) + 1;
+            if n == 5 { Err(error.clone()) } else { Ok(()) }
+        };
+        let pace = Pace { say: Duration::from_secs(3600), ask: Duration::from_millis(1) };
+        let followed = tokio::time::timeout(Duration::from_secs(30), outage.follow(pace, check)).await;
+        assert!(followed.is_ok(), "it goes on for ever: {:?}", lines.all());
+        assert_eq!(checks.load(Ordering::SeqCst), 5 + GOOD_CHECKS as usize);
+        let all = lines.all();
+        assert!(all.last().unwrap().contains("can be used again"), "{all:?}");
+        // What still fails then tells of itself, and begins no other outage at once.
+        tracing::warn!(%error, "the part fails still");
+        assert!(lines.all().last().unwrap().contains("the part fails still"));
+        assert!(outage.state(|state| state.away.is_none()));
+        outage.state(|state| state.apart = Some(Instant::now()));
+        tracing::warn!(%error, "the part fails later");
+        assert!(outage.state(|state| state.away.is_some()), "after a while it counts as one again");
     }
 }
