@@ -241,7 +241,7 @@ impl<S: Store, Inner> IdempotencyService<S, Inner> {
                 return answered(mismatch(None));
             }
             Ok(Err(other)) => other,
-            Err(error) => return answered(store_problem(&error).about(key.as_str())),
+            Err(error) => return answered(claim_problem(&error, key.as_str())),
         };
         match other {
             // Before everything else: one who is not the first caller learns nothing about the first request.
@@ -414,12 +414,36 @@ fn refusal(claim: &Claim<()>) -> Problem {
     retry_after.into_iter().fold(problem, Problem::retry_after)
 }
 
+/// The problem of a claim that broke. Here alone it is known that nothing was done, and which row it is that cannot be
+/// read: that of the key.
+fn claim_problem(error: &Error, key: &str) -> Problem {
+    if !matches!(error, Error::Corrupt(_)) {
+        return store_problem(error);
+    }
+    tracing::warn!(%error, problem = problem::ROW_UNREADABLE.name, "the row of a request's key cannot be read");
+    Problem::new(&problem::ROW_UNREADABLE).about(key)
+}
+
+/// The problem of a run that broke. A row that cannot be read now could be read when it was claimed, and the work was
+/// done since: that must not be told as if nothing had been done.
+pub(crate) fn run_problem(error: &Error) -> Problem {
+    if !matches!(error, Error::Corrupt(_)) {
+        return store_problem(error);
+    }
+    tracing::warn!(%error, problem = problem::OUTCOME_UNKNOWN.name, "the outcome of a keyed request could not be stored");
+    Problem::new(&problem::OUTCOME_UNKNOWN)
+        .detail(
+            "The request was carried out, and its outcome could not be stored: the row of its key cannot be read. It may \
+             or may not have taken effect.",
+        )
+        .retry_after(SOON)
+}
+
 /// The problem of a store that did not answer as it should.
 pub(crate) fn store_problem(error: &Error) -> Problem {
     let kind = match error {
         Error::Unavailable(_) | Error::Stopping => &problem::STORE_UNAVAILABLE,
         Error::OutcomeUnknown(_) => &problem::OUTCOME_UNKNOWN,
-        Error::Corrupt(_) => &problem::ROW_UNREADABLE,
         _ => &problem::INTERNAL,
     };
     tracing::warn!(%error, problem = kind.name, "a keyed request could not be carried out");

@@ -17,7 +17,7 @@ use crate::{
     answer::Answer,
     body::{Read, read_answer},
     caller::Handed,
-    layer::{IdempotencyService, answered, store_problem},
+    layer::{IdempotencyService, answered, run_problem, store_problem},
     problem,
 };
 
@@ -89,7 +89,7 @@ impl<S: Store, Inner> IdempotencyService<S, Inner> {
             // Why is in the log, by the ledger.
             Ok(Ran::Failed(_)) if said.is_some() => Some(Problem::new(&problem::NOT_COMMITTED)),
             Ok(_) => Some(Problem::new(&problem::INTERNAL)),
-            Err(error) => Some(store_problem(error)),
+            Err(error) => Some(run_problem(error)),
         };
         match (problem, said) {
             (None, Some(said)) => said.response,

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::{
     Conn,
-    connection::broken,
+    connection::read_failed,
     rows::{self, OperationRow, Read},
     sql::Sql,
 };
@@ -286,7 +286,7 @@ where
             sqlx::query_as(sql.load_by_id).bind(Value::Array(json).to_string()).fetch_all(&mut **c).await
         }
     }
-    .map_err(broken)
+    .map_err(read_failed)
 }
 
 /// Operations by scope and key.
@@ -318,6 +318,6 @@ pub(crate) async fn load_by_key<'a>(
             sqlx::query_as(sql.load_by_key).bind(json).fetch_all(&mut **c).await
         }
     }
-    .map_err(broken)?;
+    .map_err(read_failed)?;
     loaded.into_iter().map(|row| row.read().map(|op| ((op.scope.clone(), op.key.clone()), op))).collect()
 }

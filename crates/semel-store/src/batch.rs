@@ -15,7 +15,7 @@ use crate::{
     Conn,
     apply::{Changes, Tally, load_by_id},
     audit,
-    connection::broken,
+    connection::read_failed,
     from_row, on, repeats, rows,
     sql::Sql,
 };
@@ -166,7 +166,7 @@ async fn purge_unreadable(
 ) -> Result<Applied> {
     let applied = |answer| Applied { answer, operation: None, now };
     let row: Option<BareRow> =
-        on!(conn, c => sqlx::query_as(sql.load_bare).bind(id).fetch_optional(&mut **c).await.map_err(broken)?);
+        on!(conn, c => sqlx::query_as(sql.load_bare).bind(id).fetch_optional(&mut **c).await.map_err(read_failed)?);
     let Some(row) = row else { return Ok(applied(Answer::NotNow(NotNow::Absent))) };
     let (state, time) = (row.state.parse()?, |at: Option<i64>| at.map(Timestamp::from_micros));
     let (expires_at, deadline) = (time(row.expires_at), time(row.deadline));
@@ -242,7 +242,7 @@ pub(crate) async fn note_late(conn: &mut Conn<'_>, sql: &Sql, late: Vec<(i64, No
 
 /// Answers in the order of the batch.
 pub(crate) fn in_order(mut answers: HashMap<usize, Applied>, size: usize) -> Result<Vec<Applied>> {
-    (0..size).map(|i| answers.remove(&i).ok_or(Error::Corrupt("an item of a batch got no answer"))).collect()
+    (0..size).map(|i| answers.remove(&i).ok_or(Error::Contradiction("an item of a batch got no answer"))).collect()
 }
 
 pub(crate) fn saved(as_loaded: bool) -> Result<()> {

@@ -68,15 +68,18 @@ pub fn broken(error: sqlx::Error) -> Error {
         E::Database(db) => is_passing(db.as_ref()),
         _ => false,
     };
-    match error {
-        _ if passing => Error::Unavailable(words(&error)),
-        // A value that is not of its column's type, which SQLite stores all the same, or no text.
-        E::ColumnDecode { .. } | E::Decode(_) => {
-            tracing::debug!(%error, "a stored row cannot be read");
-            Error::Corrupt("a column is not of its type")
-        }
-        _ => Error::Refused(error.to_string()),
+    if passing { Error::Unavailable(words(&error)) } else { Error::Refused(error.to_string()) }
+}
+
+/// As [`broken`], for a read of rows that the store itself has written. A value that is not of its column's type, which
+/// SQLite stores all the same, or no text: then a stored row is damaged. In a table of others, or in one that is not of
+/// one row each, it would be untrue to say so.
+pub(crate) fn read_failed(error: sqlx::Error) -> Error {
+    if matches!(error, sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_)) {
+        tracing::debug!(%error, "a stored row cannot be read");
+        return Error::Corrupt("a column is not of its type");
     }
+    broken(error)
 }
 
 /// An error as it is told: it begins with the reason if that is about the database as a whole.
@@ -135,4 +138,21 @@ pub(crate) fn is_passing(error: &dyn sqlx::error::DatabaseError) -> bool {
     // SQLite: busy, locked.
     let sqlite = code.len() < 5 && code.parse::<u32>().is_ok_and(|code| matches!(code & 0xff, 5 | 6));
     postgres || sqlite
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_of_another_type_is_a_damaged_row_only_in_tables_of_the_store() {
+        let mistyped = || sqlx::Error::ColumnDecode { index: "n".into(), source: "not a number".into() };
+        assert!(matches!(read_failed(mistyped()), Error::Corrupt(_)));
+        // What a handler reads is its own: the ledger has no row that would be damaged.
+        let of_others = broken(mistyped());
+        assert!(matches!(&of_others, Error::Refused(why) if why.contains("not a number")), "{of_others}");
+        for error in [|| sqlx::Error::PoolTimedOut, || sqlx::Error::WorkerCrashed] {
+            assert!(read_failed(error()).is_transient() && broken(error()).is_transient());
+        }
+    }
 }

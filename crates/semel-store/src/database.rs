@@ -20,7 +20,7 @@ use crate::{
     Clock, Conn, Tx, apply,
     codec::hex,
     condition::Condition,
-    connection::{broken, is_worth_asking_again},
+    connection::{broken, is_worth_asking_again, read_failed},
     counters::CountRow,
     messaging::Messages,
     on, postgres,
@@ -254,7 +254,7 @@ impl Store for Database {
             let (sql, json) = (self.sql().find_tokens, serde_json::Value::Array(rows).to_string());
             let mut reader = self.reader().await?;
             let held: Vec<(Vec<u8>, i64, i64)> =
-                on!(reader.conn(), c => sqlx::query_as(sql).bind(json).fetch_all(&mut *c).await.map_err(broken)?);
+                on!(reader.conn(), c => sqlx::query_as(sql).bind(json).fetch_all(&mut *c).await.map_err(read_failed)?);
             reader.leave();
             let read = |(token, id, fence): (Vec<u8>, i64, i64)| {
                 let token = token.try_into().map_err(|_| Error::Corrupt("a claim token"))?;
@@ -411,7 +411,7 @@ impl Store for Database {
             let mut reader = self.reader().await?;
             let sql = self.sql().glance;
             let seen: Vec<(i64, String, i64, Option<i64>)> =
-                on!(reader.conn(), c => sqlx::query_as(sql).bind(json).fetch_all(&mut *c).await.map_err(broken)?);
+                on!(reader.conn(), c => sqlx::query_as(sql).bind(json).fetch_all(&mut *c).await.map_err(read_failed)?);
             reader.leave();
             let glance = |(id, state, fence, deadline): (i64, String, i64, Option<i64>)| {
                 let state: State = state.parse()?;
@@ -478,7 +478,7 @@ impl Store for Database {
             let mut reader = self.reader().await?;
             let most = i64::try_from(MOST_NOTES).unwrap_or(i64::MAX);
             let notes: Vec<rows::NoteRow> = on!(reader.conn(), c =>
-                sqlx::query_as(sql.load_journal).bind(id).bind(most).fetch_all(&mut *c).await.map_err(broken)?);
+                sqlx::query_as(sql.load_journal).bind(id).bind(most).fetch_all(&mut *c).await.map_err(read_failed)?);
             let repeats = load_repeats(&mut reader.conn(), sql, &[id]).await?;
             reader.leave();
             let notes = notes.into_iter().filter_map(rows::NoteRow::read).collect();
@@ -494,7 +494,7 @@ impl Store for Database {
             let sql = self.sql().load_counts;
             let mut reader = self.reader().await?;
             let rows: Vec<CountRow> = on!(reader.conn(), c =>
-                sqlx::query_as(sql).bind(tenant).bind(since_hour).fetch_all(&mut *c).await.map_err(broken)?);
+                sqlx::query_as(sql).bind(tenant).bind(since_hour).fetch_all(&mut *c).await.map_err(read_failed)?);
             reader.leave();
             Ok(rows.into_iter().map(CountRow::read).collect())
         })
@@ -547,7 +547,7 @@ impl Database {
         if op.archived {
             let sql = self.sql().load_archived;
             let data: Option<(Option<Vec<u8>>, Vec<u8>, bool)> = on!(reader.conn(), c =>
-                sqlx::query_as(sql).bind(op.id).fetch_optional(&mut *c).await.map_err(broken)?);
+                sqlx::query_as(sql).bind(op.id).fetch_optional(&mut *c).await.map_err(read_failed)?);
             if let Some((payload, outcome, kept)) = data {
                 op.payload = payload.map(crate::codec::decode).transpose()?;
                 op.outcome = Some(Outcome { kept, body: crate::codec::decode(outcome)? });
@@ -592,7 +592,7 @@ async fn load_repeats(conn: &mut Conn<'_>, sql: &Sql, ids: &[i64]) -> Result<Has
     let rows: Vec<_> = ids.iter().map(|id| json!({ "id": id })).collect();
     let json = serde_json::Value::Array(rows).to_string();
     let found: Vec<(i64, String, String)> =
-        on!(conn, c => sqlx::query_as(sql.load_repeats).bind(json).fetch_all(&mut **c).await.map_err(broken)?);
+        on!(conn, c => sqlx::query_as(sql.load_repeats).bind(json).fetch_all(&mut **c).await.map_err(read_failed)?);
     let read = |(id, repeat, text): (i64, String, String)| {
         let repeat = if repeat == Repeat::Conflict.as_str() { Repeat::Conflict } else { Repeat::Duplicate };
         Ok(((id, repeat), repeats::decode(&text)?))

@@ -10,7 +10,14 @@ use semel::{
 };
 use serde_json::{Value, json};
 
-use crate::{Conn, Database, Reader, apply, connection::broken, database::Inner, on, postgres, rows::Read, sqlite};
+use crate::{
+    Conn, Database, Reader, apply,
+    connection::{broken, read_failed},
+    database::Inner,
+    on, postgres,
+    rows::Read,
+    sqlite,
+};
 
 /// By how much the order of ids and the order of first claims may differ. Fences are drawn moments before or after the
 /// time is read, and PostgreSQL's clock may be set back: if by more than this, a listing by time may leave out what was
@@ -67,7 +74,7 @@ impl Database {
             .bind(i64::try_from(limit + 1).unwrap_or(i64::MAX))
             .fetch_all(&mut *c)
             .await
-            .map_err(broken)?);
+            .map_err(read_failed)?);
         let (mut ids, mut bytes, mut next) = (Vec::new(), 0, None);
         for (id, due, size, now) in waiting {
             bytes += usize::try_from(size).unwrap_or(usize::MAX);
@@ -100,7 +107,7 @@ impl Database {
             .bind(i64::from(DueKind::MOST))
             .fetch_all(&mut *c)
             .await
-            .map_err(broken)?);
+            .map_err(read_failed)?);
         end(reader).await?;
         let kind = |(kind, tenant, due, now): (String, String, Option<i64>, i64)| {
             let next = Timestamp::from_micros(due?);
@@ -140,14 +147,14 @@ impl Database {
         if filter.archived == Some(true) {
             // What is archived is old: the newest of it is where to begin.
             let last: Option<i64> = on!(reader.conn(), c =>
-                sqlx::query_scalar(sql.last_archived).fetch_one(&mut *c).await.map_err(broken)?);
+                sqlx::query_scalar(sql.last_archived).fetch_one(&mut *c).await.map_err(read_failed)?);
             below = below.min(last.map_or(0, |last| last.saturating_add(1)));
         }
         let mut above = i64::MIN;
         if let Some(since) = filter.since {
             let safely = since.as_micros().saturating_sub(micros(GRACE));
             above = on!(reader.conn(), c =>
-                sqlx::query_scalar(sql.last_before).bind(safely).fetch_one(&mut *c).await.map_err(broken)?);
+                sqlx::query_scalar(sql.last_before).bind(safely).fetch_one(&mut *c).await.map_err(read_failed)?);
         }
         let mut rows: Vec<Read> = on!(reader.conn(), c => sqlx::query_as(text)
             .bind(&filter.tenant)
@@ -168,7 +175,7 @@ impl Database {
             .persistent(false)
             .fetch_all(&mut *c)
             .await
-            .map_err(broken)?);
+            .map_err(read_failed)?);
         reader.leave();
         // One more than asked for was read: it tells whether there is another page.
         let more = rows.len() > limit as usize;
@@ -211,7 +218,7 @@ impl Database {
                 .bind(i64::from(Self::MOST_KINDS))
                 .fetch_all(&mut *c)
                 .await
-                .map_err(broken)?);
+                .map_err(read_failed)?);
             end(reader).await?;
             Ok(kinds)
         })
@@ -231,7 +238,7 @@ impl Database {
             let ids = Value::Array(ids.iter().map(|id| json!({ "id": id })).collect()).to_string();
             let mut reader = self.reader().await?;
             let rows: Vec<(i64, Option<i64>)> = on!(reader.conn(), c =>
-                sqlx::query_as(self.sql().begun_anew).bind(ids).fetch_all(&mut *c).await.map_err(broken)?);
+                sqlx::query_as(self.sql().begun_anew).bind(ids).fetch_all(&mut *c).await.map_err(read_failed)?);
             reader.leave();
             Ok(rows.into_iter().filter_map(|(id, at)| Some((id, Timestamp::from_micros(at?)))).collect())
         })
@@ -274,7 +281,7 @@ impl Database {
             .bind(filter.by.as_str())
             .fetch_all(&mut *c)
             .await
-            .map_err(broken)?);
+            .map_err(read_failed)?);
         end(reader).await?;
         Ok(rows)
     }

@@ -209,7 +209,7 @@ impl Claim<Arc<Operation>> {
     /// From what the store answered.
     pub(crate) fn from_applied(applied: Applied) -> Result<Self> {
         let applied = applied.decided()?;
-        let operation = applied.operation.ok_or(Error::Corrupt("a claim was answered without its operation"))?;
+        let operation = applied.operation.ok_or(Error::Contradiction("a claim was answered without its operation"))?;
         Self::from_answer(applied.answer, Arc::new(operation), applied.now)
     }
 
@@ -228,7 +228,7 @@ impl Claim<Arc<Operation>> {
             Answer::Mismatch => Self::Mismatch(operation),
             Answer::Exhausted => Self::Exhausted(operation),
             Answer::InDoubt { .. } => Self::InDoubt(operation),
-            _ => return Err(Error::Corrupt("a claim got an answer that is none")),
+            _ => return Err(Error::Contradiction("a claim got an answer that is none")),
         })
     }
 }

@@ -21,9 +21,12 @@ pub enum Error {
     /// The store refused this very item (and would refuse it again).
     #[error("the store refused it: {0}")]
     Refused(String),
-    /// A stored row cannot be read by this version.
+    /// A stored row that was asked for cannot be read by this version, or is damaged.
     #[error("a stored row cannot be read: {0}")]
     Corrupt(&'static str),
+    /// The engine or its store broke a rule of its own, such as one answer too few. It says nothing about any row.
+    #[error("the ledger contradicts itself: {0}")]
+    Contradiction(&'static str),
     /// The ledger was called from inside a transaction of its own: on SQLite that would wait for
     /// itself, on PostgreSQL it would hold a connection while waiting.
     #[error("the ledger cannot be used inside a transaction; do it before or after")]

@@ -270,13 +270,13 @@ where
                     let _ = call.answer.send(Ok(answer));
                 }
             }
-            Err(Error::Refused(_) | Error::Corrupt(_)) if size > 1 => {
+            Err(Error::Refused(_) | Error::Corrupt(_) | Error::Contradiction(_)) if size > 1 => {
                 let second = batch.split_off(size / 2);
                 todo.push(second);
                 todo.push(batch);
             }
             result => {
-                let error = result.err().unwrap_or(Error::Corrupt("a batch was answered in part"));
+                let error = result.err().unwrap_or(Error::Contradiction("a batch was answered in part"));
                 for call in batch {
                     let _ = call.answer.send(Err(error.clone()));
                 }

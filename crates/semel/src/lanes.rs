@@ -69,7 +69,7 @@ pub(crate) async fn flush<S: Store>(store: &S, batch: &[Call]) -> Result<Vec<App
         _ => store.flush(claims, writes).await?,
     };
     if (claimed.len(), written.len()) != asked {
-        return Err(Error::Corrupt("a batch was answered in part"));
+        return Err(Error::Contradiction("a batch was answered in part"));
     }
     let (mut claimed, mut written) = (claimed.into_iter(), written.into_iter());
     let answers = batch.iter().filter_map(|call| match call {

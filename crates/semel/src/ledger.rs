@@ -283,7 +283,7 @@ impl<S: Store> Ledger<S> {
         let renewed = async move {
             let ask = || async {
                 let answers = store.renew(vec![(id, fence)]).await?;
-                let answer = answers.into_iter().next().ok_or(Error::Corrupt("a renewal got no answer"))?;
+                let answer = answers.into_iter().next().ok_or(Error::Contradiction("a renewal got no answer"))?;
                 if answer == Answer::Busy { Err(locked()) } else { Ok(answer) }
             };
             let answer = patiently(&store, ask).await?;

@@ -37,7 +37,7 @@ impl Token {
                 getrandom::fill(&mut bytes).map_err(|e| Error::Unavailable(format!("no randomness: {e}")))?;
                 drawn.extend(bytes.as_chunks().0);
             }
-            drawn.pop().map(Self).ok_or(Error::Corrupt("no token was drawn"))
+            drawn.pop().map(Self).ok_or(Error::Contradiction("no token was drawn"))
         })
     }
 }

@@ -2,10 +2,17 @@
 
 use std::{io, time::Duration};
 
-use axum::{Router, error_handling::HandleError, extract::Request, http::StatusCode, response::Response};
+use axum::{
+    Router,
+    error_handling::HandleError,
+    extract::{FromRequestParts as _, Request},
+    http::StatusCode,
+    response::{IntoResponse as _, Response},
+};
 use futures_util::FutureExt as _;
 use semel::{OnLost, State};
-use semel_http::{Idempotency, Route};
+use semel_http::{Idempotency, Route, Transaction};
+use semel_store::{Database, broken, on};
 use semel_testkit::Kind;
 use tower::{Layer as _, service_fn};
 
@@ -22,6 +29,8 @@ on_both_databases!(
     a_stop_does_not_wait_for_ever,
     a_stop_sends_waiters_away,
     a_name_that_fits_no_rule_is_told_to_nobody,
+    a_row_damaged_while_its_handler_ran_is_told_as_an_unknown_outcome,
+    a_mistyped_value_in_a_handlers_own_table_blames_no_key,
 );
 
 async fn a_lost_lease_is_in_doubt_where_it_may_not_be_repeated(kind: Kind) {
@@ -150,4 +159,62 @@ async fn a_name_that_fits_no_rule_is_told_to_nobody(kind: Kind) {
     answer.is_problem(500, "internal");
     assert!(!answer.text().contains("tenant"));
     assert_eq!((shop.desk.runs(), shop.operations().await), (0, 0));
+}
+
+async fn damage(shop: &Shop, key: &str) {
+    let sql = format!("UPDATE semel_operations SET fingerprint = substr(fingerprint, 1, 1) WHERE key = '{key}'");
+    assert_eq!(shop.lab.execute(&sql).await.unwrap(), 1);
+}
+
+async fn a_row_damaged_while_its_handler_ran_is_told_as_an_unknown_outcome(kind: Kind) {
+    let shop = Shop::open(kind).await;
+    let client = shop.serve(Route::leased()).await;
+    // Settled as failed, as released and as in doubt: these read the row.
+    for (key, status) in [("fails", 500), ("waits", 503), ("doubts", 504)] {
+        let first = client.spawn(&keyed(key).header("X-Hold", "1").gets(status));
+        shop.desk.arrival().await;
+        damage(&shop, key).await;
+        shop.desk.let_go();
+        let told = soon(first).await.unwrap();
+        told.is_problem(503, "outcome-unknown");
+        assert!(told.text().contains("was carried out") && !told.text().contains("purge"), "{}", told.text());
+        assert_eq!(told.header("retry-after").as_deref(), Some("1"));
+    }
+    // At the claim it is known that nothing is done, and which row it is.
+    let other = Idempotency::for_everyone(shop.lab.ledger_of("other node").await, TENANT);
+    let other = serve(shop.router(&other, Route::leased())).await;
+    let again = other.send(&keyed("fails")).await;
+    again.is_problem(500, "row-unreadable");
+    assert!(again.text().contains(r#""id":"fails""#), "{}", again.text());
+    assert_eq!(shop.desk.runs(), 3);
+}
+
+async fn a_mistyped_value_in_a_handlers_own_table_blames_no_key(kind: Kind) {
+    let shop = Shop::open(kind).await;
+    let handler = move |request: Request| async move {
+        let (mut head, _) = request.into_parts();
+        let Transaction(tx) = Transaction::<Database>::from_request_parts(&mut head, &()).await.unwrap();
+        let mut held = tx.connection().await.unwrap();
+        // A text where the handler expects a number.
+        let sql = "SELECT CAST('many' AS TEXT)";
+        let read = on!(held.get().unwrap(), c => sqlx::query_scalar::<_, i64>(sql).fetch_one(c).await.map_err(broken));
+        assert!(matches!(read, Err(semel::Error::Refused(_))), "{read:?}");
+        StatusCode::INTERNAL_SERVER_ERROR.into_response()
+    };
+    let client = shop.serve_with(Route::atomic(), handler).await;
+    assert_eq!(client.send(&keyed("k")).await.status, 500);
+    assert_eq!(shop.operation("k").await.unwrap().state, State::Failed, "it is tried again as any failure");
+}
+
+/// Differs because only SQLite has the clock and the fences in a row.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_ledger_that_contradicts_itself_blames_no_key() {
+    let shop = Shop::open(Kind::Sqlite).await;
+    let client = shop.serve(Route::leased()).await;
+    assert_eq!(client.send(&keyed("k")).await.status, 201);
+    shop.lab.execute("DELETE FROM semel_meta").await.unwrap();
+    let told = client.send(&keyed("new")).await;
+    told.is_problem(500, "internal");
+    assert!(!told.text().contains("purge"), "{}", told.text());
+    assert_eq!(shop.desk.runs(), 1);
 }

@@ -28,6 +28,6 @@ async fn find_or_make(tx: &Tx, new: Vec<u8>) -> Result<Vec<u8>> {
     on!(conn, c => {
         sqlx::query(MAKE).bind(NAME).bind(new).execute(&mut *c).await.map_err(broken)?;
         let secret: Option<Vec<u8>> = sqlx::query_scalar(FIND).bind(NAME).fetch_optional(&mut *c).await.map_err(broken)?;
-        secret.ok_or(Error::Corrupt("a secret that was just made"))
+        secret.ok_or(Error::Contradiction("a secret that was just made"))
     })
 }

@@ -1,6 +1,6 @@
 //! What the handlers of all services share: how they wait, and how they answer.
 
-use std::time::Duration;
+use std::{fmt::Display, time::Duration};
 
 use axum::{
     body::Body,
@@ -27,21 +27,36 @@ pub fn missing() -> Problem {
 /// # Errors
 /// When it cannot be reached, or is too slow.
 pub async fn patiently<T>(look: impl Future<Output = semel::Result<T>>) -> Result<T, Problem> {
-    let late = || Err(Error::Unavailable("no answer in time".into()));
-    tokio::time::timeout(PATIENCE, look).await.unwrap_or_else(|_| late()).map_err(of_store)
+    in_time(look).await.map_err(of_store)
 }
 
-/// The problem of one row that was asked for by its id: if the row cannot be read, it names the row and what an operator
-/// can do about it.
-pub fn damaged(problem: Problem, id: impl std::fmt::Display, help: &str) -> Problem {
-    if *problem.kind() != ROW_UNREADABLE {
-        return problem;
-    }
+/// As [`patiently`], for a look at one row, by its id.
+///
+/// # Errors
+/// As [`patiently`], and [`damaged`] when the row cannot be read.
+pub async fn one_row<T>(
+    look: impl Future<Output = semel::Result<T>>,
+    id: impl Display,
+    help: &str,
+) -> Result<T, Problem> {
+    in_time(look).await.map_err(|error| damaged(error, id, help))
+}
+
+async fn in_time<T>(look: impl Future<Output = semel::Result<T>>) -> semel::Result<T> {
+    let late = || Err(Error::Unavailable("no answer in time".into()));
+    tokio::time::timeout(PATIENCE, look).await.unwrap_or_else(|_| late())
+}
+
+/// The problem of a look at one row by its id: if the row cannot be read, it names the row and what an operator can do
+/// about it.
+pub fn damaged(error: Error, id: impl Display, help: &str) -> Problem {
+    let Error::Corrupt(what) = error else { return of_store(error) };
+    tracing::warn!(%error, %id, "a row that was asked for cannot be read");
     let detail = format!(
         "{id} is there and cannot be read: it was damaged, or written by another version. No other row is affected. To \
          mend it: {help}."
     );
-    problem.detail(detail).about(id)
+    Problem::new(&ROW_UNREADABLE).with("unreadable", what).detail(detail).about(id)
 }
 
 /// An entity as an answer.

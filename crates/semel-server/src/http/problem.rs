@@ -390,7 +390,9 @@ static OWN: [&Kind; 32] = [
 /// When to send a request again that the database did not answer.
 const SOON: Duration = Duration::from_secs(1);
 
-/// The problem of a store that did not answer as it should.
+/// The problem of a store that did not answer as it should. A row that cannot be read is a mistake of the server here: only
+/// where one row is asked for by its id is it known which row that is, and that nothing was done
+/// ([`damaged`](super::answers::damaged)).
 #[expect(clippy::needless_pass_by_value, reason = "it is given to map_err")]
 pub fn of_store(error: semel::Error) -> Problem {
     tracing::warn!(%error, "a request could not be answered");
@@ -403,7 +405,6 @@ pub fn of_store(error: semel::Error) -> Problem {
             }
         }
         semel::Error::OutcomeUnknown(_) => Problem::new(&OUTCOME_UNKNOWN).retry_after(SOON),
-        semel::Error::Corrupt(what) => Problem::new(&ROW_UNREADABLE).with("unreadable", what),
         _ => Problem::new(&INTERNAL),
     }
 }
@@ -429,6 +430,30 @@ mod tests {
         let response = of_store(semel::Error::Unavailable(error)).into_http();
         let body = String::from_utf8_lossy(response.body()).into_owned();
         assert!(body.contains("another process holds the database") && !body.contains("4711"), "{body}");
+    }
+
+    #[test]
+    fn what_names_no_row_advises_nobody_to_purge_one() {
+        let errors = [
+            semel::Error::Corrupt("a row that is not the one asked for"),
+            semel::Error::Contradiction("semel_meta has no row"),
+            semel::Error::Refused("no such column".into()),
+        ];
+        for error in errors {
+            assert_eq!(*of_store(error).kind(), INTERNAL);
+        }
+    }
+
+    #[test]
+    fn a_row_that_was_asked_for_and_cannot_be_read_is_named() {
+        let damaged = |error| crate::http::answers::damaged(error, 7, "restore it");
+        let problem = damaged(semel::Error::Corrupt("a payload of another version or key"));
+        let body = String::from_utf8_lossy(problem.into_http().body()).into_owned();
+        assert!(
+            body.contains("row-unreadable") && body.contains(r#""id":"7""#) && body.contains("restore it"),
+            "{body}"
+        );
+        assert_eq!(*damaged(semel::Error::Contradiction("semel_meta has no row")).kind(), INTERNAL);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use super::{
     tables,
 };
 use crate::http::{
-    answers::{Page, missing, patiently, shown},
+    answers::{Page, missing, one_row, patiently, shown},
     path::Id,
     principal::Principal,
     problem::Problem,
@@ -43,6 +43,6 @@ pub(super) async fn list(
 /// `GET /jobs/{id}`
 pub(super) async fn show(State(jobs): State<Jobs>, principal: Principal, Id(id): Id) -> Result<Response, Problem> {
     let id = JobId::parse(&id).ok_or_else(missing)?;
-    let found = patiently(jobs.find(&principal.tenant, id)).await?;
+    let found = one_row(jobs.find(&principal.tenant, id), id, "restore the row of semel_jobs").await?;
     Ok(shown(&found.ok_or_else(missing)?))
 }

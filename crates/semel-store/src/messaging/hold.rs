@@ -5,7 +5,7 @@ use std::{collections::HashSet, time::Duration};
 use semel::{Result, micros};
 use serde_json::{Value, json};
 
-use crate::{Database, connection::broken, on};
+use crate::{Database, connection::read_failed, on};
 
 impl Database {
     /// Renews leases, each given by row and token; the ids of those that are still the caller's. The first statement
@@ -24,7 +24,7 @@ impl Database {
             let mut work = self.statement().await?;
             let renewed: Vec<i64> = on!(work.conn(), c => sqlx::query_scalar(hold)
                 .bind(batch(rows)).bind(self.clock()).bind(micros(lease)).fetch_all(c).await)
-            .map_err(broken)?;
+            .map_err(read_failed)?;
             self.finish(work, rows.len()).await?;
             let renewed: HashSet<i64> = renewed.into_iter().collect();
             let rest: Vec<(i64, i64)> = rows.iter().filter(|(id, _)| !renewed.contains(id)).copied().collect();
@@ -33,7 +33,7 @@ impl Database {
                 let mut reader = self.reader().await?;
                 let found: Vec<i64> =
                     on!(reader.conn(), c => sqlx::query_scalar(held).bind(batch(&rest)).fetch_all(c).await)
-                        .map_err(broken)?;
+                        .map_err(read_failed)?;
                 reader.leave();
                 ours.extend(found);
             }

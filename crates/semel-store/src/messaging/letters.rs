@@ -15,7 +15,12 @@ use super::{
     rows::{self, DeadRow, TakenRetry},
     unread::{self, Taken},
 };
-use crate::{Conn, Database, Tx, audit::Audit, connection::broken, on};
+use crate::{
+    Conn, Database, Tx,
+    audit::Audit,
+    connection::{broken, read_failed},
+    on,
+};
 
 /// Binds a filter to `$1` to `$7` of a statement that says which letters are `meant!`.
 macro_rules! meant {
@@ -73,11 +78,11 @@ impl Database {
             .bind(micros(lease))
             .bind(token)
             .fetch_all(c).await)
-        .map_err(broken)?;
+        .map_err(read_failed)?;
         let (n, mut rows, mut unread) = (taken.len(), Vec::new(), Vec::new());
         for row in taken {
             let id = row.id;
-            match row.read.map_err(broken).and_then(TakenRetry::read) {
+            match row.read.map_err(read_failed).and_then(TakenRetry::read) {
                 Ok(row) => rows.push(row),
                 Err(error) => {
                     tracing::error!(consumer, row = id, %error, "a retry cannot be read");
@@ -154,8 +159,7 @@ impl Database {
     pub(super) async fn find_next_retry(&self, consumer: &str) -> Result<Option<Timestamp>> {
         let sql = self.messages().sql.next_retry;
         let mut reader = self.reader().await?;
-        let due: Option<i64> =
-            on!(reader.conn(), c => sqlx::query_scalar(sql).bind(consumer).fetch_optional(c).await.map_err(broken)?);
+        let due: Option<i64> = on!(reader.conn(), c => sqlx::query_scalar(sql).bind(consumer).fetch_optional(c).await.map_err(read_failed)?);
         reader.leave();
         Ok(due.map(Timestamp::from_micros))
     }
@@ -172,7 +176,7 @@ impl Database {
         let rows = on!(reader.conn(), c => meant!(sqlx::query_as(sql), filter)
             .bind(after.unwrap_or(i64::MAX))
             .bind(i64::from(limit) + 1)
-            .fetch_all(c).await.map_err(broken)?);
+            .fetch_all(c).await.map_err(read_failed)?);
         reader.leave();
         let (items, unreadable, next) = unread::page(rows, limit);
         Ok(LetterPage { items, unreadable, next })
@@ -181,8 +185,7 @@ impl Database {
     pub(super) async fn find_letter(&self, tenant: &str, id: i64) -> Result<Option<DeadLetter>> {
         let sql = self.messages().sql.letter;
         let mut reader = self.reader().await?;
-        let row: Option<DeadRow> =
-            on!(reader.conn(), c => sqlx::query_as(sql).bind(tenant).bind(id).fetch_optional(c).await.map_err(broken)?);
+        let row: Option<DeadRow> = on!(reader.conn(), c => sqlx::query_as(sql).bind(tenant).bind(id).fetch_optional(c).await.map_err(read_failed)?);
         reader.leave();
         row.map(DeadRow::read).transpose()
     }
@@ -194,7 +197,7 @@ impl Database {
         let n: i64 = on!(reader.conn(), c => meant!(sqlx::query_scalar(sql), filter)
             // One more: it tells whether these are all.
             .bind(most + 1)
-            .fetch_one(c).await.map_err(broken)?);
+            .fetch_one(c).await.map_err(read_failed)?);
         reader.leave();
         Ok(LetterCount { n: u64::try_from(n.min(most)).unwrap_or(0), exact: n <= most })
     }
@@ -254,7 +257,7 @@ impl Database {
         let found: Vec<i64> = on!(conn, c => meant!(sqlx::query_scalar(sql.find_letters), filter)
             .bind(after.unwrap_or(0))
             .bind(i64::from(limit))
-            .fetch_all(&mut **c).await.map_err(broken)?);
+            .fetch_all(&mut **c).await.map_err(read_failed)?);
         let (last, more) = (found.last().copied(), found.len() >= limit as usize);
         if found.is_empty() {
             return Ok(Redriven { moved: 0, last, more });
@@ -275,8 +278,7 @@ impl Database {
     pub(super) async fn discard(&self, tenant: &str, id: i64, actor: &str, reason: &str) -> Result<bool> {
         let sql = self.messages().sql.discard_letter;
         let mut work = self.work().await?;
-        let gone: Option<(String, String, String, i64, String)> =
-            on!(work.conn(), c => sqlx::query_as(sql).bind(tenant).bind(id).fetch_optional(c).await.map_err(broken)?);
+        let gone: Option<(String, String, String, i64, String)> = on!(work.conn(), c => sqlx::query_as(sql).bind(tenant).bind(id).fetch_optional(c).await.map_err(read_failed)?);
         let Some((consumer, key, queue, failures, why)) = gone else {
             work.forget().await;
             return Ok(false);

@@ -9,7 +9,13 @@ use serde_json::json;
 use sqlx::SqliteConnection;
 
 use super::{News, rows, unread};
-use crate::{Database, audit::Audit, connection::broken, database::Inner, on};
+use crate::{
+    Database,
+    audit::Audit,
+    connection::{broken, read_failed},
+    database::Inner,
+    on,
+};
 
 /// How long it is remembered when a message was published.
 const RECEIPTS: i64 = 7 * 24 * 3600 * 1_000_000;
@@ -21,7 +27,7 @@ impl Database {
     /// The one number that a statement without parameters yields.
     pub(super) async fn look(&self, sql: &'static str) -> Result<Option<i64>> {
         let mut reader = self.reader().await?;
-        let found = on!(reader.conn(), c => sqlx::query_scalar(sql).fetch_optional(c).await.map_err(broken)?);
+        let found = on!(reader.conn(), c => sqlx::query_scalar(sql).fetch_optional(c).await.map_err(read_failed)?);
         reader.leave();
         Ok(found)
     }
@@ -35,7 +41,7 @@ impl Database {
             let mut reader = self.reader().await?;
             let sql = "SELECT id FROM semel_outbox WHERE tenant = $1 AND message_id = $2";
             let found: Option<i64> = on!(reader.conn(), c =>
-                sqlx::query_scalar(sql).bind(tenant).bind(id.to_string()).fetch_optional(c).await.map_err(broken)?);
+                sqlx::query_scalar(sql).bind(tenant).bind(id.to_string()).fetch_optional(c).await.map_err(read_failed)?);
             reader.leave();
             Ok(found.is_some())
         })
@@ -52,7 +58,7 @@ impl Database {
             let mut reader = self.reader().await?;
             let sql = "SELECT state, error FROM semel_outbox WHERE tenant = $1 AND message_id = $2";
             let found: Option<(String, Option<Vec<u8>>)> = on!(reader.conn(), c =>
-                sqlx::query_as(sql).bind(tenant).bind(id.to_string()).fetch_optional(c).await.map_err(broken)?);
+                sqlx::query_as(sql).bind(tenant).bind(id.to_string()).fetch_optional(c).await.map_err(read_failed)?);
             reader.leave();
             let Some((state, error)) = found else { return Ok(None) };
             let state = OutboxState::parse(&state).ok_or(semel::Error::Corrupt("a state in the outbox"))?;
@@ -78,7 +84,7 @@ impl Database {
             let mut reader = self.reader().await?;
             let sql = self.messages().sql.stuck_of_service;
             let found: Vec<(String, String, i64)> = on!(reader.conn(), c => sqlx::query_as(sql)
-                .bind(tenant).bind(service).bind(label3).fetch_all(c).await.map_err(broken)?);
+                .bind(tenant).bind(service).bind(label3).fetch_all(c).await.map_err(read_failed)?);
             reader.leave();
             let read = |(topic, state, n): (String, String, i64)| {
                 let state = OutboxState::parse(&state).ok_or(semel::Error::Corrupt("a state in the outbox"))?;
@@ -104,14 +110,14 @@ impl Database {
             .bind(self.clock())
             .fetch_one(conn)
             .await
-            .map_err(broken)
+            .map_err(read_failed)
     }
 
     pub(super) async fn find_receipt(&self, tenant: &str, id: MessageId) -> Result<Option<Timestamp>> {
         let sql = self.messages().sql.receipt;
         let mut reader = self.reader().await?;
         let sent: Option<i64> = on!(reader.conn(), c => sqlx::query_scalar(sql).bind(tenant).bind(id.to_string())
-            .fetch_optional(c).await.map_err(broken)?);
+            .fetch_optional(c).await.map_err(read_failed)?);
         reader.leave();
         Ok(sent.map(Timestamp::from_micros))
     }
@@ -123,7 +129,7 @@ impl Database {
             let before = self.look_now().await? - RECEIPTS;
             let mut reader = self.reader().await?;
             let any: Option<i64> = on!(reader.conn(), c => sqlx::query_scalar(sql.any_receipts).bind(before)
-                .fetch_optional(c).await.map_err(broken)?);
+                .fetch_optional(c).await.map_err(read_failed)?);
             reader.leave();
             if any.is_none() {
                 return Ok(false);
@@ -158,7 +164,7 @@ impl Database {
             .bind(filter.state.map(OutboxState::as_str))
             // One more than asked for: it tells whether there is another page.
             .bind(i64::from(limit) + 1)
-            .fetch_all(c).await.map_err(broken)?);
+            .fetch_all(c).await.map_err(read_failed)?);
         reader.leave();
         let (items, unreadable, next) = unread::page(rows, limit);
         Ok(OutboxListing { items, unreadable, next })
@@ -223,8 +229,7 @@ impl Database {
     ) -> Result<()> {
         let (Some(operation), Some(fence)) = (held.6, held.7) else { return Ok(()) };
         let sql = "SELECT id FROM semel_operations WHERE id = $1";
-        let there: Option<i64> =
-            on!(conn, c => sqlx::query_scalar(sql).bind(operation).fetch_optional(&mut **c).await.map_err(broken)?);
+        let there: Option<i64> = on!(conn, c => sqlx::query_scalar(sql).bind(operation).fetch_optional(&mut **c).await.map_err(read_failed)?);
         if there.is_none() {
             return Ok(());
         }
@@ -241,7 +246,7 @@ impl Database {
     async fn load_held(&self, work: &mut super::work::Work, tenant: &str, id: MessageId) -> Result<Option<HeldRow>> {
         let sql = self.messages().sql.load_held;
         on!(work.conn(), c => sqlx::query_as(sql).bind(tenant).bind(id.to_string()).fetch_optional(c).await)
-            .map_err(broken)
+            .map_err(read_failed)
     }
 
     pub(super) async fn count_outbox(&self) -> Result<Backlog> {
@@ -249,7 +254,7 @@ impl Database {
         let most = i64::try_from(Backlog::MOST).unwrap_or(i64::MAX);
         let mut reader = self.reader().await?;
         let (ready, waiting, blocked, unroutable, parked, oldest): (i64, i64, i64, i64, i64, Option<i64>) =
-            on!(reader.conn(), c => sqlx::query_as(sql).bind(most).fetch_one(c).await.map_err(broken)?);
+            on!(reader.conn(), c => sqlx::query_as(sql).bind(most).fetch_one(c).await.map_err(read_failed)?);
         reader.leave();
         let counts = OutboxState::ALL.into_iter().map(|state| {
             let n = match state {

@@ -15,7 +15,12 @@ use super::{
     sql::{SENT_POSTGRES, SENT_SQLITE, TAKE_POSTGRES, TAKE_SQLITE},
     unread,
 };
-use crate::{Conn, Database, connection::broken, database::Inner, on};
+use crate::{
+    Conn, Database,
+    connection::{broken, read_failed},
+    database::Inner,
+    on,
+};
 
 /// How many rows become ready by one round of tending.
 const DUE: usize = 1000;
@@ -80,11 +85,11 @@ impl Database {
             counts.iter().map(|((tenant, key), n)| json!({ "tenant": tenant, "ordering_key": key, "n": n })).collect();
         let (sql, json) = (self.messages().sql.number_keys, Value::Array(asked).to_string());
         let last: Vec<(String, String, i64)> =
-            on!(conn, c => sqlx::query_as(sql).bind(json).fetch_all(&mut **c).await.map_err(broken)?);
+            on!(conn, c => sqlx::query_as(sql).bind(json).fetch_all(&mut **c).await.map_err(read_failed)?);
         let last: BTreeMap<(&str, &str), i64> =
             last.iter().map(|(tenant, key, last)| ((tenant.as_str(), key.as_str()), *last)).collect();
         let first = |(key, n): ((&'a str, &'a str), i64)| {
-            let last = last.get(&key).ok_or(Error::Corrupt("an ordering key without a number"))?;
+            let last = last.get(&key).ok_or(Error::Contradiction("an ordering key without a number"))?;
             Ok((key, (last - n + 1, true)))
         };
         counts.into_iter().map(first).collect()
@@ -103,7 +108,7 @@ impl Database {
                     .bind(bytes)
                     .fetch_all(&mut *seat)
                     .await
-                    .map_err(broken)?;
+                    .map_err(read_failed)?;
                 seat.leave();
                 rows
             }
@@ -118,7 +123,7 @@ impl Database {
                     .bind(bytes)
                     .fetch_all(conn)
                     .await
-                    .map_err(broken)?;
+                    .map_err(read_failed)?;
                 match rows.len() {
                     // Nothing that would be worth an fsync.
                     0 => work.forget().await,
@@ -167,7 +172,7 @@ impl Database {
                 .bind(self.clock())
                 .fetch_all(&mut **conn)
                 .await
-                .map_err(broken),
+                .map_err(read_failed),
             Conn::Sqlite(conn) => {
                 let now = self.host_now(conn).await?;
                 let asked: Vec<Value> = sent.iter().map(|row| json!([row.id, row.token])).collect();
@@ -176,7 +181,7 @@ impl Database {
                     .bind(now)
                     .fetch_all(&mut **conn)
                     .await
-                    .map_err(broken)
+                    .map_err(read_failed)
             }
         }
     }
@@ -212,7 +217,7 @@ impl Database {
         let mut reader = self.reader().await?;
         let line: Vec<(i64, String, String, bool)> = on!(reader.conn(), c => sqlx::query_as(sql.find_stuck)
             .bind(&tenant).bind(&key).bind(i64::try_from(KEYS).unwrap_or(i64::MAX)).fetch_all(c).await)
-        .map_err(broken)?;
+        .map_err(read_failed)?;
         reader.leave();
         // At the end of the keys it goes round.
         let last = line.last().filter(|_| line.len() >= KEYS).map(|(_, tenant, key, _)| (tenant.clone(), key.clone()));
@@ -227,7 +232,7 @@ impl Database {
         let mut work = self.statement().await?;
         let freed: Vec<String> = on!(work.conn(), c => sqlx::query_scalar(sql.free_stuck)
             .bind(json).bind(self.clock()).fetch_all(c).await)
-        .map_err(broken)?;
+        .map_err(read_failed)?;
         self.finish(work, rows).await?;
         Ok(freed.iter().filter(|state| *state == OutboxState::Ready.as_str()).count() as u64)
     }

@@ -17,7 +17,13 @@ use super::{
     sql::{DELIVER_POSTGRES, DELIVER_SQLITE},
     unread::{self, Taken, Unread},
 };
-use crate::{Conn, Database, connection::broken, database::Inner, on, tx::told};
+use crate::{
+    Conn, Database,
+    connection::{broken, read_failed},
+    database::Inner,
+    on,
+    tx::told,
+};
 
 /// How long a message that was delivered is kept from other consumers, unless its own renews it. Short, because the
 /// messages of a killed node wait for it; a consumer that is only slow renews.
@@ -51,7 +57,7 @@ impl Database {
         self.answer(async {
             let mut reader = self.reader().await?;
             let found =
-                on!(reader.conn(), c => sqlx::query_scalar(sql).bind(named(names)).fetch_all(c).await.map_err(broken)?);
+                on!(reader.conn(), c => sqlx::query_scalar(sql).bind(named(names)).fetch_all(c).await.map_err(read_failed)?);
             reader.leave();
             Ok(found)
         })
@@ -118,7 +124,7 @@ impl Database {
                         .bind(db.clock.fixed())
                         .fetch_all(&mut *seat)
                         .await
-                        .map_err(broken)?;
+                        .map_err(read_failed)?;
                     seat.leave();
                     rows
                 }
@@ -133,7 +139,7 @@ impl Database {
                         .bind(token)
                         .fetch_all(conn)
                         .await
-                        .map_err(broken)?;
+                        .map_err(read_failed)?;
                     match rows.len() {
                         0 => work.forget().await,
                         n => self.finish(work, n).await?,
@@ -155,7 +161,8 @@ impl Database {
         let json = Value::Array(batch).to_string();
         self.answer(async {
             let mut work = self.statement().await?;
-            let gone = on!(work.conn(), c => sqlx::query_scalar(sql).bind(json).fetch_all(c).await).map_err(broken)?;
+            let gone =
+                on!(work.conn(), c => sqlx::query_scalar(sql).bind(json).fetch_all(c).await).map_err(read_failed)?;
             self.finish(work, rows.len()).await?;
             Ok(gone)
         })
@@ -170,7 +177,8 @@ impl Database {
         let back: Vec<(i64, String)> = self
             .answer(async {
                 let mut work = self.statement().await?;
-                let back = on!(work.conn(), c => sqlx::query_as(sql).bind(json).fetch_all(c).await).map_err(broken)?;
+                let back =
+                    on!(work.conn(), c => sqlx::query_as(sql).bind(json).fetch_all(c).await).map_err(read_failed)?;
                 self.finish(work, rows.len()).await?;
                 Ok(back)
             })

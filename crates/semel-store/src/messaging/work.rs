@@ -48,7 +48,7 @@ impl Database {
             Inner::Postgres(db) => {
                 let mut seat = db.messages.take().await?;
                 let (now, fences) = db.draw(&mut seat, 1).await?;
-                let token = fences.first().ok_or(Error::Corrupt("a sequence that gives no number"))?.0;
+                let token = fences.first().ok_or(Error::Contradiction("a sequence that gives no number"))?.0;
                 (Work::Statement(seat), now, token)
             }
             Inner::Sqlite(db) => {

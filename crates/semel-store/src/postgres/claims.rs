@@ -183,8 +183,10 @@ impl Postgres {
         };
         crash_point!("store.claim.inserted");
         for (i, fence, now) in made {
-            let i =
-                usize::try_from(i).ok().filter(|i| *i < requests.len()).ok_or(Error::Corrupt("a claim's number"))?;
+            let i = usize::try_from(i)
+                .ok()
+                .filter(|i| *i < requests.len())
+                .ok_or(Error::Contradiction("a claim's number"))?;
             answers.insert(i, batch::first_claim(&requests[i], Fence(fence), Timestamp::from_micros(now)));
         }
         Ok(true)

@@ -71,7 +71,7 @@ impl Postgres {
                 answers[n] = Some(self.claim_in(conn, &requests[n]).await?);
             }
         }
-        answers.into_iter().collect::<Option<_>>().ok_or(Error::Corrupt("a claim got no answer"))
+        answers.into_iter().collect::<Option<_>>().ok_or(Error::Contradiction("a claim got no answer"))
     }
 
     /// The first claims of keys, all or none: if somebody was faster with one of them, they are made one by one.

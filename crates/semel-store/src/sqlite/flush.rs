@@ -23,7 +23,7 @@ use crate::{
     apply::{Changes, Tally, load_by_id, load_by_key},
     batch::{self, in_order, saved},
     codec::{encode, hex},
-    connection::broken,
+    connection::{broken, read_failed},
     sql::Sql,
 };
 
@@ -189,7 +189,7 @@ async fn claim_first(
         Ok(0) => return Ok(HashMap::new()),
         _ => {
             let made: Vec<i64> =
-                sqlx::query_scalar(hot::MADE).bind(operations).fetch_all(&mut *conn).await.map_err(broken)?;
+                sqlx::query_scalar(hot::MADE).bind(operations).fetch_all(&mut *conn).await.map_err(read_failed)?;
             made.into_iter().collect()
         }
     };
@@ -243,7 +243,7 @@ pub(super) async fn complete_one(
         .bind(host_clock)
         .fetch_all(conn)
         .await
-        .map_err(broken)?;
+        .map_err(read_failed)?;
     let done = rows.into_iter().next().map(|(tenant, service, kind, label1, label2, claimed_at, now)| {
         let (now, mut tally) = (Timestamp::from_micros(now), Tally::default());
         tally.completed(Group { tenant, service, kind, label1, label2 }, Timestamp::from_micros(claimed_at), now);
@@ -281,7 +281,7 @@ async fn complete(
         .bind(now.as_micros())
         .fetch_all(&mut *conn)
         .await
-        .map_err(broken)?;
+        .map_err(read_failed)?;
     let mut answers = HashMap::new();
     for (id, fence, tenant, service, kind, label1, label2, claimed_at) in rows {
         let Some(i) = asked.remove(&(id, fence)) else { continue };

@@ -106,7 +106,7 @@ impl Writer {
         };
         queue.found_free();
         drop(next);
-        let (last, now) = drawn.pop().ok_or(Error::Corrupt("semel_meta has no row"))?;
+        let (last, now) = drawn.pop().ok_or(Error::Contradiction("semel_meta has no row"))?;
         clock.saw(now);
         Ok((tx, last, now))
     }

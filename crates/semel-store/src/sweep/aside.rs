@@ -11,7 +11,11 @@ use semel::{
 use serde_json::{Value, json};
 
 use super::round::batch_with;
-use crate::{Database, connection::broken, from_row, on};
+use crate::{
+    Database,
+    connection::{broken, read_failed},
+    from_row, on,
+};
 
 /// When a row that was set aside is tried again. Seldom: what was wrong with it most likely still is, until a new
 /// version or a person mends it, who can have it tried at once.
@@ -75,7 +79,7 @@ impl Database {
                 }
                 let (text, items) = (self.sweep_sql().set_aside, Value::Array(items).to_string());
                 let told: Vec<(i64, String, i64, String)> = on!(round.conn(), c => sqlx::query_as(text)
-                    .bind(items).bind(now).bind(later).fetch_all(&mut *c).await.map_err(broken)?);
+                    .bind(items).bind(now).bind(later).fetch_all(&mut *c).await.map_err(read_failed)?);
                 Ok(told)
             })
             .await?;
@@ -99,7 +103,7 @@ impl Database {
         self.answered(async {
             let mut reader = self.reader().await?;
             let found: Vec<(i64, String, bool)> = on!(reader.conn(), c => sqlx::query_as(text)
-                .bind(now.as_micros()).bind(i64::from(limit)).fetch_all(&mut *c).await.map_err(broken)?);
+                .bind(now.as_micros()).bind(i64::from(limit)).fetch_all(&mut *c).await.map_err(read_failed)?);
             reader.leave();
             Ok(found.into_iter().filter_map(|(id, what, there)| Some((id, task(&what)?, there))).collect())
         })
@@ -139,7 +143,7 @@ impl Database {
         self.answered(async {
             let mut reader = self.reader().await?;
             let rows: Vec<AsideRow> = on!(reader.conn(), c => sqlx::query_as(text)
-                .bind(tenant).bind(i64::from(limit)).fetch_all(&mut *c).await.map_err(broken)?);
+                .bind(tenant).bind(i64::from(limit)).fetch_all(&mut *c).await.map_err(read_failed)?);
             reader.leave();
             Ok(rows.into_iter().filter_map(AsideRow::read).collect())
         })
@@ -159,7 +163,7 @@ impl Database {
         self.answered(async {
             let mut reader = self.reader().await?;
             let rows: Vec<AsideRow> =
-                on!(reader.conn(), c => sqlx::query_as(text).bind(ids).fetch_all(&mut *c).await.map_err(broken)?);
+                on!(reader.conn(), c => sqlx::query_as(text).bind(ids).fetch_all(&mut *c).await.map_err(read_failed)?);
             reader.leave();
             let mut found = HashMap::<_, Vec<_>>::new();
             for aside in rows.into_iter().filter_map(AsideRow::read) {
@@ -179,7 +183,7 @@ impl Database {
         self.answered(async {
             let mut reader = self.reader().await?;
             let rows: Vec<(String, i64)> =
-                on!(reader.conn(), c => sqlx::query_as(text).fetch_all(&mut *c).await.map_err(broken)?);
+                on!(reader.conn(), c => sqlx::query_as(text).fetch_all(&mut *c).await.map_err(read_failed)?);
             reader.leave();
             Ok(rows.into_iter().filter_map(|(what, n)| Some((task(&what)?, n))).collect())
         })
@@ -195,7 +199,7 @@ impl Database {
         self.answered(async {
             let mut reader = self.reader().await?;
             let row: Option<GlimpseRow> = on!(reader.conn(), c => sqlx::query_as(text)
-                .bind(tenant).bind(id).fetch_optional(&mut *c).await.map_err(broken)?);
+                .bind(tenant).bind(id).fetch_optional(&mut *c).await.map_err(read_failed)?);
             reader.leave();
             Ok(row.map(|row| row.told(why)))
         })
@@ -212,7 +216,7 @@ impl Database {
             let mut reader = self.reader().await?;
             let row: Option<GlimpseRow> = on!(reader.conn(), c => sqlx::query_as(text)
                 .bind(scope.tenant()).bind(scope.service()).bind(scope.kind()).bind(key.as_str())
-                .fetch_optional(&mut *c).await.map_err(broken)?);
+                .fetch_optional(&mut *c).await.map_err(read_failed)?);
             reader.leave();
             Ok(row.map(|row| row.told(why)))
         })

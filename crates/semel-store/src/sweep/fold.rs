@@ -4,7 +4,7 @@ use semel::{Result, crash_point};
 use serde_json::json;
 
 use super::Part;
-use crate::{Conn, Database, connection::broken, counters, postgres, sqlite};
+use crate::{Conn, Database, connection::read_failed, counters, postgres, sqlite};
 
 impl Database {
     /// Folds counter rows: takes them away and adds them to the counters, in one transaction.
@@ -17,7 +17,7 @@ impl Database {
                     sqlx::query_as(sqlite::TAKE_DELTAS).bind(json!(ids).to_string()).fetch_all(&mut **c).await
                 }
             }
-            .map_err(broken)?;
+            .map_err(read_failed)?;
             let mut part = Part { handled: taken.len(), ..Part::default() };
             part.swept.folded = taken.len() as u64;
             conn.batch(self.sql().fold_counters, &counters::fold(taken)).await?;

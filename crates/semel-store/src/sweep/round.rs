@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::Found;
 use crate::{
     Conn, Database,
-    connection::broken,
+    connection::{broken, read_failed},
     database::Inner,
     look::IN_ORDER,
     on,
@@ -121,7 +121,7 @@ impl Database {
                     // By its index, and no further than asked for: many may be due.
                     sqlx::raw_sql(IN_ORDER).execute(&mut *seat).await.map_err(broken)?;
                     let query = sqlx::query_as(text).bind(now).bind(from).bind(limit);
-                    let found = query.fetch_all(&mut *seat).await.map_err(broken)?;
+                    let found = query.fetch_all(&mut *seat).await.map_err(read_failed)?;
                     postgres::commit(&mut seat).await?;
                     seat.leave();
                     Ok(found)
@@ -129,7 +129,7 @@ impl Database {
                 // Most rounds find nothing; those do not take the writer.
                 Inner::Sqlite(db) => {
                     let query = sqlx::query_as(text).bind(now).bind(from).bind(limit);
-                    query.fetch_all(&db.readers).await.map_err(broken)
+                    query.fetch_all(&db.readers).await.map_err(read_failed)
                 }
             }
         })
@@ -179,7 +179,7 @@ where
             sqlx::query_as(text).bind(json).fetch_all(&mut **c).await
         }
     }
-    .map_err(broken)
+    .map_err(read_failed)
 }
 
 /// A statement whose first parameter is a JSON batch, with one more.

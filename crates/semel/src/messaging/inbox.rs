@@ -75,7 +75,7 @@ impl<S: Store> Inbox<S> {
             Some(Claim::NotYet(there)) => Once::NotSettled(Unsettled::NotYet(there.retry_after)),
             Some(Claim::InDoubt(_)) => Once::NotSettled(Unsettled::InDoubt),
             Some(Claim::Exhausted(_)) => Once::NotSettled(Unsettled::Exhausted),
-            None => return Err(Error::Corrupt("a claim without an answer")),
+            None => return Err(Error::Contradiction("a claim without an answer")),
         })
     }
 }

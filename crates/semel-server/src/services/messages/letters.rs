@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     http::{
-        answers::{Page, answer, damaged, missing, patiently, shown},
+        answers::{Page, answer, missing, one_row, patiently, shown},
         fields::{Fields, Wrong, reason, text},
         path::Id,
         principal::{Actor, Principal},
@@ -145,8 +145,8 @@ pub(super) async fn show(
     Id(id): Id,
 ) -> Result<Response, Problem> {
     let id = number(&id).ok_or_else(missing)?;
-    let found = patiently(messages.store().letter(&principal.tenant, id)).await;
-    let found = found.map_err(|problem| damaged(problem, id, "restore it, or remove it with DELETE on this path"))?;
+    let help = "restore it, or remove it with DELETE on this path";
+    let found = one_row(messages.store().letter(&principal.tenant, id), id, help).await?;
     Ok(shown(&Shown::of(found.ok_or_else(missing)?)))
 }
 

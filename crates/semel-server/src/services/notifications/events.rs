@@ -23,7 +23,7 @@ use super::{
     tables::{events, fanouts, fanouts::Fanout},
 };
 use crate::http::{
-    answers::{damaged, missing, patiently, shown},
+    answers::{missing, one_row, shown},
     fields::Wrong,
     path::Id,
     principal::Actor,
@@ -143,8 +143,8 @@ pub(super) async fn show(
     principal: Principal,
     Id(event_id): Id,
 ) -> Result<Response, Problem> {
-    let found = patiently(find(&service, &principal.tenant, &event_id)).await;
-    let found = found.map_err(|problem| damaged(problem, &event_id, "restore the row of notification_events"))?;
+    let help = "restore the row of notification_events";
+    let found = one_row(find(&service, &principal.tenant, &event_id), &event_id, help).await?;
     Ok(shown(&found.ok_or_else(missing)?))
 }
 

@@ -157,8 +157,7 @@ pub(super) async fn show(
 ) -> Result<Response, Problem> {
     let row = patiently(find(&service, &principal.tenant, kind, &user_id)).await?.ok_or_else(missing)?;
     let help = "put the recipient again, with all addresses";
-    let recipient = Recipient::of(kind, row).map_err(of_store);
-    Ok(shown(&recipient.map_err(|problem| damaged(problem, &user_id, help))?))
+    Ok(shown(&Recipient::of(kind, row).map_err(|error| damaged(error, &user_id, help))?))
 }
 
 /// `DELETE /recipients/{kind}/{userId}`

@@ -8,7 +8,7 @@ use super::{Receiver, SERVICE, source::Source};
 use crate::{
     config::is_function,
     http::{
-        answers::{damaged, missing, patiently},
+        answers::{missing, one_row, patiently},
         fields::Wrong,
         problem::{INVALID_QUERY, Problem},
     },
@@ -42,9 +42,8 @@ impl Named {
         let mut found = Vec::new();
         for name in functions {
             let Ok(scope) = source.scope(&name) else { continue };
-            let operation = patiently(receiver.ledger().store().by_key(&scope, &key)).await;
             let help = format!("see semel operations show {id} --scope {}/{}", scope.service(), scope.kind());
-            let operation = operation.map_err(|problem| damaged(problem, id, &help))?;
+            let operation = one_row(receiver.ledger().store().by_key(&scope, &key), id, &help).await?;
             let meant = |op: &Operation| function.is_none_or(|function| op.labels.0[1].as_deref() == Some(function));
             found.extend(operation.filter(meant).map(|operation| (name, operation)));
         }

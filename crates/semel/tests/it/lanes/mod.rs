@@ -201,7 +201,7 @@ fn a_batch_that_is_answered_in_part_is_an_error_and_nobody_gets_anothers_answer(
             match got {
                 Ok(said) => assert_eq!(said, answer(who)),
                 Err(error) => {
-                    assert!(matches!(error, Error::Corrupt(_)), "{error}");
+                    assert!(matches!(error, Error::Contradiction(_)), "{error}");
                     assert_eq!(store.seen().batch_of[&who], 0);
                 }
             }
