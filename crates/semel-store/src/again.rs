@@ -3,14 +3,17 @@
 use bytes::Bytes;
 use semel::{
     Fence, Outcome, Result, Timestamp, Verdict,
+    look::Listing,
     store::{Applied, Decision},
 };
+use serde_json::{Value, json};
 
 use crate::{
     Conn, Database, Tx, codec,
-    connection::broken,
+    connection::{broken, read_failed},
     database::{Inner, of_another},
     on,
+    rows::Read,
 };
 
 /// The longest outcome that is read: what is longer says more than that there was nothing to do.
@@ -25,18 +28,22 @@ pub struct Passed {
     pub fence: Fence,
     /// The service that it is of.
     pub service: String,
+    /// The kind of its scope.
+    pub kind: String,
     /// Its first label.
     pub label1: Option<String>,
     /// Its second label.
     pub label2: Option<String>,
     /// When it was first claimed.
     pub created_at: Timestamp,
+    /// Whether its data has gone to the archive.
+    pub archived: bool,
     /// Its outcome, if it has completed and that is a short one.
     pub outcome: Option<Outcome>,
 }
 
-/// Id, fence, service, two labels, time of creation, outcome and whether it was kept.
-type Row = (i64, i64, String, Option<String>, Option<String>, i64, Option<Vec<u8>>, Option<bool>);
+/// Id, fence, service, kind, two labels, time of creation, whether it is archived, outcome and whether that was kept.
+type Row = (i64, i64, String, String, Option<String>, Option<String>, i64, bool, Option<Vec<u8>>, Option<bool>);
 
 impl Database {
     /// The operations of a tenant with this third label, newest first, from the one after `after` on; at most `limit` of
@@ -63,10 +70,37 @@ impl Database {
     /// # Errors
     /// When the database cannot be reached.
     pub async fn passed(&self, of: (&str, &str), after: Option<i64>, limit: u32) -> Result<Vec<Passed>> {
-        let mut reader = self.reader().await?;
-        let passed = pass(&mut reader.conn(), self.sql().pass_by_label, of, after, limit).await?;
-        reader.leave();
-        Ok(passed)
+        self.answered(async {
+            let mut reader = self.reader().await?;
+            let passed = pass(&mut reader.conn(), self.sql().pass_by_label, of, after, limit).await?;
+            reader.leave();
+            Ok(passed)
+        })
+        .await
+    }
+
+    /// These operations of a tenant as a listing shows them, newest first, in one statement.
+    ///
+    /// # Errors
+    /// When the database cannot be reached.
+    pub async fn listed(&self, tenant: &str, ids: &[i64]) -> Result<Listing> {
+        if ids.is_empty() {
+            return Ok(Listing::default());
+        }
+        self.answered(async {
+            let ids = Value::Array(ids.iter().map(|id| json!({ "id": id })).collect()).to_string();
+            let mut reader = self.reader().await?;
+            let rows = on!(reader.conn(), c => sqlx::query_as(self.sql().list_by_id)
+                .bind(ids)
+                .bind(tenant)
+                .fetch_all(&mut *c)
+                .await
+                .map_err(read_failed)?);
+            reader.leave();
+            let (items, unreadable) = Read::sorted(rows);
+            Ok(Listing { items, unreadable, next: None })
+        })
+        .await
     }
 
     /// Has an operation that has completed run once more, in the caller's transaction, if it still has this fence: with
@@ -79,7 +113,7 @@ impl Database {
             let mut held = tx.connection().await?;
             let sql = self.sql().load_archived;
             let data: Option<(Option<Vec<u8>>, Vec<u8>, bool)> = on!(held.get()?, c =>
-                sqlx::query_as(sql).bind(id).fetch_optional(&mut *c).await.map_err(broken)?);
+                sqlx::query_as(sql).bind(id).fetch_optional(&mut *c).await.map_err(read_failed)?);
             let archived: Option<Bytes> = data.and_then(|(payload, ..)| payload).map(codec::decode).transpose()?;
             let decision = Decision::Resolve { verdict: Verdict::Rerun { archived }, expected: Some(fence) };
             match (self.inner(), held.get()?) {
@@ -109,15 +143,17 @@ async fn pass(
     Ok(rows.into_iter().map(read).collect())
 }
 
-fn read((id, fence, service, label1, label2, created_at, outcome, kept): Row) -> Passed {
+fn read((id, fence, service, kind, label1, label2, created_at, archived, outcome, kept): Row) -> Passed {
     let outcome = outcome.and_then(|stored| codec::decode(stored).ok()).zip(kept);
     Passed {
         id,
         fence: Fence(fence),
         service,
+        kind,
         label1,
         label2,
         created_at: Timestamp::from_micros(created_at),
+        archived,
         outcome: outcome.map(|(body, kept)| Outcome { kept, body }),
     }
 }

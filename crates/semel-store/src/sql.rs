@@ -249,12 +249,19 @@ statements! {
     not_due =
         "UPDATE semel_backlog SET due = NULL
          WHERE operation = $1 AND EXISTS (SELECT 1 FROM semel_operations AS o WHERE o.id = $1 AND o.fence = $2)";
+    /// Some operations of a tenant, newest first, without what may be large.
+    list_by_id = brief!(
+        "FROM {rows $1: id int} AS r
+         JOIN semel_operations AS o ON o.id = r.id
+         LEFT JOIN semel_leases AS l ON l.operation = o.id
+         LEFT JOIN semel_successors AS s ON s.operation = o.id
+         WHERE o.tenant = $2 ORDER BY o.id DESC");
     /// Operations by their third label, newest first, with what is short of their outcomes, archived or not.
     pass_by_label =
-        "SELECT p.id, p.fence, p.service, p.label1, p.label2, p.created_at,
+        "SELECT p.id, p.fence, p.service, p.kind, p.label1, p.label2, p.created_at, p.archived,
                 CASE WHEN length(coalesce(a.outcome, p.outcome)) <= $5 THEN coalesce(a.outcome, p.outcome) END AS outcome,
                 coalesce(a.outcome_kept, p.outcome_kept) AS outcome_kept
-         FROM (SELECT id, fence, service, label1, label2, created_at, outcome, outcome_kept, archived
+         FROM (SELECT id, fence, service, kind, label1, label2, created_at, outcome, outcome_kept, archived
                FROM semel_operations WHERE tenant = $1 AND label3 = $2 AND id < $3 ORDER BY id DESC LIMIT $4) AS p
          LEFT JOIN semel_archive AS a ON p.archived AND a.operation = p.id
          ORDER BY p.id DESC";

@@ -9,10 +9,10 @@ use axum::{
     routing::{get, post},
 };
 use semel::{
-    Labels, Store as _,
+    Labels, State, Store as _,
     look::{Filter, Listing, Page as Place},
 };
-use semel_store::Database;
+use semel_store::Passed;
 use serde_json::json;
 
 use super::{
@@ -117,7 +117,12 @@ async fn list(
     };
     let store = receiver.ledger().store();
     let listing = match result {
-        Some(result) => patiently(with_result(store, &source, &filter, result, page)).await?,
+        Some(result) => {
+            let (tenant, name) = (&*source.config.tenant, &*source.name);
+            let pass = |after| store.passed((tenant, name), after, AT_ONCE);
+            let load = |ids: Vec<i64>| async move { store.listed(tenant, &ids).await };
+            patiently(with_result(&filter, result, page, pass, load)).await?
+        }
         None => patiently(store.list(&filter, page)).await?,
     };
     let mut items: Vec<_> = listing.items.iter().map(|op| (op.id, Listed::of(op, &source))).collect();
@@ -128,36 +133,57 @@ async fn list(
 }
 
 /// The events that completed with this result. Looks through a bounded number of events: where few have the result, a
-/// page is shorter than asked for, and its cursor leads on.
-async fn with_result(
-    store: &Database,
-    source: &Source,
+/// page is shorter than asked for, and its cursor leads on. `pass` reads some events from an id downwards, `load` reads
+/// those that fit: it is called once, so that the number of statements does not depend on how many do not fit.
+async fn with_result<P, L>(
     filter: &Filter,
     result: &str,
     page: Place,
-) -> semel::Result<Listing> {
-    let (mut listing, mut after, mut looked_at) = (Listing::default(), page.after, 0);
-    loop {
-        let passed = store.passed((&source.config.tenant, &source.name), after, AT_ONCE).await?;
-        for event in &passed {
+    pass: impl Fn(Option<i64>) -> P,
+    load: impl FnOnce(Vec<i64>) -> L,
+) -> semel::Result<Listing>
+where
+    P: Future<Output = semel::Result<Vec<Passed>>>,
+    L: Future<Output = semel::Result<Listing>>,
+{
+    // Events have a result when they have completed.
+    if filter.state.is_some_and(|state| state != State::Completed) {
+        return Ok(Listing::default());
+    }
+    let (mut found, mut after, mut looked_at, mut more) = (Vec::new(), page.after, 0, true);
+    while more && found.len() < page.limit as usize && looked_at < MOST_LOOKED_AT {
+        let passed = pass(after).await?;
+        more = passed.len() >= AT_ONCE as usize;
+        for event in passed {
+            if found.len() >= page.limit as usize {
+                more = true;
+                break;
+            }
             after = Some(event.id);
             looked_at += 1;
-            let is = event.service == SERVICE
-                && event.outcome.as_ref().and_then(Done::read).is_some_and(|done| done.word() == result);
-            // Once more, by the other filters, and without what may be large.
-            if is {
-                let one = store.list(filter, Place { after: Some(event.id.saturating_add(1)), limit: 1 }).await?;
-                listing.items.extend(one.items.into_iter().filter(|op| op.id == event.id));
+            if fits(&event, filter, result) {
+                found.push(event.id);
             }
-            if listing.items.len() >= page.limit as usize || looked_at >= MOST_LOOKED_AT {
-                listing.next = after;
-                return Ok(listing);
-            }
-        }
-        if passed.len() < AT_ONCE as usize {
-            return Ok(listing);
         }
     }
+    let mut listing = load(found).await?;
+    // One may have begun anew since it was passed.
+    listing.items.retain(|event| event.state == State::Completed);
+    listing.next = after.filter(|_| more);
+    Ok(listing)
+}
+
+/// Whether an event has this result and is one of those that a filter asks for.
+fn fits(event: &Passed, filter: &Filter, result: &str) -> bool {
+    let Labels([kind, function, ..]) = &filter.labels;
+    let is = |asked: &Option<String>, has: Option<&str>| asked.is_none() || asked.as_deref() == has;
+    is(&filter.service, Some(&event.service))
+        && is(&filter.kind, Some(&event.kind))
+        && is(kind, event.label1.as_deref())
+        && is(function, event.label2.as_deref())
+        && filter.since.is_none_or(|since| event.created_at >= since)
+        && filter.archived.is_none_or(|archived| event.archived == archived)
+        && event.outcome.as_ref().and_then(Done::read).is_some_and(|done| done.word() == result)
 }
 
 /// The event that a path and a query name, or what is wrong with them.
@@ -227,4 +253,88 @@ async fn retry(
     let stands = again::retry(&receiver, &event, named.as_deref(), (&principal.subject, &why)).await?;
     let said = json!({ "event_id": event.operation.key.as_str(), "processing_status": status(stands) });
     Ok(answer(StatusCode::ACCEPTED, &said).map(Body::from))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+
+    use semel::{Fence, Outcome, Timestamp};
+
+    use super::*;
+
+    /// An event that was stored, of a type.
+    fn stored(id: i64, kind: &str) -> Passed {
+        Passed {
+            id,
+            fence: Fence(id),
+            service: SERVICE.to_owned(),
+            kind: "stripe".to_owned(),
+            label1: Some(kind.to_owned()),
+            label2: None,
+            created_at: Timestamp::from_micros(id),
+            archived: id % 2 == 0,
+            outcome: Some(Outcome::kept(r#"{"result":"stored"}"#)),
+        }
+    }
+
+    /// Of 12,000 stored events four are of a rare type, one of them after two looks.
+    fn passed(after: Option<i64>) -> Vec<Passed> {
+        let rare = |id: &i64| [11_990, 9_000, 2_000, 1].contains(id);
+        let below = after.unwrap_or(12_001).min(12_001);
+        let ids = (1..below).rev().take(AT_ONCE as usize);
+        ids.map(|id| stored(id, if rare(&id) { "rare" } else { "common" })).collect()
+    }
+
+    /// What a page loads, where the next begins, and how many statements it took.
+    async fn page(filter: &Filter, after: Option<i64>, limit: u32) -> (Vec<i64>, Option<i64>, u32) {
+        let (statements, loaded) = (Cell::new(0), RefCell::new(Vec::new()));
+        let count = || statements.set(statements.get() + 1);
+        let pass = |after| {
+            count();
+            async move { Ok(passed(after)) }
+        };
+        let load = |ids| {
+            count();
+            loaded.replace(ids);
+            async { Ok(Listing::default()) }
+        };
+        let listing = with_result(filter, "stored", Place { after, limit }, pass, load).await.unwrap();
+        (loaded.take(), listing.next, statements.get())
+    }
+
+    #[tokio::test]
+    async fn a_page_by_result_takes_a_bounded_number_of_statements_however_few_events_fit() {
+        let most = MOST_LOOKED_AT / AT_ONCE + 1;
+        let labels = Labels([Some("rare".to_owned()), None, None, None]);
+        let rare = Filter { service: Some(SERVICE.to_owned()), labels, ..Filter::tenant("acme") };
+        let (mut after, mut found) = (None, Vec::new());
+        loop {
+            let (ids, next, statements) = page(&rare, after, 20).await;
+            assert!(statements <= most, "{statements}");
+            found.extend(ids);
+            match next {
+                Some(next) => assert!(after.replace(next).is_none_or(|before| next < before)),
+                None => break,
+            }
+        }
+        assert_eq!(found, [11_990, 9_000, 2_000, 1]);
+        assert_eq!(page(&rare, None, 1).await, (vec![11_990], Some(11_990), 2), "a full page looks no further");
+    }
+
+    #[tokio::test]
+    async fn a_page_by_result_loads_only_what_fits_all_filters() {
+        let all = Filter::tenant("acme");
+        assert_eq!(page(&all, Some(4), 20).await.0, [3, 2, 1]);
+        assert_eq!(page(&all, Some(4), 3).await, (vec![3, 2, 1], None, 2), "there is no page after the last event");
+        let kind = |kind: &str| Filter { kind: Some(kind.to_owned()), ..all.clone() };
+        assert_eq!(page(&kind("stripe"), Some(4), 20).await.0, [3, 2, 1]);
+        assert!(page(&kind("github"), Some(4), 20).await.0.is_empty());
+        let since = Filter { since: Some(Timestamp::from_micros(2)), ..all.clone() };
+        assert_eq!(page(&since, Some(4), 20).await.0, [3, 2]);
+        let archived = Filter { archived: Some(true), ..all.clone() };
+        assert_eq!(page(&archived, Some(4), 20).await.0, [2]);
+        let failed = Filter { state: Some(State::Failed), ..all };
+        assert_eq!(page(&failed, None, 20).await, (vec![], None, 0), "what failed has no result");
+    }
 }
