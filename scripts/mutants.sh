@@ -4,7 +4,7 @@
 #
 #   mutants.sh           all of them
 #   mutants.sh NAME…     some of them
-#   mutants.sh --check   only whether each can still be made; needs no server and no build
+#   mutants.sh --check   only whether each can still be made and names tests that are there; needs no server and no build
 #
 # The mutations are made in a copy of the working tree, target/mutants/tree, with a build directory of its own.
 # Exits non-zero if a mutant survives, or can no longer be made because the code has changed.
@@ -105,7 +105,7 @@ log-failed-run@semel/src/ledger.rs@s/log::settled\(operation, &write\.write\);/d
 log-lost-lease@semel-store/src/apply.rs@s/        self\.tell_lapses\(\);\n//@semel-server@test(=log_lines::sqlite::a_lost_lease_is_one_line_of_the_node_that_finds_it)
 log-span@semel/src/run.rs@s/tokio::spawn\(task\.in_current_span\(\)\)/tokio::spawn(task.instrument(tracing::Span::none()))/@semel-server@test(=log_lines::sqlite::a_failed_run_is_one_line_that_names_source_event_attempt_and_error)
 released-why@semel/src/machine/settle.rs@s/        op\.error = Some\(why\.to_owned\(\)\);\n//@semel-server@test(=log_lines::sqlite::an_endpoint_that_cannot_be_reached_is_told_by_the_event_its_attempt_and_the_log)
-counted-superseded@semel-store/src/apply.rs@s/Write::Complete\(_\), \.\. \} => Some\(State::Completed\)/Write::Complete(_), .. } => None/@semel-store@test(/a_run_that_ended_while_newer_data_waited_is_counted_by_its_end/)
+counted-superseded@semel-store/src/apply.rs@s/Write::Complete\(_\), \.\. \} => Some\(State::Completed\)/Write::Complete(_), .. } => None/@semel-store@test(=sqlite::counters::a_run_that_ended_while_newer_data_waited_is_counted_by_its_end) | test(=postgres::counters::a_run_that_ended_while_newer_data_waited_is_counted_by_its_end)
 webhook-rerun-fence@semel-store/src/again.rs@s/expected: Some\(fence\) \}/expected: Some(fence).filter(|_| id == 0) }/@semel-server@test(=webhooks_stored::sqlite::two_who_ask_for_the_same_event_have_it_run_once)
 webhook-rerun-named@semel-server/src/services/webhooks/again.rs@s/if was != Some\(result\) \{/if was != Some(result) \&\& result.is_empty() {/@semel-server@test(=webhooks_stored::sqlite::what_took_effect_runs_once_more_only_if_its_result_is_named)
 webhook-rerun-archive@semel/src/machine/tend.rs@s/            if op\.archived \{/            if op.archived && archived.is_none() {/@semel-server@test(=webhooks_stored::sqlite::an_archived_event_runs_with_the_data_that_it_came_with)
@@ -201,9 +201,13 @@ unread-column@semel-store/src/messaging/unread.rs@s/read: T::from_row\(row\) /re
 unread-retry@semel-store/src/messaging/letters.rs@s/tracing::error!\(consumer, row = id, %error, \"a retry cannot be read\"\);/if id > 0 { return Err(error); }/@semel-store@test(=postgres::letters::a_retry_that_cannot_be_read_keeps_no_other_waiting)
 unread-turn@semel-store/src/messaging/letters.rs@s/if !any \|\| !rows\.is_empty\(\)/if !any || rows.len() < usize::MAX/@semel-store@test(=sqlite::letters::a_retry_that_cannot_be_read_keeps_no_other_waiting)
 unread-starts@semel-store/src/messaging/sql.rs@s/SET due_at = \$2, token = 0, starts = starts - 1/SET due_at = \$2, token = 0/@semel-store@test(=sqlite::letters::a_retry_that_cannot_be_read_keeps_no_other_waiting)
-outcome-unknown@semel-server/src/http/problem.rs@s/semel::Error::OutcomeUnknown\(_\) => Problem::new\(&OUTCOME_UNKNOWN\)\.retry_after\(SOON\),//@semel-server@test(a_commit_whose_end_is_unknown_is_told_as_such)
+outcome-unknown@semel-server/src/http/problem.rs@s/semel::Error::OutcomeUnknown\(_\) => Problem::new\(&OUTCOME_UNKNOWN\)\.retry_after\(SOON\),//@semel-server@test(=http::problem::tests::a_commit_whose_end_is_unknown_is_told_as_such)
+damaged-after-run@semel-http/src/run.rs@s/Err\(error\) => Some\(run_problem\(error\)\)/Err(error) => Some(store_problem(error))/; s/answered, run_problem, /answered, /@semel-http@test(=trouble::sqlite::a_row_damaged_while_its_handler_ran_is_told_as_an_unknown_outcome)
+own-rows@semel-store/src/connection.rs@s/sqlx::Error::ColumnDecode \{ \.\. \} \| sqlx::Error::Decode\(_\)/sqlx::Error::WorkerCrashed/@semel-store@test(=connection::tests::a_value_of_another_type_is_a_damaged_row_only_in_tables_of_the_store)
+result-filters@semel-server/src/services/webhooks/events.rs@s/&& is\(kind, event\.label1\.as_deref\(\)\)\n//@semel-server@test(=services::webhooks::events::tests::a_page_by_result_takes_a_bounded_number_of_statements_however_few_events_fit)
+outage-ends@semel-server/src/log/outage.rs@s/good >= GOOD_CHECKS \|\| //@semel-server@test(=log::outage::tests::an_outage_ends_after_some_good_checks_in_a_row_though_one_part_keeps_failing)
 edge-floor@semel-store/src/sweep/edges.rs@s/turn\.floor = turn\.from;/turn.floor = i64::MIN;/@semel-store@test(=sweep::edges::tests::a_round_and_a_pass_begin_where_the_last_one_ended)
-held-event@semel-server/src/services/notifications/tables/events.rs@s/lock_timeout = '100ms'/lock_timeout = '9s'/@semel-server@test(/^notifications_held::/)
+held-event@semel-server/src/services/notifications/tables/events.rs@s/lock_timeout = '100ms'/lock_timeout = '9s'/@semel-server@test(=notifications_held::an_aggregate_that_another_transaction_holds_keeps_no_other_waiting) | test(=notifications_held::an_event_id_that_another_transaction_holds_keeps_no_other_waiting)
 resolved-retention@semel/src/machine/tend.rs@s/op\.expires_at = retention\.map\(\|kept\| now \+ kept\);//; s/Policy \{ retention, tombstone/Policy { retention: retention.filter(|_| false), tombstone/@semel@test(=machine::tests::verdicts::what_a_person_settled_that_was_not_in_doubt_is_kept_for_its_retention)
 rerun-story@semel/src/machine/tend.rs@s/notes\.extend\(completed_note\(&op, stored\.fence\)\);/let _ = completed_note(&op, stored.fence);/@semel@test(=machine::tests::verdicts::the_end_of_a_run_is_noted_when_another_is_to_follow)
 advice-password@semel-server/src/cli/ledger.rs@s/let has_password = matches!/let has_password = place.place().is_empty() \&\& matches!/@semel-server@test(=cli::ledger::tests::advice_repeats_no_password)
@@ -211,10 +215,25 @@ rerun-without-rule@semel-server/src/services/webhooks/again.rs@s/if kind\.is_som
 LIST
 }
 
-# Whether the code still has what each mutant changes.
+# The tests that a filter names, one a line: `test(=a) | test(=b)`.
+named() { grep -oE 'test\(=[^)]*\)' <<<"$1" | sed -E 's/^test\(=(.*)\)$/\1/'; }
+
+# Whether the code still has what each mutant changes, and each test that should notice. A filter names its tests in full:
+# one that fits no test would let a mutant pass as caught, or as survived, without any test having run.
 check() {
-    local lost=0 name file change
-    while IFS='@' read -r name file change _; do
+    local lost=0 name file change package tests test words
+    words=$(find crates -name '*.rs' -exec grep -ohE '[a-z0-9_]+' {} + | sort -u)
+    while IFS='@' read -r name file change package tests; do
+        if [[ ! $tests =~ ^test\(=[a-z0-9_:]+\)(\ \|\ test\(=[a-z0-9_:]+\))*$ ]]; then
+            echo "mutants.sh: $name: its filter is not of the form test(=…) | test(=…): $tests" >&2
+            lost=1
+        fi
+        for test in $(named "$tests"); do
+            if ! grep -qx "${test##*::}" <<<"$words"; then
+                echo "mutants.sh: $name: there is no test ${test##*::}" >&2
+                lost=1
+            fi
+        done
         if perl -0pe "$change" "crates/$file" | cmp -s "crates/$file" -; then
             echo "mutants.sh: $name cannot be made: crates/$file has changed, and this script must follow" >&2
             lost=1
@@ -251,6 +270,9 @@ run_tests() { # PACKAGE TARGET FILTER
     (cd "$tree" && cargo nextest run --package "$1" "$2" --filterset "$3" --no-fail-fast) 2>&1
 }
 
+# The names of the tests that passed.
+passed() { sed -nE 's/^ +PASS \[[^]]*\] \([^)]*\) [^ ]+ (.*)$/\1/p' <<<"$1"; }
+
 # Who noticed: the names of the tests that failed.
 failed() { sed -nE 's/^ +(FAIL|TIMEOUT|SIG[A-Z]+) \[[^]]*\] \([^)]*\) [^ ]+ (.*)$/\2/p' <<<"$1" | sort -u | paste -sd ' '; }
 
@@ -280,6 +302,13 @@ cut -d@ -f1,2 "$root/target/mutants/tests" | uniq | while IFS='@' read -r packag
         exit 1
     fi
     echo "$said" | grep -E '^ +PASS'
+    ran=$(passed "$said")
+    while IFS= read -r test; do
+        if ! grep -qxF "$test" <<<"$ran"; then
+            echo "mutants.sh: $package has no test $test (looked for it by $target)" >&2
+            exit 1
+        fi
+    done < <(named "$filter")
 done
 
 survived=0
@@ -303,7 +332,13 @@ while IFS='@' read -r name file change package tests; do
             verdict="DOES NOT COMPILE"
             survived=1
         else
-            verdict="caught by $(failed "$said")"
+            noticed=$(failed "$said")
+            verdict="caught by $noticed"
+            if [[ -z $noticed ]]; then
+                echo "$said" | tail -n 20
+                verdict="SURVIVED: no test ran"
+                survived=1
+            fi
             # What it said, in short.
             grep -A 3 'panicked at' <<<"$said" | grep -vE 'panicked at|RUST_BACKTRACE|^--|^ *$' | head -n 3 | cut -c 1-200 || true
         fi
