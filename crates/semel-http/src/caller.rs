@@ -94,27 +94,41 @@ pub struct Attempt {
     scope: Scope,
     key: Key,
     fence: Fence,
-    derive: Derive,
+    run: Run,
 }
 
-/// Derives keys for the calls to others.
+/// The run, whatever its store is.
 #[derive(Clone)]
-struct Derive(std::sync::Arc<dyn Fn(&str) -> String + Send + Sync>);
+struct Run(std::sync::Arc<dyn AnyRun>);
 
-impl std::fmt::Debug for Derive {
+trait AnyRun: Send + Sync {
+    fn derived_key(&self, step: &str) -> String;
+    fn is_lost(&self) -> bool;
+}
+
+impl<S: Store> AnyRun for Context<S> {
+    fn derived_key(&self, step: &str) -> String {
+        Self::derived_key(self, step)
+    }
+
+    fn is_lost(&self) -> bool {
+        Self::is_lost(self)
+    }
+}
+
+impl std::fmt::Debug for Run {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Derive")
+        f.write_str("Run")
     }
 }
 
 impl Attempt {
     pub(crate) fn new<S: Store>(context: &Context<S>) -> Self {
-        let derive = context.clone();
         Self {
             scope: context.operation().scope.clone(),
             key: context.operation().key.clone(),
             fence: context.fence(),
-            derive: Derive(std::sync::Arc::new(move |step| derive.derived_key(step))),
+            run: Run(std::sync::Arc::new(context.clone())),
         }
     }
 
@@ -139,7 +153,14 @@ impl Attempt {
     /// The key for a step's call to another service: the same on every attempt, another for each step.
     #[must_use]
     pub fn derived_key(&self, step: &str) -> String {
-        (self.derive.0)(step)
+        self.run.0.derived_key(step)
+    }
+
+    /// Whether the lease is lost: to be asked right before each effect elsewhere. A process that slept through its lease
+    /// knows so at its first question.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.run.0.is_lost()
     }
 }
 

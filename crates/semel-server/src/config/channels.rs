@@ -101,6 +101,12 @@ impl Channel {
 pub struct Endpoint(Url);
 
 impl Endpoint {
+    /// An endpoint at an address.
+    #[cfg(test)]
+    pub(crate) fn at(address: std::net::SocketAddr) -> Self {
+        Option::<Self>::parse(&format!("http://{address}/")).unwrap().unwrap()
+    }
+
     /// The whole URL: for the call, never for a log.
     #[must_use]
     pub fn expose(&self) -> &Url {

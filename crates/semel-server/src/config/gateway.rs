@@ -151,6 +151,12 @@ impl Value for Cookies {
 pub struct Upstream(Listen);
 
 impl Upstream {
+    /// A service at an address.
+    #[cfg(test)]
+    pub(crate) fn at(address: std::net::SocketAddr) -> Self {
+        Option::<Self>::parse(&format!("http://{address}")).unwrap().unwrap()
+    }
+
     /// The host, an IPv6 address without its brackets.
     #[must_use]
     pub fn host(&self) -> &str {

@@ -24,9 +24,12 @@ use super::{
 };
 use crate::{
     config::Statuses,
-    http::problem::{
-        BODY_INCOMPLETE, BODY_TIMEOUT, Kind, Problem, UPSTREAM_INVALID, UPSTREAM_LOST, UPSTREAM_TIMEOUT,
-        UPSTREAM_UNREACHABLE,
+    http::{
+        held::Held,
+        problem::{
+            BODY_INCOMPLETE, BODY_TIMEOUT, Kind, Problem, UPSTREAM_INVALID, UPSTREAM_LOST, UPSTREAM_TIMEOUT,
+            UPSTREAM_UNREACHABLE,
+        },
     },
     serve::Seat,
 };
@@ -103,7 +106,8 @@ impl Proxy {
         *onward.version_mut() = Version::HTTP_11;
         *onward.headers_mut() = head.headers;
 
-        let mut response = match self.upstream.send(onward).await {
+        let held = attempt.clone().map_or_else(Held::always, |attempt| Held::new(move || attempt.is_lost()));
+        let mut response = match self.upstream.send(onward, &held).await {
             Ok(response) => response,
             Err(failure) => return self.failed(&failure, attempt.as_ref()),
         };

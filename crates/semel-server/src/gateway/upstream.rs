@@ -23,7 +23,10 @@ use tokio::{
 };
 
 use super::{framing::is_ambiguous, pool::Pool, trailers::WithoutTrailers};
-use crate::config;
+use crate::{
+    config,
+    http::held::{Held, LeaseLost, WhileHeld},
+};
 
 /// How much of an answer is kept while its client is slow, and so the longest head of one. By itself hyper would keep
 /// 400 KiB of each.
@@ -59,13 +62,13 @@ impl Upstream {
         Self { address: Arc::new(address), connect_timeout, timeout, pool: Pool::default() }
     }
 
-    /// Sends a request and waits until the answer begins.
-    pub(super) async fn send(&self, request: Request<Body>) -> Result<Response<Incoming>, Failure> {
+    /// Sends a request while its lease is held, and waits until the answer begins.
+    pub(super) async fn send(&self, request: Request<Body>, held: &Held) -> Result<Response<Incoming>, Failure> {
         let progress = Progress::default();
         let watched = |body| Watched { body: WithoutTrailers(body), progress: progress.clone() };
-        let request = request.map(|body| Body::new(watched(body)));
+        let request = request.map(|body| Body::new(WhileHeld::new(watched(body), held.clone())));
         let request = match self.pool.take() {
-            Some(connection) => match self.send_by(connection, request, &progress).await {
+            Some(connection) => match self.send_by(connection, request, &progress, held).await {
                 // The upstream closed the connection before it was used. A new one will do.
                 Err(NotSent::Unsent(request)) => *request,
                 Err(NotSent::Failed(failure)) => return Err(failure),
@@ -74,7 +77,7 @@ impl Upstream {
             None => request,
         };
         let connection = self.connect().await?;
-        self.send_by(connection, request, &progress).await.map_err(|not_sent| match not_sent {
+        self.send_by(connection, request, &progress, held).await.map_err(|not_sent| match not_sent {
             NotSent::Unsent(_) => Failure::Unreachable("it closed the connection at once".to_owned()),
             NotSent::Failed(failure) => failure,
         })
@@ -102,7 +105,10 @@ impl Upstream {
         mut connection: SendRequest<Body>,
         request: Request<Body>,
         progress: &Progress,
+        held: &Held,
     ) -> Result<Response<Incoming>, NotSent> {
+        // A request without a body is not asked for one; so here, too.
+        held.check().map_err(|lost| NotSent::Failed(Failure::Unreachable(lost.to_string())))?;
         progress.made();
         let sent = connection.try_send_request(request);
         tokio::pin!(sent);
@@ -130,6 +136,7 @@ impl Upstream {
             // hyper hands the request back only if it had not begun to write it.
             Err(mut error) => Err(match error.take_message() {
                 Some(request) => NotSent::Unsent(Box::new(request)),
+                None if held.has_stopped() => NotSent::Failed(Failure::Unreachable(LeaseLost.to_string())),
                 None if progress.body() == BodyState::Broken => NotSent::Failed(Failure::BodyIncomplete),
                 None => NotSent::Failed(Failure::Lost(error.into_error())),
             }),
@@ -218,5 +225,27 @@ impl hyper::body::Body for Watched {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::held::tests::{listener, lost_after};
+
+    /// The lease is lost while the connection is made, or between that and the first byte.
+    #[tokio::test]
+    async fn a_request_whose_lease_is_lost_before_it_is_written_is_not_sent() {
+        for (questions, body) in [(0, "body"), (0, ""), (1, "body")] {
+            let (address, came) = listener().await;
+            let limit = Duration::from_secs(60);
+            let upstream = Upstream::new(config::Upstream::at(address), limit, limit);
+            let request = Request::post("/").body(Body::from(body)).unwrap();
+            let sent = upstream.send(request, &lost_after(questions)).await;
+            let Err(Failure::Unreachable(why)) = sent else { panic!("{questions} {body:?}: {sent:?}") };
+            assert!(why.contains("the lease was lost"), "{why}");
+            drop(upstream);
+            assert_eq!(came.await.unwrap(), b"", "{questions} {body:?}");
+        }
     }
 }

@@ -3,6 +3,7 @@
 pub mod answers;
 pub mod fields;
 pub mod health;
+pub(crate) mod held;
 pub mod json;
 pub mod loopback;
 mod openapi;

@@ -3,13 +3,17 @@
 use std::{error::Error as _, sync::Once, time::Duration};
 
 use bytes::Bytes;
+use http_body_util::Full;
 use reqwest::{
-    Client, Response, StatusCode,
+    Body, Client, Response, StatusCode,
     header::{HeaderMap, RETRY_AFTER},
     redirect, retry,
 };
 
-use crate::config::Endpoint;
+use crate::{
+    config::Endpoint,
+    http::held::{Held, WhileHeld},
+};
 
 /// How long a connection may wait for the next call. One that meets the endpoint's own closing of an idle connection
 /// may or may not have arrived, so it would be in doubt for nothing: this stays below the shortest time after which a
@@ -38,6 +42,8 @@ pub(crate) enum Called {
     InFlight(Option<Duration>),
     /// Not a byte of the request was sent.
     NotSent(String),
+    /// The lease was lost before a byte was sent.
+    LeaseLost,
     /// It may have arrived, and there is no answer.
     Unknown(String),
 }
@@ -77,8 +83,9 @@ impl Caller {
         Ok(Self { client, url, timeout })
     }
 
-    /// Posts a body, with the headers that say what it is and under which key it goes.
-    pub(crate) async fn post(&self, headers: HeaderMap, body: Bytes) -> Called {
+    /// Posts a body, with the headers that say what it is and under which key it goes, while the lease is held.
+    pub(crate) async fn post(&self, headers: HeaderMap, body: Bytes, held: &Held) -> Called {
+        let body = Body::wrap(WhileHeld::new(Full::new(body), held.clone()));
         let request = self.client.post(self.url.expose().clone()).headers(headers).body(body);
         match request.send().await {
             Ok(response) => {
@@ -86,6 +93,7 @@ impl Caller {
                 tokio::spawn(drain(response));
                 called
             }
+            Err(_) if held.has_stopped() => Called::LeaseLost,
             Err(error) if error.is_connect() || error.is_builder() => Called::NotSent(root(&error)),
             Err(error) if error.is_timeout() => {
                 let limit = humantime::format_duration(self.timeout);
@@ -147,6 +155,17 @@ fn root(error: &reqwest::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::held::tests::{listener, lost_after};
+
+    #[tokio::test]
+    async fn a_call_whose_lease_is_lost_while_it_connects_is_not_made() {
+        let (address, came) = listener().await;
+        let caller = Caller::new(Endpoint::at(address), Duration::from_secs(60), 1).unwrap();
+        let called = caller.post(HeaderMap::new(), Bytes::from_static(b"{}"), &lost_after(0)).await;
+        assert_eq!(called, Called::LeaseLost);
+        drop(caller);
+        assert_eq!(came.await.unwrap(), b"");
+    }
 
     #[test]
     fn a_status_means_what_it_says() {

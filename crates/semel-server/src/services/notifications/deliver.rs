@@ -38,9 +38,6 @@ use crate::{
 /// The service of the ledger's scope.
 pub(super) const SERVICE: &str = "notifications";
 
-/// The step that the key of a call is derived for.
-const STEP: &str = "deliver";
-
 /// How often to look for notifications without being woken.
 const POLL: Duration = Duration::from_secs(1);
 
@@ -395,12 +392,14 @@ impl Line {
             address,
             payload: &payload,
         };
-        let called = self.caller.call(&context.derived_key(STEP), context.fence(), &told).await;
-        if let Called::NotSent(why) = &called {
-            self.not_reached(attempt, why);
-        } else {
-            crash_point!("deliver.sent");
-            self.reached();
+        let called = self.caller.call(context, &told).await;
+        match &called {
+            Called::NotSent(why) => self.not_reached(attempt, why),
+            Called::LeaseLost => {}
+            _ => {
+                crash_point!("deliver.sent");
+                self.reached();
+            }
         }
         match called {
             Called::Taken(status) => Ok(Outcome::kept(json!({ "status": status.as_u16() }).to_string())),
@@ -414,6 +413,7 @@ impl Line {
                 let pause = self.paused().unwrap_or(PAUSES.0);
                 put_back(pause, Some(format!("the endpoint could not be reached: {why}")))
             }
+            Called::LeaseLost => put_back(POLL, None),
             // Nobody knows whether it arrived: only an endpoint that honours keys may be called again.
             Called::Unknown(why) if self.caller.config().on_lost.doubts() => Err(Unfinished::Unknown(why).into()),
             Called::Unknown(why) => fail(why, None),

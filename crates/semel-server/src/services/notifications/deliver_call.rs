@@ -1,14 +1,19 @@
 //! What an endpoint of a channel is told, and how.
 
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
-use semel::Fence;
+use semel::Context;
+use semel_store::Database;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::{
     config,
+    http::held::Held,
     services::call::{self, Called},
 };
+
+/// The step of a delivery that its key is derived for.
+const STEP: &str = "deliver";
 
 /// What an endpoint is told.
 #[derive(Serialize)]
@@ -45,8 +50,9 @@ impl Caller {
     }
 
     /// Calls, under a key that is the same on every attempt.
-    pub(super) async fn call(&self, key: &str, fence: Fence, told: &Told<'_>) -> Called {
-        let (body, key) = match (serde_json::to_vec(told), HeaderValue::from_str(key)) {
+    pub(super) async fn call(&self, context: &Context<Database>, told: &Told<'_>) -> Called {
+        let key = context.derived_key(STEP);
+        let (body, key) = match (serde_json::to_vec(told), HeaderValue::from_str(&key)) {
             (Ok(body), Ok(key)) => (body, key),
             (Err(error), _) => return Called::NotSent(error.to_string()),
             (_, Err(error)) => return Called::NotSent(error.to_string()),
@@ -54,7 +60,7 @@ impl Caller {
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert("idempotency-key", key);
-        headers.insert("semel-fence", fence.0.into());
-        self.caller.post(headers, body.into()).await
+        headers.insert("semel-fence", context.fence().0.into());
+        self.caller.post(headers, body.into(), &Held::of(context)).await
     }
 }

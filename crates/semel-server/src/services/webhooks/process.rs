@@ -23,7 +23,10 @@ use super::{
     handler::{Run, key_of_data},
     source::{Source, Way},
 };
-use crate::services::call::{Called, Caller};
+use crate::{
+    http::held::{Held, LeaseLost},
+    services::call::{Called, Caller},
+};
 
 /// The step that the key of a call is derived for.
 const STEP: &str = "forward";
@@ -256,7 +259,7 @@ async fn forward(
         after: wait.map_or(later, |wait| wait.max(later)),
         why,
     };
-    match caller.post(headers, event.body.clone()).await {
+    match caller.post(headers, event.body.clone(), &Held::of(context)).await {
         Called::Taken(status) => Ok(Done::Forwarded { status: status.as_u16() }),
         Called::InFlight(wait) => Err(not_now(wait, "the endpoint answered 409: it is at the same event".to_owned())),
         Called::NotNow(status, wait) if matches!(status.as_u16(), 425 | 429) => Err(not_now(wait, answered(status))),
@@ -265,6 +268,7 @@ async fn forward(
         }
         Called::NotNow(status, None) | Called::Refused(status) => Err(Unfinished::failed(answered(status))),
         Called::NotSent(why) => Err(not_now(None, format!("the endpoint cannot be reached: {why}"))),
+        Called::LeaseLost => Err(not_now(None, LeaseLost.to_string())),
         // Called again under the same key: an endpoint that honours it knows.
         Called::Unknown(why) => Err(Unfinished::failed(why)),
     }

@@ -1,0 +1,141 @@
+//! A request to another service that is not sent once the lease under which it is made is lost.
+//!
+//! A node that was suspended while it waited for a connection wakes up, and the connection is there: the request would
+//! go out before the renewer has cancelled the work, although another node may have done it by now. So the clock is
+//! asked at the last moment, when the body's first bytes are taken to be written: hyper writes the head along with them.
+
+use std::{
+    error::Error,
+    fmt,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use hyper::body::{Body, Frame, SizeHint};
+
+/// Whether a request may still be sent. Clones share what was found.
+#[derive(Clone)]
+pub(crate) struct Held {
+    is_lost: Arc<dyn Fn() -> bool + Send + Sync>,
+    stopped: Arc<AtomicBool>,
+}
+
+impl Held {
+    /// A lease that `is_lost` knows of.
+    pub(crate) fn new(is_lost: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        Self { is_lost: Arc::new(is_lost), stopped: Arc::default() }
+    }
+
+    /// The lease of a run.
+    pub(crate) fn of<S: semel::Store>(context: &semel::Context<S>) -> Self {
+        let context = context.clone();
+        Self::new(move || context.is_lost())
+    }
+
+    /// No lease: the request may always be sent.
+    pub(crate) fn always() -> Self {
+        Self::new(|| false)
+    }
+
+    /// Asks whether the request may be sent.
+    ///
+    /// # Errors
+    /// When the lease is lost. From then on [`Held::has_stopped`] says so.
+    pub(crate) fn check(&self) -> Result<(), LeaseLost> {
+        if (self.is_lost)() {
+            self.stopped.store(true, Ordering::Relaxed);
+            return Err(LeaseLost);
+        }
+        Ok(())
+    }
+
+    /// Whether the request was held back: not a byte of it was sent.
+    pub(crate) fn has_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+}
+
+/// Why a request was not sent.
+#[derive(Debug)]
+pub(crate) struct LeaseLost;
+
+impl fmt::Display for LeaseLost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the lease was lost before anything was sent")
+    }
+}
+
+impl Error for LeaseLost {}
+
+/// A body whose first bytes are given only while the lease is held.
+pub(crate) struct WhileHeld<B> {
+    body: B,
+    held: Held,
+    begun: bool,
+}
+
+impl<B> WhileHeld<B> {
+    pub(crate) fn new(body: B, held: Held) -> Self {
+        Self { body, held, begun: false }
+    }
+}
+
+impl<B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Unpin> Body for WhileHeld<B> {
+    type Data = Bytes;
+    type Error = Box<dyn Error + Send + Sync>;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        if !self.begun {
+            if let Err(lost) = self.held.check() {
+                return Poll::Ready(Some(Err(lost.into())));
+            }
+        }
+        let frame = Pin::new(&mut self.body).poll_frame(context);
+        self.begun |= frame.is_ready();
+        frame.map_err(Into::into)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::{net::SocketAddr, sync::atomic::AtomicUsize};
+
+    use tokio::{io::AsyncReadExt as _, net::TcpListener, task::JoinHandle};
+
+    use super::*;
+
+    /// A service that takes one connection and tells what came by it.
+    pub(crate) async fn listener() -> (SocketAddr, JoinHandle<Vec<u8>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let came = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut bytes = Vec::new();
+            let _ = stream.read_to_end(&mut bytes).await;
+            bytes
+        });
+        (address, came)
+    }
+
+    /// A lease that is lost after so many questions.
+    pub(crate) fn lost_after(questions: usize) -> Held {
+        let asked = AtomicUsize::new(0);
+        Held::new(move || asked.fetch_add(1, Ordering::Relaxed) >= questions)
+    }
+}
