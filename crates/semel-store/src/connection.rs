@@ -68,7 +68,7 @@ pub fn broken(error: sqlx::Error) -> Error {
         E::Database(db) => is_passing(db.as_ref()),
         _ => false,
     };
-    if passing { Error::Unavailable(words(&error)) } else { Error::Refused(error.to_string()) }
+    if passing { Error::Unavailable(words(&error)) } else { Error::Refused(text(&error)) }
 }
 
 /// As [`broken`], for a read of rows that the store itself has written. A value that is not of its column's type, which
@@ -91,7 +91,18 @@ pub(crate) fn words(error: &sqlx::Error) -> String {
         E::Database(db) => reason_of(db.as_ref()),
         _ => None,
     };
-    reason.map_or_else(|| error.to_string(), |reason| format!("{reason}: {error}"))
+    let text = text(error);
+    reason.map_or_else(|| text.clone(), |reason| format!("{reason}: {text}"))
+}
+
+/// An error's own text. The driver ends those of PostgreSQL with a line number of the server's source code, which reads
+/// as if it were one of a statement.
+fn text(error: &sqlx::Error) -> String {
+    let told = error.as_database_error().and_then(|db| db.try_downcast_ref::<sqlx::postgres::PgDatabaseError>());
+    match told {
+        Some(told) => format!("error returned from database: {}", told.message()),
+        None => error.to_string(),
+    }
 }
 
 /// What a code says about the database as a whole.

@@ -297,6 +297,18 @@ fn a_data_directory_that_cannot_be_is_told_with_what_to_do() {
     }
 }
 
+/// The driver adds the line of the server's source code, which means nothing to who reads it.
+#[test]
+fn an_error_of_postgresql_at_the_start_ends_with_the_servers_own_words() {
+    let server = crate::place::server();
+    let (server, _) = server.rsplit_once('/').unwrap();
+    let mut command = semel();
+    command.args(["serve", "--listen", "127.0.0.1:0", "--database-url", &format!("{server}/no_such_database")]);
+    let output = command.output().unwrap();
+    let told = stderr(&output);
+    assert!(told.contains("database \"no_such_database\" does not exist") && !told.contains(" at line "), "{told}");
+}
+
 fn semel_with(arguments: &[&str], data_dir: &str) -> std::process::Command {
     let mut command = semel();
     command.args(arguments).args(["--data-dir", data_dir]);
