@@ -20,8 +20,8 @@ pub(crate) fn start(level: &str) {
 }
 
 /// What a server logs when `RUST_LOG` does not say otherwise. Of a connection that broke, or that was slow to come, the
-/// part that needed it tells; the pool's own lines only say it once more.
-const SERVER: &str = "info,sqlx::postgres::notice=error,sqlx::pool=error,sqlx_core::pool=error";
+/// part that needed it tells; the lines of the pool, or of the client of RabbitMQ, only say it once more, at every try.
+const SERVER: &str = "info,sqlx::postgres::notice=error,sqlx::pool=error,sqlx_core::pool=error,lapin=off";
 
 /// Starts the logging of a server, which says once that its database is away.
 pub(crate) fn start_server() -> Outage {

@@ -167,10 +167,23 @@ struct Told {
 
 impl tracing::field::Visit for Told {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.of_one |= field.name() == "key";
         let mut text = String::new();
-        if write!(text, "{value:?}").is_ok() && is_about_the_database(&text) {
-            self.error = Some(text);
+        if write!(text, "{value:?}").is_ok() {
+            self.take(field, &text);
+        }
+    }
+
+    /// As it is: by its default it would come as [`fmt::Debug`] writes it, in quotes.
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.take(field, value);
+    }
+}
+
+impl Told {
+    fn take(&mut self, field: &Field, text: &str) {
+        self.of_one |= field.name() == "key";
+        if is_about_the_database(text) {
+            self.error = Some(text.to_owned());
         }
     }
 }
@@ -214,6 +227,20 @@ mod tests {
         }
     }
 
+    #[test]
+    fn what_is_told_by_a_part_is_not_told_again_by_its_library() {
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let layer = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(move || writer.clone());
+        let filter = tracing_subscriber::EnvFilter::new(crate::log::SERVER);
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer.with_filter(filter)), || {
+            tracing::error!(target: "lapin::channels", "Connection error");
+            tracing::warn!(target: "semel_amqp::link", "no connection to RabbitMQ; trying again");
+        });
+        let [line] = &lines.all()[..] else { panic!("{:?}", lines.all()) };
+        assert!(line.contains("no connection to RabbitMQ"), "{line}");
+    }
+
     #[tokio::test]
     async fn an_outage_is_told_at_its_begin_then_now_and_then_and_at_its_end() {
         let (lines, outage, back) = (Lines::default(), Outage::default(), AtomicBool::new(false));
@@ -236,7 +263,7 @@ mod tests {
             }
             if back { Ok(()) } else { Err(error.clone()) }
         };
-        tracing::error!(why = %error, "a part notices");
+        tracing::error!(why = error.to_string(), "a part notices");
         let pace = Pace { say: Duration::from_millis(50), ask: Duration::from_millis(1) };
         let end = async {
             while lines.all().len() < 4 {
@@ -252,7 +279,7 @@ mod tests {
         let all = lines.all();
         let told = ["cannot be used; the log says so once", "still cannot be used", "still cannot be used"];
         for (line, told) in all[1..].iter().zip(told) {
-            assert!(line.contains(told) && line.contains("nobody listens"), "{line}");
+            assert!(line.contains(told) && line.contains("nobody listens\""), "an error is quoted once: {line}");
         }
         let end = &all[all.len() - 2..];
         assert!(end[0].contains("can be used again") && end[1].contains("something else"), "{end:?}");

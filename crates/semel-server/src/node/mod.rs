@@ -6,7 +6,7 @@ mod ready;
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use semel::messaging::{Broker, BrokerHealth, MessageStore, Queue, Relay, RelayOptions};
@@ -24,6 +24,9 @@ pub use ready::AsksTheStore;
 
 /// How long to wait before queues are declared again that could not be.
 const DECLARE_PAUSE: Duration = Duration::from_secs(1);
+
+/// How often the log says that queues cannot be declared yet.
+const TOLD_EVERY: Duration = Duration::from_secs(60);
 
 /// After how many tries a broker that is there, and does not make all queues, is worked with all the same: it may only
 /// have been starting.
@@ -50,6 +53,23 @@ pub struct Node {
     /// for long before it is tried again.
     declared: watch::Sender<bool>,
     fault: Fault,
+}
+
+/// When something that goes on was last told.
+#[derive(Default)]
+struct Told {
+    at: Option<Instant>,
+}
+
+impl Told {
+    /// Whether to tell it now: the first time, and then once a minute.
+    fn is_due(&mut self, now: Instant) -> bool {
+        let due = self.at.is_none_or(|at| now.duration_since(at) >= TOLD_EVERY);
+        if due {
+            self.at = Some(now);
+        }
+        due
+    }
 }
 
 #[derive(Default)]
@@ -119,13 +139,19 @@ impl Node {
     pub fn declare(&self, queues: Vec<Queue>) {
         let (broker, declared, mut stop) = (self.broker.clone(), self.declared.clone(), self.stopping());
         let declare = async move {
+            let mut told = Told::default();
             for tries in 1_u32.. {
                 match broker.declare(queues.clone()).await {
                     Ok(()) => {
+                        if told.at.is_some() {
+                            tracing::info!(tries, "queues are declared");
+                        }
                         declared.send_replace(true);
                         return;
                     }
-                    Err(error) if tries.is_power_of_two() => tracing::warn!(%error, "queues cannot be declared yet"),
+                    Err(error) if told.is_due(Instant::now()) => {
+                        tracing::warn!(%error, "queues cannot be declared yet; the log says so once a minute");
+                    }
                     Err(_) => {}
                 }
                 if tries >= PATIENT_TRIES && broker.health() == BrokerHealth::Up {
@@ -213,6 +239,13 @@ mod tests {
         fn close(&self) -> BoxFuture<'_, ()> {
             Box::pin(async {})
         }
+    }
+
+    #[test]
+    fn what_goes_on_is_told_at_once_and_then_once_a_minute() {
+        let (begin, mut told) = (Instant::now(), Told::default());
+        let due = [0, 1, 59, 60, 61, 119, 120].map(|after| told.is_due(begin + Duration::from_secs(after)));
+        assert_eq!(due, [true, false, false, true, false, false, true]);
     }
 
     #[tokio::test]

@@ -45,7 +45,8 @@ pub(crate) async fn retry(
         Answer::NotNow(NotNow::Completed | NotNow::Pinned) => return Err(completed(result_of(operation))),
         _ => return Err(Problem::new(&EVENT_RUNNING)),
     }
-    tracing::info!(operation = operation.id, by = actor, "a person has an event run again");
+    let (source, event) = (named.source.name.as_str(), operation.key.as_str());
+    tracing::info!(source, event, operation = operation.id, by = actor, "a person has an event run again");
     receiver.wake();
     Ok(decided.operation.map_or(State::Pending, |operation| operation.state))
 }
@@ -73,7 +74,8 @@ async fn rerun(
     });
     match patiently(async { applied.await? }).await?.answer {
         Answer::Resolved => {
-            tracing::info!(operation = id, by = actor, "a person has an event run once more");
+            let (source, event) = (source.name.as_str(), operation.key.as_str());
+            tracing::info!(source, event, operation = id, by = actor, "a person has an event run once more");
             receiver.wake();
             Ok(State::Pending)
         }

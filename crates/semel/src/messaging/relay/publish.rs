@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use super::{
@@ -21,6 +21,12 @@ const UNKNOWN: Backoff = Backoff { first: Duration::from_millis(200), cap: Durat
 /// How many messages without a word are remembered. Beyond it they are forgotten, and wait a little less.
 const REMEMBERED: usize = 10_000;
 
+/// How often it is told of a topic that no queue takes it.
+const TOLD_EVERY: Duration = Duration::from_secs(60);
+
+/// Of how many topics it is remembered when that was told last. Beyond it they are forgotten, and told of a little sooner.
+const TOPICS: usize = 1_000;
+
 /// How a batch ended.
 pub(super) struct Summary {
     /// On how many messages the broker had a word, whichever.
@@ -37,11 +43,13 @@ pub(super) struct Publisher {
     options: RelayOptions,
     /// How often there was no word about a row.
     unknown: Mutex<HashMap<i64, u32>>,
+    /// When it was last told of a topic that no queue takes it.
+    told: Mutex<HashMap<String, Instant>>,
 }
 
 impl Publisher {
     pub(super) fn new(broker: Arc<dyn Broker>, options: RelayOptions) -> Self {
-        Self { broker, options, unknown: Mutex::default() }
+        Self { broker, options, unknown: Mutex::default(), told: Mutex::default() }
     }
 
     /// Publishes what was leased by a take that was sent at `sent`.
@@ -81,6 +89,19 @@ impl Publisher {
         Finished { marks, until: Uptime::now() + self.options.lease, in_hand }
     }
 
+    /// Whether it is to be told that no queue takes a topic: its messages come together, and again and again.
+    fn is_news(&self, topic: &str) -> bool {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.get(topic).is_some_and(|at| at.elapsed() < TOLD_EVERY) {
+            return false;
+        }
+        if told.len() >= TOPICS {
+            told.clear();
+        }
+        told.insert(topic.to_owned(), Instant::now());
+        true
+    }
+
     /// What the broker's word means for a row.
     fn mark(&self, row: &Lent, answer: Published) -> Mark {
         let mut unknown = self.unknown.lock().unwrap_or_else(PoisonError::into_inner);
@@ -91,7 +112,14 @@ impl Publisher {
         match answer {
             Published::Confirmed => Mark::Sent,
             Published::NotSent(_) => Mark::PutBack,
-            Published::Unroutable(error) => Mark::Unroutable { error, after: self.options.unroutable },
+            Published::Unroutable(error) => {
+                let topic = row.envelope.message.topic.as_str();
+                if self.is_news(topic) {
+                    let every = self.options.unroutable;
+                    tracing::warn!(topic, %message_id, error, "no queue takes a message; it is tried again every {every:?}");
+                }
+                Mark::Unroutable { error, after: self.options.unroutable }
+            }
             Published::Refused(error) if attempt >= self.options.max_failures => {
                 tracing::warn!(
                     %message_id, attempt, error,
