@@ -47,6 +47,11 @@ impl Verdict {
     }
 }
 
+/// Why an answer is not final, in a few words: for the operation's error, its journal and the log, which otherwise tell
+/// the answer's status. A handler that knows puts it into the extensions of its response.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reason(pub String);
+
 /// What is kept instead of the answer in [reference mode](crate::Route::rebuild): the name of what was
 /// made. The handler puts it into the extensions of its response.
 #[derive(Clone, Debug, PartialEq, Eq)]

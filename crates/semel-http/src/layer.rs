@@ -316,7 +316,9 @@ impl<S: Store> Shared<S> {
             }
             place.is_some()
         };
-        self.ledger.claim_or_wait_if(work, wait, worth).await
+        // Counted as what the client is told.
+        let refusal = |there: &Operation| asked.differs_from(there).then_some("credentials_differ");
+        self.ledger.claim_or_refuse(work, wait, worth, refusal).await
     }
 }
 

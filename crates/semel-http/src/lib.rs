@@ -30,7 +30,7 @@ mod waiting;
 pub mod webhooks;
 
 pub use body::Body;
-pub use caller::{Attempt, Reference, Transaction, Verdict};
+pub use caller::{Attempt, Reason, Reference, Transaction, Verdict};
 pub use credentials::Credentials;
 pub use layer::{Idempotency, IdempotencyLayer, IdempotencyService, OTHER_METHOD};
 pub use principal::{Authenticate, BoxFuture, Principal, Role};

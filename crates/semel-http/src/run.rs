@@ -8,12 +8,12 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, StatusCode, header};
 use http_body::Body as HttpBody;
-use semel::{Context, Lease, OnLost, Outcome, Ran, Store, Unfinished};
+use semel::{Context, Lease, NODE_STOPPED, OnLost, Outcome, Ran, Store, Unfinished};
 use tower::Service;
 use tracing::Instrument as _;
 
 use crate::{
-    Attempt, Body, Mode, Problem, Reference, Route, Verdict,
+    Attempt, Body, Mode, Problem, Reason, Reference, Route, Verdict,
     answer::Answer,
     body::{Read, read_answer},
     caller::Handed,
@@ -84,8 +84,10 @@ impl<S: Store, Inner> IdempotencyService<S, Inner> {
             Ok(Ran::Released) if so(Verdict::Release) => None,
             Ok(Ran::Doubted(_)) if so(Verdict::Doubt) => None,
             Ok(Ran::LeaseLost) => Some(Problem::new(&problem::LEASE_LOST)),
-            // The node stops, or the store could not commit.
-            Ok(Ran::Released) => Some(store_problem(&semel::Error::Unavailable("the run was put back".into()))),
+            Ok(Ran::Released) => {
+                Some(store_problem(&semel::Error::Unavailable("the run was put back".into())).detail(PUT_BACK))
+            }
+            Ok(Ran::Doubted(why)) => Some(cut_off(why)),
             // Why is in the log, by the ledger.
             Ok(Ran::Failed(_)) if said.is_some() => Some(Problem::new(&problem::NOT_COMMITTED)),
             Ok(_) => Some(Problem::new(&problem::INTERNAL)),
@@ -131,6 +133,21 @@ impl<S: Store, Inner> IdempotencyService<S, Inner> {
             Err(error) => answered(store_problem(&error)),
         }
     }
+}
+
+/// What the first caller is told of a run that was put back before it ended.
+const PUT_BACK: &str = "The request was put back before it ended: the server stops, or the database could not commit. \
+                        Sent again with the same key, it is carried out.";
+
+/// The problem of a run that ended without an answer, where it may have had an effect: the node stopped, or the handler
+/// panicked. Sent again, it is not carried out again.
+fn cut_off(why: &str) -> Problem {
+    let (kind, what) = match why {
+        NODE_STOPPED => (&problem::IN_DOUBT, "The server stopped"),
+        _ => (&problem::INTERNAL, "The server made a mistake of its own"),
+    };
+    let detail = format!("{what} while this request was being carried out: it may or may not have taken effect.");
+    Problem::new(kind).detail(detail).with("retryable", false)
 }
 
 /// What an answer means: what the handler says, else what its status says.
@@ -184,6 +201,8 @@ where
         verdict => verdict,
     };
     let reference = head.extensions.remove::<Reference>();
+    let reason = head.extensions.remove::<Reason>().map(|Reason(reason)| reason);
+    let reason = || reason.unwrap_or_else(|| format!("answered {status}"));
     let (body, outcome) = if verdict != Verdict::Final {
         (Body::untouched(body), None)
     } else if let Some(Reference(name)) = reference.filter(|_| route.rebuild.is_some()) {
@@ -208,8 +227,8 @@ where
         }
         (Verdict::Final, outcome) => Ok(outcome.unwrap_or_else(|| Outcome::not_kept(""))),
         (Verdict::Release, _) => Err(Unfinished::NotYet(std::time::Duration::ZERO)),
-        (Verdict::Fail, _) => Err(Unfinished::failed(format!("answered {status}"))),
-        (Verdict::Doubt, _) => Err(Unfinished::Unknown(format!("answered {status}"))),
+        (Verdict::Fail, _) => Err(Unfinished::failed(reason())),
+        (Verdict::Doubt, _) => Err(Unfinished::Unknown(reason())),
     };
     (Said { verdict, response: Ok(Response::from_parts(head, body)) }, settle)
 }

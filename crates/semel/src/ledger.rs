@@ -395,9 +395,13 @@ impl<S: Store> Ledger<S> {
     /// Counts a claim that did not get the lease.
     pub(crate) fn note<A>(&self, claim: &Claim<A>, request: &Request) {
         if let Some(operation) = claim.operation() {
-            let at = wall_clock();
-            self.inner.gatherer.note(operation, request, claim.word(), at);
+            self.note_as(claim.word(), operation, request);
         }
+    }
+
+    /// Counts a claim of `operation` that was answered in this word.
+    pub(crate) fn note_as(&self, word: &'static str, operation: &Operation, request: &Request) {
+        self.inner.gatherer.note(operation, request, word, wall_clock());
     }
 
     /// Runs on the engine's threads. Connections belong to the threads that opened them, so those

@@ -57,7 +57,7 @@ pub use ledger::{Ledger, Options};
 pub use machine::{Failure, Retry, Verdict};
 pub use operation::{Fence, Labels, LeaseRow, Operation, Outcome, State, Successor, Token};
 pub use policy::{Backoff, OnLost, OnMismatch, Policy};
-pub use run::{Context, Finding, Ran, Unfinished};
+pub use run::{Context, Finding, NODE_STOPPED, Ran, Unfinished};
 pub use scope::{Key, Scope};
 pub use store::Store;
 pub use text::MAX_TEXT;

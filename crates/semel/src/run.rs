@@ -15,6 +15,9 @@ use crate::{
     store::{Decision, Store},
 };
 
+/// Why a run is in doubt that was cut off because its node stopped.
+pub const NODE_STOPPED: &str = "the node stopped while it ran";
+
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ran {
@@ -385,7 +388,7 @@ impl<S: Store> Lease<S> {
             Ok(_) = halt.wait_for(|halt| *halt) => {
                 task.abort();
                 return Some(match doubts {
-                    true => Write::Doubt { reason: "the node stopped while it ran".into() },
+                    true => Write::Doubt { reason: NODE_STOPPED.into() },
                     false => Write::Release { delay: Duration::ZERO, why: None },
                 });
             }

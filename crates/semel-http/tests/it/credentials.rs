@@ -2,17 +2,18 @@
 
 use std::time::Duration;
 
-use semel::{OnLost, Policy};
+use semel::{OnLost, Policy, Store as _};
 use semel_http::{Credentials, Route};
 use semel_testkit::Kind;
 
 use crate::{
     client::{Ask, keyed},
-    shop::{Shop, at_once, on_both_databases},
+    shop::{Shop, at_once, on_both_databases, secs},
 };
 
 on_both_databases!(
     a_repeat_with_other_credentials_is_neither_carried_out_nor_replayed,
+    a_repeat_that_is_refused_for_its_credentials_is_counted_as_such,
     another_caller_learns_nothing_of_a_request_in_flight_or_in_doubt,
     of_two_first_requests_with_different_credentials_one_wins,
     a_key_that_was_released_is_free_for_other_credentials,
@@ -44,6 +45,26 @@ async fn a_repeat_with_other_credentials_is_neither_carried_out_nor_replayed(kin
         client.send(&by("ann").body("other")).await.is_problem(422, "payload-mismatch");
         assert!(client.send(&by("ann")).await.is_replay());
         assert_eq!(shop.desk.runs() - before, 1);
+    }
+}
+
+async fn a_repeat_that_is_refused_for_its_credentials_is_counted_as_such(kind: Kind) {
+    let shop = Shop::open(kind).await;
+    let client = shop.serve(guarded(Route::leased())).await;
+    assert_eq!(client.send(&by("ann")).await.status, 201);
+    client.send(&by("bob")).await.is_problem(409, "credentials-differ");
+    assert!(client.send(&by("ann")).await.is_replay());
+    // What failed may be tried again, but not by another caller: he had the lease for a moment.
+    let failing = |token: &str| keyed("failed").header("Authorization", token).gets(500);
+    assert_eq!(client.send(&failing("ann")).await.status, 500);
+    shop.lab.pass(secs(60));
+    client.send(&failing("bob")).await.is_problem(409, "credentials-differ");
+    shop.ledger.flush().await;
+    for (key, words) in [("k", &["credentials_differ", "replay"][..]), ("failed", &["credentials_differ"])] {
+        let id = shop.operation(key).await.unwrap().id;
+        let (_, repeats) = shop.ledger.store().journal(id).await.unwrap();
+        let answers: Vec<_> = repeats.iter().flat_map(|(_, seen)| &seen.first).map(|seen| &*seen.answer).collect();
+        assert_eq!(answers, words, "{key}");
     }
 }
 

@@ -120,7 +120,7 @@ async fn a_stop_waits_for_what_is_in_flight(kind: Kind) {
 
 async fn a_stop_does_not_wait_for_ever(kind: Kind) {
     for (route, status, problem, state) in [
-        (Route::leased(), 500, "internal", Some(State::InDoubt)),
+        (Route::leased(), 409, "in-doubt", Some(State::InDoubt)),
         (Route::leased().on_lost(OnLost::Rerun), 503, "store-unavailable", None),
         (Route::atomic(), 503, "store-unavailable", None),
     ] {
@@ -129,7 +129,12 @@ async fn a_stop_does_not_wait_for_ever(kind: Kind) {
         let first = client.spawn(&keyed("k").header("X-Hold", "1"));
         shop.desk.arrival().await;
         soon(shop.ledger.stop(Duration::ZERO)).await;
-        first.await.unwrap().is_problem(status, problem);
+        let told = first.await.unwrap();
+        told.is_problem(status, problem);
+        let in_doubt = state.is_some();
+        assert_eq!(told.json()["retryable"], !in_doubt);
+        let detail = told.json()["detail"].as_str().unwrap().to_owned();
+        assert_eq!(detail.contains("may or may not have taken effect"), in_doubt, "{detail}");
         assert_eq!(shop.operation("k").await.map(|row| row.state), state);
         assert_eq!(shop.effects().await.len(), 0);
     }

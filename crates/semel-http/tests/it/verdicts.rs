@@ -141,6 +141,7 @@ async fn doubt_is_not_run_again(kind: Kind) {
     let client = shop.serve(Route::leased()).await;
     let first = client.send(&keyed("k").header("X-Panic", "1")).await;
     first.is_problem(500, "internal");
+    assert_eq!(first.json()["retryable"], false, "it is in doubt: sent again, it is not run again");
     assert_eq!(shop.operation("k").await.unwrap().state, State::InDoubt);
     let again = client.send(&keyed("k")).await;
     again.is_problem(409, "in-doubt");

@@ -7,13 +7,18 @@ use semel::{
 };
 
 use super::words::{command_line, outcome, plain, quoted, request_line, resolve, span, times};
-use crate::services::webhooks::{SERVICE, again::result_of, process::STORED};
+use crate::{
+    gateway,
+    services::webhooks::{SERVICE, again::result_of, process::STORED, record::Stuck},
+};
 
 /// What is known about an operation.
 pub(super) struct Story<'a> {
     pub(super) operation: &'a Operation,
     pub(super) notes: &'a [Note],
     pub(super) repeats: &'a [(Repeat, Repeats)],
+    /// The message that it was published as, if that reached nobody.
+    pub(super) stuck: Option<&'a Stuck>,
     /// The database's time.
     pub(super) now: Timestamp,
     /// The flags by which the next command finds the ledger.
@@ -60,7 +65,7 @@ impl Story<'_> {
             State::Processing if self.is_live() => "it is running",
             State::Processing => "its run ended without a word",
             State::Completed if self.is_stored() => "it was stored, and no rule took it",
-            State::Completed => "it took effect",
+            State::Completed => self.stuck.map_or("it took effect", |stuck| stuck.verdict),
             State::Failed => "it failed",
             State::TimedOut => "its last run ended without a word",
             State::InDoubt => "it is in doubt whether it took effect",
@@ -94,10 +99,11 @@ impl Story<'_> {
         let op = self.operation;
         let at = op.settled_at.filter(|_| op.state == State::Completed)?;
         let kept = if self.is_stored() { "stored".to_owned() } else { outcome(op).unwrap_or_default() };
-        let how = if self.was_decided(at) {
-            "completed".to_owned()
-        } else {
-            format!("completed by {} after {}", plain(&op.owner), span(at.since(op.claimed_at)))
+        let given = op.outcome.as_ref().is_some_and(|outcome| !outcome.body.is_empty());
+        let how = match self.was_decided(at) {
+            true if !given => return Some((at, format!("{at}  completed; the decision gave no outcome"))),
+            true => "completed".to_owned(),
+            false => format!("completed by {} after {}", plain(&op.owner), span(at.since(op.claimed_at))),
         };
         Some((at, format!("{at}  {how}: {kept}")))
     }
@@ -105,6 +111,13 @@ impl Story<'_> {
     /// Whether it is an event of a webhook that no rule took: it completed, and had no effect yet.
     fn is_stored(&self) -> bool {
         self.operation.scope.service() == SERVICE && result_of(self.operation) == Some(STORED)
+    }
+
+    /// Whether it took effect through the gateway and its answer is not there to be given again: it was not kept, or a
+    /// person said that it took effect.
+    fn has_no_answer(&self) -> bool {
+        let is_answer = self.operation.outcome.as_ref().is_some_and(|outcome| outcome.kept && !outcome.body.is_empty());
+        self.operation.scope.service() == gateway::SERVICE && !is_answer
     }
 
     /// The command that runs a stored event through the present rules.
@@ -141,8 +154,16 @@ impl Story<'_> {
             State::Completed if self.is_stored() => {
                 format!("To run it through the rules that the server has now: {}", self.rerun())
             }
+            State::Completed if self.stuck.is_some() => self.stuck.map_or_else(String::new, |stuck| plain(&stuck.next)),
             State::Completed => match (op.expires_at, op.archived) {
                 (Some(end), _) if end <= self.now => "Its retention is over: the key is free again.".to_owned(),
+                (end, false) if self.has_no_answer() => {
+                    let until = end.map_or_else(|| "for ever".to_owned(), |end| format!("until {end}"));
+                    format!(
+                        "Every repeat is answered 409 response-not-kept: it took effect, and its answer is not here. The \
+                         key stays taken {until}."
+                    )
+                }
                 (Some(end), false) => format!(
                     "Every repeat is answered with this outcome. It is kept until {end}; then the key is free again."
                 ),
@@ -203,7 +224,7 @@ fn event(note: &Note, took: &str) -> String {
     let (detail, actor) = (plain(&note.detail), plain(&note.actor));
     let by = if actor.is_empty() { String::new() } else { format!(" by {actor}") };
     match note.event {
-        Event::TakenOver => format!("claimed again{by}: {detail}"),
+        Event::TakenOver => claimed_again(&by, &detail),
         Event::Completed => format!("completed{by}{took}; {detail}"),
         Event::Failed => format!("the run{by} failed{took}: {detail}"),
         Event::TimedOut => format!("{detail}; it may run again"),
@@ -219,6 +240,17 @@ fn event(note: &Note, took: &str) -> String {
         Event::Resolved => format!("decided{by}: {detail}"),
         Event::Purged => format!("purged{by}: {detail}"),
         Event::RenewedLate | Event::Archived => detail,
+    }
+}
+
+/// A claim after the first; `detail` has the attempt and the state that it found.
+fn claimed_again(by: &str, detail: &str) -> String {
+    match detail.split_once(" after ") {
+        Some((attempt, "failed")) => format!("claimed again{by}: {attempt}, after a run that failed"),
+        Some((attempt, "timed_out")) => format!("claimed again{by}: {attempt}, after the lease of the last run ended"),
+        // It was put back, or has only been waiting.
+        Some((attempt, "pending")) => format!("claimed{by}: {attempt}"),
+        _ => format!("claimed again{by}: {detail}"),
     }
 }
 
@@ -242,18 +274,37 @@ fn came_again(repeat: Repeat, repeats: &Repeats) -> String {
         Repeat::Conflict => "Another input came under this key",
     };
     let ends = match (first.first(), last.last().or(first.last())) {
-        (Some(first), Some(_)) if *n == 1 => format!(", at {}, and was answered {}", first.at, words(&first.answer)),
+        (Some(first), Some(_)) if *n == 1 => format!(", at {}, and was {}", first.at, answered(&first.answer)),
         (Some(first), Some(last)) => {
-            format!(", first at {}, last at {}; the last was answered {}", first.at, last.at, words(&last.answer))
+            format!(", first at {}, last at {}; the last was {}", first.at, last.at, answered(&last.answer))
         }
         _ => String::new(),
     };
-    format!("{what} {}{ends}.", times(*n))
+    format!("{what} {}{ends}.{}", times(*n), refused(repeats))
 }
 
-/// An answer's word as it is said.
-fn words(answer: &str) -> String {
-    plain(answer).replace('_', " ")
+/// The word of a repeat that was refused because it had other credentials than the first request.
+const CREDENTIALS_DIFFER: &str = "credentials_differ";
+
+/// What a repeat was answered, as it is said.
+fn answered(answer: &str) -> String {
+    match answer {
+        CREDENTIALS_DIFFER => "refused: it had other credentials than the first request".to_owned(),
+        answer => format!("answered {}", plain(answer).replace('_', " ")),
+    }
+}
+
+/// How many of several repeats were refused for their credentials. Only the first and the last of many are known one by
+/// one.
+fn refused(Repeats { count, first, last }: &Repeats) -> String {
+    let known = || first.iter().chain(last);
+    let refused = known().filter(|seen| seen.answer == CREDENTIALS_DIFFER).count();
+    let least = if known().count() < usize::try_from(*count).unwrap_or(usize::MAX) { "At least " } else { "" };
+    match (count, refused) {
+        (1, _) | (_, 0) => String::new(),
+        (_, 1) => format!(" {least}1 of these was refused: it had other credentials than the first request."),
+        (_, n) => format!(" {least}{n} of these were refused: they had other credentials than the first request."),
+    }
 }
 
 #[cfg(test)]
@@ -275,7 +326,14 @@ mod tests {
             event(&note, " after 3 s")
         };
         for (event, actor, detail, sentence) in [
-            (Event::TakenOver, "b:2", "attempt 2 after failed", "claimed again by b:2: attempt 2 after failed"),
+            (Event::TakenOver, "b", "attempt 2 after failed", "claimed again by b: attempt 2, after a run that failed"),
+            (
+                Event::TakenOver,
+                "b",
+                "attempt 2 after timed_out",
+                "claimed again by b: attempt 2, after the lease of the last run ended",
+            ),
+            (Event::TakenOver, "b", "attempt 1 after pending", "claimed by b: attempt 1"),
             (Event::Completed, "a:1", "it was run once more", "completed by a:1 after 3 s; it was run once more"),
             (Event::Failed, "a:1", "exit code 3", "the run by a:1 failed after 3 s: exit code 3"),
             (Event::TimedOut, "sweep", "the lease ended", "the lease ended; it may run again"),

@@ -13,7 +13,10 @@ use super::{
     target::Target,
     words,
 };
-use crate::log;
+use crate::{
+    log,
+    services::webhooks::{SERVICE, record::stuck},
+};
 
 /// Tell the story of one operation in plain words
 ///
@@ -70,8 +73,14 @@ impl Why {
             }
         };
         let (notes, repeats) = store.journal(operation.id).await?;
-        let mut story =
-            Story { operation: &operation, notes: &notes, repeats: &repeats, now, ledger: &opened.flags }.tell();
+        let stuck = match operation.scope.service() {
+            SERVICE => stuck(store, &operation, &notes).await?,
+            _ => None,
+        };
+        let (repeats_told, ledger) = (&repeats[..], &*opened.flags);
+        let stuck = stuck.as_ref();
+        let story = Story { operation: &operation, notes: &notes, repeats: repeats_told, stuck, now, ledger };
+        let mut story = story.tell();
         let aside = show::set_aside(opened, operation.id).await?;
         story.extend(aside.iter().map(words::set_aside));
         let data = json!({

@@ -5,7 +5,7 @@ use std::time::Duration;
 use semel::{Key, Operation, Scope, look::SetAside};
 use semel_http::OTHER_METHOD;
 
-use crate::{gateway, once::outcome::Stored};
+use crate::{gateway, once::outcome::Stored, services::proposals};
 
 /// Reads a length of time from the command line.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
@@ -26,7 +26,7 @@ pub(super) const DEFAULT_SCOPE: &str = "cli/once";
 /// A length of time: to the millisecond below a second, to the second above a minute.
 pub(super) fn span(time: Duration) -> String {
     match time.as_millis() {
-        0 => "no time".to_owned(),
+        0 => "less than 1 ms".to_owned(),
         millis @ 1..1_000 => format!("{millis} ms"),
         millis @ 1_000..60_000 => format!("{}.{} s", millis / 1000, millis % 1000 / 100),
         _ => humantime::format_duration(Duration::from_secs(time.as_secs())).to_string(),
@@ -68,11 +68,12 @@ pub(super) fn command_line(operation: &Operation) -> Option<String> {
     Some(arguments.iter().filter_map(|argument| argument.as_str()).map(quoted).collect::<Vec<_>>().join(" "))
 }
 
-/// The method and path of a request that came through the gateway, as the layer labels it.
+/// The method and path of a request that came through the gateway or to the proposals, as the layer labels it.
 pub(super) fn request_line(operation: &Operation) -> Option<String> {
     let [method, .., path] = &operation.labels.0;
-    if (operation.scope.service(), operation.scope.kind()) != (gateway::SERVICE, gateway::KIND) {
-        return None;
+    match (operation.scope.service(), operation.scope.kind()) {
+        (gateway::SERVICE, gateway::KIND) | (proposals::SERVICE, _) => {}
+        _ => return None,
     }
     // Those from before methods were labelled have none.
     let method = match method.as_deref() {
@@ -138,7 +139,7 @@ mod tests {
     #[test]
     fn lengths_of_time_read_well() {
         for (millis, text) in
-            [(0, "no time"), (1, "1 ms"), (999, "999 ms"), (1_000, "1.0 s"), (59_999, "59.9 s"), (60_000, "1m")]
+            [(0, "less than 1 ms"), (1, "1 ms"), (999, "999 ms"), (1_000, "1.0 s"), (59_999, "59.9 s"), (60_000, "1m")]
         {
             assert_eq!(span(Duration::from_millis(millis)), text);
         }

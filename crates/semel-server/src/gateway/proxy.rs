@@ -12,7 +12,7 @@ use axum::{
     response::IntoResponse as _,
 };
 use semel::OnLost;
-use semel_http::{Attempt, BoxFuture, Verdict};
+use semel_http::{Attempt, BoxFuture, Reason, Verdict};
 use tower::Service;
 
 use super::{
@@ -115,9 +115,8 @@ impl Proxy {
         *response.version_mut() = Version::HTTP_11;
         let changed = upgrade(response.headers());
         if let Err(why) = settle_length(&mut response) {
-            let key = attempt.as_ref().map(Attempt::short_hash);
-            tracing::warn!(why, key, "the upstream's answer breaks the rules of HTTP");
-            return self.problem(&UPSTREAM_INVALID, attempt.is_some());
+            let what = format!("the upstream's answer breaks the rules of HTTP: {why}");
+            return self.broken(&UPSTREAM_INVALID, what, attempt.as_ref());
         }
         remove_hop_by_hop(response.headers_mut());
         remove_about_the_key(response.headers_mut());
@@ -129,9 +128,8 @@ impl Proxy {
                     response.map(|_| Body::empty())
                 }
                 _ => {
-                    let key = attempt.as_ref().map(Attempt::short_hash);
-                    tracing::warn!(key, "the upstream changed to another protocol, for which nobody had asked");
-                    self.problem(&UPSTREAM_LOST, attempt.is_some())
+                    let what = "the upstream changed to another protocol, for which nobody had asked".to_owned();
+                    self.broken(&UPSTREAM_LOST, what, attempt.as_ref())
                 }
             };
         }
@@ -143,31 +141,40 @@ impl Proxy {
     }
 
     fn failed(&self, failure: &Failure, attempt: Option<&Attempt>) -> Response<Body> {
-        // By this hash `semel why` finds the operation.
-        let key = attempt.map(Attempt::short_hash);
-        let kind = match failure {
+        match failure {
             Failure::Unreachable(why) => {
+                // By this hash `semel why` finds the operation, if there is one by then: the key is free again.
+                let key = attempt.map(Attempt::short_hash);
                 tracing::warn!(why, key, "the upstream cannot be reached");
-                &UPSTREAM_UNREACHABLE
+                self.problem(&UPSTREAM_UNREACHABLE, attempt.is_some())
             }
             Failure::Lost(error) => {
-                tracing::warn!(%error, key, "the upstream was lost before it answered");
-                &UPSTREAM_LOST
+                let what = format!("the connection to the upstream was lost before it answered: {error}");
+                self.broken(&UPSTREAM_LOST, what, attempt)
             }
             Failure::Timeout => {
-                tracing::warn!(key, "the upstream did not answer in time");
-                &UPSTREAM_TIMEOUT
+                self.broken(&UPSTREAM_TIMEOUT, "the upstream did not answer in time".to_owned(), attempt)
             }
             Failure::BodyIncomplete => {
                 tracing::debug!("a client's body broke off on its way to the upstream");
-                return body_problem(&BODY_INCOMPLETE, "The request's body broke off.");
+                body_problem(&BODY_INCOMPLETE, "The request's body broke off.")
             }
             Failure::BodyTimeout => {
                 tracing::debug!("a client stopped in the middle of its body");
-                return body_problem(&BODY_TIMEOUT, "The rest of the request's body did not come in time.");
+                body_problem(&BODY_TIMEOUT, "The rest of the request's body did not come in time.")
             }
-        };
-        self.problem(kind, attempt.is_some())
+        }
+    }
+
+    /// A request that was sent and has no answer that could be passed on. With a key, the ledger's line of how its run
+    /// ended says what happened, and so do the operation and its story.
+    fn broken(&self, kind: &'static Kind, what: String, attempt: Option<&Attempt>) -> Response<Body> {
+        if attempt.is_none() {
+            tracing::warn!("{what}");
+        }
+        let mut response = self.problem(kind, attempt.is_some());
+        response.extensions_mut().insert(Reason(what));
+        response
     }
 
     /// A problem with the upstream, and what it means for the key.

@@ -22,6 +22,7 @@ on_both_databases! {
     a_key_names_one_request_whatever_its_method_and_path
     an_upstream_that_cannot_be_reached_leaves_the_key_free
     an_upstream_lost_after_the_request_was_sent_leaves_it_in_doubt
+    after_a_decision_the_story_says_what_a_repeat_is_answered
     with_rerun_a_lost_request_runs_again
     a_client_that_goes_away_stops_nothing
     what_is_pinned_cannot_be_purged
@@ -197,6 +198,22 @@ fn an_upstream_lost_after_the_request_was_sent_leaves_it_in_doubt(place: &Place)
     ]);
     assert_eq!(post(&server, "/lose", "k", "{}").problem(), "upstream-lost");
     assert_eq!(upstream.effects(), 2);
+}
+
+/// A person knows that it took effect, and has no answer to give.
+fn after_a_decision_the_story_says_what_a_repeat_is_answered(place: &Place) {
+    let upstream = Upstream::start();
+    let server = start(place, &upstream);
+    assert_eq!(post(&server, "/lose", "k", "{}").problem(), "upstream-lost");
+    let decided =
+        ["operations", "resolve", "k", "--scope", SCOPE, "--as", "completed", "--reason", "it is in the books"];
+    place.say(decided);
+    assert_eq!(post(&server, "/lose", "k", "{}").problem(), "response-not-kept");
+    let story = place.say(["why", "k", "--scope", SCOPE]);
+    assert!(story.contains("Every repeat is answered 409 response-not-kept: it took effect"), "{story}");
+    assert!(story.contains("the connection to the upstream was lost"), "{story}");
+    assert!(!story.contains("answered with this outcome") && !story.contains("0 bytes"), "{story}");
+    assert!(!story.contains("answered 502"), "{story}");
 }
 
 fn with_rerun_a_lost_request_runs_again(place: &Place) {

@@ -44,6 +44,11 @@ fn a_stored_answer_is_for_the_credentials_of_the_first_request(place: &Place) {
     assert_eq!(upstream.effects(), 1);
     let shown = place.say(["operations", "show", "k", "--scope", "gateway/request"]);
     assert!(!shown.contains("Bearer") && !shown.contains("ann"), "{shown}");
+    let why = ["why", "k", "--scope", "gateway/request"];
+    let refused = "6 of these were refused: they had other credentials than the first request";
+    eventually(SOON, "the repeats are counted", || place.say(why).contains(refused));
+    let told = place.json(["why", "k", "--scope", "gateway/request", "--json"]);
+    assert_eq!(told["repeats"]["duplicate"]["first"][0]["answer"], "credentials_differ", "{told}");
     assert!(server.get("/semel/problems/credentials-differ").body.contains("refreshed"));
 }
 

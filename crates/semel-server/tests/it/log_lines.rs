@@ -26,6 +26,8 @@ on_both_databases! {
     a_dead_letter_is_one_line_that_names_the_message
     other_data_under_a_known_id_is_one_line_that_names_the_event
     a_line_for_each_request_is_there_if_asked_for
+    messages_that_no_queue_takes_are_one_line_a_minute_that_names_the_topic
+    a_retry_that_a_person_asks_for_is_a_line_that_names_source_and_event
 }
 
 /// A server whose log is kept.
@@ -214,7 +216,7 @@ fn an_upstream_that_does_not_answer_is_told_with_the_key_and_the_story_has_the_r
         let key = format!("s3same-{n}");
         let answer = Answer::read(ask(&server, method, path, &[("idempotency-key", &key)], ""));
         let (expected, words) = match path {
-            "/lose" => (502, "the upstream was lost before it answered"),
+            "/lose" => (502, "the connection to the upstream was lost"),
             _ if path == long => (201, ""),
             _ => (504, "the upstream did not answer in time"),
         };
@@ -223,7 +225,12 @@ fn an_upstream_that_does_not_answer_is_told_with_the_key_and_the_story_has_the_r
             201 => place.say(["why", &key, "--scope", "gateway/request"]),
             _ => {
                 let line = lines(place, &[words]).pop().unwrap_or_else(|| panic!("{words} in {}", log(place)));
-                place.say(["why", field(&line, "key")])
+                // One incident is one line, and the story says what happened: nothing was answered by the upstream.
+                let key = format!("key=\"{}\"", field(&line, "key"));
+                assert_eq!(told(place, 1, &[&key]), [line.as_str()]);
+                let story = place.say(["why", field(&line, "key")]);
+                assert!(story.contains(words) && !story.contains("answered 50"), "{story}");
+                story
             }
         };
         assert!(story.contains(&key), "the hash in the log is that of the key: {story}");
@@ -236,6 +243,33 @@ fn an_upstream_that_does_not_answer_is_told_with_the_key_and_the_story_has_the_r
     let line = lines(place, &["the upstream did not answer in time"]).pop().unwrap();
     assert!(!line.contains("key="), "{line}");
     nothing_secret(place, &["s3same"]);
+}
+
+fn messages_that_no_queue_takes_are_one_line_a_minute_that_names_the_topic(place: &Place) {
+    let server = start(place, "api,relay", &[]);
+    for id in ["evt_1", "evt_2", "evt_3"] {
+        assert_eq!(status(&deliver(&server, &event(id, 1_700_000_000, "a"))), "processed");
+    }
+    let unroutable = |id: &str| {
+        let path = format!("/webhooks/stripe/events/{id}");
+        crate::desk::shown(&server, &path)["processing_result"]["result"] == "unroutable"
+    };
+    eventually(SOON, "no queue takes them", || ["evt_1", "evt_2", "evt_3"].into_iter().all(unroutable));
+    let [line] = &told(place, 1, &["WARN", "no queue takes"])[..] else { panic!() };
+    assert_eq!(field(line, "topic"), "webhook.stripe.invoice.paid", "{line}");
+    let story = place.say(["why", "evt_1", "--scope", "webhooks/stripe"]);
+    assert!(story.contains("its message has no queue") && !story.contains("it took effect"), "{story}");
+    assert!(story.contains("webhook.stripe.invoice.paid") && story.contains("listen on the topic"), "{story}");
+}
+
+fn a_retry_that_a_person_asks_for_is_a_line_that_names_source_and_event(place: &Place) {
+    let endpoint = Endpoint::that([Does::Answers(500)]);
+    let server = start(place, "api", &[("SEMEL_WEBHOOKS_STRIPE_HANDLERS", &forward(&endpoint.url()))]);
+    assert_eq!(deliver(&server, &event("evt_1", 1_700_000_000, "a")).status, 500);
+    let retry = crate::desk::post(&server, "/webhooks/stripe/events/evt_1/retry", r#"{"reason":"now"}"#);
+    assert_eq!(retry.status, 202, "{}", retry.body);
+    let [line] = &told(place, 1, &["a person has an event run again"])[..] else { panic!() };
+    assert_eq!((field(line, "source"), field(line, "event")), ("stripe", "evt_1"), "{line}");
 }
 
 fn a_line_for_each_request_is_there_if_asked_for(place: &Place) {

@@ -47,7 +47,7 @@ fn killed_the_command_dies_too_and_the_next_call_takes_over_after_the_lease(plac
     assert_eq!(place.lines("pids").len(), 2);
     let story = place.say(["why", "k"]);
     assert!(story.contains(" ended without a word; it may run again\n"), "{story}");
-    assert!(story.contains(": attempt 2 after timed_out\n"), "{story}");
+    assert!(story.contains(": attempt 2, after the lease of the last run ended\n"), "{story}");
     assert!(story.starts_with("k in default/cli/once: it took effect\n"), "{story}");
 }
 

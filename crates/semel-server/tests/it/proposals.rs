@@ -128,6 +128,8 @@ fn the_whole_source_document_works(place: &Place) {
     let body = r#"{ "nome": "João Silva", "email": "joao@example.com", "documento": "123.456.789-00" }"#;
     let first = api.post("/clientes", Some("client-001"), body);
     assert_eq!((first.status, replayed(&first)), (201, false), "{}", first.body);
+    let story = place.say(["why", "client-001"]);
+    assert!(story.contains("\nThe request: POST /api/v1/clientes\n"), "{story}");
     assert_eq!(first.header("location"), Some("/api/v1/clientes/1"));
     let cliente = first.json();
     let expected = json!({

@@ -60,7 +60,10 @@ fn a_failure_is_told_with_what_follows(place: &Place) {
         assert!(line.starts_with("the run by ") && line.contains(" failed after "), "{story}");
         assert!(line.ends_with("ms: exit code 3") || line.ends_with(" s: exit code 3"), "{story}");
     }
-    assert!(lines[5].starts_with("claimed again by ") && lines[5].ends_with(": attempt 2 after failed"), "{story}");
+    assert!(
+        lines[5].starts_with("claimed again by ") && lines[5].ends_with(": attempt 2, after a run that failed"),
+        "{story}"
+    );
     assert!(lines[8].ends_with(", and was answered exhausted."), "{story}");
     assert_eq!(
         lines[9],

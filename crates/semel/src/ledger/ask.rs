@@ -65,6 +65,22 @@ impl<S: Store> Ledger<S> {
         up_to: Duration,
         worth: impl FnOnce(&Operation) -> bool,
     ) -> Result<Claim<Lease<S>>> {
+        self.claim_or_refuse(work, up_to, worth, |_| None).await
+    }
+
+    /// As [`Ledger::claim_or_wait_if`], for a caller with rules of its own about who may have the answer: where `refusal`
+    /// has a word for what it found, the claim is counted, and told of by the operation's story, under that word instead
+    /// of the ledger's. The caller then refuses it, and puts a lease back.
+    ///
+    /// # Errors
+    /// As [`Ledger::claim`].
+    pub async fn claim_or_refuse(
+        &self,
+        work: Work,
+        up_to: Duration,
+        worth: impl FnOnce(&Operation) -> bool,
+        refusal: impl FnOnce(&Operation) -> Option<&'static str>,
+    ) -> Result<Claim<Lease<S>>> {
         let request = self.request(work)?;
         let mut claim = self.ask(&request).await?;
         if let Claim::InFlight(there) = &claim
@@ -73,7 +89,14 @@ impl<S: Store> Ledger<S> {
         {
             claim = Box::pin(self.wait(&request, claim, Uptime::now() + up_to)).await?;
         }
-        self.note(&claim, &request);
+        let found = match &claim {
+            Claim::Acquired(lease) => Some(lease.operation()),
+            other => other.operation(),
+        };
+        match found.and_then(|found| Some((found, refusal(found)?))) {
+            Some((found, word)) => self.note_as(word, found, &request),
+            None => self.note(&claim, &request),
+        }
         Ok(claim)
     }
 

@@ -31,6 +31,9 @@ use tokio::sync::watch;
 use crate::{config, http::query::Query};
 use model::Acao;
 
+/// The service of their operations.
+pub(crate) const SERVICE: &str = "proposals";
+
 /// The part of `/openapi.json` that is this service's.
 pub const OPENAPI: &str = include_str!("openapi.json");
 
@@ -114,7 +117,7 @@ impl Proposals {
         let policy = Policy { retention, on_mismatch, on_lost: OnLost::Rerun, ..Policy::default() };
         let database = self.ledger.store().clone();
         let keyed = Route::atomic()
-            .service("proposals")
+            .service(SERVICE)
             .kind(kind)
             .policy(policy)
             .verdict(semel_http::Verdict::only_success)

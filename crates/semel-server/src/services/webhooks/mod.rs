@@ -26,7 +26,7 @@ mod monitor_count;
 pub(crate) mod named;
 pub(crate) mod process;
 mod receive;
-mod record;
+pub(crate) mod record;
 mod refusals;
 pub(crate) mod reprocess;
 mod runner;

@@ -14,6 +14,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 pub(super) use self::sent::Sent;
+pub(crate) use self::sent::{Stuck, stuck};
 use self::story::{Attempt, Decision, attempts, decisions};
 use super::{conflicts::Conflict, event::Event, source::Source};
 

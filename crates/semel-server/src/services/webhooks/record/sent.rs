@@ -2,12 +2,14 @@
 //! whether it went out from there is known there only.
 
 use semel::{
-    Result,
+    Operation, Result,
     journal::{Event as Told, Note, skipped},
     messaging::{MessageId, OutboxState},
 };
 use semel_store::Database;
 use serde_json::{Value, value::RawValue};
+
+use crate::services::webhooks::process::Done;
 
 /// Where the message of an event is.
 #[derive(Debug, PartialEq, Eq)]
@@ -49,6 +51,33 @@ impl Sent {
         }
         serde_json::value::to_raw_value(&told).ok()
     }
+}
+
+/// The message of an event that reached nobody, and does not by itself.
+pub(crate) struct Stuck {
+    /// How the event stands, as a part of a sentence.
+    pub(crate) verdict: &'static str,
+    /// What to do about it, as a sentence.
+    pub(crate) next: String,
+}
+
+/// Whether an event was published as a message that is stuck. Only the outbox knows.
+pub(crate) async fn stuck(store: &Database, operation: &Operation, notes: &[Note]) -> Result<Option<Stuck>> {
+    let Some(Done::Published { topic, message }) = operation.outcome.as_ref().and_then(Done::read) else {
+        return Ok(None);
+    };
+    let (verdict, what, next) = match Sent::find(store, operation.scope.tenant(), &message, notes).await? {
+        Sent::Waits(OutboxState::Unroutable, _) => {
+            ("it was processed, but its message has no queue", "is unroutable", NO_QUEUE)
+        }
+        Sent::Waits(OutboxState::Parked, _) => {
+            ("it was processed, but the broker refuses its message", "is parked", REFUSED)
+        }
+        Sent::Skipped => ("it was processed, but its message was skipped", "was skipped", "it is never published"),
+        Sent::Published | Sent::Waits(..) => return Ok(None),
+    };
+    let next = next.replace("{message}", &message);
+    Ok(Some(Stuck { verdict, next: format!("The message {message} to the topic {topic} {what}: {next}.") }))
 }
 
 /// What to do about a message that no queue takes.
