@@ -3,6 +3,7 @@
 use std::{
     ffi::OsString,
     fs::{self, OpenOptions},
+    io::Write as _,
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
     time::{Duration, Instant},
@@ -14,6 +15,8 @@ use sqlx::{
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous},
 };
 use tokio::time::sleep;
+
+use crate::connection::FILE_HELD;
 
 /// The path in `sqlite:PATH`.
 pub(crate) fn path(url: &str) -> Result<PathBuf> {
@@ -72,6 +75,51 @@ pub(crate) fn check_log(path: &Path) -> Result<()> {
     )))
 }
 
+/// The end of the name of the mark that a process leaves when the database was deleted under it.
+const LOST: &str = "-lost";
+
+fn is_missing_or_empty(database: &Path) -> bool {
+    !fs::metadata(database).is_ok_and(|file| file.len() > 0)
+}
+
+/// Leaves a mark if the database is not there any more, see [`check_mark`]. A clean stop empties the log, and without the
+/// mark the next start would find nothing that tells of the database.
+pub(super) fn mark_lost(database: &Path) {
+    if !is_missing_or_empty(database) {
+        return;
+    }
+    let text = "The database beside this file was deleted or moved while a process of Semel had it open.\n\
+                Put it back; the next start then removes this file. Remove it by hand only to begin an empty ledger.\n";
+    let mark = beside(database, LOST);
+    let written = OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(&mark);
+    if let Err(error) = written.and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all())) {
+        tracing::error!(%error, mark = %mark.display(), "the mark that the database is lost cannot be written");
+    }
+}
+
+/// Refuses to begin an empty ledger in the place of one that was deleted under a process. Once the database is back, the
+/// mark has done its work.
+pub(crate) fn check_mark(path: &Path) -> Result<()> {
+    let database = target(path);
+    let mark = beside(&database, LOST);
+    if !mark.exists() {
+        return Ok(());
+    }
+    if !is_missing_or_empty(&database) {
+        tracing::warn!(mark = %mark.display(), "the database was lost while a process had it open, and is back; removing the mark");
+        // A mark that stays does no harm while the database is there.
+        let _ = fs::remove_file(&mark);
+        return Ok(());
+    }
+    Err(Error::Unavailable(format!(
+        "{} was deleted or moved while a process had it open, as {} says. Nothing was changed. Put the database file back, \
+         or restore it from a backup; to begin an empty ledger, in which every key is new, remove {} first",
+        database.display(),
+        mark.display(),
+        mark.display(),
+    )))
+}
+
 /// Makes a new file that only its owner may read: keys, payloads and outcomes concern no other user. SQLite gives the log
 /// and its index the mode of the file. A file that is there keeps its mode; if none can be made, SQLite says why.
 ///
@@ -118,6 +166,8 @@ pub(crate) fn cannot(path: &Path, error: &sqlx::Error) -> Error {
             "{path} cannot be opened ({error}): its directory must be there, and this user must be allowed to write to \
              it, since the log is kept beside the file"
         ),
+        // SQLITE_BUSY
+        Some(5) => return held(),
         _ => format!("{path} cannot be opened: {error}"),
     })
 }
@@ -137,6 +187,15 @@ fn folder(path: &Path) -> &Path {
 pub(crate) async fn prove_writable(connection: &mut SqliteConnection) -> sqlx::Result<()> {
     let write = "BEGIN IMMEDIATE; CREATE TABLE semel_can_write (n INTEGER); ROLLBACK";
     sqlx::raw_sql(write).execute(connection).await.map(drop)
+}
+
+/// Another process has kept the lock of the file for longer than one waits.
+pub(super) fn held() -> Error {
+    Error::Unavailable(format!(
+        "{FILE_HELD}: it has kept the lock of the file for over {} s; see which one has the file open, and end its \
+         transaction",
+        PATIENCE.as_secs()
+    ))
 }
 
 /// How long SQLite itself waits for other processes on this connection.

@@ -73,6 +73,7 @@ impl Sqlite {
         let path = file::path(url)?;
         file::check_file_system(&path)?;
         file::check_log(&path)?;
+        file::check_mark(&path)?;
         file::make_private(&path);
         let options = file::options(&path);
         let cannot = |error| file::cannot(&path, &error);

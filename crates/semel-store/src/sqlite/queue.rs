@@ -11,14 +11,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use semel::{Error, Result};
+use semel::Result;
 use tokio::{
     sync::{Mutex, OwnedMutexGuard},
     time::timeout,
 };
 
-use super::{file::PATIENCE, writer::Writer};
-use crate::connection::FILE_HELD;
+use super::{
+    file::{PATIENCE, held},
+    writer::Writer,
+};
 
 /// How long a transaction asks for a file that was locked for longer than the patience of those before it: long enough for
 /// the processes that share the file by turns.
@@ -94,12 +96,4 @@ impl Queue {
     fn state(&self) -> std::sync::MutexGuard<'_, Option<Held>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn held() -> Error {
-    Error::Unavailable(format!(
-        "{FILE_HELD}: it has kept the lock of the file for over {} s; see which one has the file open, and end its \
-         transaction",
-        PATIENCE.as_secs()
-    ))
 }

@@ -13,6 +13,7 @@ use std::{
 use super::file;
 
 pub(super) struct Watch {
+    database: PathBuf,
     log: PathBuf,
     /// The database, its log and the index of the log, each with its device and number.
     files: Vec<(PathBuf, (u64, u64))>,
@@ -24,13 +25,18 @@ impl Watch {
         let beside = |end: &str| file::beside(database, end);
         let files = [database.to_owned(), beside("-wal"), beside("-shm")];
         let files = files.into_iter().filter_map(|path| Some((path.clone(), identity(&path)?))).collect();
-        Self { log: beside("-wal"), files }
+        Self { database: database.to_owned(), log: beside("-wal"), files }
     }
 
     /// The file whose name is gone, or is another file's.
     pub(super) fn lost(&self) -> Option<&Path> {
         let lost = self.files.iter().find(|(path, known)| identity(path) != Some(*known));
         lost.map(|(path, _)| path.as_path())
+    }
+
+    /// The database itself.
+    pub(super) fn database(&self) -> &Path {
+        &self.database
     }
 
     /// The size of the log, in bytes.

@@ -126,10 +126,16 @@ impl Writer {
     /// Brings all of the log into the file, and closes the connection. The last process to do so also removes the log.
     pub(crate) async fn close(queue: &Queue) -> Result<(), sqlx::Error> {
         let mut writer = queue.lock().await;
-        let Some(mut connection) = writer.connection.take() else { return Ok(()) };
-        if std::mem::take(&mut writer.open) {
-            sqlx::raw_sql("ROLLBACK").execute(&mut connection).await.ok();
+        let unended = std::mem::take(&mut writer.open);
+        let Some(connection) = &mut writer.connection else { return Ok(()) };
+        if unended {
+            sqlx::raw_sql("ROLLBACK").execute(connection).await.ok();
         }
+        // What was lost since the last write was not noticed yet.
+        if let Some(lost) = writer.watch.lost().map(Path::to_owned) {
+            writer.rescue(&lost).await;
+        }
+        let Some(mut connection) = writer.connection.take() else { return Ok(()) };
         // Another process may be reading from the log; then it is that one's to do, when it ends.
         checkpoint::truncate(&mut connection).await.ok();
         connection.close().await
@@ -144,11 +150,12 @@ impl Writer {
         if std::mem::replace(&mut writer.open, true) {
             sqlx::raw_sql("ROLLBACK").execute(connection).await.ok();
         }
-        if let Some(lost) = writer.watch.lost() {
-            let lost = lost.display().to_string();
+        if let Some(lost) = writer.watch.lost().map(Path::to_owned) {
             writer.rescue(&lost).await;
             return Err(Error::Unavailable(format!(
-                "{FILE_LOST}: {lost} was deleted or replaced while this process had it open; restart it"
+                "{FILE_LOST}: {} was deleted or replaced while this process had it open; {}",
+                lost.display(),
+                writer.then(&lost),
             )));
         }
         Ok(tx)
@@ -165,17 +172,30 @@ impl Writer {
     }
 
     /// What was committed is in the log that lost its name. As long as this process has it open, it can still be brought
-    /// into the database.
-    async fn rescue(&mut self, lost: &str) {
+    /// into the database. If it is the database that lost its name, a mark keeps the next start from beginning anew.
+    async fn rescue(&mut self, lost: &Path) {
         if std::mem::replace(&mut self.told, true) {
             return;
         }
         tracing::error!(
-            file = lost,
-            "a file of the database was deleted or replaced under this process, which writes nothing from now on; restart it"
+            file = %lost.display(),
+            "a file of the database was deleted or replaced under this process, which writes nothing from now on; {}",
+            self.then(lost)
         );
+        if lost == self.watch.database() {
+            file::mark_lost(lost);
+        }
         if let Some(connection) = &mut self.connection {
             sqlx::raw_sql("PRAGMA wal_checkpoint(PASSIVE)").execute(connection).await.ok();
+        }
+    }
+
+    /// What a person has to do about a lost file.
+    fn then(&self, lost: &Path) -> &'static str {
+        if lost == self.watch.database() {
+            "put the file back, then restart it: without the file a restart would begin an empty ledger, and is refused"
+        } else {
+            "restart it"
         }
     }
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use semel::{Claim, Error, Outcome, Policy, Store as _};
-use semel_store::{FILE_HELD, FILE_LOST};
+use semel_store::{Database, FILE_HELD, FILE_LOST, Settings};
 use semel_testkit::{Kind, Lab, request, work};
 use sqlx::{ConnectOptions as _, SqliteConnection, sqlite::SqliteConnectOptions};
 use tokio::task::JoinSet;
@@ -70,4 +70,14 @@ async fn a_lost_log_is_told_at_once() {
     assert_eq!(error.reason(), Some(FILE_LOST));
     // The engine asks a store that is away for three seconds. This one is not: waiting does not bring the file back.
     assert!(!ledger.store().is_worth_asking_again(&error), "{error}");
+}
+
+#[tokio::test]
+async fn a_process_that_opens_a_file_that_another_holds_is_told_so() {
+    let lab = Lab::in_real_time(Kind::Sqlite).await;
+    lab.open().await.close().await;
+    let mut other = prompt(&lab).await;
+    sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut other).await.unwrap();
+    let error = Database::open(&lab.url, Settings::default()).await.err().unwrap();
+    assert_eq!(error.reason(), Some(FILE_HELD), "{error}");
 }

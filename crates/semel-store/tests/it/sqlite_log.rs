@@ -4,7 +4,7 @@
 use std::{fs, path::PathBuf, sync::Arc, time::Duration};
 
 use semel::{Claim, Outcome, Policy, Store as _};
-use semel_store::FILE_LOST;
+use semel_store::{Database, FILE_LOST, Settings};
 use semel_testkit::{Kind, Lab, key, request, scope, work};
 use sqlx::{ConnectOptions as _, SqliteConnection, sqlite::SqliteConnectOptions};
 use tokio::sync::oneshot;
@@ -94,5 +94,33 @@ async fn a_log_that_is_deleted_under_its_process_is_noticed_and_nothing_committe
                 sqlx::query_scalar("SELECT key FROM semel_operations").fetch_all(&mut alone).await.unwrap();
             assert_eq!(keys, ["before"]);
         }
+    }
+}
+
+#[tokio::test]
+async fn a_database_that_is_deleted_under_its_process_is_not_begun_anew_after_a_clean_stop() {
+    // The process writes once more and is told, or it stops without having noticed.
+    for writes in [true, false] {
+        let lab = Lab::in_real_time(Kind::Sqlite).await;
+        let database = lab.open().await;
+        database.claim(vec![Arc::new(request("before", b"k", Policy::default()))]).await.unwrap();
+        let away = file(&lab, "-away");
+        fs::rename(file(&lab, ""), &away).unwrap();
+        if writes {
+            let error = database.claim(vec![Arc::new(request("after", b"k", Policy::default()))]).await.unwrap_err();
+            assert!(error.to_string().contains("put the file back"), "{error}");
+        }
+        database.close().await;
+        let refused = Database::open(&lab.url, Settings::default()).await.err().unwrap().to_string();
+        assert!(refused.contains("-lost first"), "{refused}");
+        assert!(!file(&lab, "").exists(), "nothing is made");
+        // An empty file is no database that was put back.
+        fs::write(file(&lab, ""), "").unwrap();
+        assert!(Database::open(&lab.url, Settings::default()).await.is_err());
+        fs::rename(&away, file(&lab, "")).unwrap();
+        let back = Database::open(&lab.url, Settings::default()).await.unwrap();
+        assert!(back.by_key(&scope(), &key("before")).await.unwrap().is_some(), "nothing committed is lost");
+        back.close().await;
+        assert!(!file(&lab, "-lost").exists(), "the mark has done its work");
     }
 }
