@@ -40,6 +40,10 @@ const LONGEST_BUFFER: usize = LONGEST_HEAD;
 /// How often it is told that there are as many connections as there may be.
 const TOLD_EVERY: Duration = Duration::from_secs(60);
 
+/// How long connections without a request have to close when a stop is forced: they were told to, and need only be
+/// scheduled.
+const MOMENT: Duration = Duration::from_millis(100);
+
 /// How serving ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drained {
@@ -138,10 +142,16 @@ where
     drop((listener, open));
     let drain = limits.drain;
     tracing::info!("stopping; requests in flight have {drain:?}, a second signal ends at once");
-    tokio::select! {
-        _ = all_closed.recv() => Drained::Finished,
-        () = tokio::time::sleep(drain) => Drained::CutOff,
-        () = stop.forced() => Drained::CutOff,
+    let finished = tokio::select! {
+        // First: where nothing is open, a stop that was forced at the same moment cuts nothing off.
+        biased;
+        _ = all_closed.recv() => true,
+        () = tokio::time::sleep(drain) => false,
+        () = stop.forced() => false,
+    };
+    match finished || tokio::time::timeout(MOMENT, all_closed.recv()).await.is_ok() {
+        true => Drained::Finished,
+        false => Drained::CutOff,
     }
 }
 
