@@ -32,7 +32,7 @@ impl ConfigCommand {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         match self {
             Self::Check { json: true, flags } => {
-                let report = crate::config::read(&flags, &Environment::of_process(), DATA_DIR);
+                let report = crate::config::read(&flags, &Environment::of_process(), DATA_DIR).without_handlers();
                 super::say(&format!("{:#}\n", report.verdict()))?;
                 if report.config().is_err() {
                     return Ok(ExitCode::FAILURE);

@@ -55,13 +55,15 @@ impl LedgerFlags {
         };
         let home = state_dir();
         let report = config::read(&Flags::from(store), &Environment::of_process(), home.clone().unwrap_or_default());
-        for warning in report.warnings().iter().filter(|_| !self.quiet) {
+        // Also with --quiet: a variable that is misspelt may have been meant to name another ledger.
+        for warning in report.warnings() {
             super::complain(format_args!("{warning}"));
         }
         let config = report.config().map_err(Error::from)?;
         if home.is_none() && report.is_default("database_url") && report.is_default("data_dir") {
             anyhow::bail!(
-                "where is the ledger? Neither HOME nor XDG_STATE_HOME is set: say it by --database-url or SEMEL_DATABASE_URL"
+                "where is the ledger? Neither HOME nor XDG_STATE_HOME is set: say it by --data-dir or --database-url, or by \
+                 SEMEL_DATA_DIR or SEMEL_DATABASE_URL"
             );
         }
         Ok(config.clone())

@@ -85,9 +85,10 @@ pub fn main() -> ExitCode {
     })
 }
 
-/// Reads the configuration for a command that needs it.
+/// Reads the configuration for a command that needs it. This program has no handlers of its own, so a rule that names one
+/// is a mistake.
 fn load(flags: &Flags) -> crate::Result<Config> {
-    Ok(read(flags).config()?.clone())
+    Ok(read(flags).without_handlers().config()?.clone())
 }
 
 /// Reads the configuration, its warnings told on stderr.

@@ -62,7 +62,7 @@ pub(super) struct OnceCommand {
     /// Where the key belongs: service/kind or tenant/service/kind
     #[arg(long, default_value = DEFAULT_SCOPE, value_parser = scope)]
     scope: Scope,
-    /// How often the command may be tried before a person has to decide
+    /// How often the command may fail before a person has to decide; a run that is killed is not counted
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     attempts: u32,
     /// How long others wait before they take over from a process that was killed

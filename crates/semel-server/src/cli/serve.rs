@@ -75,7 +75,9 @@ impl Serve {
 /// Warns in the log that the events may say anything.
 fn warn_of_dev(config: &Config) {
     let source = Webhooks::TRYING;
-    if config.webhooks.sources.get(source).is_some_and(|source| source.is_unsigned()) {
+    if !config.roles.contains(NodeRole::Api) {
+        tracing::warn!("--dev changes nothing: without the role api this node takes no events");
+    } else if config.webhooks.sources.get(source).is_some_and(|source| source.is_unsigned()) {
         tracing::warn!(
             "--dev: /webhooks/{source} takes unsigned events, from this machine only; never use it for real ones"
         );

@@ -19,15 +19,16 @@ pub(super) struct Target {
     #[arg(value_parser = Key::new, required_unless_present = "id")]
     pub(super) key: Option<Key>,
     /// The operation's number instead of its key
-    #[arg(long, value_name = "N", conflicts_with = "key")]
+    #[arg(long, value_name = "N", conflicts_with = "key", value_parser = number)]
     pub(super) id: Option<i64>,
-    /// Where the key belongs: service/kind or tenant/service/kind
-    #[arg(long, default_value = DEFAULT_SCOPE, value_parser = Scope::parse)]
+    /// Where the key belongs: service/kind or tenant/service/kind [default: cli/once; to look, every other scope after it]
+    #[arg(long, default_value = DEFAULT_SCOPE, hide_default_value = true, value_parser = Scope::parse)]
     pub(super) scope: Scope,
 }
 
 impl Target {
-    /// Finds it by its key or its number.
+    /// Finds it by its key or its number. If the key is known in other scopes only, the error names them: a command that
+    /// changes something takes no guess.
     pub(super) async fn find(&self, opened: &Opened) -> anyhow::Result<Operation> {
         let store = opened.ledger.store();
         let found = match (&self.key, self.id) {
@@ -35,7 +36,27 @@ impl Target {
             (None, Some(id)) => store.by_id(self.scope.tenant(), id).await?,
             (None, None) => None,
         };
-        found.ok_or_else(|| self.not_found(opened))
+        match (found, &self.key) {
+            (Some(found), _) => Ok(found),
+            (None, Some(key)) => match &self.among_the_newest(store, |op| op.key == *key).await?[..] {
+                [] => Err(self.not_found(opened)),
+                elsewhere => Err(self.elsewhere(key, elsewhere)),
+            },
+            (None, None) => Err(self.not_found(opened)),
+        }
+    }
+
+    /// The key is not in the scope that was said, but in these.
+    fn elsewhere(&self, key: &Key, known: &[Operation]) -> anyhow::Error {
+        let scopes: Vec<_> = known.iter().map(|op| op.scope.to_string()).collect();
+        let flags: Vec<_> = scopes.iter().map(|scope| format!("--scope {}", super::words::quoted(scope))).collect();
+        anyhow::anyhow!(
+            "nothing was changed: the key {} is not known in the scope {}; it is in {}; say {}",
+            super::words::quoted(key.as_str()),
+            self.scope,
+            scopes.join(" and in "),
+            flags.join(" or ")
+        )
     }
 
     /// Finds it also by the number or the short hash that a log line shows in place of the key. Only for looking: a
@@ -132,6 +153,10 @@ impl Target {
             ),
         }
     }
+}
+
+fn number(text: &str) -> Result<i64, &'static str> {
+    text.parse().map_err(|_| "it must be the number that a list or a log line shows, such as 42")
 }
 
 /// As [`Operation::short_hash`] writes it.

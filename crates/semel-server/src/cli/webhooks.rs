@@ -12,6 +12,7 @@ use super::{
     words::quoted,
 };
 use crate::{
+    config::Webhooks,
     http::{
         problem::{NOT_FOUND, Problem},
         query::time,
@@ -26,6 +27,9 @@ use crate::{
         reprocess::{Asked, NAME, check},
     },
 };
+
+/// The exit code where the flags are wrong, as the reader of the command line has it.
+const WRONG_FLAGS: u8 = 2;
 
 /// Run events of webhooks again: stored ones through the present rules, failed ones once more
 #[derive(clap::Subcommand)]
@@ -128,10 +132,10 @@ pub(super) struct Reprocess {
 impl Reprocess {
     async fn run(self) -> anyhow::Result<ExitCode> {
         let filters = [&self.kind, &self.function, &self.since, &self.until];
-        anyhow::ensure!(
-            self.all || filters.iter().any(|filter| filter.is_some()),
-            "which events? Say --type, --function, --since or --until, or --all"
-        );
+        if !self.all && filters.iter().all(|filter| filter.is_none()) {
+            super::complain(format_args!("which events? Say --type, --function, --since or --until, or --all"));
+            return Ok(WRONG_FLAGS.into());
+        }
         let desk = Desk::open(&self.ledger).await?;
         let asked = Asked {
             source: self.source,
@@ -171,9 +175,13 @@ impl Desk {
 
     fn source(&self, tenant: &str, name: &str) -> anyhow::Result<Arc<Source>> {
         self.receiver.source_of(tenant, name).map_err(|problem| {
+            let dev = match name == Webhooks::TRYING {
+                true => "; the source of a server with --dev is in no configuration, so write it down as a section first",
+                false => "",
+            };
             anyhow::anyhow!(
                 "{} The configuration that this command reads has no source {} of the tenant {}: give it the server's, by \
-                 --config or by the variables SEMEL_WEBHOOKS_…",
+                 --config or by the variables SEMEL_WEBHOOKS_…{dev}",
                 refused(problem),
                 quoted(name),
                 quoted(tenant)

@@ -22,10 +22,11 @@ impl Environment {
         self.0.get(&OsString::from(name)).map(|value| value.to_str().ok_or(NotText)).transpose()
     }
 
-    /// The names that begin with `SEMEL_` and whose values are not Kubernetes' doing.
+    /// The names that begin with `SEMEL_`, without those of Kubernetes and of the tests.
     ///
     /// A service named `semel` makes Kubernetes set `SEMEL_SERVICE_HOST`, `SEMEL_PORT=tcp://…` and the like in every
-    /// pod of its namespace; warning about those would bury the warnings that matter.
+    /// pod of its namespace; warning about those would bury the warnings that matter. The scripts that start servers for the tests set `SEMEL_TEST_…` and
+    /// `SEMEL_SERVER_DIR`; a program that is run by them is not meant.
     pub(super) fn ours(&self) -> impl Iterator<Item = &str> {
         self.0.iter().filter_map(|(name, value)| {
             let name = name.to_str()?;
@@ -33,7 +34,8 @@ impl Environment {
             let kubernetes = rest.starts_with("SERVICE_")
                 || rest.starts_with("PORT_")
                 || (rest == "PORT" && value.to_str().is_some_and(|value| value.contains("://")));
-            (!kubernetes).then_some(name)
+            let tests = rest.starts_with("TEST_") || rest == "SERVER_DIR";
+            (!kubernetes && !tests).then_some(name)
         })
     }
 }

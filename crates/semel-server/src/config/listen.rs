@@ -55,7 +55,9 @@ impl Value for Listen {
 
     fn parse(text: &str) -> Result<Self, String> {
         let wrong = |what: &str| format!("must be an address such as 127.0.0.1:8080, but in \"{text}\" {what}");
-        let (host, port) = text.rsplit_once(':').ok_or_else(|| wrong("there is no port"))?;
+        let is_port = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+        let missing = if is_port { "the host is missing" } else { "there is no port" };
+        let (host, port) = text.rsplit_once(':').ok_or_else(|| wrong(missing))?;
         let host = match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
             Some(v6) if v6.parse::<std::net::Ipv6Addr>().is_ok() => v6,
             Some(_) => return Err(wrong("the brackets hold no IPv6 address")),
@@ -98,6 +100,12 @@ mod tests {
         {
             assert!(Listen::parse(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn a_port_alone_is_told_that_its_host_is_missing() {
+        assert!(Listen::parse("8088").unwrap_err().ends_with("in \"8088\" the host is missing"));
+        assert!(Listen::parse("localhost").unwrap_err().ends_with("there is no port"));
     }
 
     #[test]

@@ -13,6 +13,10 @@ use super::{
 /// The variables that are not fields.
 const OTHER_VARIABLES: [&str; 1] = ["SEMEL_CONFIG"];
 
+/// The fields whose variable must not be empty. Without its value, what should go to a common database would go to a file
+/// of this machine, and each machine would have a ledger of its own.
+const NEVER_EMPTY: [&str; 1] = ["database_url"];
+
 /// How alike two names must be for one to be suggested for the other. Found by trying: `lisen`, `databse_url` and
 /// `broker` are above it, `port` and `address` below.
 const ALIKE: f64 = 0.8;
@@ -129,8 +133,13 @@ impl<'a> Reader<'a> {
         }
         let variable = variable(name);
         match self.environment.get(&variable) {
+            Ok(None) => {}
+            Ok(Some("")) if NEVER_EMPTY.contains(&name) => {
+                let empty = "is set and empty: give it a value, or unset it".to_owned();
+                return (None, vec![empty], Origin::Variable(variable));
+            }
             // Empty is unset: compose files and scripts cannot leave a variable out.
-            Ok(None | Some("")) => {}
+            Ok(Some("")) => {}
             Ok(Some(text)) => return (Some(text.into()), Vec::new(), Origin::Variable(variable)),
             Err(NotText) => return (None, vec!["is not valid UTF-8".to_owned()], Origin::Variable(variable)),
         }
@@ -175,8 +184,19 @@ fn unknown(name: &str, known: &[&str]) -> String {
     let (section, field) = name.rsplit_once('.').unwrap_or(("", name));
     let within = |known: &str| known.rsplit_once('.').unwrap_or(("", known)).0 == section;
     let beside: Vec<&str> = known.iter().filter(|known| within(known)).map(|known| last(known)).collect();
+    let sections: BTreeSet<&str> = known.iter().filter_map(|known| Some(known.rsplit_once('.')?.0)).collect();
+    let sections: Vec<&str> = sections.into_iter().collect();
     let near = match (section, beside.is_empty()) {
-        ("", _) | (_, true) => nearest(name, known).map(str::to_owned),
+        // It may be a field of no section, or an empty section.
+        ("", _) => match nearest(name, &[&beside[..], &sections[..]].concat()) {
+            Some(near) if sections.contains(&near) => Some(format!("[{near}]")),
+            near => near.or_else(|| nearest(name, known)).map(str::to_owned),
+        },
+        (_, true) => match nearest(section, &sections) {
+            Some(near) if known.contains(&&*format!("{near}.{field}")) => Some(format!("{near}.{field}")),
+            Some(near) => Some(format!("[{near}]")),
+            None => nearest(name, known).map(str::to_owned),
+        },
         _ => nearest(field, &beside).map(|near| format!("{section}.{near}")),
     };
     match near {
@@ -206,6 +226,21 @@ fn nearest<'a>(wrong: &str, names: &[&'a str]) -> Option<&'a str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_misspelt_section_is_answered_with_the_section() {
+        let known = ["listen", "gateway.upstream", "gateway.lease", "sweep.every", "webhooks.s.kind"];
+        for (wrong, near) in [
+            ("gatewayy", "[gateway]"),
+            ("gatewayy.quux", "[gateway]"),
+            ("gatewayy.lease", "gateway.lease"),
+            ("sweeep.every", "sweep.every"),
+            ("lisen", "listen"),
+        ] {
+            assert_eq!(unknown(wrong, &known), format!("there is no such field; did you mean {near}?"));
+        }
+        assert_eq!(unknown("empty", &known), "there is no such field");
+    }
 
     #[test]
     fn a_slip_of_spelling_is_recognised_and_another_word_is_not() {

@@ -4,7 +4,7 @@ use std::{borrow::Cow, fmt, path::PathBuf};
 
 use serde_json::json;
 
-use super::Config;
+use super::{Config, Deed};
 
 /// The result of reading the configuration: usable only if there are no mistakes in it.
 #[derive(Clone, Debug)]
@@ -22,6 +22,28 @@ impl Report {
     /// With every mistake, if there is one.
     pub fn config(&self) -> Result<&Config, Mistakes> {
         if self.mistakes.is_empty() { Ok(&self.config) } else { Err(Mistakes(self.mistakes.clone())) }
+    }
+
+    /// Notes each rule of a webhook that names a handler as a mistake: for a program that has no handlers.
+    #[must_use]
+    pub fn without_handlers(mut self) -> Self {
+        for (source, config) in &self.config.webhooks.sources {
+            let field = format!("webhooks.{source}.handlers");
+            let read = self.entries.iter().find(|entry| entry.name == field);
+            let origin = read.map_or(Origin::Default, |entry| entry.origin.clone());
+            let handlers = config.handlers.0.iter().filter_map(|rule| match &rule.deed {
+                Deed::Handler(handler) => Some(handler),
+                _ => None,
+            });
+            self.mistakes.extend(handlers.map(|handler| {
+                let message = format!(
+                    "there is no handler called {handler:?}: handlers are for a Rust program that Semel is built into; \
+                     here a rule can store an event, send it to the outbox or forward it to a URL"
+                );
+                Mistake::of(&field, origin.clone(), message)
+            }));
+        }
+        self
     }
 
     /// Whether nobody said anything about a field.

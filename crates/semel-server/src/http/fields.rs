@@ -95,10 +95,7 @@ impl Fields {
         if body.trim_ascii().is_empty() {
             return Ok(Self { given: BTreeMap::new(), wrong: Wrong::default(), empty: true });
         }
-        let members: Members = serde_json::from_slice(body).map_err(|error| {
-            let reason = cut(&error.to_string(), MOST_OF_A_REASON);
-            Problem::new(&INVALID_JSON).detail(format!("The body is no JSON object: {reason}."))
-        })?;
+        let members: Members = serde_json::from_slice(body).map_err(|error| no_json(&error))?;
         let mut fields = Self { given: BTreeMap::new(), wrong: Wrong::default(), empty: false };
         if members.more {
             fields.wrong.note(SEVERAL, format!("are more than {MOST_MEMBERS} members, and only so many were read"));
@@ -137,6 +134,11 @@ impl Fields {
         read(value.get()).map_err(|message| self.wrong.note(name, message)).ok()
     }
 
+    /// Notes what is wrong with a part of a field that was taken, such as `addresses.EMAIL`.
+    pub fn note(&mut self, field: &str, message: impl Into<String>) {
+        self.wrong.note(field, message);
+    }
+
     /// Ends the reading. What is left is nothing that this path knows: a slip of spelling in a field that may be
     /// missing would otherwise be lost in silence.
     ///
@@ -171,6 +173,16 @@ impl Fields {
         }
         self.wrong
     }
+}
+
+/// A body that is no JSON, or none that is an object, with the line and the column where that shows.
+pub fn no_json(error: &serde_json::Error) -> Problem {
+    let what = if error.is_data() { "JSON object" } else { "JSON" };
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    let told = error.to_string();
+    // The reason may quote the body; the place must be left when it is cut.
+    let reason = cut(told.strip_suffix(&place).unwrap_or(&told), MOST_OF_A_REASON);
+    Problem::new(&INVALID_JSON).detail(format!("The body is no {what}: {reason}{place}."))
 }
 
 /// A text of at most so many characters, the last being an ellipsis if there were more.
@@ -342,6 +354,10 @@ mod tests {
             assert_eq!(problem.kind().name, "invalid-json", "{body}");
         }
         assert!(Fields::parse(b" {} ").is_ok());
+        let told = |body: &[u8]| Fields::parse(body).err().unwrap().said().to_owned();
+        assert_eq!(told(b"{\n\"a\" 1}"), "The body is no JSON: expected `:` at line 2 column 5.");
+        assert_eq!(told(b"nome"), "The body is no JSON: expected ident at line 1 column 2.");
+        assert!(told(b"[]").starts_with("The body is no JSON object: invalid type: sequence"), "{}", told(b"[]"));
     }
 
     #[test]

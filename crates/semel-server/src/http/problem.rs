@@ -239,7 +239,7 @@ pub static DELIVERY_SETTLED: Kind = Kind {
     name: "delivery-settled",
     status: StatusCode::CONFLICT,
     retryable: false,
-    title: "The delivery is settled",
+    title: "Nothing to decide about the delivery",
     meaning: "There is nothing to decide about the delivery of this notification in this way: it was sent, or goes its ordinary way.",
     remedy: "The member notificationStatus tells how it stands now. What was sent cannot be taken back.",
 };
@@ -259,8 +259,8 @@ pub static SIGNATURE_REFUSED: Kind = Kind {
     name: "signature-refused",
     status: StatusCode::BAD_REQUEST,
     retryable: false,
-    title: "Not signed",
-    meaning: "The delivery is not signed by its source, or was signed too long ago.",
+    title: "Signature refused",
+    meaning: "The delivery has no signature of its source, a wrong one, or one of another time.",
     remedy: "The member reason says in a word what is wrong. Compare the secret with the sender's, and the clocks of both \
              machines. A proxy between the two must not change the body. Nothing was stored.",
 };

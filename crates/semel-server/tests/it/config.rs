@@ -226,6 +226,14 @@ fn only_loopback_is_served_while_there_are_no_tokens() {
 }
 
 #[test]
+fn an_empty_variable_is_no_setting_but_for_the_database() {
+    let mut command = semel();
+    assert!(run(command.args(["config", "check"]).env("SEMEL_LISTEN", "")).status.success());
+    let told = mistakes(command.env("SEMEL_DATABASE_URL", ""));
+    assert_eq!(told, ["database_url (SEMEL_DATABASE_URL): is set and empty: give it a value, or unset it"]);
+}
+
+#[test]
 fn a_wrongly_spelled_variable_is_warned_about_but_kubernetes_is_not() {
     let mut command = semel();
     command.args(["config", "check"]).envs([
@@ -234,6 +242,8 @@ fn a_wrongly_spelled_variable_is_warned_about_but_kubernetes_is_not() {
         ("SEMEL_SERVICE_HOST", "10.0.0.1"),
         ("SEMEL_PORT", "tcp://10.0.0.1:80"),
         ("SEMEL_PORT_80_TCP", "tcp://10.0.0.1:80"),
+        ("SEMEL_TEST_POSTGRES_URL", "postgres://localhost/x"),
+        ("SEMEL_SERVER_DIR", "target/servers"),
     ]);
     let output = run(&mut command);
     assert!(output.status.success());

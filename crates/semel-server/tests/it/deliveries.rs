@@ -489,6 +489,8 @@ fn what_an_application_sent_itself_is_never_sent_by_an_endpoint_that_comes_later
         let answer = say(&server, id, status);
         assert_eq!(answer.problem(), "delivery-settled", "{}", answer.body);
         assert_eq!(answer.json()["notificationStatus"], "PENDING");
+        let detail = answer.json()["detail"].as_str().unwrap().to_owned();
+        assert!(detail.starts_with("This notification is PENDING") && !answer.body.contains("settled."), "{detail}");
     }
     for _ in 0..2 {
         for (id, status) in [(&ids[0], "SENT"), (&ids[1], "FAILED")] {

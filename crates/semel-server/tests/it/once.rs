@@ -15,6 +15,7 @@ use crate::{
 
 on_both_databases! {
     a_command_runs_once_and_is_replayed
+    a_misspelt_variable_is_told_of_also_when_quiet
     what_is_printed_is_passed_on_as_it_comes
     binary_output_survives
     output_over_a_mebibyte_is_cut_and_marked
@@ -43,6 +44,15 @@ fn a_command_runs_once_and_is_replayed(place: &Place) {
     assert!(lines[1].ends_with("Z; here is what it printed then"), "{err}");
     assert_eq!(place.ends("k", &[], script), (0, "out\n".into(), String::new()), "quiet means quiet");
     assert_eq!(place.lines("runs").len(), 1);
+}
+
+fn a_misspelt_variable_is_told_of_also_when_quiet(place: &Place) {
+    let mut command = place.once("k", &[], "true");
+    let (code, _, err) = ended(&command.env("SEMEL_DATABSE_URL", "sqlite:elsewhere.db").output().unwrap());
+    assert_eq!(code, 0);
+    let told =
+        "semel: the environment variable SEMEL_DATABSE_URL means nothing here; did you mean SEMEL_DATABASE_URL?\n";
+    assert_eq!(err, told);
 }
 
 fn what_is_printed_is_passed_on_as_it_comes(place: &Place) {

@@ -17,6 +17,7 @@ on_both_databases! {
     everything_that_is_stored_is_shown
     what_runs_or_took_effect_is_not_decided_about
     a_purged_key_is_free
+    a_decision_about_a_key_of_another_scope_is_told_which
     what_a_person_decided_is_audited
     a_sweep_ends_what_was_killed_and_removes_what_is_old
     what_cannot_be_read_is_shown_and_can_be_purged
@@ -25,6 +26,24 @@ on_both_databases! {
 fn keys(listing: &Value) -> Vec<String> {
     let items = listing["items"].as_array().unwrap();
     items.iter().map(|item| item["key"].as_str().unwrap().to_owned()).collect()
+}
+
+fn a_decision_about_a_key_of_another_scope_is_told_which(place: &Place) {
+    assert_eq!(place.ends("k", &["--scope", "jobs/export"], "false").0, 1);
+    for decision in [&["purge", "k"][..], &["resolve", "k", "--as", "retry"]] {
+        let told = |scope: &[&str]| place.run([&["operations"], decision, &["--reason", "r"], scope].concat());
+        let elsewhere = told(&[]);
+        assert_eq!(elsewhere.status.code(), Some(1));
+        let advice = "it is in default/jobs/export; say --scope default/jobs/export";
+        assert!(stderr(&elsewhere).contains(advice), "{}", stderr(&elsewhere));
+    }
+    assert!(
+        place.run(["operations", "purge", "k", "--reason", "r", "--scope", "default/jobs/export"]).status.success()
+    );
+    let gone = place.run(["operations", "purge", "k", "--reason", "r"]);
+    assert!(stderr(&gone).contains("It was never claimed there"), "{}", stderr(&gone));
+    let number = place.run(["operations", "purge", "--id", "abc", "--reason", "r"]);
+    assert!(stderr(&number).contains("it must be the number"), "{}", stderr(&number));
 }
 
 fn a_list_is_newest_first_and_in_pages(place: &Place) {

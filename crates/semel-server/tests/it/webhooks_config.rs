@@ -241,4 +241,8 @@ fn a_handler_that_the_program_does_not_have_keeps_it_from_starting() {
     let started = run(text, &["serve", "--listen", "127.0.0.1:0"], &[]);
     assert!(!started.status.success());
     assert!(stderr(&started).contains("there is no handler called \"mine\""), "{}", stderr(&started));
+    let checked = run(text, &["config", "check"], &[]);
+    assert_eq!(checked.status.code(), Some(1), "a check finds what keeps the server from starting");
+    let told = "webhooks.s.handlers (semel.toml, line 4): there is no handler called \"mine\"";
+    assert!(stderr(&checked).contains(told), "{}", stderr(&checked));
 }

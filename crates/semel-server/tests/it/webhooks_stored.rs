@@ -187,6 +187,10 @@ fn the_command_line_refuses_what_the_routes_refuse_in_their_words(place: &Place)
     );
     let which = person(place, "", &["webhooks", "reprocess", "stripe", "--reason", "a"]);
     assert!(stderr(&which).contains("which events?"), "{}", stderr(&which));
+    assert_eq!(which.status.code(), Some(2), "the flags are wrong");
+    // A server with --dev has this source; no configuration does.
+    let dev = place.run(["webhooks", "rerun", "stripe", "evt_1", "--reason", "a"]);
+    assert!(stderr(&dev).contains("--dev is in no configuration"), "{}", stderr(&dev));
 }
 
 fn a_failed_event_is_run_again_from_the_command_line(place: &Place) {

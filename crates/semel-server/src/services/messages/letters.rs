@@ -176,9 +176,9 @@ pub(super) async fn redrive(
     // Nobody should re-drive everything because a filter was lost on the way.
     if [all.is_some(), ids.is_some(), filters].into_iter().filter(|said| *said).count() != 1 {
         let mut wrong = Wrong::default();
-        let message = "must be one of: {\"ids\": […]}, a filter by consumer, queue, reason, since or before, or \
-                       {\"all\": true}";
-        wrong.note("which letters are meant", message);
+        let message = "must be true if every letter is meant; otherwise there must be ids, or a filter by consumer, queue, \
+                       reason, since or before; only one of the three";
+        wrong.note("all", message);
         return Err(wrong.problem(&INVALID_FIELDS));
     }
     let new =

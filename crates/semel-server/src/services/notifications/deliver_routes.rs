@@ -87,7 +87,16 @@ async fn resolve(
     let tenant = principal.tenant.as_str();
 
     let (channel, status) = patiently(find(&deliverer, tenant, id)).await?.ok_or_else(missing)?;
-    let settled = |status: &str| Problem::new(&DELIVERY_SETTLED).with("notificationStatus", status);
+    let settled = |status: &str| {
+        let detail = match status {
+            "PENDING" if channel == IN_APP => {
+                "This notification is PENDING, and gets its place in the stream by itself."
+            }
+            "PENDING" => "This notification is PENDING already, and is delivered without a decision.",
+            _ => "The delivery of this notification is settled.",
+        };
+        Problem::new(&DELIVERY_SETTLED).detail(detail).with("notificationStatus", status)
+    };
     let mut found = patiently(find_operation(&deliverer, tenant, &channel, id)).await?;
     if found.is_none() && status == "PENDING" && said != Said::Pending && channel != IN_APP {
         patiently(enter(&deliverer, tenant, &channel, id)).await?;

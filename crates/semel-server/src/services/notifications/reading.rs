@@ -15,7 +15,7 @@ use super::{
 use crate::{
     config::Routes,
     http::{
-        fields::{Fields, Wrong, is_blank, text},
+        fields::{Fields, Wrong, is_blank, no_json, text},
         json::{DEEPEST, flaw},
         problem::{INVALID_FIELDS, INVALID_JSON, Problem},
     },
@@ -68,10 +68,7 @@ pub(super) fn read(body: &[u8], tenant: &str, routes: &Routes) -> Result<Given, 
     }
     let list = body.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[');
     let parsed = if list { serde_json::from_slice(body) } else { serde_json::from_slice(body).map(|one| vec![one]) };
-    let raws: Vec<Box<RawValue>> = parsed.map_err(|error| {
-        let (line, column) = (error.line(), error.column());
-        Problem::new(&INVALID_JSON).detail(format!("The body is no JSON: see line {line}, column {column}."))
-    })?;
+    let raws: Vec<Box<RawValue>> = parsed.map_err(|error| no_json(&error))?;
     let mut wrong = Wrong::default();
     if raws.is_empty() || raws.len() > MOST_EVENTS {
         wrong.note("[]", format!("must have 1 to {MOST_EVENTS} events, not {}", raws.len()));
@@ -202,7 +199,8 @@ impl Reading<'_> {
             let group =
                 about.group(kind).map_err(|why| self.note(&format!("payload.{}", kind.group_field()), why)).ok()?;
             if group.is_none() && users.is_empty() && kind != Kind::Admin {
-                let why = format!("is missing, and so is payload.{}: which group is meant?", kind.group_field());
+                let why =
+                    format!("is missing, and so is payload.{}: one of them must say the group", kind.group_field());
                 self.note("aggregateId", why);
                 return None;
             }

@@ -116,7 +116,7 @@ pub(super) async fn put(
     let group_id = fields.must("groupId", Ident::read);
     let channels = fields.must("channels", channels);
     let wanted = channels.clone();
-    let addresses = fields.may("addresses", |raw| addresses(raw, wanted.as_deref()));
+    let addresses = fields.may("addresses", addresses).map(|members| checked(members, wanted.as_deref(), &mut fields));
     fields.finish()?;
     let entry = Entry {
         group_id: group_id.map(|group| group.text).unwrap_or_default(),
@@ -224,22 +224,31 @@ fn channels(raw: &str) -> Result<Vec<Channel>, String> {
     if channels.is_empty() || channels.len() != names.len() { Err(wrong()) } else { Ok(channels) }
 }
 
-fn addresses(raw: &str, channels: Option<&[Channel]>) -> Result<Addresses, String> {
-    let wrong = || "must be an object with a text for some of the channels".to_owned();
+fn addresses(raw: &str) -> Result<BTreeMap<String, Box<RawValue>>, String> {
     if let Some(flaw) = flaw(raw, DEEPEST) {
         return Err(format!("has {flaw}"));
     }
-    let members: BTreeMap<String, Box<RawValue>> = serde_json::from_str(raw).map_err(|_| wrong())?;
+    serde_json::from_str(raw).map_err(|_| "must be an object with a text for some of the channels".to_owned())
+}
+
+/// The addresses, each checked by itself: what is wrong with one is noted under its name.
+fn checked(members: BTreeMap<String, Box<RawValue>>, channels: Option<&[Channel]>, fields: &mut Fields) -> Addresses {
     let mut addresses = Addresses::new();
     for (name, raw) in members {
         let used = Channel::parse(&name).is_some_and(|channel| channels.is_none_or(|used| used.contains(&channel)));
-        let address = text(raw.get())?;
-        if !used || address.is_empty() || address.len() > LONGEST_ADDRESS {
-            return Err(wrong());
+        let read = match text(raw.get()) {
+            _ if !used => Err("is for none of the channels".to_owned()),
+            Ok(address) if address.is_empty() || address.len() > LONGEST_ADDRESS => {
+                Err(format!("must have 1 to {LONGEST_ADDRESS} bytes"))
+            }
+            read => read,
+        };
+        match read {
+            Ok(address) => drop(addresses.insert(name, address)),
+            Err(message) => fields.note(&format!("addresses.{name}"), message),
         }
-        addresses.insert(name, address);
     }
-    Ok(addresses)
+    addresses
 }
 
 #[cfg(test)]
@@ -255,13 +264,25 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_for_a_channel_that_is_used() {
-        let used = [Channel::Email];
-        assert_eq!(addresses(r#"{"EMAIL":"a@example.com"}"#, Some(&used)).unwrap()["EMAIL"], "a@example.com");
-        let twice = addresses(r#"{"EMAIL":"a@example.com","EMAIL":"b@example.com"}"#, Some(&used));
-        assert_eq!(twice, Err("has EMAIL twice".to_owned()));
-        for wrong in [r#"{"SMS":"+1"}"#, r#"{"EMAIL":1}"#, r#"{"EMAIL":""}"#, r#"{"FAX":"1"}"#, "[]"] {
-            assert!(addresses(wrong, Some(&used)).is_err(), "{wrong}");
+    fn an_address_is_for_a_channel_that_is_used_and_a_wrong_one_is_named() {
+        let told = |body: &str| {
+            let mut fields = Fields::parse(body.as_bytes()).unwrap();
+            let members = fields.may("addresses", addresses);
+            let read = members.map(|members| checked(members, Some(&[Channel::Email]), &mut fields));
+            let wrong = fields.finish().err().map(|problem| problem.said().to_string());
+            wrong.map_or_else(|| Ok(read.unwrap_or_default()), Err)
+        };
+        assert_eq!(told(r#"{"addresses":{"EMAIL":"a@example.com"}}"#).unwrap()["EMAIL"], "a@example.com");
+        for (addresses, wrong) in [
+            (r#"{"EMAIL":"a@example.com","EMAIL":"b@example.com"}"#, "addresses has EMAIL twice."),
+            (r#"{"SMS":"+1"}"#, "addresses.SMS is for none of the channels."),
+            (r#"{"FAX":"1"}"#, "addresses.FAX is for none of the channels."),
+            (r#"{"EMAIL":3}"#, "addresses.EMAIL must be a text."),
+            (r#"{"EMAIL":""}"#, "addresses.EMAIL must have 1 to"),
+            ("[]", "addresses must be an object"),
+        ] {
+            let told = told(&format!(r#"{{"addresses":{addresses}}}"#)).unwrap_err();
+            assert!(told.starts_with(wrong), "{told}");
         }
     }
 }

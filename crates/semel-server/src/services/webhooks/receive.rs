@@ -151,7 +151,7 @@ async fn admit(
 }
 
 fn unsigned(refused: Refused) -> Refusal {
-    let problem = Problem::new(&SIGNATURE_REFUSED).detail(format!("Not signed: {refused}."));
+    let problem = Problem::new(&SIGNATURE_REFUSED).detail(format!("The signature is refused: {refused}."));
     Refusal::new(Reason::Signature(refused.word()), problem.with("reason", refused.word()))
 }
 

@@ -225,8 +225,9 @@ pub(crate) fn check(asked: &Asked, all: bool, source: &Source) -> Result<(), Pro
     let mut wrong = Wrong::default();
     let filters = [&asked.kind, &asked.function, &asked.since, &asked.until].iter().any(|filter| filter.is_some());
     if all == filters {
-        let message = "must be a filter by type, function, since or until, or {\"all\": true}";
-        wrong.note("which events are meant", message);
+        let message = "must be true if every event is meant; otherwise there must be a filter by type, function, since or \
+                       until; not both";
+        wrong.note("all", message);
     }
     if asked.kind.as_ref().is_some_and(|kind| source.stores(kind)) {
         wrong.note("type", "is taken by no rule: add one to the source's handlers first");

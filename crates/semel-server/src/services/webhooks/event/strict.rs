@@ -25,10 +25,20 @@ pub(super) fn fingerprint(body: &[u8], without: &[&str]) -> Result<Fingerprint, 
     let fingerprint = Fingerprint::of_json_by_digits(body, without);
     // The rules for all JSON that is stored name the member, where the fingerprint knows only the byte. They are for
     // texts that are JSON.
-    let is_json = |text: &&str| fingerprint.is_ok() || serde_json::from_str::<&RawValue>(text).is_ok();
-    let text = std::str::from_utf8(body).ok().filter(is_json);
-    if let Some(flaw) = text.and_then(|text| flaw(text, DEEPEST)) {
-        return Err(format!("has {flaw}"));
+    let text = std::str::from_utf8(body).ok();
+    let no_json = match (&fingerprint, text) {
+        (Err(_), Some(text)) => serde_json::from_str::<&RawValue>(text).err(),
+        _ => None,
+    };
+    match (no_json, text) {
+        (None, Some(text)) => {
+            if let Some(flaw) = flaw(text, DEEPEST) {
+                return Err(format!("has {flaw}"));
+            }
+        }
+        // In the words of the other routes, with line and column. Of a byte order mark the fingerprint knows more.
+        (Some(error), Some(text)) if !text.starts_with('\u{feff}') => return Err(format!("is no JSON: {error}")),
+        _ => {}
     }
     fingerprint.map_err(|error| error.to_string())
 }
@@ -59,7 +69,7 @@ mod tests {
             (b"", "is empty; it must be a JSON object"),
             (b" \n", "is empty"),
             (b"{} {}", "trailing"),
-            (b"{'a':1}", "expected"),
+            (b"{'a':1}", "is no JSON: key must be a string at line 1 column 2"),
             (&[b"[".repeat(10_000), b"]".repeat(10_000)].concat(), "more than 64 levels"),
             (&[b"[".repeat(65), b"]".repeat(65)].concat(), "more than 64 levels"),
         ] {
