@@ -139,20 +139,23 @@ impl Node {
     pub fn declare(&self, queues: Vec<Queue>) {
         let (broker, declared, mut stop) = (self.broker.clone(), self.declared.clone(), self.stopping());
         let declare = async move {
-            let mut told = Told::default();
+            let (mut told, mut last) = (Told::default(), None);
             for tries in 1_u32.. {
                 match broker.declare(queues.clone()).await {
                     Ok(()) => {
-                        if told.at.is_some() {
-                            tracing::info!(tries, "queues are declared");
+                        // With the error: if that was the database's, the end of its outage is told for all parts.
+                        if let Some(after) = last {
+                            tracing::info!(%after, tries, "queues are declared");
                         }
                         declared.send_replace(true);
                         return;
                     }
-                    Err(error) if told.is_due(Instant::now()) => {
-                        tracing::warn!(%error, "queues cannot be declared yet; the log says so once a minute");
+                    Err(error) => {
+                        if told.is_due(Instant::now()) {
+                            tracing::warn!(%error, "queues cannot be declared yet; the log says so once a minute");
+                        }
+                        last = Some(error);
                     }
-                    Err(_) => {}
                 }
                 if tries >= PATIENT_TRIES && broker.health() == BrokerHealth::Up {
                     declared.send_replace(true);
