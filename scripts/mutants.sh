@@ -216,7 +216,7 @@ resolved-retention@semel/src/machine/tend.rs@s/op\.expires_at = retention\.map\(
 rerun-story@semel/src/machine/tend.rs@s/notes\.extend\(completed_note\(&op, stored\.fence\)\);/let _ = completed_note(&op, stored.fence);/@semel@test(=machine::tests::verdicts::the_end_of_a_run_is_noted_when_another_is_to_follow)
 advice-password@semel-server/src/cli/ledger.rs@s/let has_password = matches!/let has_password = place.place().is_empty() \&\& matches!/@semel-server@test(=cli::ledger::tests::advice_repeats_no_password)
 rerun-without-rule@semel-server/src/services/webhooks/again.rs@s/if kind\.is_some_and\(\|kind\| source\.stores\(&kind\)\)/if kind.is_some_and(|kind| kind.is_empty() \&\& source.stores(\&kind))/@semel-server@test(=webhooks_stored::sqlite::the_command_line_refuses_what_the_routes_refuse_in_their_words)
-held-first-bytes@semel-server/src/http/held.rs@s/if !self\.begun \{/if !self.begun \&\& self.held.has_stopped() {/@semel-server@test(=gateway::upstream::tests::a_request_whose_lease_is_lost_before_it_is_written_is_not_sent) | test(=services::call::tests::a_call_whose_lease_is_lost_while_it_connects_is_not_made)
+held-first-bytes@semel-server/src/http/held.rs@s/if !self\.begun\n/if !self.begun \&\& self.held.has_stopped()\n/@semel-server@test(=gateway::upstream::tests::a_request_whose_lease_is_lost_before_it_is_written_is_not_sent) | test(=services::call::tests::a_call_whose_lease_is_lost_while_it_connects_is_not_made)
 held-no-body@semel-server/src/gateway/upstream.rs@s/held\.check\(\)\.map_err/Held::always().check().map_err/@semel-server@test(=gateway::upstream::tests::a_request_whose_lease_is_lost_before_it_is_written_is_not_sent)
 LIST
 }

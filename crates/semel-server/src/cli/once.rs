@@ -284,6 +284,10 @@ impl Teller<'_> {
                 };
                 (code, Some(format!("the command failed: {}{attempt}", failure.error)))
             }
+            Ran::Released if matches!(began, Began::Ended { .. }) => {
+                let said = "the command was killed, for semel was suspended for longer than its lease allows; it may run again";
+                (LEASE_LOST, Some(said.to_owned()))
+            }
             Ran::Released => (LATER, Some("put back before anything was run".to_owned())),
             Ran::Doubted(reason) => {
                 let hint = self.resolve();

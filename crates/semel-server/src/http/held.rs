@@ -93,10 +93,10 @@ impl<B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Unpin> B
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        if !self.begun {
-            if let Err(lost) = self.held.check() {
-                return Poll::Ready(Some(Err(lost.into())));
-            }
+        if !self.begun
+            && let Err(lost) = self.held.check()
+        {
+            return Poll::Ready(Some(Err(lost.into())));
         }
         let frame = Pin::new(&mut self.body).poll_frame(context);
         self.begun |= frame.is_ready();

@@ -78,14 +78,10 @@ async fn look(jobs: &Jobs, stop: &Stop, here: &Here, seats: &Arc<Semaphore>, run
     let mut after = String::new();
     loop {
         let mut reader = jobs.0.ledger.store().reader().await?;
-        let page = tables::running(&mut reader.conn(), &after, PAGE).await?;
+        let (page, next) = tables::running(&mut reader.conn(), &after, PAGE).await?;
         reader.leave();
-        let more = page.len() >= usize::try_from(PAGE).unwrap_or(usize::MAX);
-        if let Some(last) = page.last() {
-            after = last.id.to_string();
-        }
         for job in page {
-            // A kind that this node does not know is one of a newer version: another node's.
+            // A kind that this node does not know is one of a newer version, another node's; or a row that cannot be read.
             let Some(kind) = jobs.0.kinds.get(job.kind.as_str()) else { continue };
             if lock(here).contains(&job.id) || !is_free(jobs, &job).await? {
                 continue;
@@ -103,8 +99,9 @@ async fn look(jobs: &Jobs, stop: &Stop, here: &Here, seats: &Arc<Semaphore>, run
                 }
             });
         }
-        if !more {
-            return Ok(());
+        match next {
+            Some(next) => after = next,
+            None => return Ok(()),
         }
     }
 }

@@ -30,6 +30,49 @@ struct Row {
 
 from_row!(Row { id, tenant, kind, params, actor, state, done, total, cursor, error, created_at, updated_at, ended_at });
 
+/// A row of which not everything may be readable. Its job is shown, and keeps no other waiting.
+struct Any {
+    id: Option<String>,
+    tenant: Option<String>,
+    row: Result<Row, sqlx::Error>,
+}
+
+from_row!(Any, row => {
+    id: row.try_get("id").ok(),
+    tenant: row.try_get("tenant").ok(),
+    row: sqlx::FromRow::from_row(row),
+});
+
+impl Any {
+    /// The job; or what can be said of one that cannot be read, as one that failed. Nothing if even its id is damaged.
+    fn read(self) -> Option<Job> {
+        let why =
+            match self.row.map_err(|error| error.to_string()).and_then(|row| row.read().map_err(|e| e.to_string())) {
+                Ok(job) => return Some(job),
+                Err(why) => why,
+            };
+        let never = Timestamp::from_micros(0);
+        Some(Job {
+            id: JobId::parse(self.id.as_deref()?)?,
+            tenant: self.tenant.unwrap_or_default(),
+            kind: UNREADABLE.to_owned(),
+            params: serde_json::Value::Null,
+            actor: String::new(),
+            state: JobState::Failed,
+            done: 0,
+            total: None,
+            cursor: None,
+            error: Some(format!("{UNREADABLE}: {why}")),
+            created_at: never,
+            updated_at: never,
+            ended_at: None,
+        })
+    }
+}
+
+/// The kind of a job whose row cannot be read.
+const UNREADABLE: &str = "unreadable";
+
 impl Row {
     fn read(self) -> Result<Job> {
         Ok(Job {
@@ -117,7 +160,7 @@ pub(super) async fn list(
     state: Option<JobState>,
     limit: i64,
 ) -> Result<Vec<Job>> {
-    let rows: Vec<Row> = on!(conn, c => sqlx::query_as(LIST)
+    let rows: Vec<Any> = on!(conn, c => sqlx::query_as(LIST)
         .bind(tenant)
         .bind(before.map(|id| id.to_string()))
         .bind(state.map(JobState::as_str))
@@ -125,21 +168,24 @@ pub(super) async fn list(
         .fetch_all(&mut **c)
         .await
         .map_err(broken)?);
-    rows.into_iter().map(Row::read).collect()
+    Ok(rows.into_iter().filter_map(Any::read).collect())
 }
 
 const RUNNING: &str =
     concat!("SELECT ", job!(), " FROM semel_jobs WHERE state = 'running' AND id > $1 ORDER BY id LIMIT $2");
 
-/// Jobs of all tenants that have not ended, oldest first.
-pub(super) async fn running(conn: &mut Conn<'_>, after: &str, limit: i64) -> Result<Vec<Job>> {
-    let rows: Vec<Row> = on!(conn, c => sqlx::query_as(RUNNING)
+/// Jobs of all tenants that have not ended, oldest first; after which id to look for more, if there may be more. One that
+/// cannot be read is of no kind that a node knows.
+pub(super) async fn running(conn: &mut Conn<'_>, after: &str, limit: i64) -> Result<(Vec<Job>, Option<String>)> {
+    let rows: Vec<Any> = on!(conn, c => sqlx::query_as(RUNNING)
         .bind(after)
         .bind(limit)
         .fetch_all(&mut **c)
         .await
         .map_err(broken)?);
-    rows.into_iter().map(Row::read).collect()
+    let full = i64::try_from(rows.len()).is_ok_and(|rows| rows >= limit);
+    let next = rows.iter().rev().find_map(|row| row.id.clone()).filter(|_| full);
+    Ok((rows.into_iter().filter_map(Any::read).collect(), next))
 }
 
 const SET_TOTAL: &str = "

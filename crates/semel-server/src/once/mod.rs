@@ -146,7 +146,7 @@ impl Once {
                         () = stop.asked() => return Done::Stopped,
                     }
                 }
-                Ok(Claim::Acquired(Ran::Released)) => return runner.not_run(),
+                Ok(Claim::Acquired(Ran::Released)) if matches!(runner.began(), Began::No) => return runner.not_run(),
                 Ok(answer) => return Done::Answer(answer, runner.began()),
                 Err(error) => {
                     return match runner.read_back(ledger.store()).await {

@@ -109,11 +109,12 @@ impl Runner {
         let mut tee = Tee::new(stdout, self.stdout.clone()).await?;
         let mut beats = beats(self.silence());
         let mut heard_until = Uptime::now() + self.silence();
-        let (mut asked, mut forced) = (false, false);
+        let (mut asked, mut forced, mut slept) = (false, false, false);
         let code = loop {
             tokio::select! {
                 code = guard.wait() => break code?,
                 _ = beats.tick() => {
+                    slept |= heard_until.has_passed();
                     guard.beat();
                     heard_until = Uptime::now() + self.silence();
                 }
@@ -131,12 +132,15 @@ impl Runner {
         self.progress().began = Began::Ended { code, attempt };
         let printed = tee.finish();
         // We slept through our own beats (Ctrl-Z, a stopped process), and the guard has ended the command.
-        let slept = code == 128 + 9 && heard_until.has_passed();
+        slept = code == 128 + 9 && (slept || heard_until.has_passed());
         Ok(match code {
             0 => Ok(Stored { exit_code: code, printed }.encode()),
-            code if slept => {
-                Err(self.unknown(format!("exit code {code}: semel was suspended for longer than its lease allows")))
+            code if slept && self.on_lost.doubts() => {
+                let why = format!("exit code {code}: semel was suspended for longer than its lease allows");
+                Err(Unfinished::Unknown(why))
             }
+            // The command did not fail, it was killed by us: no attempt, as for any run that is killed.
+            _ if slept => Err(Unfinished::NotYet(Duration::ZERO)),
             code if asked => Err(self.unknown(format!("exit code {code} after it was asked to stop"))),
             code => Err(Unfinished::failed(format!("exit code {code}"))),
         })

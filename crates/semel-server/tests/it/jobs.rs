@@ -16,6 +16,7 @@ on_both_databases! {
     two_nodes_run_a_job_once
     a_job_of_a_kind_that_nobody_knows_is_left_to_those_who_do
     a_job_that_cannot_be_done_fails_and_says_why
+    a_job_whose_row_cannot_be_read_keeps_no_other_waiting
 }
 
 /// Makes many letters of one, which is quicker than putting each.
@@ -119,6 +120,22 @@ fn a_job_of_a_kind_that_nobody_knows_is_left_to_those_who_do(place: &Place) {
     assert_eq!(ended(&server, redrive_all(&server))["done"], 1);
     let left = shown(&server, "/jobs/00000000-0000-7000-8000-000000000000");
     assert_eq!((&left["state"], &left["done"]), (&json!("running"), &json!(0)));
+}
+
+/// Damaged by hand, and older than every other: it is looked at first.
+fn a_job_whose_row_cannot_be_read_keeps_no_other_waiting(place: &Place) {
+    let (desk, server) = (Desk::at(place), serve(place, "api,worker", &[]));
+    execute(
+        place,
+        "INSERT INTO semel_jobs (id, tenant, kind, params, actor, state)
+         VALUES ('00000000-0000-7000-8000-000000000000', 'default', 'redrive-dead-letters', 'no json', 'ana', 'running')",
+    );
+    desk.dead(letter("a"));
+    let id = redrive_all(&server);
+    assert_eq!(ended(&server, &id)["done"], 1);
+    assert_eq!(listed(&server, "/jobs", "jobId"), [json!(id), json!("00000000-0000-7000-8000-000000000000")]);
+    let error = &listed(&server, "/jobs", "error")[1];
+    assert!(error.as_str().unwrap().starts_with("unreadable: "), "{error}");
 }
 
 fn a_job_that_cannot_be_done_fails_and_says_why(place: &Place) {

@@ -25,6 +25,7 @@ on_both_databases! {
     killed_the_command_dies_too_and_the_next_call_takes_over_after_the_lease
     killed_under_hold_it_is_in_doubt_until_a_person_decides
     a_stopped_process_loses_its_lease_and_its_command_before_another_begins
+    a_process_that_was_suspended_has_made_no_attempt
     asked_to_stop_the_command_may_tidy_up_and_has_failed
     asked_to_stop_under_hold_it_is_in_doubt
 }
@@ -113,6 +114,22 @@ fn a_stopped_process_loses_its_lease_and_its_command_before_another_begins(place
     let said = stderr_of(&mut stopped);
     assert!(said.contains(": the lease was lost, and others decide about this key now"), "{said}");
     assert_eq!(place.state("k"), "completed");
+    assert_eq!(place.lines("pids").len(), 2);
+}
+
+fn a_process_that_was_suspended_has_made_no_attempt(place: &Place) {
+    let (mut stopped, command) = place.start_gated("k", &["--lease", LEASE]);
+    stopped.signal(Signal::STOP);
+    // Its guard ends it when about half of the lease is over: whether the rest is, too, must not matter.
+    assert_gone_within(SOON, command);
+    stopped.signal(Signal::CONT);
+    assert_eq!(stopped.end().code(), Some(70), "{}", stderr_of(&mut stopped));
+    place.open_gate();
+    assert_eq!(
+        place.ends("k", &["--lease", LEASE, "--wait", "20s"], GATED).0,
+        0,
+        "the only attempt is still to be made"
+    );
     assert_eq!(place.lines("pids").len(), 2);
 }
 

@@ -82,7 +82,7 @@ impl Lap {
 
     /// Whether there are numbers that were not looked at.
     pub(super) fn goes_on(&self) -> bool {
-        !self.over && !(self.turned && self.at >= self.begin)
+        !self.over && (!self.turned || self.at < self.begin)
     }
 
     /// It was looked up to this number; up to the end, if none.
