@@ -343,7 +343,10 @@ fn the_directory_says_who_belongs_where(place: &Place) {
         (json!({ "groupId": "6", "channels": [] }), vec!["channels"]),
         (json!({ "groupId": "6", "channels": ["PUSH", "PUSH"] }), vec!["channels"]),
         (json!({ "groupId": "6", "channels": ["FAX"], "color": 1 }), vec!["channels", "color"]),
-        (json!({ "groupId": "", "channels": ["PUSH"], "addresses": { "SMS": "+1" } }), vec!["groupId", "addresses"]),
+        (
+            json!({ "groupId": "", "channels": ["PUSH"], "addresses": { "SMS": "+1" } }),
+            vec!["groupId", "addresses.SMS"],
+        ),
     ] {
         let refused = put("/recipients/restaurant/10", wrong);
         assert_eq!(
