@@ -10,7 +10,7 @@ pub const DEEPEST: usize = 64;
 /// How much is told of where a flaw is: names come from outside.
 const LONGEST_TOLD: usize = 100;
 
-/// Why readers differ about a JSON text, and where. It reads on after "has": "payload has a[0].b twice".
+/// Why readers differ about a JSON text, and where. It reads on after "has": `payload has a[0].b twice`.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Flaw {
     /// The member or element, such as `a[0].b`.
