@@ -14,6 +14,7 @@ use semel_testkit::{
     key, request, scope, work,
 };
 
+use sqlx::{Connection as _, PgConnection};
 use tokio::task::JoinSet;
 
 use crate::support::Site;
@@ -41,9 +42,17 @@ struct Wire {
 
 impl Wire {
     async fn new() -> Self {
+        Self::with(Settings::default()).await
+    }
+
+    /// One that waits for an answer for a second only, where answers are swallowed.
+    async fn impatient() -> Self {
+        Self::with(Settings { answer_limit: Duration::from_secs(1), ..Settings::default() }).await
+    }
+
+    async fn with(settings: Settings) -> Self {
         let site = Site::new(Kind::Postgres).await;
         let proxy = Proxy::start(&site.url).await;
-        let settings = Settings { answer_limit: Duration::from_secs(1), ..Settings::default() };
         let db = Database::open(&proxy.url(&site.url), settings).await.unwrap();
         let ledger = Ledger::new(db.clone(), Options::default()).unwrap();
         Self { site, proxy, db, ledger }
@@ -67,7 +76,7 @@ impl Wire {
         let begun = Instant::now();
         let run = async || self.run(text, usual(), small()).await;
         while !matches!(run().await, Ok(Claim::Replay(_) | Claim::Acquired(Ran::Completed(_)))) {
-            assert!(begun.elapsed() < Duration::from_secs(20), "{text} is never completed");
+            assert!(begun.elapsed() < Duration::from_secs(60), "{text} is never completed");
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         assert_eq!(self.rows(text).await, 1, "{text}");
@@ -97,7 +106,7 @@ impl Wire {
             if found == state {
                 return;
             }
-            assert!(begun.elapsed() < Duration::from_secs(30), "{text} is {found:?}");
+            assert!(begun.elapsed() < Duration::from_secs(60), "{text} is {found:?}");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -185,7 +194,7 @@ async fn the_connection_cut_after_every_byte_of_an_inline_commit() {
     let wire = Wire::new().await;
     // One attempt of a caller: claims in its own transaction, makes its effect, commits.
     let attempt = async |name: &str| {
-        let tx = wire.db.begin(Duration::from_secs(5)).await.unwrap();
+        let tx = wire.db.begin(Duration::from_secs(30)).await.unwrap();
         match wire.ledger.claim_inline(&tx, work(name, usual())).await.unwrap() {
             Claim::Acquired(()) => {
                 take_in(&tx, name, semel::Fence(0)).await.unwrap();
@@ -297,7 +306,7 @@ async fn given_up<T>(name: &str, asked: impl Future<Output = T>) -> T {
 /// Nobody hangs, and nobody guesses.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_that_swallows_everything_is_given_up() {
-    let wire = Wire::new().await;
+    let wire = Wire::impatient().await;
     let begun = Instant::now();
     for fault in [Fault::SwallowRequest, Fault::SwallowAnswer] {
         let name = format!("leased {fault:?}");
@@ -348,7 +357,7 @@ async fn a_connection_that_swallows_everything_is_given_up() {
         assert!(error.is_transient(), "{error}");
         assert_eq!(wire.db.by_key(&scope(), &key("somebody")).await.unwrap(), None, "the next one is answered");
     }
-    assert!(begun.elapsed() < Duration::from_secs(60), "it took {:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(180), "it took {:?}", begun.elapsed());
     wire.site.check_counters().await;
 }
 
@@ -409,6 +418,59 @@ async fn claims_whose_answers_are_lost_are_undone() {
     wire.site.check_counters().await;
 }
 
+/// Data is stored under `rerun`, and the answer is lost. Its sender is told so, and sends it again elsewhere, where it is
+/// in flight: that sender does not come a third time. So the data must not go with the claim that is undone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn data_that_another_was_told_is_in_flight_outlives_the_claim_that_stored_it() {
+    let wire = Wire::new().await;
+    let rerun = Policy { lease: Duration::from_secs(600), max_run: Duration::from_secs(600), ..usual() };
+    wire.plan(CLAIM, Fault::GoAway);
+    wire.claim_in_vain(&["k".into()], &rerun).await;
+    wire.assert_met("the claim");
+    let elsewhere = Ledger::new(wire.site.db.clone(), Options::default()).unwrap();
+    let again = elsewhere.claim(work("k", rerun.clone()).payload("k")).await.unwrap();
+    assert_eq!(again.word(), "in_flight");
+    wire.proxy.mend();
+    wire.becomes("k", Some(State::Pending)).await;
+    let kept = wire.site.operation("k").await;
+    assert_eq!((kept.payload.as_deref(), kept.failures, kept.crashes), (Some(&b"k"[..]), 0, 0));
+    let found = elsewhere.due(&scope(), 10).await.unwrap().operations;
+    assert_eq!(found.len(), 1, "it runs without being sent again");
+    elsewhere.stop(Duration::from_secs(5)).await;
+    wire.site.check_counters().await;
+}
+
+/// One of them that the database refuses to remove keeps no other from being undone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_claim_that_cannot_be_undone_keeps_no_other() {
+    /// None may be undone before all are lost.
+    const REFUSE: &str = "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+         $$ BEGIN RAISE EXCEPTION 'not this one'; END $$;
+         CREATE TRIGGER refuse BEFORE DELETE ON semel_operations FOR EACH ROW EXECUTE FUNCTION refuse()";
+    const REFUSE_ONE: &str = "DROP TRIGGER refuse ON semel_operations;
+         CREATE TRIGGER refuse BEFORE DELETE ON semel_operations FOR EACH ROW WHEN (OLD.key = 'refused')
+         EXECUTE FUNCTION refuse()";
+    let wire = Wire::new().await;
+    let mut person = PgConnection::connect(&wire.site.url).await.unwrap();
+    sqlx::raw_sql(REFUSE).execute(&mut person).await.unwrap();
+    let term = Duration::from_secs(300);
+    let hold = Policy { on_lost: OnLost::Hold, lease: term, max_run: term, ..usual() };
+    for name in ["one", "refused", "two"] {
+        wire.plan(CLAIM, Fault::GoAway);
+        wire.claim_in_vain(&[name.to_owned()], &hold).await;
+        wire.assert_met(name);
+        wire.proxy.mend();
+    }
+    for name in ["one", "refused", "two"] {
+        assert_eq!(wire.site.operation(name).await.state, State::Processing, "{name}");
+    }
+    sqlx::raw_sql(REFUSE_ONE).execute(&mut person).await.unwrap();
+    for name in ["one", "two"] {
+        wire.becomes(name, None).await;
+    }
+    assert_eq!(wire.site.operation("refused").await.state, State::Processing);
+}
+
 /// A node that stops looks for them once more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_stops_undoes_claims_whose_answers_were_lost() {
@@ -426,7 +488,7 @@ async fn a_node_that_stops_undoes_claims_whose_answers_were_lost() {
 /// First claims of a batch that are committed are answered, also when the store goes away before the others are.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn claims_that_are_committed_are_answered_when_the_rest_of_their_batch_fails() {
-    let wire = Wire::new().await;
+    let wire = Wire::impatient().await;
     let again = Policy { backoff: Backoff::NONE, ..usual() };
     let failure = Failure { error: "no luck".into(), retry: Retry::Backoff };
     let Claim::Acquired(lease) = wire.ledger.claim(work("known", again.clone())).await.unwrap() else {

@@ -4,7 +4,7 @@ use std::{future::Future, sync::Arc, time::Duration};
 
 use tokio::sync::oneshot;
 
-use super::{Ledger, PATIENCE, patiently};
+use super::{Ledger, PATIENCE, patiently, stored_bytes};
 use crate::{
     Error, Lease, Operation, Result, Token, Uptime,
     claim::{Claim, Work, weight},
@@ -277,7 +277,8 @@ impl<S: Store> Drop for Asked<'_, S> {
             let done = match answer.await {
                 Ok(Ok(Applied { answer: Answer::Acquired, operation: Some(op), .. })) => {
                     let write = Write::Release { delay: Duration::ZERO, why: None };
-                    let released = ledger.write(LeaseWrite { id: op.id, fence: op.fence, write }).await;
+                    let write = LeaseWrite { id: op.id, fence: op.fence, write };
+                    let released = ledger.write_of(write, stored_bytes(&op)).await;
                     ledger.wake(op.id);
                     released.is_ok()
                 }

@@ -144,7 +144,7 @@ pub enum Write {
         why: Option<String>,
     },
     /// The claim itself is undone: its answer was lost, so its caller was told that nothing was claimed. A first claim
-    /// leaves no trace, not even its payload; any other is put back as by a release.
+    /// leaves no trace, unless data is stored with it that may run again; any other is put back as by a release.
     Withdraw,
     /// The work has begun, and nobody knows how it ended.
     Doubt {

@@ -161,8 +161,14 @@ fn release(mut op: Operation, now: Timestamp, delay: std::time::Duration, why: O
 }
 
 /// Undoes a claim whose caller was told that nothing was claimed. Newer data that was accepted meanwhile has its turn.
+///
+/// Under rerun, data that is stored with the claim stays. Another delivery of the same data may have been told meanwhile
+/// that it is in flight: its sender does not send it again. Under hold or probe nothing may run that was not asked for
+/// again, and in flight acknowledges nothing there.
 fn withdraw(op: Operation, now: Timestamp, actor: &str) -> Step {
-    match op.fence.0 == op.id && op.successor.is_none() {
+    let is_first = op.fence.0 == op.id && op.successor.is_none();
+    let doubts = op.lease.as_ref().is_some_and(|lease| lease.terms.on_lost.doubts());
+    match is_first && (doubts || is_bare(&op)) {
         true => Step { next: Next::Gone, answer: Answer::Settled { successor: false }, notes: Vec::new() },
         false => release(op, now, std::time::Duration::ZERO, None, actor),
     }

@@ -6,7 +6,7 @@ use super::{
     super::*,
     life::{LEASE, Life, RETENTION, TICK, ask, ask_newer, ask_under, complete, doubt, fail, policy, release},
 };
-use crate::OnLost;
+use crate::{OnLost, Token};
 
 #[test]
 fn release_of_a_first_run_frees_the_key_unless_data_was_stored() {
@@ -139,13 +139,29 @@ fn an_ordinary_life_leaves_nothing_in_the_journal_and_any_other_does() {
 }
 
 #[test]
-fn a_first_claim_that_is_withdrawn_leaves_no_trace_and_newer_data_keeps_its_turn() {
-    let stored = Request { payload: Some("data".into()), ..ask_newer("first", 1) };
+fn a_first_claim_that_is_withdrawn_leaves_no_trace_but_stored_data_that_may_run_again() {
+    let bare = ask("first");
+    let stored = Request { payload: Some("data".into()), ..ask("first") };
+    let held = |on_lost| Request { policy: Policy { on_lost, ..stored.policy.clone() }, ..stored.clone() };
+    for gone in [bare, held(OnLost::Hold), held(OnLost::Probe)] {
+        let mut life = Life::new();
+        let fence = life.acquire(&gone);
+        life.settle(fence, Write::Withdraw);
+        assert_eq!(life.row, None, "{gone:?}");
+    }
+    // Its sender may have been told that it is in flight, and sends it no more.
     let mut life = Life::new();
     let fence = life.acquire(&stored);
+    assert!(matches!(life.claim(&Request { token: Token([9; 16]), ..stored.clone() }), Answer::InFlight { .. }));
     life.settle(fence, Write::Withdraw);
-    assert_eq!(life.row, None);
+    assert_eq!((life.state(), life.row().payload.as_deref()), (Some(State::Pending), Some(&b"data"[..])));
+    assert_eq!((life.row().failures, life.row().crashes), (0, 0));
+}
 
+#[test]
+fn newer_data_keeps_its_turn_when_the_first_claim_is_withdrawn() {
+    let stored = Request { payload: Some("data".into()), ..ask_newer("first", 1) };
+    let mut life = Life::new();
     let fence = life.acquire(&stored);
     let newer = Request { payload: Some("newer".into()), ..ask_newer("second", 2) };
     assert!(matches!(life.claim(&newer), Answer::InFlight { kept: true, .. }));
