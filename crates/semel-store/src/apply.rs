@@ -204,7 +204,6 @@ impl Changes {
         let mut right = conn.batch(sql.delete_operations, &gone).await? == gone.len() as u64;
         conn.batch(sql.delete_archived, &gone).await?;
         conn.batch(sql.delete_journal, &gone).await?;
-        // Without the lock of `repeats::remove`: this may be a caller's transaction that stays open for long.
         conn.batch(sql.delete_repeats, &gone).await?;
         conn.batch(sql.delete_leases, &unleased).await?;
         right &= conn.batch(sql.update_operations, &changed).await? == changed.len() as u64;

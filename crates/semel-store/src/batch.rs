@@ -16,7 +16,7 @@ use crate::{
     apply::{Changes, Tally, load_by_id},
     audit,
     connection::read_failed,
-    from_row, on, repeats, rows,
+    from_row, on, rows,
     sql::Sql,
 };
 
@@ -149,9 +149,6 @@ pub(crate) async fn decide(
     if let (Some(action), Some(before)) = (action, rows.get(&id)) {
         audit::decided(conn, sql, action, by, before, &applied).await?;
     }
-    if applied.answer == Answer::Purged {
-        repeats::remove(conn, sql, &[json!({ "id": id })]).await?;
-    }
     Ok(applied)
 }
 
@@ -175,7 +172,7 @@ async fn purge_unreadable(
     }
     let gone = [json!({ "id": id, "old_fence": row.fence })];
     saved(conn.batch(sql.delete_operations, &gone).await? == 1)?;
-    let belongings = [sql.delete_leases, sql.delete_archived, sql.delete_journal];
+    let belongings = [sql.delete_leases, sql.delete_archived, sql.delete_journal, sql.delete_repeats];
     for text in belongings.into_iter().chain([sql.delete_backlog, sql.delete_successors]) {
         conn.batch(text, &gone).await?;
     }
@@ -186,7 +183,6 @@ async fn purge_unreadable(
     let scope = format!("{}/{}/{}", row.tenant, row.service, row.kind);
     let before = json!({ "scope": scope, "key": row.key, "state": row.state, "fence": row.fence, "unreadable": true });
     audit::purged_unreadable(conn, sql, (actor, reason), (&row.tenant, id), before, now).await?;
-    repeats::remove(conn, sql, &gone).await?;
     Ok(applied(Answer::Purged))
 }
 
@@ -226,18 +222,6 @@ pub(crate) fn late_renewal(fence: Fence, before: i64, run_until: i64, term: i64,
         actor: String::new(),
         detail: format!("renewed after {} ms of a lease of {} ms", gap / 1000, term / 1000),
     })
-}
-
-/// Writes the notes of late renewals, in the name of the owners.
-pub(crate) async fn note_late(conn: &mut Conn<'_>, sql: &Sql, late: Vec<(i64, Note)>) -> Result<()> {
-    let ids: Vec<i64> = late.iter().map(|(id, _)| *id).collect();
-    let rows = load_by_id(conn, sql, &ids).await?;
-    let mut changes = Changes::default();
-    for (id, note) in late {
-        let actor = rows.get(&id).map(|op| op.owner.clone()).unwrap_or_default();
-        changes.note(id, Note { actor, ..note });
-    }
-    changes.save(conn, sql).await.map(drop)
 }
 
 /// Answers in the order of the batch.

@@ -382,23 +382,24 @@ impl Store for Database {
         self.sweep_round(limit).await
     }
 
-    async fn note_repeats(&self, repeats: Vec<SeenAgain>, answers: Vec<AnswerCount>) -> Result<()> {
+    async fn note_repeats(&self, repeats: Vec<SeenAgain>, answers: Vec<AnswerCount>) -> Result<Vec<SeenAgain>> {
         self.answered(async {
             let hour = self.now().await?.hour();
             match &*self.0 {
                 Inner::Postgres(db) => {
                     let mut seat = db.lane_seat().await?;
-                    add_repeats(Conn::Postgres(&mut seat), &db.sql, repeats, answers, hour).await?;
+                    let left = add_repeats(Conn::Postgres(&mut seat), &db.sql, repeats, answers, hour).await?;
                     postgres::commit(&mut seat).await?;
                     seat.leave();
+                    Ok(left)
                 }
                 Inner::Sqlite(db) => {
                     let mut tx = sqlite::Writer::begin(&db.writer).await?;
-                    add_repeats(Conn::Sqlite(tx.connection()), &db.sql, repeats, answers, hour).await?;
+                    let left = add_repeats(Conn::Sqlite(tx.connection()), &db.sql, repeats, answers, hour).await?;
                     tx.commit().await.map_err(broken)?;
+                    Ok(left)
                 }
             }
-            Ok(())
         })
         .await
     }
@@ -561,22 +562,26 @@ pub(crate) fn of_another() -> Error {
     Error::Invalid("the transaction is of another database".into())
 }
 
-/// Adds repeats to what is stored of them, and answers to the counters.
+/// Adds repeats to what is stored of them, and answers to the counters. Returns the repeats of operations that another
+/// transaction has locked.
 async fn add_repeats(
     mut conn: Conn<'_>,
     sql: &Sql,
     mut again: Vec<SeenAgain>,
     answers: Vec<AnswerCount>,
     hour: i64,
-) -> Result<()> {
+) -> Result<Vec<SeenAgain>> {
     // In order of id: two nodes that add to the same rows wait in one direction.
     again.sort_by_key(|seen| (seen.id, seen.repeat));
     repeats::lock(&mut conn, &again.iter().map(|seen| seen.id).collect::<Vec<_>>()).await?;
+    let mut left = Vec::new();
     for part in again.chunks(1000) {
         let ids: Vec<i64> = part.iter().map(|seen| seen.id).collect();
         let mut stored = load_repeats(&mut conn, sql, &ids).await?;
+        let held = repeats::hold(&mut conn, &ids).await?;
+        left.extend(part.iter().filter(|seen| held.locked.contains(&seen.id)).cloned());
         let mut rows = Vec::new();
-        for seen in part {
+        for seen in part.iter().filter(|seen| held.here.contains(&seen.id)) {
             let mut sum = stored.remove(&(seen.id, seen.repeat)).unwrap_or_default();
             sum.merge(seen.repeats.clone());
             rows.push(json!({ "id": seen.id, "repeat": seen.repeat.as_str(), "repeats": repeats::encode(&sum) }));
@@ -585,7 +590,8 @@ async fn add_repeats(
     }
     let deltas: Vec<_> =
         answers.iter().map(|count| rows::delta(&count.group, hour, "", "", count.answer, 0, count.n)).collect();
-    conn.batch(sql.insert_deltas, &deltas).await.map(drop)
+    conn.batch(sql.insert_deltas, &deltas).await?;
+    Ok(left)
 }
 
 async fn load_repeats(conn: &mut Conn<'_>, sql: &Sql, ids: &[i64]) -> Result<HashMap<(i64, Repeat), Repeats>> {

@@ -4,20 +4,22 @@
 //! `4|1700000000000000=replay,1204,88|-3=in_flight:9f86…`: the count, the first ones, the last ones. A time is told as
 //! the microseconds since the one before it, an answer only where it differs from the one before it.
 
-use std::{borrow::Cow, fmt::Write as _};
+use std::{borrow::Cow, collections::HashSet, fmt::Write as _};
 
 use semel::{
     Error, Result, Timestamp,
     journal::{Repeats, Sighting},
 };
-use serde_json::Value;
 
-use crate::{Conn, connection::broken, sql::Sql};
+use crate::{
+    Conn,
+    connection::broken,
+    postgres::{HOLD, THERE},
+};
 
-/// Keeps others from changing the repeats of these operations until the commit. Two nodes that both add to what they have
-/// read would lose one addition; one that adds while the operation is being removed would leave a row of no operation.
-/// A row that is not there yet cannot be locked: so PostgreSQL takes a lock by number. Differs because SQLite has one
-/// writer anyway.
+/// Keeps other nodes from adding repeats of these operations until the commit: two that both add to what they have read
+/// would lose one addition. A row that is not there yet cannot be locked: so PostgreSQL takes a lock by number. Differs
+/// because SQLite has one writer anyway.
 pub(crate) async fn lock(conn: &mut Conn<'_>, ids: &[i64]) -> Result<()> {
     if let Conn::Postgres(conn) = conn {
         sqlx::query("SELECT pg_advisory_xact_lock(7305807, (id % 64)::int) FROM (SELECT DISTINCT id % 64 AS id FROM unnest($1::bigint[]) AS r(id) ORDER BY 1) AS slots")
@@ -29,18 +31,29 @@ pub(crate) async fn lock(conn: &mut Conn<'_>, ids: &[i64]) -> Result<()> {
     Ok(())
 }
 
-/// Removes the repeats of operations that a purge or the sweep removes. A node that adds some at this moment has seen its
-/// operation: it is waited for, and what it has added goes as well. One that comes later sees that the operation is gone.
-///
-/// This must be the last statement of a short transaction: until its commit, the repeats of many other operations wait, too,
-/// since they share the locks. So a claim that takes the place of an expired operation deletes its repeats without them.
-pub(crate) async fn remove(conn: &mut Conn<'_>, sql: &Sql, gone: &[Value]) -> Result<()> {
-    if gone.is_empty() {
-        return Ok(());
+/// Operations to which repeats are to be added.
+pub(crate) struct Held {
+    /// These stay until the commit. A transaction that removes one waits for it, and then removes what was added, too.
+    pub(crate) here: HashSet<i64>,
+    /// Another transaction has these locked, and may be about to remove them. They are not waited for: a caller's
+    /// transaction stays open for long.
+    pub(crate) locked: HashSet<i64>,
+}
+
+/// Keeps operations from being removed until the commit: a row that is added meanwhile would be left behind. Differs
+/// because SQLite has one writer.
+pub(crate) async fn hold(conn: &mut Conn<'_>, ids: &[i64]) -> Result<Held> {
+    let Conn::Postgres(conn) = conn else {
+        return Ok(Held { here: ids.iter().copied().collect(), locked: HashSet::new() });
+    };
+    let here: Vec<i64> = sqlx::query_scalar(HOLD).bind(ids).fetch_all(&mut **conn).await.map_err(broken)?;
+    let mut held = Held { here: here.into_iter().collect(), locked: HashSet::new() };
+    let missing: Vec<i64> = ids.iter().copied().filter(|id| !held.here.contains(id)).collect();
+    if !missing.is_empty() {
+        let there: Vec<i64> = sqlx::query_scalar(THERE).bind(missing).fetch_all(&mut **conn).await.map_err(broken)?;
+        held.locked.extend(there);
     }
-    let ids: Vec<i64> = gone.iter().filter_map(|row| row["id"].as_i64()).collect();
-    lock(conn, &ids).await?;
-    conn.batch(sql.delete_repeats, gone).await.map(drop)
+    Ok(held)
 }
 
 pub(crate) fn encode(repeats: &Repeats) -> String {

@@ -5,7 +5,7 @@
 //! are never counted here.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::{HashMap, HashSet, hash_map::Entry},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -120,8 +120,8 @@ impl Gatherer {
         }
     }
 
-    /// Writes what has gathered. What cannot be written now is kept for the next time, as long as
-    /// there is room for it. Ends after a flush that was on its way already: whoever stops when this
+    /// Writes what has gathered. What cannot be written now, also if it is only for some operations that another
+    /// transaction has locked, is kept for the next time, as long as there is room for it. Ends after a flush that was on its way already: whoever stops when this
     /// has ended loses nothing that another had taken out of here.
     pub(crate) async fn flush<S: Store>(&self, store: &S) {
         let _writing = self.writing.lock().await;
@@ -143,7 +143,7 @@ impl Gatherer {
                 *counts.entry((scope, labels, *word)).or_default() += n;
             }
         }
-        if counts.is_empty() {
+        if seen.is_empty() && counts.is_empty() {
             return;
         }
         crash_point!("repeats.before");
@@ -151,12 +151,29 @@ impl Gatherer {
             let labels = Labels([label1.clone(), label2.clone(), None, None]);
             AnswerCount { group: Group::new(scope, &labels), answer, n }
         });
-        if let Err(error) = store.note_repeats(seen, counts.collect()).await {
-            tracing::warn!(%error, "repeats could not be written; trying again");
-            parts.into_iter().enumerate().for_each(|(part, gathered)| self.put_back(part, gathered));
+        match store.note_repeats(seen, counts.collect()).await {
+            Ok(left) => {
+                crash_point!("repeats.noted");
+                self.keep(parts, &left);
+            }
+            Err(error) => {
+                tracing::warn!(%error, "repeats could not be written; trying again");
+                parts.into_iter().enumerate().for_each(|(part, gathered)| self.put_back(part, gathered));
+            }
+        }
+    }
+
+    /// Keeps repeats that were left out. Their answers have been counted.
+    fn keep(&self, parts: Vec<Gathered>, left: &[SeenAgain]) {
+        if left.is_empty() {
             return;
         }
-        crash_point!("repeats.noted");
+        let left: HashSet<_> = left.iter().map(|seen| (seen.id, seen.repeat)).collect();
+        for (part, Gathered { mut repeats, .. }) in parts.into_iter().enumerate() {
+            repeats.retain(|about, _| left.contains(about));
+            repeats.values_mut().for_each(|seen| seen.answers.clear());
+            self.put_back(part, Gathered { repeats, more: HashMap::new() });
+        }
     }
 
     fn put_back(&self, part: usize, earlier: Gathered) {

@@ -348,12 +348,14 @@ pub trait Store: Clone + Send + Sync + 'static {
     /// turn. An error means that no phase got anywhere.
     fn sweep(&self, limit: u32) -> impl Future<Output = Result<Swept>> + Send;
 
-    /// Adds repeats and answers to the journal and the counters.
+    /// Adds repeats and answers to the journal and the counters. Returns the repeats that could not be added, because
+    /// another transaction has their operations locked: they are for the next time. What is about an operation that is
+    /// gone is dropped.
     fn note_repeats(
         &self,
         repeats: Vec<SeenAgain>,
         answers: Vec<AnswerCount>,
-    ) -> impl Future<Output = Result<()>> + Send;
+    ) -> impl Future<Output = Result<Vec<SeenAgain>>> + Send;
 
     /// A glance at operations that are waited for.
     fn glance(&self, ids: Vec<i64>) -> impl Future<Output = Result<Vec<Glance>>> + Send;

@@ -146,6 +146,10 @@ INSERT INTO semel_journal (operation, at, event, fence, actor, detail)
 SELECT id, at, event, fence, actor, detail FROM there
 RETURNING operation, fence";
 
+/// Keeps operations from being removed until the commit, without waiting for those that are locked. Completions and
+/// renewals go on meanwhile.
+pub(crate) const HOLD: &str = "SELECT id FROM semel_operations WHERE id = ANY($1) FOR KEY SHARE SKIP LOCKED";
+
 /// Which operations there are.
 pub(crate) const THERE: &str = "SELECT id FROM semel_operations WHERE id = ANY($1)";
 
@@ -185,6 +189,7 @@ pub(crate) const ALL: &[(&str, &str)] = &[
     ("RENEW", RENEW),
     ("STANDING", STANDING),
     ("NOTE", NOTE),
+    ("HOLD", HOLD),
     ("THERE", THERE),
     ("DRAW", DRAW),
     ("NOW", NOW),

@@ -29,7 +29,7 @@ pub(crate) use self::hot::ALL as HOT;
 pub(crate) use self::schema::migrations;
 use self::schema::{check_settings, run_migrations};
 pub(crate) use self::{
-    hot::TAKE_DELTAS,
+    hot::{HOLD, TAKE_DELTAS, THERE},
     seats::{Seat, Seats},
 };
 use self::{room::Room, seats::connect};

@@ -106,6 +106,11 @@ pub(crate) const RENEW: &str = "UPDATE semel_leases SET deadline = r.value ->> 2
      FROM jsonb_each($1) AS r
      WHERE semel_leases.operation = r.value ->> 0 AND semel_leases.fence = r.value ->> 1";
 
+/// How operations stand, for what is told of their renewals. No more is read of them: what is stored with one may be
+/// large, or unreadable, and the other leases must not pay for it.
+pub(crate) const STANDING: &str =
+    "SELECT id, state, fence, owner FROM semel_operations WHERE id IN (SELECT value FROM json_each($1))";
+
 /// Counter rows to be folded.
 pub(crate) const TAKE_DELTAS: &str = "DELETE FROM semel_deltas WHERE id IN (SELECT value FROM json_each($1))
      RETURNING tenant, service, kind, label1, label2, hour, from_state, to_state, answer, bucket, n";
@@ -126,5 +131,6 @@ pub(crate) const ALL: &[(&str, &str)] = &[
     ("COUNT_AND_COMMIT", COUNT_AND_COMMIT),
     ("HELD", HELD),
     ("RENEW", RENEW),
+    ("STANDING", STANDING),
     ("TAKE_DELTAS", TAKE_DELTAS),
 ];

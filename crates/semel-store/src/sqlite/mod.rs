@@ -21,8 +21,9 @@ use std::{
 };
 
 use semel::{
-    Fence, Operation, Result, Timestamp, crash_point,
-    machine::{Answer, Event, Request, Write, read},
+    Fence, Operation, Result, State, Timestamp, crash_point,
+    journal::Note,
+    machine::{Answer, Event, Request, Write, read, refusal},
     store::{Applied, Decision, LeaseWrite},
 };
 use serde_json::{Value, json};
@@ -44,9 +45,9 @@ pub(crate) use self::{
 use crate::{
     Conn,
     apply::{Changes, Tally, load_by_id, load_by_key},
-    batch::{self, late_renewal, note_late, saved},
+    batch::{self, late_renewal, saved},
     clock::Clock,
-    connection::broken,
+    connection::{broken, read_failed},
     from_row::migration_failed,
     hints::Hints,
     migrations,
@@ -151,7 +152,7 @@ impl Sqlite {
             .fetch_all(&mut *conn)
             .await
             .map_err(broken)?;
-        let mut late = Vec::new();
+        let mut late: Vec<(i64, Note)> = Vec::new();
         let mut deadlines = HashMap::new();
         let mut renewed = Vec::new();
         for (id, fence, before, run_until, term) in held {
@@ -161,20 +162,48 @@ impl Sqlite {
             late.extend(late_renewal(Fence(fence), before, run_until, term, now.as_micros()).map(|note| (id, note)));
         }
         sqlx::query(hot::RENEW).bind(Value::Array(renewed).to_string()).execute(&mut *conn).await.map_err(broken)?;
-        // The refused ones are told why, and their late write is part of the story.
-        let lost: Vec<_> = leases.iter().filter(|lease| !deadlines.contains_key(lease)).collect();
-        let mut conn = Conn::Sqlite(conn);
-        let mut rows = load_by_id(&mut conn, &self.sql, &lost.iter().map(|(id, _)| *id).collect::<Vec<_>>()).await?;
-        let list = lost.iter().map(|(id, fence)| (0, LeaseWrite { id: *id, fence: *fence, write: Write::Renew }));
-        let mut changes = Changes::default();
-        batch::write_all(&mut changes, &mut rows, list, now);
-        saved(changes.save(&mut conn, &self.sql).await?)?;
-        note_late(&mut conn, &self.sql, late).await?;
+        let lost = leases.iter().filter(|lease| !deadlines.contains_key(lease)).copied().collect();
+        self.tell_renewals(conn, lost, late, now).await?;
         tx.commit().await.map_err(broken)?;
         let answer = |lease: &(i64, Fence)| {
             deadlines.get(lease).map_or(Answer::Lost, |deadline| Answer::Renewed { deadline: *deadline })
         };
         Ok(leases.iter().map(answer).collect())
+    }
+
+    /// Writes into the journal what was out of the ordinary about renewals: those that were refused, and those that
+    /// came late.
+    async fn tell_renewals(
+        &self,
+        conn: &mut SqliteConnection,
+        lost: Vec<(i64, Fence)>,
+        late: Vec<(i64, Note)>,
+        now: Timestamp,
+    ) -> Result<()> {
+        if lost.is_empty() && late.is_empty() {
+            return Ok(());
+        }
+        let ids: Vec<i64> = lost.iter().map(|(id, _)| *id).chain(late.iter().map(|(id, _)| *id)).collect();
+        let there: Vec<(i64, String, i64, String)> = sqlx::query_as(hot::STANDING)
+            .bind(json!(ids).to_string())
+            .fetch_all(&mut *conn)
+            .await
+            .map_err(read_failed)?;
+        let there: HashMap<_, _> =
+            there.into_iter().map(|(id, state, fence, owner)| (id, (state, fence, owner))).collect();
+        let mut changes = Changes::default();
+        for (id, fence) in lost {
+            let Some((state, present, _)) = there.get(&id) else { continue };
+            // Under the same fence its lease has lapsed, or was ended by its own holder: there is nothing to tell.
+            if let (Ok(state), true) = (state.parse::<State>(), *present != fence.0) {
+                changes.note(id, refusal(fence, &Write::Renew, (state, Fence(*present)), now));
+            }
+        }
+        for (id, note) in late {
+            let actor = there.get(&id).map(|(.., owner)| owner.clone()).unwrap_or_default();
+            changes.note(id, Note { actor, ..note });
+        }
+        saved(changes.save(&mut Conn::Sqlite(conn), &self.sql).await?)
     }
 
     pub(crate) async fn decide(&self, id: i64, decision: Decision, actor: &str, reason: &str) -> Result<Applied> {

@@ -89,7 +89,7 @@ impl Database {
         if adrift.is_empty() {
             return Ok(());
         }
-        self.by_halves(Task::Lapse, adrift, swept).await.map(drop)
+        self.by_halves(Task::Lapse, adrift, None, swept).await.map(drop)
     }
 
     async fn without_lease(&self, ids: &[i64]) -> Result<Vec<i64>> {

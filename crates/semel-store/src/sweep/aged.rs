@@ -12,7 +12,7 @@ use super::{
     Part,
     round::{batch_with, by_ids},
 };
-use crate::{Database, apply::Tally, batch::saved, codec::encode, from_row, repeats, rows};
+use crate::{Database, apply::Tally, batch::saved, codec::encode, from_row, rows};
 
 /// A row of `load_aged`.
 struct AgedRow {
@@ -65,8 +65,8 @@ impl Database {
             }
             let all = |changed: u64, asked: &[serde_json::Value]| saved(changed == asked.len() as u64);
             all(conn.batch(sql.delete_operations, &gone).await?, &gone)?;
-            let belongings = [sql.delete_archived, sql.delete_journal, sql.delete_backlog, sql.delete_successors];
-            for text in belongings {
+            let belongings = [sql.delete_archived, sql.delete_journal, sql.delete_repeats];
+            for text in belongings.into_iter().chain([sql.delete_backlog, sql.delete_successors]) {
                 conn.batch(text, &gone).await?;
             }
             batch_with(&mut conn, sweep.archive_data, &buried, now.as_micros()).await?;
@@ -74,7 +74,6 @@ impl Database {
             all(conn.batch(sweep.look_again, &later).await?, &later)?;
             conn.batch(sql.insert_journal, &notes).await?;
             conn.batch(sql.insert_deltas, &tally.rows()).await?;
-            repeats::remove(&mut conn, sql, &gone).await?;
             crash_point!("sweep.tended");
             let mut part = Part { handled: locked.len(), ..Part::default() };
             (part.swept.expired, part.swept.archived) = (gone.len() as u64, buried.len() as u64);

@@ -35,7 +35,8 @@ const MOST_FAILURES: u32 = 64;
 /// How many of them for a lock or for lack of time: enough to find one such row among a thousand.
 const MOST_WAITS: u32 = 12;
 
-/// If this many rows in turn are refused and none succeeds, the rows are not what is wrong.
+/// If this many rows in turn are refused and none succeeds, a few that lie elsewhere are tried. If those are refused as
+/// well, the rows are not what is wrong.
 const MOST_CULPRITS: usize = 8;
 
 /// How many rows that were set aside are tried again in a round.
@@ -113,17 +114,25 @@ impl Database {
             return Ok(());
         };
         let ids: Vec<i64> = chosen.iter().map(|row| row.id).collect();
-        let (all, done) = (ids.len(), self.by_halves(task, ids, swept).await?);
+        let beyond = found.last().filter(|_| cut).map(|row| row.id);
+        let (done, all) = self.by_halves(task, ids, beyond, swept).await?;
         let reached = Edge { place: last.place, moved: done > 0, clean: done == all };
         self.edges().advance(task, reached, full || cut);
         swept.more |= full || cut;
         Ok(())
     }
 
-    /// Takes rows in one transaction, or if that fails in two halves each; a single row that fails is set aside. How many
-    /// rows are done with.
-    async fn by_halves(&self, task: Task, ids: Vec<i64>, swept: &mut Swept) -> Result<usize> {
-        let (mut parts, mut done, mut culprits) = (vec![ids], 0, Vec::new());
+    /// Takes rows in one transaction, or if that fails in two halves each; a single row that fails is set aside. A row
+    /// `beyond` them is tried only to find out whether the rows are to blame. How many rows are done with, and of how many.
+    async fn by_halves(
+        &self,
+        task: Task,
+        ids: Vec<i64>,
+        beyond: Option<i64>,
+        swept: &mut Swept,
+    ) -> Result<(usize, usize)> {
+        let (mut all, mut done, mut culprits) = (ids.len(), 0, Vec::new());
+        let (mut parts, mut enough) = (vec![ids], MOST_CULPRITS);
         let (mut failures, mut waits) = (0, 0);
         while let Some(mut ids) = parts.pop() {
             let error = match self.attempt(task, &ids).await {
@@ -154,7 +163,14 @@ impl Database {
                     parts.push(ids);
                 }
             }
-            if failures >= MOST_FAILURES || (done == 0 && culprits.len() >= MOST_CULPRITS) {
+            // Rows that are refused may lie side by side, at the head of every round: one of each part that is left tells.
+            if done == 0 && culprits.len() == MOST_CULPRITS && enough == MOST_CULPRITS {
+                let samples = one_of_each(&mut parts, beyond);
+                all += usize::from(beyond.is_some());
+                enough += samples.len();
+                parts.extend(samples);
+            }
+            if failures >= MOST_FAILURES || (done == 0 && culprits.len() >= enough) {
                 break;
             }
         }
@@ -163,7 +179,7 @@ impl Database {
             return Err(semel::Error::Refused(format!("whichever row it is about: {why}")));
         }
         self.set_aside(task, &culprits, swept).await?;
-        Ok(done + culprits.len())
+        Ok((done + culprits.len(), all))
     }
 
     async fn attempt(&self, task: Task, ids: &[i64]) -> Result<Part> {
@@ -175,8 +191,10 @@ impl Database {
         }
     }
 
-    /// Tries what was set aside and whose time has come, each by itself.
+    /// Tries what was set aside and whose time has come, each by itself. One that is waited for in vain keeps no other
+    /// from its turn, and is told of at the end.
     async fn again(&self, now: Timestamp, swept: &mut Swept) -> Result<()> {
+        let (mut waits, mut trouble) = (0, Ok(()));
         for (id, task, is_there) in self.find_again(now, AGAIN).await? {
             if !is_there {
                 self.resume(task, id, now).await?;
@@ -192,12 +210,27 @@ impl Database {
                     add(swept, part.swept);
                     self.resume(task, id, now).await?;
                 }
-                Err(error) if error.is_transient() => return Err(error),
+                Err(error) if error.is_transient() => {
+                    waits += 1;
+                    // As in `by_halves`: the row is not to blame.
+                    if self.one_writer() || waits > MOST_WAITS {
+                        return Err(error);
+                    }
+                    self.database_now().await?;
+                    trouble = Err(error);
+                }
                 Err(error) => self.set_aside(task, &[(id, error.to_string())], swept).await?,
             }
         }
-        Ok(())
+        trouble
     }
+}
+
+/// Takes the last row out of each part, and puts `beyond` to them.
+fn one_of_each(parts: &mut Vec<Vec<i64>>, beyond: Option<i64>) -> Vec<Vec<i64>> {
+    let samples = parts.iter_mut().filter_map(Vec::pop).chain(beyond).map(|id| vec![id]).collect();
+    parts.retain(|part| !part.is_empty());
+    samples
 }
 
 fn note<T>(swept: &mut Swept, phase: &'static str, result: Result<T>) {

@@ -8,6 +8,7 @@ mod histories;
 mod locked_leases;
 mod migrating;
 mod opening;
+mod removals;
 mod sqlite_clock;
 mod sqlite_held;
 mod sqlite_log;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use semel::{
     Backoff, Error, Operation, Policy, State, Store as _,
+    journal::Event,
     look::{Filter, Page, Task},
     machine::{Answer, NotNow, Write},
     store::{Decision, LeaseWrite, Swept},
@@ -180,6 +181,39 @@ pub async fn a_row_that_the_database_refuses_is_set_aside(lab: Lab) {
     assert_eq!(lab.number("SELECT count(*) FROM semel_set_aside").await, 0);
 }
 
+/// Makes the first of some completed rows those that the sweep comes to first, and has the database refuse to delete
+/// them.
+async fn refuse_the_first(lab: &Lab, n: usize) {
+    let first = format!("UPDATE semel_operations SET look_at = look_at - 1 WHERE key < '{}'", name(n));
+    assert_eq!(lab.execute(&first).await.unwrap(), n as u64);
+    refuse(lab, "DELETE", "semel_operations", &format!("old.key < '{}'", name(n))).await;
+}
+
+/// Rows that the database refuses may lie side by side at the head of every round, more of them than are needed to tell
+/// that no row is to blame. Those after them go.
+pub async fn rows_that_are_refused_side_by_side_are_set_aside(lab: Lab) {
+    let ledger = lab.ledger().await;
+    completed(ledger.store(), 50, 10, &short_lived()).await;
+    refuse_the_first(&lab, 10).await;
+    lab.pass(secs(60));
+    let swept = ledger.sweep().await.unwrap();
+    assert_eq!((swept.expired, swept.set_aside, swept.troubles.clone()), (40, 10, vec![]), "{swept:?}");
+    assert_eq!(ledger.sweep().await.unwrap(), Swept::default(), "left alone");
+    allow(&lab, "semel_operations").await;
+    lab.pass(AGAIN);
+    assert_eq!(ledger.sweep().await.unwrap().expired, 10);
+}
+
+/// The same where they are as much as a round takes in bytes, so that no other row is in it.
+pub async fn large_rows_that_are_refused_side_by_side_are_set_aside(lab: Lab) {
+    let ledger = lab.ledger().await;
+    completed(ledger.store(), 14, 3 * MIB / 4, &short_lived()).await;
+    refuse_the_first(&lab, 12).await;
+    lab.pass(secs(60));
+    let swept = ledger.sweep().await.unwrap();
+    assert_eq!((swept.expired, swept.set_aside, swept.troubles.clone()), (2, 12, vec![]), "{swept:?}");
+}
+
 /// A phase that fails, whichever row it is about, is told of; no row is blamed for it, and the other phases go on.
 pub async fn a_phase_that_fails_keeps_no_other_from_its_turn(lab: Lab) {
     let ledger = lab.ledger().await;
@@ -346,6 +380,29 @@ pub async fn a_locked_row_is_swept_later(lab: Lab) {
     expired += store.sweep(1000).await.unwrap().expired;
     assert_eq!(expired, 50);
     assert_eq!(lab.number("SELECT count(*) FROM semel_set_aside").await, 0);
+}
+
+/// The leases of a node are renewed together. One whose operation cannot be read is renewed or lost like any other, and
+/// that its renewal came late is told.
+pub async fn an_operation_that_cannot_be_read_keeps_no_other_lease_from_being_renewed(lab: Lab) {
+    let store = lab.open().await;
+    let policy = Policy { lease: secs(60), ..Policy::default() };
+    let operations = claimed(&store, 3, 10, &policy).await;
+    let leases: Vec<_> = operations.iter().map(|op| (op.id, op.fence)).collect();
+    let lapsed =
+        format!("UPDATE semel_leases SET deadline = {} WHERE operation = {}", Lab::START.as_micros(), leases[0].0);
+    assert_eq!(lab.execute(&lapsed).await.unwrap(), 1);
+    corrupt(&lab, "payload", 0).await;
+    corrupt(&lab, "payload", 1).await;
+    lab.pass(secs(40));
+    let renewed = Answer::Renewed { deadline: Lab::START + secs(100) };
+    assert_eq!(store.renew(leases.clone()).await.unwrap(), [Answer::Lost, renewed.clone(), renewed]);
+    store.tell_renewals().await.unwrap();
+    for ((id, _), told) in leases.iter().zip([0, 1, 1]) {
+        let notes = store.journal(*id).await.unwrap().0;
+        assert_eq!(notes.len(), told, "{notes:?}");
+        assert!(notes.iter().all(|note| note.event == Event::RenewedLate && note.actor == "somebody"), "{notes:?}");
+    }
 }
 
 /// A page that has a row which cannot be read lists it as such, and all others; also when it is the last of its page.

@@ -198,7 +198,7 @@ impl Store for Moody {
         self.db()?.sweep(limit).await
     }
 
-    async fn note_repeats(&self, repeats: Vec<SeenAgain>, answers: Vec<AnswerCount>) -> Result<()> {
+    async fn note_repeats(&self, repeats: Vec<SeenAgain>, answers: Vec<AnswerCount>) -> Result<Vec<SeenAgain>> {
         self.db()?.note_repeats(repeats, answers).await
     }
 

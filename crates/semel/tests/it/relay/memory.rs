@@ -267,7 +267,7 @@ impl Store for Memory {
         no_use()
     }
 
-    async fn note_repeats(&self, _repeats: Vec<SeenAgain>, _answers: Vec<AnswerCount>) -> Result<()> {
+    async fn note_repeats(&self, _repeats: Vec<SeenAgain>, _answers: Vec<AnswerCount>) -> Result<Vec<SeenAgain>> {
         no_use()
     }
 
