@@ -97,7 +97,7 @@ pub(crate) fn words(error: &sqlx::Error) -> String {
 
 /// An error's own text. The driver ends those of PostgreSQL with a line number of the server's source code, which reads
 /// as if it were one of a statement.
-fn text(error: &sqlx::Error) -> String {
+pub(crate) fn text(error: &sqlx::Error) -> String {
     let told = error.as_database_error().and_then(|db| db.try_downcast_ref::<sqlx::postgres::PgDatabaseError>());
     match told {
         Some(told) => format!("error returned from database: {}", told.message()),

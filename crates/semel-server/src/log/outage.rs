@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use semel_store::{AWAY, DISK_FULL, Database, FILE_HELD, FILE_LOST, READ_ONLY};
+use semel_store::{AWAY, DISK_FULL, Database, FILE_HELD, FILE_LOST, NO_CONNECTION, READ_ONLY};
 use tokio::sync::Notify;
 use tracing::{Event, Level, Metadata, field::Field};
 use tracing_subscriber::layer::{Context, Filter};
@@ -31,7 +31,7 @@ struct Pace {
 }
 
 /// The reasons that concern all parts alike.
-const REASONS: [&str; 5] = [AWAY, DISK_FULL, READ_ONLY, FILE_LOST, FILE_HELD];
+const REASONS: [&str; 6] = [AWAY, DISK_FULL, READ_ONLY, NO_CONNECTION, FILE_LOST, FILE_HELD];
 
 /// How the engine's errors begin that have a reason of the store in them.
 const ERRORS: [&str; 2] = ["the store is unavailable: ", "the outcome is unknown: "];
@@ -225,6 +225,15 @@ mod tests {
         fn all(&self) -> Vec<String> {
             String::from_utf8(self.0.lock().unwrap().clone()).unwrap().lines().map(str::to_owned).collect()
         }
+    }
+
+    #[test]
+    fn every_reason_why_the_store_cannot_be_used_is_told_by_one_voice() {
+        for reason in [AWAY, DISK_FULL, READ_ONLY, NO_CONNECTION, FILE_LOST, FILE_HELD] {
+            let error = semel::Error::Unavailable(format!("{reason}: sorry"));
+            assert!(is_about_the_database(&error.to_string()), "{error}");
+        }
+        assert!(!is_about_the_database("the endpoint cannot be reached"));
     }
 
     #[test]

@@ -5,6 +5,8 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::Path,
     process::{Command, Output},
+    sync::Barrier,
+    thread,
 };
 
 use rustix::process::{Resource, Rlimit, prlimit};
@@ -15,7 +17,7 @@ use crate::{
     hooks::{command, deliver, event, status},
     place::Place,
     proposals::call,
-    serve_faults::ALL,
+    serve_faults::{ALL, log, logged},
     support::{SOON, Server, eventually, semel, stderr},
 };
 
@@ -200,6 +202,57 @@ fn a_node_without_a_connection_to_postgres_is_not_ready() {
     drop(others);
     drop(runtime);
     eventually(SOON, "the end of it is noticed", || ready(&server) == (200, json!("ok")));
+}
+
+/// A node with all roles on a server that allows 14 connections, three of which it keeps for superusers.
+fn on_few_connections() -> (Postgres, Place, Server) {
+    let postgres = Postgres::start("max_connections = 14\n");
+    let place = Place::at(postgres.url());
+    let mut command = command(&place, ALL, &[]);
+    logged(&mut command, &place);
+    let server = Server::start_with(&mut command);
+    (postgres, place, server)
+}
+
+#[test]
+fn a_node_that_is_allowed_few_connections_says_so_at_the_start() {
+    let (_postgres, place, _server) = on_few_connections();
+    let warning = "WARN semel_store::postgres::schema: PostgreSQL allows fewer connections than this node may use";
+    let lines = log(&place);
+    let line = lines.lines().find(|line| line.contains(warning)).unwrap_or_else(|| panic!("no warning in {lines}"));
+    assert!(line.contains("allowed=11 wanted=37"), "{line}");
+}
+
+#[test]
+fn heavy_no_request_of_a_burst_on_few_connections_is_refused() {
+    const AT_ONCE: usize = 50;
+    let (_postgres, place, server) = on_few_connections();
+    // A burst that never needed more connections than there are would show nothing.
+    let few = || log(&place).contains("PostgreSQL has no connection left for this node");
+    let mut round = 0;
+    while round < 3 || !few() {
+        round += 1;
+        assert!(round < 50, "the server has connections enough: {}", log(&place));
+        let begin = Barrier::new(AT_ONCE);
+        thread::scope(|scope| {
+            for n in 0..AT_ONCE {
+                let (begin, server) = (&begin, &server);
+                scope.spawn(move || {
+                    let name = format!("{round}-{n}");
+                    begin.wait();
+                    let (answer, status) = match n % 2 {
+                        0 => {
+                            let body = json!({ "nome": "Ana", "email": format!("ana{name}@example.com") }).to_string();
+                            (call(server.address, "POST", "/clientes", Some(&name), &body).unwrap(), 201)
+                        }
+                        _ => (deliver(server, &event(&format!("evt_{name}"), 100, "one")), 200),
+                    };
+                    assert_eq!(answer.status, status, "{name}: {answer:?}");
+                });
+            }
+        });
+    }
+    assert!(!log(&place).contains("at line"), "it tells a line of PostgreSQL's source code: {}", log(&place));
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! The connections of one node, of whichever sort, where the server has few.
 //!
-//! Each sort of [`Seats`] opens connections as it needs them and closes those that nothing uses. When the server has none
-//! left (`max_connections`, a limit of the role or of the database, the pool of a pooler), a sort that needs one gets one
-//! that another sort has idle, or the next one that is given back. The ledger's own sorts come first, and callers leave
-//! two to them: a lease that nobody renews is lost.
+//! Each sort of [`Seats`] opens connections as it needs them and closes those that nothing uses; callers share those that
+//! are left within a moment instead of opening more. When the server has none left (`max_connections`, a limit of the role
+//! or of the database, the pool of a pooler), a sort that needs one gets one that another sort has idle, or the next one
+//! that is given back. The ledger's own sorts come first, and callers leave two to them: a lease that nobody renews is
+//! lost.
 
 use std::{
     collections::VecDeque,
@@ -25,7 +26,7 @@ use super::{
     epoch,
     seats::{PATIENCE, SETUP, STALE, Seats, set_up, unavailable},
 };
-use crate::connection::{AWAY, NO_CONNECTION, broken};
+use crate::connection::{AWAY, NO_CONNECTION, broken, text};
 
 /// How long after a refusal the server is not asked for another connection.
 const REFUSED_FOR: Duration = Duration::from_millis(500);
@@ -189,8 +190,12 @@ impl Room {
         refused.0 = Some(Instant::now());
         if refused.1.is_none_or(|said| said.elapsed() >= SAY_EVERY) {
             refused.1 = refused.0;
-            let held = self.held();
-            tracing::warn!(held, %error, "PostgreSQL has no connection left for this node, which goes on with those it has");
+            let (held, error) = (self.held(), text(error));
+            tracing::warn!(
+                held,
+                error,
+                "PostgreSQL has no connection left for this node, which goes on with those it has"
+            );
         }
     }
 
@@ -285,7 +290,7 @@ fn is_full(error: &sqlx::Error) -> bool {
 }
 
 fn full(error: &sqlx::Error) -> Error {
-    Error::Unavailable(format!("{NO_CONNECTION}: {error}"))
+    Error::Unavailable(format!("{NO_CONNECTION}: {}", text(error)))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -14,7 +14,7 @@ use std::{
 
 use semel::{Error, Result};
 use sqlx::{ConnectOptions as _, Connection as _, PgConnection, postgres::PgConnectOptions};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use super::room::{Kept, Rank, Room};
 use crate::connection::{AWAY, broken};
@@ -25,6 +25,11 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// How long a connection may have been idle before it is asked whether it still lives.
 pub(super) const STALE: Duration = Duration::from_secs(1);
 
+/// For how long there may be callers that wait for a connection of their sort to be left, before they open more. Most
+/// statements take a few milliseconds. The tasks of an idle node all look once a second, at the same moment: without this
+/// wait each of them holds a connection.
+const SHARE: Duration = Duration::from_millis(25);
+
 /// A number of connections with the same settings.
 pub(crate) struct Seats {
     room: Arc<Room>,
@@ -33,6 +38,10 @@ pub(crate) struct Seats {
     /// With the moment each was left.
     idle: Mutex<Vec<(Kept, Instant)>>,
     free: Arc<Semaphore>,
+    most: usize,
+    /// Callers that wait for a connection to be left: how many, and since when there have been any.
+    line: Mutex<Option<(usize, Instant)>>,
+    left: Notify,
     /// How long an answer may take.
     answer_limit: Duration,
 }
@@ -58,7 +67,8 @@ impl Seats {
 
     fn of(rank: Rank, room: &Arc<Room>, most: usize, setup: &'static str, answer_limit: Duration) -> Arc<Self> {
         let free = Arc::new(Semaphore::new(most));
-        let seats = Arc::new(Self { room: room.clone(), rank, setup, idle: Mutex::default(), free, answer_limit });
+        let (idle, line, left) = (Mutex::default(), Mutex::default(), Notify::new());
+        let seats = Arc::new(Self { room: room.clone(), rank, setup, idle, free, most, line, left, answer_limit });
         room.add(&seats);
         seats
     }
@@ -90,9 +100,37 @@ impl Seats {
         let (kept, reused) = match self.idle().await {
             Some(kept) => (kept, true),
             // In a box: opening a connection is rare and needs much room, which every statement would carry about.
-            None => Box::pin(self.room.connection(self)).await?,
+            None => Box::pin(self.shared_or_new()).await?,
         };
         Ok(Seat { kept: Some(kept), seats: self.clone(), reused, _permit: permit })
+    }
+
+    /// A connection that its user leaves soon, else another one. Also whether it was used before.
+    async fn shared_or_new(&self) -> Result<(Kept, bool)> {
+        match self.left_soon().await {
+            Some(kept) => Ok((kept, true)),
+            None => self.room.connection(self).await,
+        }
+    }
+
+    /// A connection that its user leaves soon. Where callers keep coming, as on a busy node, there is a line all the
+    /// time, and only its first moment is waited for. The ledger's own writes wait for none.
+    async fn left_soon(&self) -> Option<Kept> {
+        let in_use = self.most.saturating_sub(self.free.available_permits());
+        // One of these is the caller's own.
+        if self.rank == Rank::Ledger || in_use < 2 {
+            return None;
+        }
+        let in_line = InLine::join(&self.line);
+        let until = tokio::time::Instant::from_std(in_line.since + SHARE);
+        loop {
+            if let Some(kept) = self.idle().await {
+                return Some(kept);
+            }
+            if tokio::time::timeout_at(until, self.left.notified()).await.is_err() {
+                return self.idle().await;
+            }
+        }
     }
 
     /// An idle connection that still answers. One that was used a moment ago is not asked: that
@@ -114,6 +152,7 @@ impl Seats {
     /// Has a connection idle.
     pub(super) fn keep(&self, kept: Kept) {
         self.lock().push((kept, Instant::now()));
+        self.left.notify_one();
     }
 
     /// An idle connection for another sort, the one that was left first.
@@ -138,6 +177,29 @@ impl Seats {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(Kept, Instant)>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A place in the line of those who wait for a connection to be left.
+struct InLine<'a> {
+    line: &'a Mutex<Option<(usize, Instant)>>,
+    /// When the line began, which may have been before this one joined it.
+    since: Instant,
+}
+
+impl<'a> InLine<'a> {
+    fn join(line: &'a Mutex<Option<(usize, Instant)>>) -> Self {
+        let mut found = line.lock().unwrap_or_else(PoisonError::into_inner);
+        let (before, since) = found.unwrap_or_else(|| (0, Instant::now()));
+        *found = Some((before + 1, since));
+        Self { line, since }
+    }
+}
+
+impl Drop for InLine<'_> {
+    fn drop(&mut self) {
+        let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
+        *line = line.and_then(|(waiting, since)| (waiting > 1).then(|| (waiting - 1, since)));
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use semel::{Claim, Ledger, Options, Outcome, Policy, Ran, Store as _, messaging::MessageStore as _};
+use semel::{Claim, Ledger, Options, Outcome, Policy, Ran, Store as _, messaging::MessageStore as _, store::Commit};
 use semel_store::{Database, Settings};
 use semel_testkit::{Kind, Lab, request, work};
 use tokio::{task::JoinSet, time::timeout};
@@ -123,5 +123,32 @@ async fn connections_that_nothing_uses_are_closed() {
     burst(&ledger, "second").await;
     ledger.stop(Duration::from_secs(1)).await;
     drop(ledger);
+    narrow.end().await;
+}
+
+/// A caller comes while another one has the only connection for a moment, and gets that one.
+#[tokio::test]
+async fn callers_that_meet_share_a_connection_that_is_left_soon() {
+    let narrow = Narrow::new().await;
+    let settings = Settings { idle_limit: Duration::from_secs(1), ..Settings::default() };
+    let db = narrow.open(settings).await;
+    // On a busy machine a commit may take longer than others wait for its connection. Then there are two for a moment, and
+    // it is tried again once they are closed.
+    let shared = async {
+        loop {
+            while narrow.connections().await > 0 {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            let tx = db.begin(Duration::from_secs(5)).await.unwrap();
+            // In this order: the second caller asks for a connection before the first one ends.
+            let (now, end) = tokio::join!(db.now(), db.commit(&tx));
+            assert!(now.is_ok() && matches!(end, Commit::Done));
+            if narrow.connections().await == 1 {
+                break;
+            }
+        }
+    };
+    timeout(Duration::from_secs(30), shared).await.expect("each caller opens a connection of its own");
+    drop(db);
     narrow.end().await;
 }
