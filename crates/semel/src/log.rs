@@ -51,6 +51,12 @@ pub(crate) fn not_committed(op: &Operation, why: &str) {
     line(op, why, "a run could not be committed and is put back, at no cost of an attempt");
 }
 
+/// Newer data that waited for a run was claimed, and its own run broke off with an error: nobody else hears of that, since
+/// the caller of the first run has had its answer.
+pub(crate) fn newer_data_not_run(op: &Operation, error: &crate::Error) {
+    line(op, &error.to_string(), "newer data could not be run to its end");
+}
+
 /// The lease of a run that was not heard of again has lapsed. For stores, which are where that is found out: `held` is
 /// the operation as that run had it, `now` as it has become.
 pub fn lapsed(held: &Operation, now: &Operation, error: &str) {

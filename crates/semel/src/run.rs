@@ -278,7 +278,7 @@ where
             match run(lease).await {
                 Ok((_, true)) => {}
                 Ok((_, false)) => return,
-                Err(error) => return tracing::warn!(%error, "newer data could not be run to its end"),
+                Err(error) => return log::newer_data_not_run(&operation, &error),
             }
         }
     };

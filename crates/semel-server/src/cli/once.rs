@@ -111,10 +111,19 @@ fn lease(text: &str) -> Result<Duration, String> {
 #[derive(Clone, Copy)]
 struct Retention(Option<Duration>);
 
+/// The shortest time that a key is kept: below this, a retry that comes a moment later would run the command again.
+const SHORTEST_RETENTION: Duration = Duration::from_secs(1);
+
 fn retention(text: &str) -> Result<Retention, String> {
     match text {
         "forever" => Ok(Retention(None)),
-        time => duration(time).map(Some).map(Retention).map_err(|error| format!("{error}, or forever")),
+        time => match duration(time).map_err(|error| format!("{error}, or forever"))? {
+            kept if kept < SHORTEST_RETENTION => Err(format!(
+                "must be at least {}: a key that is forgotten at once protects from nothing",
+                span(SHORTEST_RETENTION)
+            )),
+            kept => Ok(Retention(Some(kept))),
+        },
     }
 }
 

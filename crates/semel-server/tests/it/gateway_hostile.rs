@@ -397,6 +397,55 @@ fn a_refused_transfer_coding_ends_its_connection() {
     assert_eq!(raw.requests(), 0);
 }
 
+/// Sends a request with two lengths. The upstream gets one request with this body, in one framing, and the connection
+/// ends: what follows on it is another request to each reader.
+fn is_one_request(server: &Server, service: &upstream::Upstream, headers: &str, sent: &str, body: &str) {
+    let before = service.effects();
+    let mut client = Kept::open(server);
+    client.send("POST", "/a", headers);
+    client.connection.write_all(sent.as_bytes()).unwrap();
+    let answer = client.next().unwrap();
+    assert_eq!((answer.status, answer.header("connection")), (201, Some("close")), "{headers}{sent}");
+    assert!(client.next().is_none(), "{headers}{sent}: the connection goes on");
+    // By whichever connection the next one goes to the upstream, it arrives as it is.
+    assert_eq!(server.get("/next").status, 201);
+    let seen = service.seen();
+    let [seen, next] = &seen[before..] else { panic!("{headers}{sent}: {:?}", &seen[before..]) };
+    assert_eq!((seen.line.as_str(), &*seen.body), ("POST /a HTTP/1.1", body.as_bytes()), "{headers}{sent}");
+    assert_eq!(next.line, "GET /next HTTP/1.1", "{headers}{sent}");
+    let length = body.len().to_string();
+    let framing = [seen.header("content-length"), seen.header("transfer-encoding")].concat();
+    let is_one = framing == [length.as_str()] || framing == ["chunked"] || (framing.is_empty() && body.is_empty());
+    assert!(is_one, "{headers}{sent}: {}", seen.head);
+}
+
+/// By its chunks and by its length, the same bytes are two different requests. The chunks count (RFC 9112, 6.3).
+#[test]
+fn a_request_with_two_lengths_cannot_be_split_in_two() {
+    const SMUGGLED: &str = "POST /smuggled HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n";
+    let (service, place) = (upstream::Upstream::start(), Place::sqlite());
+    let server = Server::start_with(&mut gateway(&place, &service.url));
+    let inside = format!("{:x}\r\n{SMUGGLED}\r\n0\r\n\r\n", SMUGGLED.len());
+    let behind = format!("0\r\n\r\n{SMUGGLED}");
+    for (n, (sent, length, body)) in [
+        (&inside, 0, SMUGGLED),
+        (&inside, 4, SMUGGLED),
+        (&inside, inside.len() + 100, SMUGGLED),
+        (&behind, 5, ""),
+        (&behind, behind.len(), ""),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let (length, chunks) = (format!("content-length: {length}\r\n"), "transfer-encoding: chunked\r\n");
+        let lengths = [format!("{length}{chunks}"), format!("{chunks}{length}"), format!("{length}{chunks}{length}")];
+        for (m, lengths) in lengths.iter().enumerate() {
+            is_one_request(&server, &service, lengths, sent, body);
+            is_one_request(&server, &service, &format!("idempotency-key: {n}-{m}\r\n{lengths}"), sent, body);
+        }
+    }
+}
+
 #[test]
 fn no_spelling_of_a_method_gets_past_its_key() {
     let raw = Raw::start(honest);

@@ -1,15 +1,16 @@
 //! The laws of the log: one line for each run that did not end well, by the names that `semel why` takes, and no secret.
 
-use std::thread;
+use std::{thread, time::Duration};
 
 use rustix::process::Signal;
 use semel::State;
+use semel_http::webhooks::Verifier;
 
 use crate::{
     desk::execute,
     endpoint::{Does, Endpoint},
     gateway::{ask, gateway},
-    hooks::{SECRET, becomes, command, deliver, event, forward, signed, status, stored},
+    hooks::{SECRET, becomes, command, deliver, event, forward, post_raw, signed, signed_by, status, stored},
     place::{Place, on_both_databases},
     serve_faults::{log, logged},
     support::{Answer, SOON, Server, eventually, send},
@@ -24,6 +25,9 @@ on_both_databases! {
     an_upstream_that_does_not_answer_is_told_with_the_key_and_the_story_has_the_request
     a_failed_run_of_a_job_is_one_line_that_names_job_kind_attempt_and_error
     a_dead_letter_is_one_line_that_names_the_message
+    a_message_that_failed_as_often_as_it_may_is_told_with_the_attempt_and_the_error
+    newer_data_that_cannot_be_settled_is_told_with_the_event_and_the_key
+    bytes_that_cannot_be_settled_are_told_with_the_event_and_the_key
     other_data_under_a_known_id_is_one_line_that_names_the_event
     a_line_for_each_request_is_there_if_asked_for
     messages_that_no_queue_takes_are_one_line_a_minute_that_names_the_topic
@@ -188,6 +192,82 @@ fn a_dead_letter_is_one_line_that_names_the_message(place: &Place) {
     assert!(!line.contains("attempt="), "it was not understood, so nothing was attempted: {line}");
 }
 
+fn a_message_that_failed_as_often_as_it_may_is_told_with_the_attempt_and_the_error(place: &Place) {
+    let server = start(place, "api,relay,worker", &[("SEMEL_MESSAGES_MAX_FAILURES", "2")]);
+    let recipient = r#"{"groupId":"5","channels":["PUSH"]}"#;
+    let put = crate::fleet::ask(server.address, "PUT", "/recipients/restaurant/10", recipient).unwrap();
+    assert_eq!(put.status, 200, "{}", put.body);
+    execute(place, "ALTER TABLE notifications RENAME TO notifications_away");
+    let body = r#"{"event_id":"x","event_type":"T","aggregate_type":"RESTAURANT","recipientType":"BROADCAST",
+        "restaurant_id":5,"payload":{"note":"s3same"}}"#;
+    let id = crate::notifications_fanout::say(place, "notification.restaurant", &[body]).remove(0);
+    let [dead] = &told(place, 1, &["a message became a dead letter"])[..] else { panic!() };
+    let [failed] = &told(place, 1, &["a message was not handled"])[..] else { panic!() };
+    // The first run and its retry.
+    for (line, attempt) in [(failed, "1"), (dead, "2")] {
+        assert_eq!((field(line, "message_id"), field(line, "consumer")), (id.as_str(), "notification.restaurant"));
+        assert_eq!(field(line, "attempt"), attempt, "{line}");
+        let (_, error) = line.split_once(" error=").unwrap_or_else(|| panic!("no error in {line}"));
+        assert!(error.contains("notifications"), "the table that is not there is named: {line}");
+    }
+    nothing_secret(place, &["s3same"]);
+}
+
+/// Has the database refuse that operations complete, those that a condition tells.
+fn refuse_to_complete(place: &Place, condition: &str) {
+    let when = format!("NEW.state = 'completed' AND {condition}");
+    execute(
+        place,
+        &match place.url.starts_with("sqlite:") {
+            true => format!(
+                "CREATE TRIGGER refuse BEFORE UPDATE ON semel_operations WHEN {when}
+                 BEGIN SELECT RAISE(ABORT, 'not this one'); END"
+            ),
+            false => format!(
+                "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql
+                     AS $$ BEGIN RAISE EXCEPTION 'not this one'; END $$;
+                 CREATE TRIGGER refuse BEFORE UPDATE ON semel_operations FOR EACH ROW WHEN ({when})
+                     EXECUTE FUNCTION refuse()"
+            ),
+        },
+    );
+}
+
+fn newer_data_that_cannot_be_settled_is_told_with_the_event_and_the_key(place: &Place) {
+    let endpoint = Endpoint::that([Does::Waits]);
+    let server = start(place, "api", &[("SEMEL_WEBHOOKS_STRIPE_HANDLERS", &forward(&endpoint.url()))]);
+    thread::scope(|scope| {
+        let older = scope.spawn(|| status(&deliver(&server, &event("evt_1", 100, "older"))));
+        endpoint.is_called(1);
+        assert_eq!(status(&deliver(&server, &event("evt_1", 200, "newer"))), "accepted");
+        refuse_to_complete(place, "NEW.payload_order = 200");
+        endpoint.let_go();
+        assert_eq!(older.join().unwrap(), "processed");
+    });
+    let [line] = &told(place, 1, &["newer data could not be run to its end"])[..] else { panic!() };
+    assert_eq!((field(line, "source"), field(line, "event")), ("stripe", "evt_1"), "{line}");
+    assert_eq!((field(line, "scope"), field(line, "attempt")), ("default/webhooks/stripe", "1"), "{line}");
+    assert_eq!(field(line, "key"), stored(place, "stripe", "evt_1").unwrap().short_hash(), "{line}");
+    assert!(line.contains("not this one"), "{line}");
+}
+
+fn bytes_that_cannot_be_settled_are_told_with_the_event_and_the_key(place: &Place) {
+    const FORGE: &str = "s3same of the forge";
+    let variables = [("SEMEL_WEBHOOKS_GITHUB_KIND", "github"), ("SEMEL_WEBHOOKS_GITHUB_SECRETS", FORGE)];
+    let server = start(place, "api", &variables);
+    refuse_to_complete(place, "NEW.kind = 'github/body'");
+    let (verifier, body) = (Verifier::github([FORGE]).unwrap(), br#"{"ref":"s3same"}"#);
+    let mut headers = signed_by(&verifier, Some("guid-1"), body, Duration::ZERO);
+    headers.push(("x-github-event".to_owned(), "push".to_owned()));
+    assert_eq!(status(&post_raw(server.address, "/webhooks/github", &headers, body)), "processed");
+    let [line] = &told(place, 1, &["the claim of an event's bytes could not be settled"])[..] else { panic!() };
+    assert_eq!((field(line, "source"), field(line, "event")), ("github", "guid-1"), "{line}");
+    assert_eq!(field(line, "scope"), "default/webhooks/github/body", "{line}");
+    let story = place.say(["why", field(line, "key")]);
+    assert!(story.contains("default/webhooks/github/body"), "the key is that of the bytes: {story}");
+    nothing_secret(place, &["s3same"]);
+}
+
 fn other_data_under_a_known_id_is_one_line_that_names_the_event(place: &Place) {
     let server = start(place, "api", &[]);
     assert_eq!(status(&deliver(&server, &event("evt_1", 1_700_000_000, "a"))), "processed");
@@ -199,42 +279,48 @@ fn other_data_under_a_known_id_is_one_line_that_names_the_event(place: &Place) {
 
 fn an_upstream_that_does_not_answer_is_told_with_the_key_and_the_story_has_the_request(place: &Place) {
     let upstream = Upstream::start();
-    let mut command = gateway(place, &upstream.url);
-    logged(command.env("SEMEL_GATEWAY_TIMEOUT", "200ms"), place);
-    let server = Server::start_with(&mut command);
+    let start = |timeout: &str| {
+        let mut command = gateway(place, &upstream.url);
+        logged(command.env("SEMEL_GATEWAY_TIMEOUT", timeout), place);
+        Server::start_with(&mut command)
+    };
+    let asked = |server: &Server, key: &str, (method, path): (&str, &str), (status, words): (u16, &str)| {
+        let answer = Answer::read(ask(server, method, path, &[("idempotency-key", key)], ""));
+        assert_eq!(answer.status, status, "{}", answer.body);
+        if status == 201 {
+            return place.say(["why", key, "--scope", "gateway/request"]);
+        }
+        let line = lines(place, &[words]).pop().unwrap_or_else(|| panic!("{words} in {}", log(place)));
+        // One incident is one line, and the story says what happened: nothing was answered by the upstream.
+        assert_eq!(told(place, 1, &[&format!("key=\"{}\"", field(&line, "key"))]), [line.as_str()]);
+        let story = place.say(["why", field(&line, "key")]);
+        assert!(story.contains(words) && !story.contains("answered 50"), "{story}");
+        assert!(story.contains(key), "the hash in the log is that of the key: {story}");
+        story
+    };
+    let has_request = |story: &str, request: &str| {
+        let request = format!("The request: {request}");
+        assert!(story.lines().any(|line| line.starts_with(&request)), "{request}: {story}");
+    };
+
+    // Where the upstream does something, there is time for it.
+    let server = start("1m");
+    let lost = (502, "the connection to the upstream was lost");
+    has_request(&asked(&server, "s3same-lost", ("POST", "/lose"), lost), "POST /lose");
     let long = format!("/silent/{}", "x".repeat(200));
-    for (n, (method, path, request)) in [
-        ("POST", "/silent", "The request: POST /silent"),
-        ("PATCH", "/silent?a=1", "The request: PATCH /silent"),
-        ("post", "/silent", "The request: (an uncommon method) /silent"),
-        ("POST", "/lose", "The request: POST /lose"),
-        ("POST", long.as_str(), "The request: POST (a long path, whose hash is "),
-    ]
-    .into_iter()
-    .enumerate()
-    {
-        let key = format!("s3same-{n}");
-        let answer = Answer::read(ask(&server, method, path, &[("idempotency-key", &key)], ""));
-        let (expected, words) = match path {
-            "/lose" => (502, "the connection to the upstream was lost"),
-            _ if path == long => (201, ""),
-            _ => (504, "the upstream did not answer in time"),
-        };
-        assert_eq!(answer.status, expected, "{}", answer.body);
-        let story = match expected {
-            201 => place.say(["why", &key, "--scope", "gateway/request"]),
-            _ => {
-                let line = lines(place, &[words]).pop().unwrap_or_else(|| panic!("{words} in {}", log(place)));
-                // One incident is one line, and the story says what happened: nothing was answered by the upstream.
-                let key = format!("key=\"{}\"", field(&line, "key"));
-                assert_eq!(told(place, 1, &[&key]), [line.as_str()]);
-                let story = place.say(["why", field(&line, "key")]);
-                assert!(story.contains(words) && !story.contains("answered 50"), "{story}");
-                story
-            }
-        };
-        assert!(story.contains(&key), "the hash in the log is that of the key: {story}");
-        assert!(story.lines().any(|line| line.starts_with(request)), "{request}: {story}");
+    let story = asked(&server, "s3same-long", ("POST", &long), (201, ""));
+    has_request(&story, "POST (a long path, whose hash is ");
+    nothing_secret(place, &["s3same"]);
+    drop(server);
+
+    let server = start("200ms");
+    let late = (504, "the upstream did not answer in time");
+    for (key, method, path, request) in [
+        ("s3same-0", "POST", "/silent", "POST /silent"),
+        ("s3same-1", "PATCH", "/silent?a=1", "PATCH /silent"),
+        ("s3same-2", "post", "/silent", "(an uncommon method) /silent"),
+    ] {
+        has_request(&asked(&server, key, (method, path), late), request);
     }
     let shown = place.say(["operations", "show", "s3same-0", "--scope", "gateway/request"]);
     assert!(shown.contains("request      POST /silent"), "{shown}");

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use crate::{
+    desk::execute,
     fleet::{ALL, Fleet},
     support::Server,
 };
@@ -61,17 +62,56 @@ fn a_killed_relay_holds_up_its_ordering_key_for_seconds_with_rabbitmq() {
     a_killed_relay(&mut Fleet::postgres_rabbitmq());
 }
 
-/// A listener has messages of the embedded queue in its hands; those behind them go on, they themselves wait.
+/// The time by the database's clock, as notifications have it.
+fn now(fleet: &Fleet) -> i64 {
+    let now = "SELECT CAST(CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS BIGINT) AS TEXT)";
+    fleet.texts(now)[0].parse().unwrap()
+}
+
+/// Everything arrives, the last of it soon after a node was killed.
+fn all_goes_on_since(fleet: &Fleet, killed: i64, servers: Vec<Server>) {
+    fleet.all_is_well(servers);
+    let last: i64 = fleet.texts("SELECT CAST(max(created_at) AS TEXT) FROM notifications")[0].parse().unwrap();
+    let took = Duration::from_micros(u64::try_from(last - killed).unwrap_or(0));
+    println!("the last notification was made after {took:?}");
+    assert!(took < GOES_ON, "{took:?}");
+}
+
+/// A listener has messages of the embedded queue in its hands; those behind them go on, they themselves wait. It is the
+/// only one until it is dead: what is in hand then was in its hands.
 #[test]
 fn the_messages_of_a_killed_listener_come_again_within_seconds() {
     let fleet = &mut Fleet::postgres();
-    let other = one_of_two_is_killed(fleet, "queue.taken:5", ALL, 320);
-    let now = "SELECT CAST(CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS BIGINT) AS TEXT)";
-    let killed: i64 = fleet.texts(now)[0].parse().unwrap();
+    let other = one_of_two_is_killed(fleet, "queue.taken:5", "api,relay,sweeper", 320);
+    let killed = now(fleet);
     let held = fleet.count("semel_queue WHERE token <> 0");
-    fleet.all_is_well(vec![other]);
-    let last: i64 = fleet.texts("SELECT CAST(max(created_at) AS TEXT) FROM notifications")[0].parse().unwrap();
-    let took = Duration::from_micros(u64::try_from(last - killed).unwrap_or(0));
-    println!("{held} messages were in hand; the last notification was made after {took:?}");
-    assert!(took < GOES_ON, "{took:?}");
+    assert!(held > 0, "the killed listener had no message in hand");
+    let heir = fleet.start_as_it_is("worker", &[]);
+    all_goes_on_since(fleet, killed, vec![other, heir]);
+}
+
+/// A node that is killed while it runs a retry has that one leased, and messages in hand that have not failed yet.
+fn a_killed_retry(fleet: &mut Fleet) {
+    let mut dying = fleet.start_as_it_is(ALL, &[("SEMEL_CRASH", "consumer.retry_taken")]);
+    fleet.invite_one(&dying, 1, "ana", &["PUSH", "IN_APP"]);
+    // Every message fails until somebody mends what its handler needs.
+    execute(&fleet.place, "ALTER TABLE notifications RENAME TO notifications_away");
+    let events = of_one_aggregate("e", 20);
+    fleet.send(dying.address, &events);
+    fleet.died_at("consumer.retry_taken", &mut dying);
+    let killed = now(fleet);
+    execute(&fleet.place, "ALTER TABLE notifications_away RENAME TO notifications");
+    assert_eq!(fleet.count("semel_retries WHERE token <> 0"), 1, "the killed node had a retry in hand");
+    let heir = fleet.start_as_it_is(ALL, &[]);
+    all_goes_on_since(fleet, killed, vec![heir]);
+}
+
+#[test]
+fn the_retry_of_a_killed_node_runs_again_within_seconds_with_the_embedded_queue() {
+    a_killed_retry(&mut Fleet::postgres());
+}
+
+#[test]
+fn the_retry_of_a_killed_node_runs_again_within_seconds_with_rabbitmq() {
+    a_killed_retry(&mut Fleet::postgres_rabbitmq());
 }

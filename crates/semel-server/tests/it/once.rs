@@ -229,7 +229,7 @@ fn a_known_key_is_replayed_whatever_became_of_its_program(place: &Place) {
 fn a_key_past_its_retention_runs_again(place: &Place) {
     let script = "echo run >>runs";
     eventually(SOON, "the key is free again", || {
-        assert_eq!(place.ends("k", &["--retention", "200ms"], script).0, 0);
+        assert_eq!(place.ends("k", &["--retention", "1s"], script).0, 0);
         place.lines("runs").len() == 2
     });
     assert_eq!(place.ends("forever", &["--retention", "forever"], script).0, 0);
@@ -344,6 +344,8 @@ fn a_wrong_flag_is_told_with_what_would_be_right() {
         ("--lease", "banana", "must be a length of time such as 30s, 5m or 1h 30m"),
         ("--wait", "soon", "must be a length of time such as 30s, 5m or 1h 30m"),
         ("--retention", "ever", "such as 30s, 5m or 1h 30m, or forever"),
+        ("--retention", "0s", "must be at least 1s: a key that is forgotten at once protects from nothing"),
+        ("--retention", "1ms", "must be at least 1s"),
         ("--scope", "a/b/c/d", "it has 4 parts; write service/kind or tenant/service/kind, such as cli/once"),
         ("--scope", "once", "it has one part; write service/kind or tenant/service/kind"),
     ] {

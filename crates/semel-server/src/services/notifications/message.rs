@@ -1,5 +1,7 @@
 //! What is said on the queues `notification.<kind>`. Other programs may read it, and may write it.
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 use semel::messaging::Refusal;
 use serde::{Deserialize, Serialize};
@@ -122,8 +124,8 @@ pub(super) fn read(kind: Kind, routes: &Routes, bytes: &[u8]) -> Result<Told, Re
     if let Some(flaw) = std::str::from_utf8(bytes).ok().and_then(|json| flaw(json, DEEPEST + 1)) {
         return Err(dead(format!("the message is malformed: it has {flaw}")));
     }
-    let body: Body =
-        serde_json::from_slice(bytes).map_err(|error| dead(format!("the message is malformed: {}", place(&error))))?;
+    let body: Body = serde_json::from_slice(bytes)
+        .map_err(|error| dead(format!("the message is malformed: {}", what_is_wrong(bytes, &error))))?;
     if semel::Key::new(&body.event_id).is_err() {
         return Err(dead(
             "the message is malformed: event_id must be 1 to 255 bytes without control characters".into(),
@@ -170,17 +172,52 @@ fn users(kind: Kind, recipients: Option<&[Named]>) -> Result<Vec<String>, Refusa
     mine.map(read).collect::<Result<_, _>>().map_err(|_| dead("recipients has a userId that is none"))
 }
 
-/// Where a text went wrong, without repeating any of it.
-fn place(error: &serde_json::Error) -> String {
-    let said = error.to_string();
-    // The name of a member is ours; anything else that serde says may repeat what stands in the message.
-    let missing = said.strip_prefix("missing field `").and_then(|rest| rest.split_once('`')).map(|(name, _)| name);
-    let what = match (error.classify(), missing) {
-        (_, Some(name)) => format!("{name} is missing"),
-        (serde_json::error::Category::Data, None) => "a member is of another type".to_owned(),
-        _ => "no JSON".to_owned(),
+/// What is wrong with a text that is no [`Body`]. The names of members are ours. Nothing else of the text is repeated, nor
+/// what serde says, which may repeat it.
+fn what_is_wrong(bytes: &[u8], error: &serde_json::Error) -> String {
+    let no_json = |error: &serde_json::Error| format!("no JSON, at line {} column {}", error.line(), error.column());
+    if !error.is_data() {
+        return no_json(error);
+    }
+    match serde_json::from_slice::<Members<'_>>(bytes) {
+        Ok(members) => wrong_member(&members).unwrap_or_else(|| "a member is of another type".to_owned()),
+        Err(error) if error.is_data() => "it must be an object".to_owned(),
+        // Behind the member of another type.
+        Err(error) => no_json(&error),
+    }
+}
+
+type Members<'a> = BTreeMap<String, &'a RawValue>;
+
+/// The first member of a [`Body`] that is missing or of another type, and what it must be.
+fn wrong_member(members: &Members<'_>) -> Option<String> {
+    let recipients = || match serde_json::from_str::<Option<Vec<&RawValue>>>(members.get("recipients")?.get()) {
+        Ok(list) => list?.into_iter().enumerate().find_map(|(n, one)| wrong_recipient(n, one)),
+        Err(_) => Some("recipients must be a list".to_owned()),
     };
-    format!("{what}, at line {} column {}", error.line(), error.column())
+    let fanout = || match serde_json::from_str::<Option<Members<'_>>>(members.get("fanout")?.get()) {
+        Ok(place) => wrong_text(&place?, "cursor").map(|wrong| format!("fanout.{wrong}")),
+        Err(_) => Some("fanout must be an object".to_owned()),
+    };
+    let texts = ["event_id", "event_type", "aggregate_type", "recipientType"];
+    texts.into_iter().find_map(|name| wrong_text(members, name)).or_else(recipients).or_else(fanout)
+}
+
+fn wrong_recipient(n: usize, one: &RawValue) -> Option<String> {
+    let Ok(members) = serde_json::from_str::<Members<'_>>(one.get()) else {
+        return Some(format!("recipients[{n}] must be an object"));
+    };
+    let no_user = || (!members.contains_key("userId")).then(|| "userId is missing".to_owned());
+    let wrong = wrong_text(&members, "kind").or_else(no_user)?;
+    Some(format!("recipients[{n}].{wrong}"))
+}
+
+fn wrong_text(members: &Members<'_>, name: &str) -> Option<String> {
+    match members.get(name).map(|raw| serde_json::from_str::<String>(raw.get())) {
+        None => Some(format!("{name} is missing")),
+        Some(Err(_)) => Some(format!("{name} must be a text")),
+        Some(Ok(_)) => None,
+    }
 }
 
 /// The name of a message in its listener's inbox: the event's, and for a later chunk one that is made from the event
@@ -210,11 +247,49 @@ mod tests {
     }
 
     #[test]
-    fn a_member_that_is_missing_is_named() {
+    fn a_member_that_is_missing_or_of_another_type_is_named_and_nothing_is_repeated() {
         let why = refused(Kind::Admin, &json!({ "event_type": "X" }));
-        assert!(why.contains("event_id is missing"), "{why}");
-        let why = refused(Kind::Admin, &json!({ "event_id": { "secret": 1 } }));
-        assert!(why.contains("a member is of another type") && !why.contains("secret"), "{why}");
+        assert_eq!(why, "the message is malformed: event_id is missing");
+        let good = json!({ "event_id": "e", "event_type": "X", "aggregate_type": "AGENCY", "recipientType": "USER",
+            "recipients": [{ "kind": "agency", "userId": 1 }], "payload": {} });
+        let secrets = [json!({ "s3same": "s3same" }), json!(["s3same"]), json!(4_711)];
+        for (member, told) in [
+            ("event_id", "event_id must be a text"),
+            ("event_type", "event_type must be a text"),
+            ("aggregate_type", "aggregate_type must be a text"),
+            ("recipientType", "recipientType must be a text"),
+        ] {
+            for secret in &secrets {
+                let mut message = good.clone();
+                message[member] = secret.clone();
+                assert_eq!(refused(Kind::Agency, &message), format!("the message is malformed: {told}"), "{message}");
+            }
+            let mut message = good.clone();
+            message.as_object_mut().unwrap().remove(member);
+            assert_eq!(refused(Kind::Agency, &message), format!("the message is malformed: {member} is missing"));
+        }
+        for (member, value, told) in [
+            ("recipients", json!({ "s3same": 4_711 }), "recipients must be a list"),
+            ("recipients", json!([good["recipients"][0], "s3same"]), "recipients[1] must be an object"),
+            ("recipients", json!([{ "kind": ["s3same"], "userId": 1 }]), "recipients[0].kind must be a text"),
+            ("recipients", json!([{ "userId": "s3same" }]), "recipients[0].kind is missing"),
+            ("recipients", json!([{ "kind": "s3same" }]), "recipients[0].userId is missing"),
+            ("fanout", json!("s3same"), "fanout must be an object"),
+            ("fanout", json!({ "cursor": 4_711 }), "fanout.cursor must be a text"),
+            ("fanout", json!({ "s3same": "" }), "fanout.cursor is missing"),
+        ] {
+            let mut message = good.clone();
+            message[member] = value;
+            assert_eq!(refused(Kind::Agency, &message), format!("the message is malformed: {told}"), "{message}");
+        }
+        for (text, told) in [
+            (r#""s3same""#, "it must be an object"),
+            (r#"{"event_id":4711,"s3same"}"#, "no JSON, at line 1 column 26"),
+            ("s3same", "no JSON, at line 1 column 1"),
+        ] {
+            let Err(Refusal::Dead(why)) = read(Kind::Agency, &Routes::default(), text.as_bytes()) else { panic!() };
+            assert_eq!(why, format!("the message is malformed: {told}"));
+        }
     }
 
     #[test]
@@ -233,7 +308,7 @@ mod tests {
             "recipientType": "BROADCAST", "agency_id": "a", "payload": {} });
         for (member, value, why) in [
             ("event_id", json!(""), "event_id"),
-            ("event_id", json!(7), "another type"),
+            ("event_id", json!(7), "event_id must be a text"),
             ("aggregate_type", json!("QUUX"), "unknown event type"),
             ("recipientType", json!("SOME"), "recipientType"),
             ("recipientType", json!("USER"), "recipients is missing"),

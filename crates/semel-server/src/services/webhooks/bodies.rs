@@ -105,12 +105,13 @@ pub(super) fn has(stored: &Operation, event: &Event) -> bool {
 /// Says that the bytes are their event's for good, if it is stored with them; otherwise they are anybody's again. What
 /// goes wrong here changes nothing for the event: its run claims the bytes, too.
 pub(super) async fn end(lease: Lease<Database>, stored: bool) {
+    let (scope, key) = (lease.operation().scope.clone(), lease.operation().short_hash());
     let ended = match stored {
         true => lease.complete(Outcome::not_kept("")).await,
         false => lease.release(Duration::ZERO).await,
     };
     if let Err(error) = ended {
-        tracing::warn!(%error, "whose the bytes of an event are could not be told");
+        tracing::warn!(%scope, key, %error, "the claim of an event's bytes could not be settled; its lease will lapse");
     }
 }
 

@@ -84,12 +84,13 @@ impl Receiver {
             Whose::Own => self.claim(source, event).await.map(|claim| turn(claim, source)),
             Whose::New(bytes) => {
                 let claim = self.claim(source, event).await;
+                let end = |stored| bodies::end(bytes, stored).instrument(span(source, event));
                 match &claim {
-                    Ok(Claim::Mismatch(_)) => bodies::end(bytes, false).await,
+                    Ok(Claim::Mismatch(_)) => end(false).await,
                     // Whatever else it says, the event is stored with these bytes, or will have them next.
-                    Ok(_) => bodies::end(bytes, true).await,
+                    Ok(_) => end(true).await,
                     // The store is away, and the sender should hear so soon.
-                    Err(_) => drop(tokio::spawn(bodies::end(bytes, false))),
+                    Err(_) => drop(tokio::spawn(end(false))),
                 }
                 claim.map(|claim| turn(claim, source))
             }
