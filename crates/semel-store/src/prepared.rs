@@ -121,7 +121,8 @@ async fn no_shared_statement_reads_the_whole_of_a_growing_table_on_sqlite() {
     }
 }
 
-/// Rows enough for a plan to go wrong: a thousand live leases among twenty thousand operations.
+/// Rows enough for a plan to go wrong: a thousand live leases among twenty thousand operations, and what belongs to some
+/// of them.
 const FILL: &str = "
     INSERT INTO semel_operations (id, tenant, service, kind, key, fingerprint, state, fence, owner, created_at, claimed_at,
                                   settled_at, outcome, outcome_kept)
@@ -133,27 +134,61 @@ const FILL: &str = "
     SELECT i, i, '\\x00', i, i, 1, '{}' FROM generate_series(19001, 20000) AS i;
     INSERT INTO semel_journal (operation, at, event, fence, actor, detail)
     SELECT i, i, 'released', i, '', '\\x0100'::bytea FROM generate_series(1, 5000) AS i;
-    ANALYZE semel_operations; ANALYZE semel_leases; ANALYZE semel_journal";
+    INSERT INTO semel_backlog (operation, tenant, state, service, kind, due)
+    SELECT i, 'acme', 'failed', 'bank', 'transfer', i FROM generate_series(1, 5000) AS i;
+    INSERT INTO semel_successors (operation, fingerprint, payload_order)
+    SELECT i, '\\x00', i FROM generate_series(1, 5000) AS i;
+    INSERT INTO semel_archive (operation, archived_at, outcome, outcome_kept)
+    SELECT i, i, '\\x00', true FROM generate_series(1, 5000) AS i;
+    INSERT INTO semel_repeats (operation, repeat, repeats) SELECT i, 'duplicate', '{}' FROM generate_series(1, 5000) AS i;
+    ANALYZE semel_operations, semel_leases, semel_journal, semel_backlog, semel_successors, semel_archive, semel_repeats";
+
+/// The same of messages: most are ready, one in ten waits, and one in ten stands in a line.
+const FILL_MESSAGES: &str = "
+    INSERT INTO semel_outbox (tenant, message_id, topic, kind, body, headers, ordering_key, number, receipt, put_at, state,
+                              due_at)
+    SELECT 'acme', i, 'news', 'k', '\\x00', '{}', CASE WHEN i % 10 = 1 THEN 'line ' || i % 100 END,
+           CASE WHEN i % 10 = 1 THEN i END, i % 2 = 0, i,
+           CASE i % 10 WHEN 0 THEN 'waiting' WHEN 1 THEN 'blocked' ELSE 'ready' END, CASE WHEN i % 10 = 0 THEN i END
+    FROM generate_series(1, 20000) AS i;
+    INSERT INTO semel_outbox_keys (tenant, ordering_key, last_number)
+    SELECT 'acme', 'line ' || i, i FROM generate_series(1, 5000) AS i;
+    INSERT INTO semel_receipts (tenant, message_id, sent_at) SELECT 'acme', i, i FROM generate_series(1, 5000) AS i;
+    INSERT INTO semel_queues (name) SELECT 'queue ' || i FROM generate_series(1, 20) AS i;
+    INSERT INTO semel_queue (queue, tenant, message_id, kind, body, headers, put_at)
+    SELECT 'queue ' || i % 20, 'acme', i, 'k', '\\x00', '{}', i FROM generate_series(1, 20000) AS i;
+    INSERT INTO semel_retries (tenant, consumer, key, fingerprint, queue, kind, body, headers, failures, reason, due_at)
+    SELECT 'acme', 'books', 'k' || i, '\\x00', 'queue 1', 'k', '\\x00', '{}', 1, 'no', i FROM generate_series(1, 5000) AS i;
+    INSERT INTO semel_dead_letters (tenant, consumer, key, fingerprint, queue, kind, body, headers, failures, reason,
+                                    died_at)
+    SELECT 'acme', 'books', 'k' || i, '\\x00', 'queue 1', 'k', '\\x00', '{}', 1, 'no', i FROM generate_series(1, 5000) AS i;
+    ANALYZE semel_outbox, semel_outbox_keys, semel_receipts, semel_queues, semel_queue, semel_retries, semel_dead_letters";
 
 /// How a batch finds its rows must not depend on luck on PostgreSQL either: with the settings of its connections each
-/// statement of the lanes uses an index, on tables that were never analysed and are empty, and on full ones.
+/// statement of the lanes, and of relays and consumers, uses an index, on tables that were never analysed and are empty,
+/// and on full ones.
 #[tokio::test]
 async fn no_statement_of_a_lane_reads_the_whole_of_a_growing_table_on_postgres() {
     // Folding and counting read their own small tables; the sweep, and who has lost answers, the live leases.
     const WHOLE: [&str; 6] = ["load_counts", "tally", "tally_days", "find_lapsed", "find_tokens", "TAKE_DELTAS"];
-    let shared = Sql::new(Dialect::Postgres).all();
-    let on_lane = shared.iter().chain(postgres::HOT).filter(|(name, _)| !WHOLE.contains(name));
+    // These read no table.
+    const NONE: [&str; 2] = ["CHANNEL", "NOTIFY"];
+    let (shared, messages) = (Sql::new(Dialect::Postgres).all(), MessageSql::new(Dialect::Postgres).all());
+    let all = shared.iter().chain(postgres::HOT).chain(&messages).chain(messaging::HOT_POSTGRES);
+    let on_lane = all.filter(|(name, _)| !WHOLE.contains(name) && !NONE.contains(name));
     let lab = Lab::new(Kind::Postgres).await;
     drop(lab.open().await);
     let mut wrong = Vec::new();
-    for fill in ["", FILL] {
+    for fill in [&[][..], &[FILL, FILL_MESSAGES]] {
         let mut conn = PgConnection::connect(&lab.url).await.unwrap();
-        sqlx::raw_sql(fill).execute(&mut conn).await.unwrap();
+        for rows in fill {
+            sqlx::raw_sql(*rows).execute(&mut conn).await.unwrap();
+        }
         for (name, text) in on_lane.clone() {
             let settings = match *name {
                 "CLAIM" => postgres::CLAIMS,
                 // In a caller's transaction, whatever its settings.
-                "COMPLETE_ONE" => "RESET ALL; SET plan_cache_mode = force_generic_plan",
+                "COMPLETE_ONE" | "number_keys" | "put" => "RESET ALL; SET plan_cache_mode = force_generic_plan",
                 _ => postgres::LANE,
             };
             let plan = plan_of(&mut conn, settings, text).await;
@@ -162,6 +197,30 @@ async fn no_statement_of_a_lane_reads_the_whole_of_a_growing_table_on_postgres()
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// A relay and a consumer read what they take in the order of its index, and no further than they need: everything else
+/// may wait in the same table by the million.
+#[tokio::test]
+async fn messages_are_taken_in_the_order_of_their_index() {
+    let sql = MessageSql::new(Dialect::Postgres);
+    let hot = |name: &str| messaging::HOT_POSTGRES.iter().find(|(found, _)| *found == name).unwrap().1;
+    let takes = [
+        ("TAKE", hot("TAKE"), "semel_outbox_ready"),
+        ("DELIVER", hot("DELIVER"), "semel_queue_line"),
+        ("take_retries", sql.take_retries, "semel_retries_due"),
+        ("ready_due", sql.ready_due, "semel_outbox_due"),
+    ];
+    for fill in ["SELECT 1", FILL_MESSAGES] {
+        let lab = Lab::new(Kind::Postgres).await;
+        drop(lab.open().await);
+        let mut conn = PgConnection::connect(&lab.url).await.unwrap();
+        sqlx::raw_sql(fill).execute(&mut conn).await.unwrap();
+        for (name, text, index) in takes {
+            let plan = plan_of(&mut conn, postgres::LANE, text).await;
+            assert!(plan.contains(&format!("using {index}")), "{name}: {plan}");
+        }
+    }
 }
 
 /// The plan of a statement for parameters that are not known yet.

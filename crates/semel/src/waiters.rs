@@ -112,3 +112,57 @@ impl Drop for Place {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    /// As many runs, each with somebody who waits for it.
+    fn crowd(n: i64) -> (Arc<Waiters>, Vec<Place>) {
+        let waiters = Arc::<Waiters>::default();
+        let places = (0..n).map(|id| waiters.join(id, Fence(id))).collect();
+        (waiters, places)
+    }
+
+    /// The least of several measurements: whatever else the machine does only adds to them.
+    fn least(measured: impl Fn()) -> Duration {
+        let times = (0..10).map(|_| {
+            let begun = Instant::now();
+            measured();
+            begun.elapsed()
+        });
+        times.min().unwrap_or_default()
+    }
+
+    /// A look through all of them would take a thousand times as long among a thousand times as many.
+    #[test]
+    fn a_wake_up_costs_the_same_however_many_wait() {
+        let cost = |n| {
+            let (waiters, _places) = crowd(n);
+            least(|| {
+                for id in 0..100 {
+                    waiters.wake(id);
+                    drop(waiters.join(-1 - id, Fence(1)));
+                }
+            })
+        };
+        let (few, many) = (cost(100), cost(100_000));
+        assert!(many < 30 * few, "{few:?} among a hundred, {many:?} among a hundred thousand");
+    }
+
+    /// A look through all of them for each would take forty thousand times as long for two hundred times as many.
+    #[test]
+    fn a_glance_costs_each_run_the_same_however_many_are_waited_for() {
+        let cost = |n: i64| {
+            let (waiters, _places) = crowd(n);
+            let ids: Vec<i64> = (0..n).collect();
+            let running = |id: &i64| Glance { id: *id, state: State::Processing, fence: Fence(*id), live: true };
+            let seen: Vec<Glance> = ids.iter().map(running).collect();
+            least(|| waiters.wake_ended(&ids, &seen))
+        };
+        let (few, many) = (cost(100), cost(20_000));
+        assert!(many < 200 * 30 * few, "{few:?} for a hundred, {many:?} for twenty thousand");
+    }
+}

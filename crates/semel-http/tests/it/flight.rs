@@ -95,7 +95,7 @@ async fn a_wait_is_no_longer_than_the_route_allows(kind: Kind) {
     let row = shop.operation("k").await;
     let begun = Instant::now();
     client.send(&waiting("k", 4_000_000_000)).await.is_problem(409, "in-flight");
-    assert!((Duration::from_millis(100)..secs(5)).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+    assert!((Duration::from_millis(100)..secs(20)).contains(&begun.elapsed()), "{:?}", begun.elapsed());
     assert_eq!(shop.operation("k").await, row, "a waiter changes nothing");
     shop.desk.let_go();
     assert_eq!(first.await.unwrap().status, 201);
@@ -108,7 +108,7 @@ async fn a_request_may_ask_for_less(kind: Kind) {
     shop.desk.arrival().await;
     let begun = Instant::now();
     client.send(&waiting("k", 1)).await.is_problem(409, "in-flight");
-    assert!((secs(1)..secs(10)).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+    assert!((secs(1)..secs(20)).contains(&begun.elapsed()), "{:?}", begun.elapsed());
     shop.desk.let_go();
     first.await.unwrap();
 }

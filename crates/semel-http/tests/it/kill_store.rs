@@ -17,7 +17,7 @@ use crate::{
 
 /// A shop on a PostgreSQL of its own.
 async fn shop_on(server: &Server, lab: Lab) -> Shop {
-    let db = Database::open(&server.url(), Settings { answer_limit: secs(1), ..Settings::default() }).await.unwrap();
+    let db = Database::open(&server.url(), Settings::default()).await.unwrap();
     let ledger = Ledger::new(db, Options::default()).unwrap();
     let once = Idempotency::for_everyone(ledger.clone(), TENANT);
     Shop { lab, ledger, once, desk: Desk::default() }
@@ -45,7 +45,7 @@ async fn with_its_store_killed_nothing_runs() {
 async fn with_its_store_killed_in_the_middle_nobody_is_told_a_guess() {
     let server = Server::start("");
     let shop = shop_on(&server, Lab::in_real_time(Kind::Sqlite).await).await;
-    let policy = Policy { lease: secs(2), on_lost: semel::OnLost::Hold, ..Policy::default() };
+    let policy = Policy { lease: secs(5), on_lost: semel::OnLost::Hold, ..Policy::default() };
     let client = shop.serve(Route::leased().policy(policy)).await;
     let first = client.spawn(&keyed("k").header("X-Hold", "1"));
     shop.desk.arrival().await;
@@ -62,7 +62,7 @@ async fn with_its_store_killed_in_the_middle_nobody_is_told_a_guess() {
         if again.status == 409 && again.json()["type"] == "/problems/in-doubt" {
             break;
         }
-        assert!(begun.elapsed() < secs(20), "{again:?}");
+        assert!(begun.elapsed() < secs(60), "{again:?}");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     assert_eq!(shop.desk.runs(), 1);
@@ -73,8 +73,7 @@ async fn wired() -> (Shop, Proxy, Client) {
     let lab = Lab::in_real_time(Kind::Postgres).await;
     let proxy = Proxy::start(&lab.url).await;
     let shop = Shop::on(lab).await;
-    let settings = Settings { answer_limit: secs(1), ..Settings::default() };
-    let db = Database::open(&proxy.url(&shop.lab.url), settings).await.unwrap();
+    let db = Database::open(&proxy.url(&shop.lab.url), Settings::default()).await.unwrap();
     let ledger = Ledger::new(db, Options::default()).unwrap();
     let once = Idempotency::for_everyone(ledger, TENANT);
     let route = Route::atomic().policy(at_once(Policy::default()));

@@ -107,7 +107,7 @@ pub(crate) fn email<'a>(url: &'a str, on_lost: &'a str) -> Vec<(&'a str, &'a str
     vec![
         ("SEMEL_NOTIFICATIONS_CHANNELS_EMAIL_URL", url),
         ("SEMEL_NOTIFICATIONS_CHANNELS_EMAIL_ON_LOST", on_lost),
-        ("SEMEL_NOTIFICATIONS_CHANNELS_EMAIL_TIMEOUT", "500ms"),
+        ("SEMEL_NOTIFICATIONS_CHANNELS_EMAIL_TIMEOUT", "20s"),
         ("SEMEL_NOTIFICATIONS_CHANNELS_EMAIL_BACKOFF", "50ms"),
         ("SEMEL_NOTIFICATIONS_CHANNELS_EMAIL_MAX_ATTEMPTS", "3"),
         ("SEMEL_SWEEP_EVERY", "200ms"),
@@ -193,10 +193,7 @@ fn an_event_reaches_the_endpoint_of_its_recipients_channel(place: &Place) {
 fn a_stop_waits_for_the_calls_that_are_open(place: &Place) {
     one(place);
     let endpoint = Endpoint::that([Does::Waits]);
-    let url = endpoint.url();
-    let mut variables = email(&url, "hold");
-    variables.push(("SEMEL_NOTIFICATIONS_CHANNELS_EMAIL_TIMEOUT", "20s"));
-    let mut server = serve(place, ROLES, &variables);
+    let mut server = start(place, &endpoint, "hold");
     endpoint.is_called(1);
     server.process.signal(Signal::TERM);
     // The stop has begun when nobody is let in any more.
@@ -350,7 +347,10 @@ fn a_cut_connection_is_called_again_under_rerun(place: &Place) {
 fn no_answer_in_time_is_in_doubt_under_hold(place: &Place) {
     one(place);
     let endpoint = Endpoint::that([Does::Hangs]);
-    let _server = start(place, &endpoint, "hold");
+    let url = endpoint.url();
+    let mut variables = email(&url, "hold");
+    variables.push(("SEMEL_NOTIFICATIONS_CHANNELS_EMAIL_TIMEOUT", "500ms"));
+    let _server = serve(place, ROLES, &variables);
     becomes(place, "IN_DOUBT");
     assert!(error(place).contains("500ms"), "{}", error(place));
     assert_eq!(endpoint.calls().len(), 1);
@@ -360,6 +360,8 @@ fn no_answer_in_time_is_in_doubt_under_hold(place: &Place) {
 fn killed_after_the_call(place: &Place, endpoint: &Endpoint, on_lost: &str) {
     let url = endpoint.url();
     let mut variables = email(&url, on_lost);
+    // The lease of a call is as long as its timeout, up to ten seconds: the next node has to wait for its end.
+    variables.push(("SEMEL_NOTIFICATIONS_CHANNELS_EMAIL_TIMEOUT", "5s"));
     variables.push(("SEMEL_CRASH", "deliver.sent:1"));
     serve(place, ROLES, &variables).process.end();
     assert_eq!((endpoint.calls().len(), statuses(place)), (1, vec!["PENDING".to_owned()]));
@@ -518,10 +520,7 @@ fn what_an_application_sent_itself_is_never_sent_by_an_endpoint_that_comes_later
 fn what_is_being_delivered_cannot_be_said_to_be_sent(place: &Place) {
     one(place);
     let endpoint = Endpoint::that([Does::Waits]);
-    let url = endpoint.url();
-    let mut variables = email(&url, "hold");
-    variables.push(("SEMEL_NOTIFICATIONS_CHANNELS_EMAIL_TIMEOUT", "20s"));
-    let server = serve(place, ROLES, &variables);
+    let server = start(place, &endpoint, "hold");
     endpoint.is_called(1);
     let path = format!("/notifications/{}/resolve", endpoint.calls()[0].body["notificationId"]);
     for status in ["SENT", "FAILED"] {

@@ -150,9 +150,12 @@ fn a_password_in_the_target_goes_no_further() {
 #[test]
 fn a_clients_broken_body_is_not_the_upstreams_fault() {
     let (place, upstream) = (Place::sqlite(), Upstream::start());
-    let mut command = gateway(&place, &upstream.url);
-    let mut server = Server::start_with(command.env("SEMEL_GATEWAY_TIMEOUT", "300ms").stderr(Stdio::piped()));
-    let told = |sent: &str, half: bool| {
+    let started = |timeout: &str| {
+        let mut command = gateway(&place, &upstream.url);
+        Server::start_with(command.env("SEMEL_GATEWAY_TIMEOUT", timeout).stderr(Stdio::piped()))
+    };
+    let (patient, hasty) = (started("1m"), started("300ms"));
+    let told = |server: &Server, sent: &str, half: bool| {
         let mut connection = TcpStream::connect(server.address).unwrap();
         let head = "POST /orders HTTP/1.1\r\nhost: a\r\nconnection: close\r\n";
         connection.write_all(format!("{head}{sent}").as_bytes()).unwrap();
@@ -163,19 +166,22 @@ fn a_clients_broken_body_is_not_the_upstreams_fault() {
         (answer.status, answer.problem())
     };
     let incomplete = (400, "body-incomplete".to_owned());
-    assert_eq!(told("transfer-encoding: chunked\r\n\r\n1\r\na\r\nzz\r\n", false), incomplete);
-    assert_eq!(told("content-length: 2\r\n\r\na", true), incomplete);
-    assert_eq!(told("transfer-encoding: chunked\r\n\r\n1\r\na\r\n", false), (408, "body-timeout".to_owned()));
-    assert_eq!(told("content-length: 2\r\n\r\na", false), (408, "body-timeout".to_owned()));
+    assert_eq!(told(&patient, "transfer-encoding: chunked\r\n\r\n1\r\na\r\nzz\r\n", false), incomplete);
+    assert_eq!(told(&patient, "content-length: 2\r\n\r\na", true), incomplete);
+    let late = (408, "body-timeout".to_owned());
+    assert_eq!(told(&hasty, "transfer-encoding: chunked\r\n\r\n1\r\na\r\n", false), late);
+    assert_eq!(told(&hasty, "content-length: 2\r\n\r\na", false), late);
     assert_eq!(upstream.effects(), 0);
     // Its own silence still is.
-    let silent = Answer::read(ask(&server, "POST", "/silent", &[], "a"));
+    let silent = Answer::read(ask(&hasty, "POST", "/silent", &[], "a"));
     assert_eq!((silent.status, silent.problem().as_str()), (504, "upstream-timeout"));
-    server.process.signal(Signal::TERM);
-    server.process.end();
-    let mut log = String::new();
-    server.process.0.stderr.take().unwrap().read_to_string(&mut log).unwrap();
-    assert_eq!(log.matches("WARN").count(), 1, "{log}");
+    for (mut server, warnings) in [(patient, 0), (hasty, 1)] {
+        server.process.signal(Signal::TERM);
+        server.process.end();
+        let mut log = String::new();
+        server.process.0.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+        assert_eq!(log.matches("WARN").count(), warnings, "{log}");
+    }
 }
 
 #[test]

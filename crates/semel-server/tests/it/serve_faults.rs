@@ -60,7 +60,7 @@ fn a_log_that_cannot_be_written_costs_no_answer_no_task_and_no_clean_end() {
         // A conflict is a warning.
         assert_eq!(status(&deliver(&server, &event("evt_1", 100, "other"))), "skipped");
         eventually(SOON, "the relay goes on", || outbox(&place).is_empty());
-        assert_eq!(server.get("/readyz").status, 200);
+        eventually(SOON, "it is ready", || server.get("/readyz").status == 200);
         server.process.signal(Signal::TERM);
         assert_eq!(server.process.end().code(), Some(0));
     }

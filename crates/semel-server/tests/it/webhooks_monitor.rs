@@ -42,13 +42,9 @@ fn is_counted(place: &Place, word: &str, times: i64) {
 /// fails once, and the run of one is lost.
 fn known_events(place: &Place, endpoint: &Endpoint) -> Server {
     let rules = format!("invoice.*={}", endpoint.url());
-    let variables = [
-        ("SEMEL_WEBHOOKS_STRIPE_HANDLERS", rules.as_str()),
-        ("SEMEL_WEBHOOKS_STRIPE_LEASE", "3s"),
-        ("SEMEL_WEBHOOKS_STRIPE_MAX_RUN", "3s"),
-    ];
+    let handlers = ("SEMEL_WEBHOOKS_STRIPE_HANDLERS", rules.as_str());
     // Without a worker: what was lost stays so.
-    let server = start_as(place, "api,sweeper", &variables);
+    let server = start_as(place, "api,sweeper", &[handlers]);
     for id in ["evt_1", "evt_2", "evt_3"] {
         assert_eq!(status(&deliver(&server, &event(id, 1_700_000_000, "a"))), "processed");
     }
@@ -60,7 +56,10 @@ fn known_events(place: &Place, endpoint: &Endpoint) -> Server {
     }
     assert_eq!(deliver(&server, &event("evt_again", 1_700_000_000, "a")).status, 500);
     assert_eq!(status(&deliver(&server, &event("evt_again", 1_700_000_000, "a"))), "processed");
-    assert_eq!(status(&deliver(&server, &event("evt_lost", 1_700_000_000, "a"))), "rejected");
+    // Only the run that is to be lost has a short time.
+    let short = [handlers, ("SEMEL_WEBHOOKS_STRIPE_LEASE", "3s"), ("SEMEL_WEBHOOKS_STRIPE_MAX_RUN", "3s")];
+    let brief = start(place, &short);
+    assert_eq!(status(&deliver(&brief, &event("evt_lost", 1_700_000_000, "a"))), "rejected");
     becomes(place, "evt_lost", State::TimedOut);
 
     // Duplicates: three that change nothing.
@@ -123,7 +122,8 @@ fn the_monitor_tells_every_number(place: &Place) {
     let [min, mean, max, p50, p95, p99] =
         ["min", "mean", "max", "p50", "p95", "p99"].map(|name| took[name].as_f64().unwrap());
     assert!(0.0 < min && min <= p50 && p50 <= p95 && p95 <= p99 && p99 <= max, "{took}");
-    assert!(min < mean && mean < max && max < 3600.0, "{took}");
+    // In milliseconds: the quickest of them took few, the slowest whatever the disk needed.
+    assert!(min < mean && mean < max && min < 3600.0 && max < 60_000.0, "{took}");
 
     assert_eq!(told["retries"], json!({ "total": 3, "at_limit": 1, "orphans_found": 1 }));
     let failed = told["failed_events"].as_array().unwrap();

@@ -122,17 +122,15 @@ fn bodies_have_a_limit_and_a_time(place: &Place) {
     // Chunks without an end, and a body that does not come.
     let open = |head: &str| {
         let mut connection = TcpStream::connect(server.address).unwrap();
-        let text = format!("POST /webhooks/stripe HTTP/1.1\r\nhost: {HOST}\r\nconnection: close\r\n{head}\r\n\r\n");
+        let text = format!("POST /webhooks/stripe HTTP/1.1\r\nhost: {HOST}\r\nconnection: close\r\n{head}");
         connection.write_all(text.as_bytes()).unwrap();
         connection
     };
-    let mut endless = open("transfer-encoding: chunked");
+    // In one write: this thread may get no time between two of them.
     let chunk = format!("400\r\n{}\r\n", "x".repeat(0x400));
-    for _ in 0..3 {
-        endless.write_all(chunk.as_bytes()).unwrap();
-    }
+    let endless = open(&format!("transfer-encoding: chunked\r\n\r\n{}", chunk.repeat(3)));
     refused(&Answer::read(endless), 413, "body-too-large");
-    let slow = open("content-length: 100");
+    let slow = open("content-length: 100\r\n\r\n");
     refused(&Answer::read(slow), 408, "body-timeout");
     for (word, times) in [("refused_too_large", 2), ("refused_timeout", 1)] {
         is_counted(place, word, times);

@@ -169,3 +169,15 @@ async fn a_connection_lost_while_the_epoch_is_read_is_an_error() {
     assert!(acquire(&ledger, "after").await > before);
     assert_eq!(epoch(&lab).await, 3);
 }
+
+/// Without the epoch a node does not know whether its fences would be new, and draws none.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_epoch_that_cannot_be_read_keeps_a_node_from_starting() {
+    let lab = Lab::new(Kind::Postgres).await;
+    lived_in(&lab).await;
+    run(&lab, "ALTER FUNCTION semel_cluster() RENAME TO semel_cluster_gone").await;
+    let opened = Database::open(&lab.url, lab.settings()).await;
+    assert!(opened.is_err(), "it would not notice another server");
+    run(&lab, "ALTER FUNCTION semel_cluster_gone() RENAME TO semel_cluster").await;
+    assert!(Database::open(&lab.url, lab.settings()).await.is_ok());
+}

@@ -69,7 +69,7 @@ fn action() -> impl Strategy<Value = Action> {
         5 => write,
         4 => proptest::collection::vec((any::<bool>(), part), 2..=MOST).prop_map(|parts| Action::Together { parts }),
         2 => (0..2usize, 0..3usize).prop_map(|(key, fence)| Action::Renew { key, fence }),
-        1 => (0..2usize, 0..4usize, any::<bool>()).prop_map(|(key, decision, expected)| Action::Decide { key, decision, expected }),
+        1 => (0..2usize, 0..5usize, any::<bool>()).prop_map(|(key, decision, expected)| Action::Decide { key, decision, expected }),
         2 => Just(Action::Sweep),
         4 => prop_oneof![Just(0), Just(1), Just(7), Just(31), Just(61), Just(100_000)].prop_map(|seconds| Action::Pass { seconds }),
     ]

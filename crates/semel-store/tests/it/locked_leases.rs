@@ -3,8 +3,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use semel::{Claim, Context, Failure, Lease, Ledger, Outcome, Policy, Ran, Retry, Settled, State, Store as _};
-use semel_store::Database;
+use semel::{
+    Claim, Context, Failure, Lease, Ledger, Options, Outcome, Policy, Ran, Retry, Settled, State, Store as _,
+    store::Decision,
+};
+use semel_store::{Database, Settings};
 use semel_testkit::{Kind, Lab, key, scope, work};
 use sqlx::{Connection as _, PgConnection};
 use tokio::{
@@ -13,7 +16,7 @@ use tokio::{
 };
 
 /// Short, so that a node that renews nothing for a while loses everything; long enough for a busy machine.
-const LEASE: Duration = Duration::from_secs(3);
+const LEASE: Duration = Duration::from_secs(6);
 
 const RUNS: usize = 100;
 
@@ -74,11 +77,11 @@ async fn a_locked_lease_costs_a_node_that_lease_and_no_other() {
     let mut runs = Runs::start(&ledger);
     runs.begun.wait().await;
     let peer = lock_lease(&lab, "k0").await;
-    // Far more than a lease: each of them is renewed several times meanwhile, or lost.
+    // Two leases in all: each of the others is renewed several times meanwhile, or lost.
     let Some(Ok((n, told))) = runs.ended.join_next().await else { panic!("no run has ended") };
     assert!(matches!(told, Ok(Claim::Acquired(Ran::LeaseLost))), "run {n} ended first, with {told:?}");
     assert_eq!(n, 0, "a lease that nobody has locked was lost");
-    tokio::time::sleep(2 * LEASE).await;
+    tokio::time::sleep(LEASE).await;
     runs.go_on.send_replace(true);
     while let Some(ended) = runs.ended.join_next().await {
         let (n, told) = ended.unwrap();
@@ -88,6 +91,38 @@ async fn a_locked_lease_costs_a_node_that_lease_and_no_other() {
     // All of this while the peer still had its lock; and the one whose lease was lost did not complete.
     assert_eq!(state(&ledger, "k0").await, State::Processing);
     peer.close().await.unwrap();
+}
+
+/// The one connection of the ledger's other writes waits for a row. A lease that is renewed meanwhile is kept.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn renewals_have_connections_of_their_own() {
+    /// Kept for one and a half of it, and that within the ten seconds for which a statement waits for a lock.
+    const LEASE: Duration = Duration::from_secs(4);
+    let lab = Lab::in_real_time(Kind::Postgres).await;
+    let settings = Settings { lane_connections: 1, ..lab.settings() };
+    let ledger = Ledger::new(Database::open(&lab.url, settings).await.unwrap(), Options::default()).unwrap();
+    let Claim::Acquired(locked) = ledger.claim(work("locked", policy(Duration::from_secs(60)))).await.unwrap() else {
+        panic!("it is free")
+    };
+    let mut peer = lock_lease(&lab, "locked").await;
+    let pid: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut peer).await.unwrap();
+    let deciding = tokio::spawn({
+        let (ledger, id) = (ledger.clone(), locked.operation().id);
+        async move { ledger.decide(id, Decision::Purge, "ann", "because").await }
+    });
+    let waits = format!("SELECT count(*) FROM pg_stat_activity WHERE {pid} = ANY (pg_blocking_pids(pid))");
+    while lab.number(&waits).await == 0 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let handler = |_: Context<Database>| async {
+        tokio::time::sleep(LEASE * 3 / 2).await;
+        Ok(Outcome::kept(""))
+    };
+    let told = ledger.run(work("k", policy(LEASE)), handler).await;
+    assert!(matches!(told, Ok(Claim::Acquired(Ran::Completed(_)))), "{told:?}");
+    peer.close().await.unwrap();
+    // Whether it got the row in time is another matter.
+    let _ = deciding.await.unwrap();
 }
 
 async fn settle(lease: Lease<Database>, failing: bool) -> semel::Result<Settled> {
@@ -118,7 +153,7 @@ async fn only_the_settle_of_a_locked_lease_waits() {
         let first = tokio::spawn(settle(locked, failing));
         // One after the other, so that each batch has the locked one in it or beside it.
         for (n, lease) in leases.enumerate() {
-            let settled = tokio::time::timeout(Duration::from_secs(5), settle(lease, failing)).await;
+            let settled = tokio::time::timeout(Duration::from_secs(8), settle(lease, failing)).await;
             let settled = settled.unwrap_or_else(|_| panic!("settle {n} waited for a row that is not its own"));
             assert_eq!(settled.unwrap(), Settled::Yes { successor: false });
         }

@@ -24,27 +24,35 @@ fn policy() -> Policy {
     Policy { lease: Duration::from_secs(30), backoff: Backoff::NONE, ..Policy::default() }
 }
 
-/// One attempt: the row goes from version 1 to version 2, unless it has done so already. Short time-outs of its own, as
-/// a role or a database may set them.
-async fn submit(tx: Tx, n: i32) -> Result<Outcome, Unfinished> {
+/// Short time-outs, as a role or a database may set them.
+const SHORT: &str = "SET LOCAL lock_timeout = '15ms'; SET LOCAL statement_timeout = '500ms';
+                     SET LOCAL idle_in_transaction_session_timeout = '20ms'";
+/// Those of the end, when nothing is in the way any more.
+const LONG: &str = "SET LOCAL lock_timeout = '20s'";
+
+/// One attempt: the row goes from version 1 to version 2, unless it has done so already.
+async fn submit(tx: Tx, n: i32, limits: &'static str) -> Result<Outcome, Unfinished> {
     let failed = |error: sqlx::Error| Unfinished::failed(error.to_string());
     let mut held = tx.connection().await.map_err(|error| Unfinished::failed(error.to_string()))?;
     let Ok(Conn::Postgres(conn)) = held.get() else { return Err(Unfinished::failed("the transaction is over")) };
-    sqlx::raw_sql("SET LOCAL lock_timeout = '15ms'; SET LOCAL statement_timeout = '500ms'")
-        .execute(&mut *conn)
-        .await
-        .map_err(failed)?;
+    sqlx::raw_sql(limits).execute(&mut *conn).await.map_err(failed)?;
     let done = sqlx::query("UPDATE proposals SET version = 2 WHERE id = $1 AND version = 1");
-    match done.bind(n).execute(&mut *conn).await.map_err(failed)?.rows_affected() {
+    let changed = done.bind(n).execute(&mut *conn).await.map_err(failed)?.rows_affected();
+    if n % 3 == 0 {
+        // The server ends what is idle for longer than 20 ms: before, at and after the completion that follows.
+        let pause = Duration::from_millis(fastrand::u64(0..40));
+        tokio::time::sleep(pause).await;
+    }
+    match changed {
         1 => Ok(Outcome::kept(n.to_string())),
         _ => Err(Unfinished::failed("out of date")),
     }
 }
 
 /// Brings a key until it has its outcome; whether it was told that it is out of date.
-async fn bring(ledger: &Ledger<Database>, n: i32, troubles: &AtomicUsize) -> bool {
+async fn bring(ledger: &Ledger<Database>, n: i32, limits: &'static str, troubles: &AtomicUsize) -> bool {
     for _ in 0..200 {
-        let handler = move |_: Context<Database>, tx: Tx| submit(tx, n);
+        let handler = move |_: Context<Database>, tx: Tx| submit(tx, n, limits);
         match ledger.run_atomic(work(&format!("k{n}"), policy()), handler).await {
             Ok(Claim::Acquired(Ran::Completed(_)) | Claim::Replay(_)) => return false,
             Ok(Claim::Acquired(Ran::Failed(failure))) if failure.error.contains("out of date") => return true,
@@ -112,7 +120,7 @@ async fn no_submission_commits_without_its_key_whatever_times_out_or_is_ended() 
     for n in 0..KEYS {
         for ledger in [&a, &b] {
             let (ledger, troubles) = (ledger.clone(), troubles.clone());
-            brought.spawn(async move { (n, bring(&ledger, i32::try_from(n).unwrap(), &troubles).await) });
+            brought.spawn(async move { (n, bring(&ledger, i32::try_from(n).unwrap(), SHORT, &troubles).await) });
         }
     }
     let told = brought.join_all().await;
@@ -132,7 +140,7 @@ async fn no_submission_commits_without_its_key_whatever_times_out_or_is_ended() 
     // What had no effect can be repeated, by whoever comes next.
     let last = JoinSet::from_iter((0..KEYS).map(|n| {
         let (ledger, troubles) = (b.clone(), troubles.clone());
-        async move { bring(&ledger, i32::try_from(n).unwrap(), &troubles).await }
+        async move { bring(&ledger, i32::try_from(n).unwrap(), LONG, &troubles).await }
     }));
     assert!(last.join_all().await.into_iter().all(|out_of_date| !out_of_date));
     let all = completed_and_submitted(&lab, &b).await;

@@ -244,8 +244,7 @@ pub async fn crossing_batches_get_through(lab: Lab) {
         let names: Vec<_> = (0..300).map(|n| format!("{round}/{}", n * 7919 % 300)).collect();
         let there = names.iter().map(|name| ask_for(name)).collect();
         let back = names.iter().rev().map(|name| ask_for(name)).collect();
-        let claim =
-            async |store: &Database, requests| until_free(requests, async |batch| store.claim(batch).await).await;
+        let claim = async |store: &Database, requests| until_free(requests, |batch| store.claim(batch)).await;
         let (one, two) = soon(async { tokio::join!(claim(&a, there), claim(&b, back)) }).await;
         let acquired = one.into_iter().chain(two).filter(|applied| applied.answer == Answer::Acquired);
         let ops: Vec<_> = acquired.map(|applied| applied.operation.unwrap()).collect();
@@ -256,7 +255,7 @@ pub async fn crossing_batches_get_through(lab: Lab) {
         let writes = fails.iter().map(fail).chain(completes.iter().map(|op| complete(op.id, op.fence, "yes")));
         let there: Vec<_> = writes.collect();
         let back = there.iter().rev().cloned().collect();
-        let write = async |store: &Database, writes| until_free(writes, async |batch| store.write(batch).await).await;
+        let write = async |store: &Database, writes| until_free(writes, |batch| store.write(batch)).await;
         let (one, two) = soon(async { tokio::join!(write(&a, there), write(&b, back)) }).await;
         assert!(one.iter().chain(&two).all(|applied| applied.answer == Answer::Settled { successor: false }));
     }
@@ -264,9 +263,9 @@ pub async fn crossing_batches_get_through(lab: Lab) {
 
 /// Sends a batch, and again what found its row locked, as a lane does: a commit on a slow disk locks rows for longer
 /// than a batch waits.
-async fn until_free<T: Clone>(
+pub async fn until_free<T: Clone, F: Future<Output = semel::Result<Vec<Applied>>>>(
     items: Vec<T>,
-    send: impl AsyncFn(Vec<T>) -> semel::Result<Vec<Applied>>,
+    send: impl Fn(Vec<T>) -> F,
 ) -> Vec<Applied> {
     let mut answers = Vec::new();
     let mut left = items;

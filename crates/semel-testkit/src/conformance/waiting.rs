@@ -38,11 +38,17 @@ async fn every_end_is_told(owner: &Node, waiter: &Node) {
 pub async fn a_waiter_in_the_same_process_is_told_at_once(lab: Lab) {
     let settings = Settings { caller_connections: 1, ..lab.settings() };
     let node = Ledger::new(Database::open(&lab.url, settings).await.unwrap(), Options::default()).unwrap();
+    // One that is slow to open, on a busy machine, is there in the next round.
     let mut readers = Vec::new();
-    while let Ok(Ok(reader)) = tokio::time::timeout(secs(1), node.store().reader()).await {
-        readers.push(reader);
+    loop {
+        while let Ok(Ok(reader)) = tokio::time::timeout(secs(1), node.store().reader()).await {
+            readers.push(reader);
+        }
+        if tokio::time::timeout(secs(1), node.store().glance(vec![1])).await.is_err() {
+            break;
+        }
+        assert!(readers.len() < 100, "there is no end to readers");
     }
-    assert!(tokio::time::timeout(secs(1), node.store().glance(vec![1])).await.is_err(), "nobody can look");
     every_end_is_told(&node, &node).await;
     drop(readers);
 }
@@ -63,7 +69,7 @@ pub async fn waiters_hold_no_connection(lab: Lab) {
     let mut waiters = tokio::task::JoinSet::new();
     for _ in 0..64 {
         let node = node.clone();
-        waiters.spawn(async move { node.claim_or_wait(work("k", Policy::default()), secs(15)).await.unwrap().word() });
+        waiters.spawn(async move { node.claim_or_wait(work("k", Policy::default()), secs(600)).await.unwrap().word() });
     }
     for n in 0..20 {
         let text = format!("other {n}");
@@ -106,7 +112,7 @@ async fn one_is_promoted(lab: &Lab, text: &str, policy: Policy, end: impl AsyncF
     for n in 0..16 {
         let (node, text, policy) = (nodes[n % 2].clone(), text.to_owned(), policy.clone());
         waiters.spawn(async move {
-            match node.claim_or_wait(work(&text, policy), secs(15)).await.unwrap() {
+            match node.claim_or_wait(work(&text, policy), secs(600)).await.unwrap() {
                 Claim::Acquired(lease) => {
                     assert_ne!(lease.complete(done(&format!("by {n}"))).await.unwrap(), Settled::LeaseLost);
                     "promoted".to_owned()

@@ -238,7 +238,7 @@ impl Worker {
     }
 
     /// Claims or waits, until there is an outcome, or a doubt. That a lease was lost on the way, on a
-    /// machine with too much to do, is told and no reason to give up.
+    /// machine with too much to do, is told and no reason to give up. Nor is a store that is away for a moment.
     async fn race(&self, key: &str, policy: Policy, mode: Mode) {
         loop {
             let claim = match mode {
@@ -253,7 +253,13 @@ impl Worker {
                         _ => {}
                     }
                 }
-                Err(error) => return tell_error(key, &error),
+                Err(error) => {
+                    tell_error(key, &error);
+                    if !error.is_transient() {
+                        return;
+                    }
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
             }
         }
     }

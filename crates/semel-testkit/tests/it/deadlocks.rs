@@ -9,6 +9,7 @@ use semel::{
 };
 use semel_store::{Database, Settings};
 use semel_testkit::{
+    conformance::batches::until_free,
     faults::{Server, torture},
     request,
 };
@@ -55,10 +56,10 @@ impl Nodes {
         let (ours, mut theirs) = (batch(), batch());
         theirs.reverse();
         let (a, b) = (self.a.clone(), self.b.clone());
-        let first = tokio::spawn(async move { a.claim(ours).await });
-        let second = tokio::spawn(async move { b.claim(theirs).await });
-        let mut answers = first.await.unwrap().unwrap();
-        answers.extend(second.await.unwrap().unwrap());
+        let first = tokio::spawn(async move { until_free(ours, |batch| a.claim(batch)).await });
+        let second = tokio::spawn(async move { until_free(theirs, |batch| b.claim(batch)).await });
+        let mut answers = first.await.unwrap();
+        answers.extend(second.await.unwrap());
         answers.retain(|applied| applied.answer == Answer::Acquired);
         assert_eq!(answers.len(), BATCH, "each key has one owner");
         self.check("claims").await;
@@ -75,9 +76,9 @@ impl Nodes {
         let mut theirs = ours.clone();
         theirs.reverse();
         let (a, b) = (self.a.clone(), self.b.clone());
-        let first = tokio::spawn(async move { a.write(ours).await });
-        let second = tokio::spawn(async move { b.write(theirs).await });
-        let answers = [first.await.unwrap().unwrap(), second.await.unwrap().unwrap()].concat();
+        let first = tokio::spawn(async move { until_free(ours, |batch| a.write(batch)).await });
+        let second = tokio::spawn(async move { until_free(theirs, |batch| b.write(batch)).await });
+        let answers = [first.await.unwrap(), second.await.unwrap()].concat();
         let made = |applied: &Applied| matches!(applied.answer, Answer::Settled { .. } | Answer::Written);
         assert!(answers.iter().all(made), "each is told that it is made");
         self.check(&format!("{write:?}")).await;

@@ -1,6 +1,6 @@
 //! A store that cannot write is unavailable for a while, and never wrong.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use semel::{State, Store as _};
 use semel_testkit::{
@@ -8,6 +8,7 @@ use semel_testkit::{
     faults::{Mode, Order, Process, Server, Told, effect_rows, worker::policy},
     key, scope,
 };
+use sqlx::{Connection as _, PgConnection};
 
 use crate::support::{Site, how};
 
@@ -19,8 +20,23 @@ async fn is_unavailable(worker: &mut Process, key: &str) {
 }
 
 async fn completes(worker: &mut Process, key: &str) {
-    let told = worker.ask(&Order::run(key, &policy(Duration::from_secs(2)), Mode::Atomic)).await;
+    let told = worker.ask(&Order::run(key, &policy(Duration::from_secs(20)), Mode::Atomic)).await;
     assert_eq!(how(&told), "completed", "{told:?}");
+}
+
+/// Waits until new sessions are read-only, or are so no more: the others have been told by then.
+async fn until_read_only_is(server: &Server, value: &str) {
+    let begun = Instant::now();
+    loop {
+        let mut session = PgConnection::connect(&server.url()).await.unwrap();
+        let sql = "SHOW default_transaction_read_only";
+        let shown: String = sqlx::query_scalar(sql).fetch_one(&mut session).await.unwrap();
+        if shown == value {
+            return;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "it is still {shown}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -36,7 +52,7 @@ async fn a_full_disk_or_read_only_store_is_unavailable_not_wrong_on_sqlite() {
     completes(&mut worker, "claim").await;
 
     // Full in the middle of a run: it must not be taken for completed.
-    let terms = policy(Duration::from_secs(2)).to_terms();
+    let terms = policy(Duration::from_secs(4)).to_terms();
     worker.order(&Order::Run { key: "run".into(), terms, mode: Mode::Atomic, work: 300 }).await;
     assert!(matches!(worker.next().await, Some(Told::Begun { .. })));
     worker.limit_files(Some(0));
@@ -44,8 +60,17 @@ async fn a_full_disk_or_read_only_store_is_unavailable_not_wrong_on_sqlite() {
     assert!(matches!(told[..], [Told::Broke { transient: true, .. }]), "{told:?}");
     assert_ne!(site.operation("run").await.state, State::Completed);
     worker.limit_files(None);
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    completes(&mut worker, "run").await;
+    // Its lease could not be given back, and lasts for a moment more than the worker counted on.
+    let begun = Instant::now();
+    let told = loop {
+        let told = worker.ask(&Order::run("run", &policy(Duration::from_secs(20)), Mode::Atomic)).await;
+        if how(&told) != "in_flight" {
+            break told;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(20), "its lease does not end");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    };
+    assert_eq!(how(&told), "completed", "{told:?}");
     worker.stop().await;
     let rows = effect_rows(&site.db).await;
     assert_eq!(rows.into_iter().collect::<Vec<_>>(), [("before".into(), 1), ("claim".into(), 1), ("run".into(), 1)]);
@@ -60,11 +85,11 @@ async fn a_full_disk_or_read_only_store_is_unavailable_not_wrong_on_postgres() {
     completes(&mut worker, "before").await;
     // As a server does that has been demoted to a standby.
     server.set("default_transaction_read_only = on");
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    until_read_only_is(&server, "on").await;
     is_unavailable(&mut worker, "claim").await;
     assert!(site.db.by_key(&scope(), &key("claim")).await.unwrap().is_none(), "nothing was claimed");
     server.set("default_transaction_read_only = off");
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    until_read_only_is(&server, "off").await;
     completes(&mut worker, "claim").await;
     worker.stop().await;
     let rows = effect_rows(&site.db).await;

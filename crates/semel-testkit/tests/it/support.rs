@@ -162,6 +162,17 @@ pub(crate) fn errors(told: &[Told]) -> Vec<&Told> {
     told.iter().filter(|told| matches!(told, Told::Broke { .. })).collect()
 }
 
+/// The keys of which somebody was told that the store was away for a moment, as on a disk that stalls. There may be no
+/// other error.
+pub(crate) fn troubled<'a>(told: impl IntoIterator<Item = &'a Told>, what: &str) -> BTreeSet<String> {
+    let trouble = |told: &'a Told| match told {
+        Told::Broke { key, transient: true, .. } => Some(key.clone()),
+        Told::Broke { .. } => panic!("{what}: {told:?}"),
+        _ => None,
+    };
+    told.into_iter().filter_map(trouble).collect()
+}
+
 /// The keys of which somebody was told that the lease was lost.
 pub(crate) fn lost_leases<'a>(told: impl IntoIterator<Item = &'a Told>) -> BTreeSet<String> {
     let lost = |told: &'a Told| match told {

@@ -153,7 +153,7 @@ async fn a_zombie_does_not_hold_up_the_other_keys_of_a_batch() {
         told.extend(node.until_done().await);
     }
     let took = begun.elapsed();
-    assert!(took < Duration::from_secs(5), "they waited {took:?}");
+    assert!(took < Duration::from_secs(20), "they waited {took:?}");
     let ended = |word: &str| told.iter().filter(|told| matches!(told, Told::Ended { how, .. } if how == word)).count();
     assert_eq!((ended("completed"), ended("in_flight")), (20, 1), "{told:?}");
     zombie.wake();
