@@ -78,8 +78,11 @@ pub(crate) fn check_log(path: &Path) -> Result<()> {
 /// The end of the name of the mark that a process leaves when the database was deleted under it.
 const LOST: &str = "-lost";
 
-fn is_missing_or_empty(database: &Path) -> bool {
-    !fs::metadata(database).is_ok_and(|file| file.len() > 0)
+/// The shortest that a database can be: one page of the smallest size. A shorter file is what is left of one that was cut.
+const SHORTEST: u64 = 512;
+
+pub(super) fn is_missing_or_empty(database: &Path) -> bool {
+    !fs::metadata(database).is_ok_and(|file| file.len() >= SHORTEST)
 }
 
 /// Leaves a mark if the database is not there any more, see [`check_mark`]. A clean stop empties the log, and without the
@@ -88,7 +91,7 @@ pub(super) fn mark_lost(database: &Path) {
     if !is_missing_or_empty(database) {
         return;
     }
-    let text = "The database beside this file was deleted or moved while a process of Semel had it open.\n\
+    let text = "The database beside this file was deleted, moved or emptied while a process of Semel had it open.\n\
                 Put it back; the next start then removes this file. Remove it by hand only to begin an empty ledger.\n";
     let mark = beside(database, LOST);
     let written = OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(&mark);
@@ -112,7 +115,7 @@ pub(crate) fn check_mark(path: &Path) -> Result<()> {
         return Ok(());
     }
     Err(Error::Unavailable(format!(
-        "{} was deleted or moved while a process had it open, as {} says. Nothing was changed. Put the database file back, \
+        "{} was deleted, moved or emptied while a process had it open, as {} says. Nothing was changed. Put the database file back, \
          or restore it from a backup; to begin an empty ledger, in which every key is new, remove {} first",
         database.display(),
         mark.display(),

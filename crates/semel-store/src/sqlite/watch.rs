@@ -1,4 +1,4 @@
-//! Files that are deleted or replaced while they are in use.
+//! Files that are deleted, emptied or replaced while they are in use.
 //!
 //! A process that has a file open goes on with it when the file's name is gone. What it commits to a log that was
 //! deleted is lost when the process ends, and a process that opens the database meanwhile makes a new log: the two know
@@ -28,10 +28,18 @@ impl Watch {
         Self { database: database.to_owned(), log: beside("-wal"), files }
     }
 
-    /// The file whose name is gone, or is another file's.
+    /// The file whose name is gone, is another file's, or is a database that was emptied.
     pub(super) fn lost(&self) -> Option<&Path> {
+        if file::is_missing_or_empty(&self.database) {
+            return Some(&self.database);
+        }
         let lost = self.files.iter().find(|(path, known)| identity(path) != Some(*known));
         lost.map(|(path, _)| path.as_path())
+    }
+
+    /// Whether the database is there, and was cut to nothing.
+    pub(super) fn is_emptied(&self) -> bool {
+        self.database.exists() && file::is_missing_or_empty(&self.database)
     }
 
     /// The database itself.

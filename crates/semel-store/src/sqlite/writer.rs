@@ -136,6 +136,12 @@ impl Writer {
             writer.rescue(&lost).await;
         }
         let Some(mut connection) = writer.connection.take() else { return Ok(()) };
+        if writer.watch.is_emptied() {
+            // Closing would write what is in the log into a file that lacks all the rest, and remove the log. So it is
+            // left open: the process ends soon.
+            std::mem::forget(connection);
+            return Ok(());
+        }
         // Another process may be reading from the log; then it is that one's to do, when it ends.
         checkpoint::truncate(&mut connection).await.ok();
         connection.close().await
@@ -153,7 +159,7 @@ impl Writer {
         if let Some(lost) = writer.watch.lost().map(Path::to_owned) {
             writer.rescue(&lost).await;
             return Err(Error::Unavailable(format!(
-                "{FILE_LOST}: {} was deleted or replaced while this process had it open; {}",
+                "{FILE_LOST}: {} was deleted, emptied or replaced while this process had it open; {}",
                 lost.display(),
                 writer.then(&lost),
             )));
@@ -179,13 +185,14 @@ impl Writer {
         }
         tracing::error!(
             file = %lost.display(),
-            "a file of the database was deleted or replaced under this process, which writes nothing from now on; {}",
+            "a file of the database was deleted, emptied or replaced under this process, which writes nothing from now on; {}",
             self.then(lost)
         );
         if lost == self.watch.database() {
             file::mark_lost(lost);
         }
-        if let Some(connection) = &mut self.connection {
+        // What is in the log alone would make no database of a file that was emptied.
+        if let Some(connection) = self.connection.as_mut().filter(|_| !self.watch.is_emptied()) {
             sqlx::raw_sql("PRAGMA wal_checkpoint(PASSIVE)").execute(connection).await.ok();
         }
     }

@@ -124,3 +124,20 @@ async fn a_database_that_is_deleted_under_its_process_is_not_begun_anew_after_a_
         assert!(!file(&lab, "-lost").exists(), "the mark has done its work");
     }
 }
+
+#[tokio::test]
+async fn a_database_that_is_emptied_under_its_process_is_not_begun_anew() {
+    for left in ["", "a few bytes"] {
+        let lab = Lab::in_real_time(Kind::Sqlite).await;
+        let database = lab.open().await;
+        database.claim(vec![Arc::new(request("before", b"k", Policy::default()))]).await.unwrap();
+        // In place: the name is still that of the same file.
+        fs::write(file(&lab, ""), left).unwrap();
+        let error = database.claim(vec![Arc::new(request("after", b"k", Policy::default()))]).await.unwrap_err();
+        assert_eq!(error.reason(), Some(FILE_LOST), "{error}");
+        database.close().await;
+        let Err(refused) = Database::open(&lab.url, Settings::default()).await else { panic!("it began anew") };
+        assert!(refused.to_string().contains("Nothing was changed"), "{refused}");
+        assert!(fs::metadata(file(&lab, "")).unwrap().len() < 512, "nothing is made of what is left");
+    }
+}
