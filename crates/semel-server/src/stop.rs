@@ -51,6 +51,9 @@ impl Stop {
 
     fn on(kinds: &[SignalKind]) -> io::Result<Self> {
         let stop = Self::new();
+        // A file that may not grow (`ulimit -f`) is an error of the write, as a full disk is, and not the end of the
+        // process. That it is listened to is enough.
+        drop(signal(SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw()))?);
         for kind in kinds {
             let mut signals = signal(*kind)?;
             let asked = stop.clone();

@@ -118,10 +118,10 @@ fn retention(text: &str) -> Result<Retention, String> {
     match text {
         "forever" => Ok(Retention(None)),
         time => match duration(time).map_err(|error| format!("{error}, or forever"))? {
-            kept if kept < SHORTEST_RETENTION => Err(format!(
-                "must be at least {}: a key that is forgotten at once protects from nothing",
-                span(SHORTEST_RETENTION)
-            )),
+            kept if kept < SHORTEST_RETENTION => {
+                let shortest = humantime::format_duration(SHORTEST_RETENTION);
+                Err(format!("must be at least {shortest}: a key that is forgotten at once protects from nothing"))
+            }
             kept => Ok(Retention(Some(kept))),
         },
     }
@@ -184,7 +184,8 @@ impl OnceCommand {
 fn replayed(replay: &Replay, quiet: bool) -> anyhow::Result<ExitCode> {
     let by_a_person = Stored::read(&replay.outcome.body).is_none();
     let Stored { exit_code, printed } = Stored::decode(&replay.outcome.body);
-    if !quiet {
+    // What was cut is not what the command printed: whoever reads it by a program must not take it for the whole.
+    if !quiet || printed.is_cut() {
         let when = replay.operation.settled_at.map(|at| format!(", at {at}")).unwrap_or_default();
         let what = match (replay.outcome.kept, printed.is_cut()) {
             _ if by_a_person && printed.kept.is_empty() => "a person said that it took effect".to_owned(),

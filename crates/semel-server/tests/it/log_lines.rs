@@ -324,6 +324,16 @@ fn an_upstream_that_does_not_answer_is_told_with_the_key_and_the_story_has_the_r
     }
     let shown = place.say(["operations", "show", "s3same-0", "--scope", "gateway/request"]);
     assert!(shown.contains("request      POST /silent"), "{shown}");
+    // Where nothing was sent there is no operation, and the line has the hash of the key all the same.
+    let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let mut command = gateway(place, &format!("http://{address}"));
+    logged(&mut command, place);
+    let nobody = Server::start_with(&mut command);
+    let away = Answer::read(ask(&nobody, "POST", "/orders", &[("idempotency-key", "s3same-away")], ""));
+    assert_eq!(away.status, 502, "{}", away.body);
+    let [line] = &told(place, 1, &["the upstream cannot be reached"])[..] else { panic!() };
+    assert_eq!(field(line, "key"), semel::short_hash("default", "gateway", "request", "s3same-away"), "{line}");
+    drop(nobody);
     // Without a key there is none to tell.
     assert_eq!(Answer::read(ask(&server, "GET", "/silent", &[], "")).status, 504);
     let line = lines(place, &["the upstream did not answer in time"]).pop().unwrap();

@@ -89,6 +89,8 @@ fn output_over_a_mebibyte_is_cut_and_marked(place: &Place) {
     assert_eq!((again.status.code(), again.stdout.len()), (Some(0), 1 << 20));
     let expected = "here are the first 1048576 of the 3000004 bytes that it printed then; the rest was not kept\n";
     assert!(stderr(&again).ends_with(expected), "{}", stderr(&again));
+    let quietly = place.semel(["once", "--quiet", "--key", "k", "--", "sh", "-c", script]).output().unwrap();
+    assert!(stderr(&quietly).ends_with(expected), "it is not the whole: {}", stderr(&quietly));
     assert_eq!(place.json(["operations", "show", "k", "--json"])["outcome"]["kept"], false);
 }
 
