@@ -78,10 +78,11 @@ async fn a_late_answer_still_counts_for_the_leases_that_can_wait() {
 async fn renewals_do_not_wait_for_the_journal() {
     let renewer = Arc::<Renewer>::default();
     let mut requests = serve(&renewer);
-    let lease = keep(&renewer, 1, Duration::from_millis(300), Uptime::now());
+    let lease = keep(&renewer, 1, Duration::from_secs(3), Uptime::now());
     for _ in 0..3 {
         let before = lease.watch().borrow().unwrap();
-        let Request { asked, answer } = requests.recv().await.unwrap();
+        let request = tokio::time::timeout(Duration::from_secs(60), requests.recv()).await;
+        let Request { asked, answer } = request.expect("the next renewal waits for the journal").unwrap();
         answer.send(renewed(&asked)).unwrap();
         lease.watch().wait_for(|until| until.is_none_or(|until| until > before)).await.unwrap();
         assert!(lease.watch().borrow().is_some());
