@@ -244,6 +244,12 @@ advice-password@semel-server/src/cli/ledger.rs@s/let has_password = matches!/let
 rerun-without-rule@semel-server/src/services/webhooks/again.rs@s/if kind\.is_some_and\(\|kind\| source\.stores\(&kind\)\)/if kind.is_some_and(|kind| kind.is_empty() \&\& source.stores(\&kind))/@semel-server@test(=webhooks_stored::sqlite::the_command_line_refuses_what_the_routes_refuse_in_their_words)
 held-first-bytes@semel-server/src/http/held.rs@s/if !self\.begun\n/if !self.begun \&\& self.held.has_stopped()\n/@semel-server@test(=gateway::upstream::tests::a_request_whose_lease_is_lost_before_it_is_written_is_not_sent) | test(=services::call::tests::a_call_whose_lease_is_lost_while_it_connects_is_not_made)
 held-no-body@semel-server/src/gateway/upstream.rs@s/held\.check\(\)\.map_err/Held::always().check().map_err/@semel-server@test(=gateway::upstream::tests::a_request_whose_lease_is_lost_before_it_is_written_is_not_sent)
+take-locked@semel-store/src/sql.rs@s/format!\("FOR UPDATE OF \{table\} SKIP LOCKED"\)/format!("FOR SHARE OF {table}")/@semel-store@test(=postgres::working::two_workers_share_a_queue)
+take-paused@semel-store/src/take.rs@s/if paused\.contains\(/if paused.len() > 9 \&\& paused.contains(/@semel-store@test(=sqlite::enqueue::a_paused_kind_is_left_alone)
+enqueue-terms@semel/src/machine/claim.rs@s/op\.terms\.as_ref\(\)\.unwrap_or\(&request\.policy\)/\&request.policy/@semel-store@test(=sqlite::enqueue::the_policy_of_an_enqueue_is_kept_until_it_settles)
+enqueue-wake@semel-store/src/take.rs@s/self\.messages\(\)\.wakes\.tell\(News::Due\);//@semel-store@test(=sqlite::working::a_commit_wakes_the_worker)
+fleet-limit@semel-store/src/take.rs@s/most = most\.min\(at_once\.saturating_sub\([^;]*;/let _ = (running, at_once);/@semel-store@test(=sqlite::enqueue::the_limits_of_a_kind_are_the_fleets)
+progress-forgives@semel/src/machine/settle.rs@s/if matches!\(write, Write::Progress\(_\)\) \{/if false {/@semel-store@test(=sqlite::enqueue::progress_forgives_crashes)
 LIST
 }
 

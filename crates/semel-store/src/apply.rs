@@ -168,7 +168,7 @@ impl Changes {
     pub(crate) async fn save(&self, conn: &mut Conn<'_>, sql: &Sql) -> Result<bool> {
         let mut ids: Vec<_> = self.touched.iter().collect();
         ids.sort_by_key(|(id, _)| **id);
-        let (mut made, mut changed, mut gone) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut made, mut changed, mut briefly, mut gone) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (mut leased, mut unleased) = (Vec::new(), Vec::new());
         let (mut waiting, mut listed, mut unlisted) = (Vec::new(), Vec::new(), Vec::new());
         let (mut unwaiting, mut archived) = (Vec::new(), Vec::new());
@@ -180,6 +180,7 @@ impl Changes {
                 None => gone.push(id.clone()),
                 Some(op) => match old {
                     None => made.push(rows::operation(op, op.fence)),
+                    Some(old) if rows::is_brief(old, op) => briefly.push(rows::brief(op, old.fence)),
                     Some(old) => changed.push(rows::operation(op, old.fence)),
                 },
             }
@@ -207,6 +208,7 @@ impl Changes {
         conn.batch(sql.delete_repeats, &gone).await?;
         conn.batch(sql.delete_leases, &unleased).await?;
         right &= conn.batch(sql.update_operations, &changed).await? == changed.len() as u64;
+        right &= conn.batch(sql.update_briefly, &briefly).await? == briefly.len() as u64;
         right &= conn.batch(sql.insert_operations, &made).await? == made.len() as u64;
         if !right {
             return Ok(false);

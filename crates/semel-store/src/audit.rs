@@ -63,6 +63,7 @@ pub(crate) fn action(decision: &Decision) -> Option<&'static str> {
         Decision::Resolve { verdict: Verdict::Failed, .. } => Some("operations.fail"),
         Decision::Resolve { verdict: Verdict::Retry, .. } => Some("operations.retry"),
         Decision::Resolve { verdict: Verdict::Rerun { .. }, .. } => Some("operations.rerun"),
+        Decision::Cancel => Some("operations.cancel"),
         Decision::Purge => Some("operations.purge"),
         Decision::Found { .. } => None,
     }
@@ -78,7 +79,7 @@ pub(crate) async fn decided(
     applied: &Applied,
 ) -> Result<()> {
     let after = match applied.answer {
-        Answer::Resolved => applied.operation.as_ref().map(stands),
+        Answer::Resolved | Answer::Cancelled | Answer::CancelAsked => applied.operation.as_ref().map(stands),
         Answer::Purged => None,
         _ => return Ok(()),
     };

@@ -141,6 +141,7 @@ pub(crate) async fn decide(
         Decision::Resolve { verdict, expected } | Decision::Found { verdict, expected } => {
             Event::Resolve { fence, expected, verdict, actor, reason }
         }
+        Decision::Cancel => Event::Cancel { fence, actor, reason },
         Decision::Purge => Event::Purge { actor, reason },
     };
     let mut changes = Changes::default();

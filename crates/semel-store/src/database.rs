@@ -7,8 +7,9 @@ use semel::{
     journal::{Repeat, Repeats},
     look::{Count, DayTally, Due, DueKind, Filter, Listing, Page, Tallied, Tally, TallyFilter},
     machine::{Answer, Request, Write},
+    messaging::Wake,
     store::{
-        AnswerCount, Applied, Commit, Decision, Ended, Glance, LeaseWrite, MOST_NOTES, SeenAgain, Story, Swept,
+        AnswerCount, Applied, Commit, Decision, Ended, Glance, LeaseWrite, MOST_NOTES, SeenAgain, Story, Swept, Take,
         complete_then_commit, two_commits,
     },
 };
@@ -22,7 +23,7 @@ use crate::{
     condition::Condition,
     connection::{broken, is_worth_asking_again, read_failed},
     counters::CountRow,
-    messaging::Messages,
+    messaging::{Messages, News},
     on, postgres,
     postgres::Postgres,
     repeats, rows,
@@ -212,17 +213,21 @@ impl Store for Database {
     type Tx = Tx;
 
     async fn claim(&self, batch: Vec<Arc<Request>>) -> Result<Vec<Applied>> {
-        match &*self.0 {
-            Inner::Postgres(db) => db.claim(&batch).await,
-            Inner::Sqlite(db) => Ok(db.flush(&batch, &[]).await?.0),
-        }
+        let answers = match &*self.0 {
+            Inner::Postgres(db) => db.claim(&batch).await?,
+            Inner::Sqlite(db) => db.flush(&batch, &[]).await?.0,
+        };
+        self.tell_enqueued(&batch);
+        Ok(answers)
     }
 
     async fn write(&self, batch: Vec<LeaseWrite>) -> Result<Vec<Applied>> {
-        match &*self.0 {
-            Inner::Postgres(db) => db.write(&batch).await,
-            Inner::Sqlite(db) => Ok(db.flush(&[], &batch).await?.1),
-        }
+        let answers = match &*self.0 {
+            Inner::Postgres(db) => db.write(&batch).await?,
+            Inner::Sqlite(db) => db.flush(&[], &batch).await?.1,
+        };
+        self.tell_put_back(&batch);
+        Ok(answers)
     }
 
     fn one_writer(&self) -> bool {
@@ -232,7 +237,12 @@ impl Store for Database {
     async fn flush(&self, claims: Vec<Arc<Request>>, writes: Vec<LeaseWrite>) -> Result<(Vec<Applied>, Vec<Applied>)> {
         match &*self.0 {
             Inner::Postgres(_) => Err(two_commits()),
-            Inner::Sqlite(db) => db.flush(&claims, &writes).await,
+            Inner::Sqlite(db) => {
+                let answers = db.flush(&claims, &writes).await?;
+                self.tell_enqueued(&claims);
+                self.tell_put_back(&writes);
+                Ok(answers)
+            }
         }
     }
 
@@ -281,13 +291,24 @@ impl Store for Database {
     }
 
     async fn decide(&self, id: i64, decision: Decision, actor: &str, reason: &str) -> Result<Applied> {
-        self.answered(async {
-            match &*self.0 {
-                Inner::Postgres(db) => db.decide(id, decision, actor, reason).await,
-                Inner::Sqlite(db) => db.decide(id, decision, actor, reason).await,
-            }
-        })
-        .await
+        let decided = self
+            .answered(async {
+                match &*self.0 {
+                    Inner::Postgres(db) => db.decide(id, decision, actor, reason).await,
+                    Inner::Sqlite(db) => db.decide(id, decision, actor, reason).await,
+                }
+            })
+            .await?;
+        self.tell_due();
+        Ok(decided)
+    }
+
+    async fn take_due(&self, take: Arc<Take>) -> Result<Vec<(usize, Applied)>> {
+        self.take_work(&take).await
+    }
+
+    fn due_wake(&self) -> Wake {
+        self.messages().wakes.wait_for(News::Due)
     }
 
     fn longest_transaction(&self) -> Duration {
@@ -324,6 +345,9 @@ impl Store for Database {
     }
 
     async fn claim_in(&self, tx: &Tx, request: Arc<Request>) -> Result<Applied> {
+        if request.later.is_some() {
+            tx.tell(&self.messages().wakes, News::Due);
+        }
         self.answered(async {
             let mut held = tx.connection().await?;
             self.claim_on(&mut held.get()?, request).await
@@ -332,6 +356,9 @@ impl Store for Database {
     }
 
     async fn claim_all_in(&self, tx: &Tx, requests: Vec<Arc<Request>>) -> Result<Vec<Applied>> {
+        if requests.iter().any(|request| request.later.is_some()) {
+            tx.tell(&self.messages().wakes, News::Due);
+        }
         self.answered(async {
             let mut held = tx.connection().await?;
             match (&*self.0, held.get()?) {
@@ -379,7 +406,11 @@ impl Store for Database {
     }
 
     async fn sweep(&self, limit: u32) -> Result<Swept> {
-        self.sweep_round(limit).await
+        let swept = self.sweep_round(limit).await?;
+        if swept.lapsed > 0 {
+            self.tell_due();
+        }
+        Ok(swept)
     }
 
     async fn note_repeats(&self, repeats: Vec<SeenAgain>, answers: Vec<AnswerCount>) -> Result<Vec<SeenAgain>> {

@@ -30,6 +30,7 @@ mod rows;
 mod sql;
 mod sqlite;
 mod sweep;
+mod take;
 mod tx;
 
 pub use again::Passed;

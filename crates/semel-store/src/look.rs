@@ -75,15 +75,18 @@ impl Database {
             .fetch_all(&mut *c)
             .await
             .map_err(read_failed)?);
-        let (mut ids, mut bytes, mut next) = (Vec::new(), 0, None);
+        // By priority; what is due later follows what is due now, within each.
+        let (mut ids, mut bytes, mut next) = (Vec::new(), 0, None::<(Timestamp, Timestamp)>);
         for (id, due, size, now) in waiting {
-            bytes += usize::try_from(size).unwrap_or(usize::MAX);
+            let is_due = due <= now;
+            bytes += if is_due { usize::try_from(size).unwrap_or(usize::MAX) } else { 0 };
             let fits = ids.is_empty() || (ids.len() < limit && bytes <= Due::BYTES);
-            if due > now || !fits {
-                next = Some((Timestamp::from_micros(due), Timestamp::from_micros(now)));
-                break;
+            if is_due && fits {
+                ids.push(id);
+            } else {
+                let later = (Timestamp::from_micros(due), Timestamp::from_micros(now));
+                next = Some(next.map_or(later, |next| next.min(later)));
             }
-            ids.push(id);
         }
         let (found, unreadable) = apply::load_each(&mut reader.conn(), sql, &ids).await?;
         end(reader).await?;

@@ -2,8 +2,8 @@
 
 use bytes::Bytes;
 use semel::{
-    Error, Fence, Fingerprint, Key, Labels, LeaseRow, Operation, Outcome, Policy, Result, Scope, Successor, Timestamp,
-    Token,
+    Error, Fence, Fingerprint, Key, Labels, LeaseRow, Operation, Outcome, Policy, Priority, Result, Scope, Successor,
+    Timestamp, Token,
     journal::Note,
     look::{Group, Unreadable},
     micros,
@@ -36,6 +36,8 @@ pub(crate) struct OperationRow {
     crashes: i64,
     parked: bool,
     pinned: bool,
+    priority: i64,
+    own_terms: Option<String>,
     owner: String,
     created_at: i64,
     claimed_at: i64,
@@ -53,6 +55,7 @@ pub(crate) struct OperationRow {
     deadline: Option<i64>,
     run_until: Option<i64>,
     terms: Option<String>,
+    cancelled: Option<bool>,
     successor_fingerprint: Option<Vec<u8>>,
     successor_order: Option<i64>,
     successor_payload: Option<Vec<u8>>,
@@ -77,6 +80,8 @@ from_row!(OperationRow {
     crashes,
     parked,
     pinned,
+    priority,
+    own_terms,
     owner,
     created_at,
     claimed_at,
@@ -94,6 +99,7 @@ from_row!(OperationRow {
     deadline,
     run_until,
     terms,
+    cancelled,
     successor_fingerprint,
     successor_order,
     successor_payload,
@@ -108,6 +114,7 @@ impl OperationRow {
                 deadline: Timestamp::from_micros(deadline),
                 run_until: Timestamp::from_micros(run_until),
                 terms: Policy::from_terms(&terms)?,
+                cancelled: self.cancelled.unwrap_or(false),
             }),
             _ => None,
         };
@@ -136,6 +143,8 @@ impl OperationRow {
             crashes: u32::try_from(self.crashes).unwrap_or(u32::MAX),
             parked: self.parked,
             pinned: self.pinned,
+            priority: Priority::new(self.priority).map_err(|_| Error::Corrupt("a priority"))?,
+            terms: self.own_terms.as_deref().map(Policy::from_terms).transpose()?,
             owner: self.owner,
             created_at: Timestamp::from_micros(self.created_at),
             claimed_at: Timestamp::from_micros(self.claimed_at),
@@ -244,6 +253,8 @@ pub(crate) fn operation(op: &Operation, old_fence: Fence) -> Value {
         "crashes": op.crashes,
         "parked": op.parked,
         "pinned": op.pinned,
+        "priority": (op.priority != Priority::default()).then(|| op.priority.get()),
+        "terms": op.terms.as_ref().map(Policy::to_terms),
         "owner": op.owner,
         "created_at": op.created_at.as_micros(),
         "claimed_at": op.claimed_at.as_micros(),
@@ -260,6 +271,37 @@ pub(crate) fn operation(op: &Operation, old_fence: Fence) -> Value {
     })
 }
 
+/// The columns of an operation that change when it is claimed again.
+pub(crate) fn brief(op: &Operation, old_fence: Fence) -> Value {
+    json!({
+        "id": op.id,
+        "old_fence": old_fence.0,
+        "state": op.state.as_str(),
+        "fence": op.fence.0,
+        "failures": op.failures,
+        "crashes": op.crashes,
+        "parked": op.parked,
+        "pinned": op.pinned,
+        "owner": op.owner,
+        "claimed_at": op.claimed_at.as_micros(),
+        "settled_at": at(op.settled_at),
+        "not_before": at(op.not_before),
+        "expires_at": at(op.expires_at),
+        "archive_at": at(op.archive_at),
+        "archived": op.archived,
+        "look_at": at(op.look_at),
+    })
+}
+
+/// Whether a change touches nothing but the columns of [`brief`].
+pub(crate) fn is_brief(old: &Operation, new: &Operation) -> bool {
+    old.outcome.is_none()
+        && new.outcome.is_none()
+        && (old.fingerprint, old.order, &old.payload) == (new.fingerprint, new.order, &new.payload)
+        && (&old.error, &old.checkpoint) == (&new.error, &new.checkpoint)
+        && (old.priority, &old.terms) == (new.priority, &new.terms)
+}
+
 /// An operation's lease, if it has one.
 pub(crate) fn lease(op: &Operation) -> Option<Value> {
     let lease = op.lease.as_ref()?;
@@ -274,6 +316,7 @@ pub(crate) fn lease(op: &Operation) -> Option<Value> {
         "tombstone": lease.terms.tombstone.map(micros),
         "successor": op.successor.is_some(),
         "terms": lease.terms.to_terms(),
+        "cancelled": lease.cancelled,
     }))
 }
 
@@ -286,6 +329,7 @@ pub(crate) fn listed(op: &Operation, due: Option<Timestamp>) -> Value {
         "kind": op.scope.kind(),
         "state": op.state.as_str(),
         "due": at(due),
+        "priority": op.priority.get(),
     })
 }
 

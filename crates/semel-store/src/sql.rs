@@ -41,9 +41,9 @@ macro_rules! operation {
         concat!(
             "SELECT o.id, o.tenant, o.service, o.kind, o.key, o.fingerprint, o.payload_order, o.payload,
                     o.label1, o.label2, o.label3, o.label4, o.state, o.fence, o.failures, o.crashes, o.parked, o.pinned, o.owner,
-                    o.created_at, o.claimed_at, o.settled_at, o.not_before, o.expires_at, o.archive_at, o.archived, o.look_at,
+                    coalesce(o.priority, 0) AS priority, o.terms AS own_terms, o.created_at, o.claimed_at, o.settled_at, o.not_before, o.expires_at, o.archive_at, o.archived, o.look_at,
                     o.outcome, o.outcome_kept, o.error, o.checkpoint,
-                    l.token, l.deadline, l.run_until, l.terms,
+                    l.token, l.deadline, l.run_until, l.terms, l.cancelled,
                     s.fingerprint AS successor_fingerprint, s.payload_order AS successor_order, s.payload AS successor_payload ",
             $where
         )
@@ -56,10 +56,10 @@ macro_rules! brief {
         concat!(
             "SELECT o.id, o.tenant, o.service, o.kind, o.key, o.fingerprint, o.payload_order, CASE WHEN false THEN o.payload END AS payload,
                     o.label1, o.label2, o.label3, o.label4, o.state, o.fence, o.failures, o.crashes, o.parked, o.pinned, o.owner,
-                    o.created_at, o.claimed_at, o.settled_at, o.not_before, o.expires_at, o.archive_at, o.archived, o.look_at,
+                    coalesce(o.priority, 0) AS priority, o.terms AS own_terms, o.created_at, o.claimed_at, o.settled_at, o.not_before, o.expires_at, o.archive_at, o.archived, o.look_at,
                     substr(o.outcome, 1, 2) AS outcome, o.outcome_kept, substr(o.error, 1, 514) AS error,
                     CASE WHEN false THEN o.checkpoint END AS checkpoint,
-                    l.token, l.deadline, l.run_until, l.terms,
+                    l.token, l.deadline, l.run_until, l.terms, l.cancelled,
                     s.fingerprint AS successor_fingerprint, s.payload_order AS successor_order,
                     CASE WHEN false THEN s.payload END AS successor_payload ",
             $where
@@ -133,6 +133,61 @@ macro_rules! counters {
                  AND (label1 = $6 OR $6 IS NULL) AND (label2 = $7 OR $7 IS NULL)) AS asked
          GROUP BY ", $by, " ORDER BY n DESC, ", $by, " LIMIT $8"
         )
+    };
+}
+
+/// What waits of one kind and tenant, in the order in which it should run: by priority, each by one step of the index, and
+/// by how long it is due. At most `$5` of each priority.
+macro_rules! by_priority {
+    ($columns:literal, $from:literal, $where:literal) => {
+        concat!(
+            of_priority!($columns, $from, $where, "2"),
+            " UNION ALL ",
+            of_priority!($columns, $from, $where, "1"),
+            " UNION ALL ",
+            of_priority!($columns, $from, $where, "0"),
+            " UNION ALL ",
+            of_priority!($columns, $from, $where, "-1"),
+            " UNION ALL ",
+            of_priority!($columns, $from, $where, "-2")
+        )
+    };
+}
+
+macro_rules! of_priority {
+    ($columns:literal, $from:literal, $where:literal, $priority:literal) => {
+        concat!(
+            "SELECT * FROM (SELECT ",
+            $columns,
+            " ",
+            $from,
+            " WHERE b.service = $1 AND b.kind = $2 AND b.tenant = $3 AND b.priority = ",
+            $priority,
+            " AND ",
+            $where,
+            " ORDER BY b.due, b.operation LIMIT $5) AS p"
+        )
+    };
+}
+
+/// When the first of a kind and tenant is due, of one priority.
+macro_rules! first_due {
+    ($priority:literal) => {
+        concat!(
+            "SELECT (SELECT b.due FROM semel_backlog AS b
+                     WHERE b.service = $1 AND b.kind = kinds.kind AND b.tenant = kinds.tenant AND b.priority = ",
+            $priority,
+            " AND b.due IS NOT NULL ORDER BY b.due LIMIT 1) AS due"
+        )
+    };
+}
+
+/// Whether an operation may be claimed now, by its own row: what the backlog says may be older than the row, which another
+/// node has claimed and settled meanwhile.
+macro_rules! runnable {
+    () => {
+        "o.state IN ('pending', 'failed', 'timed_out') AND NOT o.parked
+           AND (o.not_before IS NULL OR o.not_before <= {now $4}) AND (o.expires_at IS NULL OR o.expires_at > {now $4})"
     };
 }
 
@@ -213,19 +268,56 @@ statements! {
          SELECT id FROM search WHERE step = 0";
     /// The newest operation that is archived.
     last_archived = "SELECT max(operation) FROM semel_archive";
-    /// What nobody runs of a kind and tenant, in the order in which it is due, with the size of what is stored with it, and the
-    /// time. What has expired counts as absent.
-    find_waiting =
-        "SELECT b.operation, b.due, CAST(coalesce(length(o.payload), 0) + coalesce(length(o.checkpoint), 0) + coalesce(length(o.error), 0) AS BIGINT)
-                AS bytes, {now $4} AS now
-         FROM semel_backlog AS b JOIN semel_operations AS o ON o.id = b.operation
-         WHERE b.service = $1 AND b.kind = $2 AND b.tenant = $3 AND b.due IS NOT NULL
-           AND (o.expires_at IS NULL OR o.expires_at > {now $4})
-         ORDER BY b.due, b.operation LIMIT $5";
+    /// What may be claimed of one kind and tenant, the longest due first, by priority: with the bytes that it has stored,
+    /// and the time. What is due later is among them.
+    find_waiting = by_priority!("b.operation, b.due,
+                CAST(coalesce(length(o.payload), 0) + coalesce(length(o.checkpoint), 0) + coalesce(length(o.error), 0) AS BIGINT)
+                AS bytes, {now $4} AS now",
+         "FROM semel_backlog AS b JOIN semel_operations AS o ON o.id = b.operation",
+         "b.due IS NOT NULL AND (o.expires_at IS NULL OR o.expires_at > {now $4})");
+    /// The same of what is due now, for a worker that takes it: locked, without what another transaction holds.
+    pick = concat!(
+        "SELECT o.id, CAST(coalesce(length(o.payload), 0) + coalesce(length(o.checkpoint), 0) + coalesce(length(o.error), 0)
+                AS BIGINT) AS bytes
+         FROM (", by_priority!("b.operation", "FROM semel_backlog AS b", "b.due <= {now $4}"), ") AS w
+         CROSS JOIN semel_operations AS o
+         WHERE o.id = w.operation AND ", runnable!(), " LIMIT $6 {locked o}");
+    /// As `pick`, the longest due of all.
+    pick_oldest = concat!(
+        "SELECT o.id, CAST(coalesce(length(o.payload), 0) + coalesce(length(o.checkpoint), 0) + coalesce(length(o.error), 0)
+                AS BIGINT) AS bytes
+         FROM (", by_priority!("b.operation, b.due", "FROM semel_backlog AS b", "b.due <= {now $4}"), ") AS w
+         CROSS JOIN semel_operations AS o
+         WHERE o.id = w.operation AND ", runnable!(), " ORDER BY w.due, w.operation LIMIT $6 {locked o}");
+    /// The kinds among these that are paused.
+    find_paused =
+        "SELECT p.service, p.kind FROM semel_paused AS p
+         WHERE (p.service, p.kind) IN (SELECT r.service, r.kind FROM {rows $1: service text, kind text} AS r)";
+    /// A kind is paused.
+    pause =
+        "INSERT INTO semel_paused (service, kind, at, actor, reason) VALUES ($1, $2, $3, $4, $5)
+         ON CONFLICT (service, kind) DO UPDATE SET at = excluded.at, actor = excluded.actor, reason = excluded.reason";
+    /// A kind is resumed. When, by whom and why is told by the audit.
+    resume_kind =
+        "DELETE FROM semel_paused WHERE service = $1 AND kind = $2
+           AND CAST($3 AS BIGINT) IS NOT NULL AND CAST($4 AS TEXT) IS NOT NULL AND CAST($5 AS TEXT) IS NOT NULL";
+    /// How many of a kind run on all nodes.
+    count_running =
+        "SELECT count(*) FROM semel_leases AS l CROSS JOIN semel_operations AS o
+         WHERE o.id = l.operation AND o.service = $1 AND o.kind = $2 AND l.deadline > {now $3}";
+    /// The time.
+    now = "SELECT {now $1} AS now";
+    /// The limits of a kind, held until the end of the transaction.
+    hold_limit =
+        "INSERT INTO semel_limits (service, kind, free_at) VALUES ($1, $2, 0)
+         ON CONFLICT (service, kind) DO UPDATE SET free_at = semel_limits.free_at
+         RETURNING free_at";
+    /// From when on the next of a kind may start.
+    put_limit = "UPDATE semel_limits SET free_at = $3 WHERE service = $1 AND kind = $2";
     /// The kinds of what nobody runs, of each tenant, from one on, each with when its first is due, and the time. From
-    /// one to the next by the index: however many there are of one, three rows of it are read.
+    /// one to the next by the index: however many there are of one, seven rows of it are read.
     find_waiting_kinds =
-        "WITH RECURSIVE kinds(kind, tenant, n) AS (
+        concat!("WITH RECURSIVE kinds(kind, tenant, n) AS (
             SELECT (SELECT b.kind FROM semel_backlog AS b
                     WHERE b.service = $1 AND b.due IS NOT NULL AND (b.kind, b.tenant) > ($2, $3)
                     ORDER BY b.kind, b.tenant LIMIT 1),
@@ -240,11 +332,12 @@ statements! {
                     WHERE b.service = $1 AND b.due IS NOT NULL AND (b.kind, b.tenant) > (kinds.kind, kinds.tenant)
                     ORDER BY b.kind, b.tenant LIMIT 1), n + 1
             FROM kinds WHERE kinds.kind IS NOT NULL AND n < $5)
-         SELECT kinds.kind, kinds.tenant, (SELECT b.due FROM semel_backlog AS b
-                                           WHERE b.service = $1 AND b.kind = kinds.kind AND b.tenant = kinds.tenant
-                                             AND b.due IS NOT NULL
-                                           ORDER BY b.due LIMIT 1) AS due, {now $4} AS now
-         FROM kinds WHERE kinds.kind IS NOT NULL";
+         SELECT kinds.kind, kinds.tenant, (SELECT min(f.due) FROM (", first_due!("2"), " UNION ALL ", first_due!("1"),
+            " UNION ALL ", first_due!("0"), " UNION ALL ", first_due!("-1"), " UNION ALL ", first_due!("-2"), ") AS f) AS due,
+                {now $4} AS now
+         FROM kinds WHERE kinds.kind IS NOT NULL");
+    /// What a worker found exhausted is not due: its rows are locked.
+    none_due = "UPDATE semel_backlog SET due = NULL WHERE operation IN (SELECT r.id FROM {rows $1: id int} AS r)";
     /// What a claim found exhausted is not due, if it is still as it was then.
     not_due =
         "UPDATE semel_backlog SET due = NULL
@@ -278,14 +371,14 @@ statements! {
     insert_operations =
         "INSERT INTO semel_operations
             (id, tenant, service, kind, key, fingerprint, payload_order, payload, label1, label2, label3, label4,
-             state, fence, failures, crashes, parked, pinned, owner, created_at, claimed_at, settled_at, not_before, expires_at,
-             archive_at, archived, look_at, outcome, outcome_kept, error, checkpoint)
+             state, fence, failures, crashes, parked, pinned, priority, terms, owner, created_at, claimed_at, settled_at, not_before,
+             expires_at, archive_at, archived, look_at, outcome, outcome_kept, error, checkpoint)
          SELECT id, tenant, service, kind, key, fingerprint, payload_order, payload, label1, label2, label3, label4,
-             state, fence, failures, crashes, parked, pinned, owner, created_at, claimed_at, settled_at, not_before, expires_at,
-             archive_at, archived, look_at, outcome, outcome_kept, error, checkpoint
+             state, fence, failures, crashes, parked, pinned, priority, terms, owner, created_at, claimed_at, settled_at, not_before,
+             expires_at, archive_at, archived, look_at, outcome, outcome_kept, error, checkpoint
          FROM {rows $1: id int, tenant text, service text, kind text, key text, fingerprint bytes, payload_order int,
              payload bytes, label1 text, label2 text, label3 text, label4 text, state text, fence int, failures int,
-             crashes int, parked bool, pinned bool, owner text, created_at int, claimed_at int, settled_at int, not_before int,
+             crashes int, parked bool, pinned bool, priority int, terms text, owner text, created_at int, claimed_at int, settled_at int, not_before int,
              expires_at int, archive_at int, archived bool, look_at int, outcome bytes, outcome_kept bool, error bytes,
              checkpoint bytes} AS r
          WHERE true
@@ -295,14 +388,26 @@ statements! {
     update_operations =
         "UPDATE semel_operations AS o
          SET fingerprint = r.fingerprint, payload_order = r.payload_order, payload = r.payload, state = r.state,
-             fence = r.fence, failures = r.failures, crashes = r.crashes, parked = r.parked, pinned = r.pinned, owner = r.owner,
+             fence = r.fence, failures = r.failures, crashes = r.crashes, parked = r.parked, pinned = r.pinned,
+             priority = r.priority, terms = r.terms, owner = r.owner,
              claimed_at = r.claimed_at, settled_at = r.settled_at, not_before = r.not_before, expires_at = r.expires_at,
              archive_at = r.archive_at, archived = r.archived, look_at = r.look_at, outcome = r.outcome,
              outcome_kept = r.outcome_kept, error = r.error, checkpoint = r.checkpoint
          FROM {rows $1: id int, old_fence int, fingerprint bytes, payload_order int, payload bytes, state text, fence int,
-             failures int, crashes int, parked bool, pinned bool, owner text, claimed_at int, settled_at int, not_before int,
+             failures int, crashes int, parked bool, pinned bool, priority int, terms text, owner text, claimed_at int, settled_at int, not_before int,
              expires_at int, archive_at int, archived bool, look_at int, outcome bytes, outcome_kept bool, error bytes,
              checkpoint bytes} AS r
+         WHERE o.id = r.id AND o.fence = r.old_fence";
+    /// Changed rows of which what may be large stays as it is: claims of what waited, above all.
+    update_briefly =
+        "UPDATE semel_operations AS o
+         SET state = r.state, fence = r.fence, failures = r.failures, crashes = r.crashes, parked = r.parked,
+             pinned = r.pinned, owner = r.owner, claimed_at = r.claimed_at, settled_at = r.settled_at,
+             not_before = r.not_before, expires_at = r.expires_at, archive_at = r.archive_at, archived = r.archived,
+             look_at = r.look_at
+         FROM {rows $1: id int, old_fence int, state text, fence int, failures int, crashes int, parked bool, pinned bool,
+             owner text, claimed_at int, settled_at int, not_before int, expires_at int, archive_at int, archived bool,
+             look_at int} AS r
          WHERE o.id = r.id AND o.fence = r.old_fence";
     /// Rows that go, by id and fence.
     delete_operations =
@@ -324,25 +429,27 @@ statements! {
     delete_leases = "DELETE FROM semel_leases WHERE operation IN (SELECT r.id FROM {rows $1: id int} AS r)";
     /// Leases that begin or change.
     put_leases =
-        "INSERT INTO semel_leases (operation, fence, token, deadline, run_until, term, retention, tombstone, successor, terms)
-         SELECT id, fence, token, deadline, run_until, term, retention, tombstone, successor, terms
+        "INSERT INTO semel_leases (operation, fence, token, deadline, run_until, term, retention, tombstone, successor, terms,
+             cancelled)
+         SELECT id, fence, token, deadline, run_until, term, retention, tombstone, successor, terms, cancelled
          FROM {rows $1: id int, fence int, token bytes, deadline int, run_until int, term int, retention int, tombstone int,
-             successor bool, terms text} AS r
+             successor bool, terms text, cancelled bool} AS r
          WHERE true
          ON CONFLICT (operation) DO UPDATE
          SET fence = excluded.fence, token = excluded.token, deadline = excluded.deadline, run_until = excluded.run_until,
              term = excluded.term, retention = excluded.retention, tombstone = excluded.tombstone,
-             successor = excluded.successor, terms = excluded.terms";
+             successor = excluded.successor, terms = excluded.terms, cancelled = excluded.cancelled";
     /// Operations that leave the backlog.
     delete_backlog = "DELETE FROM semel_backlog WHERE operation IN (SELECT r.id FROM {rows $1: id int} AS r)";
     /// Operations that enter the backlog or change in it.
     put_backlog =
-        "INSERT INTO semel_backlog (operation, tenant, service, kind, state, due)
-         SELECT id, tenant, service, kind, state, due
-         FROM {rows $1: id int, tenant text, service text, kind text, state text, due int} AS r
+        "INSERT INTO semel_backlog (operation, tenant, service, kind, state, due, priority)
+         SELECT id, tenant, service, kind, state, due, priority
+         FROM {rows $1: id int, tenant text, service text, kind text, state text, due int, priority int} AS r
          WHERE true
          ON CONFLICT (operation) DO UPDATE
-         SET service = excluded.service, kind = excluded.kind, state = excluded.state, due = excluded.due";
+         SET service = excluded.service, kind = excluded.kind, state = excluded.state, due = excluded.due,
+             priority = excluded.priority";
     /// Newer data that has had its turn.
     delete_successors = "DELETE FROM semel_successors WHERE operation IN (SELECT r.id FROM {rows $1: id int} AS r)";
     /// Newer data that waits.
@@ -464,6 +571,11 @@ pub(crate) fn render(text: &str, dialect: Dialect) -> String {
         let columns: Vec<(&str, &str)> =
             columns.split(',').filter_map(|column| column.trim().split_once(' ')).collect();
         rows(parameter.trim(), &columns, dialect)
+    });
+    let text = each(&text, "{locked ", |table| match dialect {
+        Dialect::Postgres => format!("FOR UPDATE OF {table} SKIP LOCKED"),
+        // Whoever writes is alone.
+        Dialect::Sqlite => String::new(),
     });
     // As an array, for a reason that `TAKE_DELTAS` tells.
     each(&text, "{unlocked ", |chosen| match dialect {

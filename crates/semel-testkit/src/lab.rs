@@ -272,6 +272,7 @@ pub fn request(text: &str, payload: &[u8], policy: Policy) -> Request {
         labels: Labels::default(),
         policy,
         at_once: false,
+        later: None,
         token: Token::random().unwrap(),
         owner: "somebody".into(),
     }

@@ -70,6 +70,7 @@ mod tests {
             labels: Labels::default(),
             policy: Policy::default(),
             at_once: false,
+            later: None,
             token: Token([0; 16]),
             owner: "node".into(),
         }

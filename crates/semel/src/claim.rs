@@ -1,12 +1,12 @@
 //! Work and claim: what is asked of the ledger, and its seven answers.
 
-use std::{sync::Arc, time::Duration};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 
 use crate::{
-    Error, Fingerprint, Key, Labels, Operation, Outcome, Policy, Result, Scope, Timestamp, Token,
-    machine::{Answer, Request},
+    Error, Fingerprint, Key, Labels, Operation, Outcome, Policy, Priority, Result, Scope, Timestamp, Token,
+    machine::{Answer, Later, Request},
     store::Applied,
 };
 
@@ -21,6 +21,7 @@ pub struct Work {
     labels: Labels,
     policy: Policy,
     at_once: bool,
+    later: Later,
 }
 
 impl Work {
@@ -31,7 +32,8 @@ impl Work {
     #[must_use]
     pub fn new(scope: Scope, key: Key, fingerprint: Fingerprint) -> Self {
         let (labels, policy) = (Labels::default(), Policy::default());
-        Self { scope, key, fingerprint, order: None, payload: None, labels, policy, at_once: false }
+        let later = Later::default();
+        Self { scope, key, fingerprint, order: None, payload: None, labels, policy, at_once: false, later }
     }
 
     /// The work of an operation that is there, as it was stored: [`Ledger::claim_due`](crate::Ledger::claim_due)
@@ -42,10 +44,35 @@ impl Work {
         Self { order, payload, labels, ..Self::new(scope, key, fingerprint) }
     }
 
-    /// The rules it goes by.
+    /// The rules it goes by. Of work that is enqueued they are kept until it settles; without them, its runs go by the
+    /// rules of the worker.
     #[must_use]
     pub fn policy(self, policy: Policy) -> Self {
-        Self { policy, ..self }
+        Self { policy, later: Later { keeps_policy: true, ..self.later }, ..self }
+    }
+
+    /// The rules of the worker, which are not kept: only how newer data is taken and how long to keep it is known now.
+    #[must_use]
+    pub fn policy_of_worker(self, policy: Policy) -> Self {
+        Self { policy, later: Later { keeps_policy: false, ..self.later }, ..self }
+    }
+
+    /// Not to be run before this time, by the database's clock. Only for work that is enqueued, as the two below.
+    #[must_use]
+    pub fn not_before(self, time: Timestamp) -> Self {
+        Self { later: Later { not_before: Some(time), ..self.later }, ..self }
+    }
+
+    /// Not to be run before this long after it is stored.
+    #[must_use]
+    pub fn delay(self, delay: Duration) -> Self {
+        Self { later: Later { delay, ..self.later }, ..self }
+    }
+
+    /// Its place among what is due.
+    #[must_use]
+    pub fn priority(self, priority: Priority) -> Self {
+        Self { later: Later { priority, ..self.later }, ..self }
     }
 
     /// The payload's place in time, for supersede-if-newer.
@@ -74,6 +101,15 @@ impl Work {
         Self { at_once: true, ..self }
     }
 
+    /// What is asked of the store to have it run later.
+    pub(crate) fn into_enqueue(self, owner: &str) -> Result<Request> {
+        let later = self.later;
+        if later.delay > Policy::LONGEST {
+            return Err(Error::Invalid("delay: is longer than 1000 years".into()));
+        }
+        Ok(Request { later: Some(later), ..self.into_request(owner)? })
+    }
+
     /// Refuses what fits no rule, before anything is claimed.
     pub(crate) fn into_request(self, owner: &str) -> Result<Request> {
         self.policy.check()?;
@@ -90,6 +126,7 @@ impl Work {
             labels: self.labels,
             policy: self.policy,
             at_once: self.at_once,
+            later: None,
             token: Token::random()?,
             owner: owner.to_owned(),
         })
@@ -230,6 +267,78 @@ impl Claim<Arc<Operation>> {
             Answer::InDoubt { .. } => Self::InDoubt(operation),
             _ => return Err(Error::Contradiction("a claim got an answer that is none")),
         })
+    }
+}
+
+/// The answer to an enqueue.
+#[derive(Debug)]
+pub enum Enqueued {
+    /// It is stored, and a worker will run it. Newer data has taken the place of older, if there was some.
+    New(Arc<Operation>),
+    /// It was enqueued before and has not run yet.
+    Waiting(Waiting),
+    /// It has run, or runs: what a claim of it is answered. It is not [`Claim::Acquired`].
+    Known(Claim<Infallible>),
+}
+
+/// It waits to be run.
+#[derive(Clone, Debug)]
+pub struct Waiting {
+    /// From when on it may run, by the database's clock.
+    pub from: Timestamp,
+    /// The operation.
+    pub operation: Arc<Operation>,
+}
+
+impl Enqueued {
+    /// The answer's word, in counters and logs.
+    #[must_use]
+    pub const fn word(&self) -> &'static str {
+        match self {
+            Self::New(_) => "enqueued",
+            Self::Waiting(_) => "waiting",
+            Self::Known(claim) => claim.word(),
+        }
+    }
+
+    /// The operation.
+    #[must_use]
+    pub fn operation(&self) -> &Operation {
+        match self {
+            Self::New(operation) | Self::Waiting(Waiting { operation, .. }) => operation,
+            Self::Known(claim) => claim.known(),
+        }
+    }
+
+    /// From what the store answered.
+    pub(crate) fn from_applied(applied: Applied) -> Result<Self> {
+        let applied = applied.decided()?;
+        let operation =
+            applied.operation.ok_or(Error::Contradiction("an enqueue was answered without its operation"))?;
+        let operation = Arc::new(operation);
+        Ok(match applied.answer {
+            Answer::Enqueued => Self::New(operation),
+            Answer::Waiting { from } => Self::Waiting(Waiting { from, operation }),
+            answer => match Claim::from_answer(answer, operation, applied.now)?.acquired() {
+                Err(known) => Self::Known(known),
+                Ok(_) => return Err(Error::Contradiction("an enqueue got a lease")),
+            },
+        })
+    }
+}
+
+impl Claim<Infallible> {
+    /// The operation: nobody has acquired it.
+    fn known(&self) -> &Operation {
+        match self {
+            Self::Acquired(never) => match *never {},
+            Self::Replay(Replay { operation, .. })
+            | Self::InFlight(InFlight { operation, .. })
+            | Self::NotYet(NotYet { operation, .. })
+            | Self::Mismatch(operation)
+            | Self::Exhausted(operation)
+            | Self::InDoubt(operation) => operation,
+        }
     }
 }
 

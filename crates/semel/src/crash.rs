@@ -18,6 +18,10 @@ macro_rules! crash_point {
 pub const POINTS: &[&str] = &[
     "claim.before",
     "claim.after",
+    "enqueue.before",
+    "enqueue.after",
+    "take.before",
+    "take.after",
     "work.before",
     "work.after",
     "settle.before",
@@ -30,6 +34,7 @@ pub const POINTS: &[&str] = &[
     "atomic.after_commit",
     "store.claim.inserted",
     "store.claim.taken_over",
+    "store.take.claimed",
     "store.write.completed",
     "store.write.saved",
     "sweep.before",

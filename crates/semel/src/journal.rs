@@ -46,6 +46,10 @@ pub enum Event {
     RenewedLate,
     /// A person or a probe said how it ended, or that it should run again.
     Resolved,
+    /// A person or a program has asked for its run to stop.
+    CancelAsked,
+    /// It was withdrawn, or its run was stopped, because somebody asked for that.
+    Cancelled,
     /// Its data went to the archive.
     Archived,
     /// A person freed the key.
@@ -53,7 +57,7 @@ pub enum Event {
 }
 
 impl Event {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 14] = [
         Self::TakenOver,
         Self::Completed,
         Self::Failed,
@@ -64,6 +68,8 @@ impl Event {
         Self::Superseded,
         Self::RenewedLate,
         Self::Resolved,
+        Self::CancelAsked,
+        Self::Cancelled,
         Self::Archived,
         Self::Purged,
     ];
@@ -82,6 +88,8 @@ impl Event {
             Self::Superseded => "superseded",
             Self::RenewedLate => "renewed_late",
             Self::Resolved => "resolved",
+            Self::CancelAsked => "cancel_asked",
+            Self::Cancelled => "cancelled",
             Self::Archived => "archived",
             Self::Purged => "purged",
         }

@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use tokio::sync::watch;
 
 use crate::{
     Error, Fence, Ledger, Operation, Outcome, Result, Uptime,
@@ -21,6 +22,8 @@ pub struct Lease<S: Store> {
     ledger: Ledger<S>,
     operation: Arc<Operation>,
     deadline: OwnDeadline,
+    /// Turns true when the run has to end, because its worker does.
+    leave: Option<watch::Receiver<bool>>,
 }
 
 /// Whether the lease is still held.
@@ -51,7 +54,20 @@ impl<S: Store> Lease<S> {
     pub const MAX_CHECKPOINT: usize = 64 << 10;
 
     pub(crate) fn new(ledger: Ledger<S>, operation: Arc<Operation>, deadline: OwnDeadline) -> Self {
-        Self { ledger, operation, deadline }
+        Self { ledger, operation, deadline, leave: None }
+    }
+
+    /// Lets its run end when this turns true.
+    pub(crate) fn leaving(self, leave: watch::Receiver<bool>) -> Self {
+        Self { leave: Some(leave), ..self }
+    }
+
+    /// Done when the worker that runs it has to end.
+    pub(crate) async fn is_to_leave(&self) {
+        let Some(leave) = &self.leave else { return std::future::pending().await };
+        if leave.clone().wait_for(|leave| *leave).await.is_err() {
+            std::future::pending::<()>().await;
+        }
     }
 
     /// The operation as it was when it was claimed.
@@ -99,7 +115,7 @@ impl<S: Store> Lease<S> {
     /// # Errors
     /// When it is too large, or the store cannot be asked.
     pub async fn checkpoint(&self, data: impl Into<Bytes>) -> Result<Held> {
-        save_checkpoint(&self.ledger, &self.operation, data.into()).await
+        save_checkpoint(&self.ledger, &self.operation, Write::Checkpoint(data.into())).await
     }
 
     /// It took effect, with this outcome.
@@ -157,11 +173,11 @@ pub(crate) fn derived_key(op: &Operation, step: &str) -> String {
     derive_key(&[op.scope.tenant(), op.scope.service(), op.scope.kind()], op.key.as_str(), step)
 }
 
-pub(crate) async fn save_checkpoint<S: Store>(ledger: &Ledger<S>, op: &Operation, data: Bytes) -> Result<Held> {
-    if data.len() > Lease::<S>::MAX_CHECKPOINT {
+pub(crate) async fn save_checkpoint<S: Store>(ledger: &Ledger<S>, op: &Operation, write: Write) -> Result<Held> {
+    if matches!(&write, Write::Checkpoint(data) | Write::Progress(data) if data.len() > Lease::<S>::MAX_CHECKPOINT) {
         return Err(Error::Invalid(format!("checkpoint: is larger than {} bytes", Lease::<S>::MAX_CHECKPOINT)));
     }
-    let write = LeaseWrite { id: op.id, fence: op.fence, write: Write::Checkpoint(data) };
+    let write = LeaseWrite { id: op.id, fence: op.fence, write };
     let stored = stored_bytes(op);
     match patiently(ledger.store(), || ledger.write_of(write.clone(), stored)).await?.answer {
         Answer::Written => Ok(Held::Yes),

@@ -1,6 +1,8 @@
 //! Ledger: the door to everything.
 
 mod ask;
+mod enqueue;
+mod take;
 
 use std::{future::Future, sync::Arc, time::Duration};
 

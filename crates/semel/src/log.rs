@@ -32,6 +32,7 @@ pub(crate) fn settled(op: &Operation, write: &Write) {
         | Write::Release { why: None, .. }
         | Write::Withdraw
         | Write::Checkpoint(_)
+        | Write::Progress(_)
         | Write::Renew => {}
     }
 }

@@ -53,7 +53,7 @@ thread_local! {
 /// Where an operation is in its life. The rules are in [`machine`](crate::machine).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum State {
-    /// Known and waiting to be run: released, put back by a person, or newer data whose
+    /// Known and waiting to be run: enqueued, released, put back by a person, or newer data whose
     /// predecessor has settled.
     Pending,
     /// Somebody holds the lease.
@@ -179,6 +179,30 @@ impl Labels {
     }
 }
 
+/// Which of several operations that are due runs first: the higher one. From -2 to 2.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Priority(i8);
+
+impl Priority {
+    /// All of them, the highest first: the order in which a worker looks for what is due.
+    pub const ALL: [Self; 5] = [Self(2), Self(1), Self(0), Self(-1), Self(-2)];
+
+    /// A priority by its number.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when there is no such priority.
+    pub fn new(number: i64) -> Result<Self, Error> {
+        let known = Self::ALL.into_iter().find(|priority| i64::from(priority.0) == number);
+        known.ok_or_else(|| Error::Invalid(format!("priority: is {number}, must be -2 to 2")))
+    }
+
+    /// Its number.
+    #[must_use]
+    pub const fn get(self) -> i8 {
+        self.0
+    }
+}
+
 /// The live right to execute an operation, as the row holds it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LeaseRow {
@@ -190,6 +214,8 @@ pub struct LeaseRow {
     pub run_until: Timestamp,
     /// The policy of the claim that got it.
     pub terms: Policy,
+    /// Whether somebody has asked for the run to be cancelled.
+    pub cancelled: bool,
 }
 
 /// Newer data that arrived while the older ran; it runs when that one settles.
@@ -232,11 +258,15 @@ pub struct Operation {
     pub parked: bool,
     /// Whether it stays as it is once it has completed, by the policy of the last claim.
     pub pinned: bool,
-    /// Who claimed it last.
+    /// Its place among what is due.
+    pub priority: Priority,
+    /// The policy that it was enqueued with, if it was: every run goes by this one.
+    pub terms: Option<Policy>,
+    /// Who claimed it last; empty if nobody has claimed the data that is stored now.
     pub owner: String,
-    /// When it was first claimed.
+    /// When it was first claimed, or enqueued.
     pub created_at: Timestamp,
-    /// When it was last claimed.
+    /// When it was last claimed; [`Timestamp::NEVER`] if it was only enqueued so far.
     pub claimed_at: Timestamp,
     /// When it reached the settled state it is in.
     pub settled_at: Option<Timestamp>,
@@ -283,6 +313,12 @@ impl Operation {
     #[must_use]
     pub fn is_final(&self, now: Timestamp) -> bool {
         self.pinned && self.state == State::Completed && !self.has_expired(now)
+    }
+
+    /// Whether any worker has claimed it yet.
+    #[must_use]
+    pub fn was_claimed(&self) -> bool {
+        self.claimed_at != Timestamp::NEVER
     }
 
     /// Whether its retention is over, so that it counts as absent.

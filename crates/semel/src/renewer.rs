@@ -42,10 +42,19 @@ pub(crate) struct Renewer {
     changed: Notify,
 }
 
+/// How a lease stands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Standing {
+    /// Until when it may be used; nothing once it is lost.
+    pub(crate) until: Option<Uptime>,
+    /// Whether somebody has asked for the run to stop.
+    pub(crate) cancelled: bool,
+}
+
 /// Keeps a lease alive until it is dropped, and tells when it is lost all the same.
 pub(crate) struct Renewal {
     id: LeaseId,
-    until: watch::Receiver<Option<Uptime>>,
+    standing: watch::Receiver<Standing>,
     renewer: Arc<Renewer>,
 }
 
@@ -63,12 +72,17 @@ impl Renewer {
     }
 
     fn keep_from(self: &Arc<Self>, due: Uptime, id: LeaseId, term: Duration, deadline: OwnDeadline) -> Renewal {
-        let (told, until) = watch::channel(Some(deadline.at()));
+        let (told, standing) = watch::channel(Standing { until: Some(deadline.at()), cancelled: false });
         // The task is woken only if it would sleep for too long.
         if self.lock().add(id, Held { term, due, deadline, told }) {
             self.changed.notify_one();
         }
-        Renewal { id, until, renewer: self.clone() }
+        Renewal { id, standing, renewer: self.clone() }
+    }
+
+    /// Tells the run of an operation, if it is here, that somebody asks for it to stop.
+    pub(crate) fn cancel(&self, operation: i64) {
+        self.lock().cancel(operation);
     }
 
     /// Renews whatever is due. Never ends.
@@ -207,16 +221,24 @@ fn margin(term: Duration) -> Duration {
 impl Renewal {
     /// Done when the lease is lost.
     pub(crate) async fn lost(&self) {
-        let mut until = self.until.clone();
+        self.stands(|standing| standing.until.is_none()).await;
+    }
+
+    /// Done when somebody has asked for the run to stop.
+    pub(crate) async fn cancelled(&self) {
+        self.stands(|standing| standing.cancelled).await;
+    }
+
+    async fn stands(&self, so: impl FnMut(&Standing) -> bool) {
         // The sender goes only after it has said so, or when the renewal ends.
-        if until.wait_for(Option::is_none).await.is_err() {
+        if self.standing.clone().wait_for(so).await.is_err() {
             std::future::pending::<()>().await;
         }
     }
 
-    /// Until when the lease may be used, by our own clock; nothing once it is lost.
-    pub(crate) fn watch(&self) -> watch::Receiver<Option<Uptime>> {
-        self.until.clone()
+    /// How the lease stands, by our own clock.
+    pub(crate) fn watch(&self) -> watch::Receiver<Standing> {
+        self.standing.clone()
     }
 }
 

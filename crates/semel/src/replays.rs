@@ -144,6 +144,7 @@ mod tests {
             labels: Labels::default(),
             policy: Policy { pinned: true, retention: Some(HOUR), ..Policy::default() },
             at_once: false,
+            later: None,
             token: Token([0; 16]),
             owner: "worker".into(),
         }

@@ -10,13 +10,16 @@ use crate::{
     Claim, Fence, Held, Lease, Ledger, Operation, Outcome, Result, Uptime, Work, crash_point,
     lease::{self, Settled},
     log,
-    machine::{Failure, Retry, Write},
-    renewer::Renewal,
+    machine::{CANCELLED, Failure, Retry, Write},
+    renewer::{Renewal, Standing},
     store::{Decision, Store},
 };
 
 /// Why a run is in doubt that was cut off because its node stopped.
 pub const NODE_STOPPED: &str = "the node stopped while it ran";
+
+/// How long a run waits whose target is away, without a worker that knows more of it.
+const AWAY: Duration = Duration::from_secs(1);
 
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,6 +50,14 @@ pub enum Unfinished {
         /// How long to wait.
         after: Duration,
         /// What is away or busy.
+        why: String,
+    },
+    /// Nothing was done, because what it calls is away. A [worker](crate::Worker) lets the target pause; anybody else tries
+    /// again after a second. It costs no attempt, and is told as [`NotNow`](Self::NotNow) is.
+    Away {
+        /// What is away: a URL, a server.
+        target: String,
+        /// How it was found out.
         why: String,
     },
     /// Something was begun, and it cannot be known whether it took effect.
@@ -85,13 +96,12 @@ pub enum Finding {
 pub struct Context<S: Store> {
     ledger: Ledger<S>,
     operation: Arc<Operation>,
-    /// Until when the lease may be used; nothing once it is lost.
-    until: watch::Receiver<Option<Uptime>>,
+    standing: watch::Receiver<Standing>,
 }
 
 impl<S: Store> Clone for Context<S> {
     fn clone(&self) -> Self {
-        Self { ledger: self.ledger.clone(), operation: self.operation.clone(), until: self.until.clone() }
+        Self { ledger: self.ledger.clone(), operation: self.operation.clone(), standing: self.standing.clone() }
     }
 }
 
@@ -119,7 +129,16 @@ impl<S: Store> Context<S> {
     /// # Errors
     /// When it is too large, or the store cannot be asked.
     pub async fn checkpoint(&self, data: impl Into<Bytes>) -> Result<Held> {
-        lease::save_checkpoint(&self.ledger, &self.operation, data.into()).await
+        lease::save_checkpoint(&self.ledger, &self.operation, Write::Checkpoint(data.into())).await
+    }
+
+    /// Keeps small data for the next attempt, and says that this run has got further than the one before: what was lost
+    /// so far is forgotten, so a long run that is killed again and again is not parked for it.
+    ///
+    /// # Errors
+    /// When it is too large, or the store cannot be asked.
+    pub async fn progress(&self, data: impl Into<Bytes>) -> Result<Held> {
+        lease::save_checkpoint(&self.ledger, &self.operation, Write::Progress(data.into())).await
     }
 
     /// Whether the lease is lost: to be asked before each effect by work that cannot be cancelled.
@@ -127,7 +146,7 @@ impl<S: Store> Context<S> {
     /// question, before its own renewer has woken up.
     #[must_use]
     pub fn is_lost(&self) -> bool {
-        self.until.borrow().is_none_or(Uptime::has_passed)
+        self.standing.borrow().until.is_none_or(Uptime::has_passed)
     }
 }
 
@@ -362,7 +381,7 @@ impl<S: Store> Lease<S> {
 
     pub(crate) fn context(&self, renewal: &Renewal) -> Context<S> {
         let operation = Arc::new(self.operation().clone());
-        Context { ledger: self.ledger().clone(), operation, until: renewal.watch() }
+        Context { ledger: self.ledger().clone(), operation, standing: renewal.watch() }
     }
 
     /// Attends the work until it ends, however it ends: the settle that follows from it, or none
@@ -385,6 +404,20 @@ impl<S: Store> Lease<S> {
                 task.abort();
                 return None;
             }
+            () = renewal.cancelled() => {
+                task.abort();
+                return Some(match doubts {
+                    true => Write::Doubt { reason: "it was cancelled while it ran".into() },
+                    false => Write::Fail(Failure { error: CANCELLED.into(), retry: Retry::Never }),
+                });
+            }
+            () = self.is_to_leave() => {
+                task.abort();
+                return Some(match doubts {
+                    true => Write::Doubt { reason: NODE_STOPPED.into() },
+                    false => Write::Release { delay: Duration::ZERO, why: None },
+                });
+            }
             Ok(_) = halt.wait_for(|halt| *halt) => {
                 task.abort();
                 return Some(match doubts {
@@ -398,6 +431,7 @@ impl<S: Store> Lease<S> {
             Ok(Err(Unfinished::Failed(failure))) => Write::Fail(failure),
             Ok(Err(Unfinished::NotYet(delay))) => Write::Release { delay, why: None },
             Ok(Err(Unfinished::NotNow { after, why })) => Write::Release { delay: after, why: Some(why) },
+            Ok(Err(Unfinished::Away { why, .. })) => Write::Release { delay: AWAY, why: Some(why) },
             Ok(Err(Unfinished::Unknown(reason))) => Write::Doubt { reason },
             Ok(Err(Unfinished::Declined(outcome))) => Write::Complete(outcome),
             Err(error) => {

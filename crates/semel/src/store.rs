@@ -6,10 +6,11 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    Fence, Operation, Outcome, Result, Scope, State, Timestamp, Token, crash_point,
+    Fence, Operation, Outcome, Policy, Result, Scope, State, Timestamp, Token, crash_point,
     journal::{Note, Repeat, Repeats, Sighting},
     look::{Count, DayTally, Due, DueKind, Filter, Group, Listing, Page, Tallied, Tally, TallyFilter},
     machine::{Answer, Request, Verdict, Write},
+    messaging::Wake,
 };
 
 /// A write by the holder of a lease.
@@ -72,8 +73,53 @@ pub enum Decision {
         /// Only if the operation still has this fence.
         expected: Option<Fence>,
     },
+    /// Withdraw what waits, or ask a run to stop.
+    Cancel,
     /// Free the key and forget the operation.
     Purge,
+}
+
+/// What a worker has free hands for, of one kind of work and tenant.
+#[derive(Clone, Debug)]
+pub struct Want {
+    /// Whose operations, of which kind.
+    pub scope: Scope,
+    /// How many at most.
+    pub most: u32,
+    /// How many of these are to be the longest due of all, whatever their priority.
+    pub oldest: u32,
+    /// The rules for those that were enqueued without any.
+    pub policy: Policy,
+    /// What the fleet may do of this kind.
+    pub limits: Limits,
+}
+
+/// What all nodes together may do of a kind of work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// How many may run at the same time.
+    pub at_once: Option<u32>,
+    /// How long between two starts: a rate.
+    pub every: Option<Duration>,
+}
+
+impl Limits {
+    /// Whether there is no limit.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// A look for work that claims what it finds.
+#[derive(Clone, Debug)]
+pub struct Take {
+    /// What there are free hands for. No two are of the same scope.
+    pub wants: Vec<Want>,
+    /// Who asks, for the story.
+    pub owner: String,
+    /// The mark of all leases that it gets: by this they are found again if the answer is lost.
+    pub token: Token,
 }
 
 /// What a waiter needs to know about the operation it waits for.
@@ -379,6 +425,18 @@ pub trait Store: Clone + Send + Sync + 'static {
     /// bytes), from the first one after `after`; at most [`DueKind::MOST`]. It costs by the number of kinds, however much there is of each. What has
     /// expired is still counted here until the sweep has been by.
     fn due_kinds(&self, service: &str, after: (&str, &str)) -> impl Future<Output = Result<Vec<DueKind>>> + Send;
+
+    /// Claims what is due, for as many as a worker has free hands for: the number of the want, and what was acquired. By
+    /// priority and then by how long it is due, but for the oldest that a want names; what another transaction holds is
+    /// passed over. Kinds that are paused are left alone. One that cannot be read is [set aside](crate::look::SetAside),
+    /// one that is out of attempts by the want's policy is no longer due. It takes no more than
+    /// [`Due::BYTES`](crate::look::Due::BYTES) of stored data at once, but for the first.
+    fn take_due(&self, take: Arc<Take>) -> impl Future<Output = Result<Vec<(usize, Applied)>>> + Send;
+
+    /// Is woken when something may have become due by a commit of this process.
+    fn due_wake(&self) -> Wake {
+        Wake::default()
+    }
 
     /// Takes an operation off what is due, if it still has this fence: a claim was told that it is exhausted, by a
     /// policy that allows less than the one it ran under.

@@ -13,6 +13,9 @@ use serde::{Deserialize, Serialize};
 pub struct Timestamp(i64);
 
 impl Timestamp {
+    /// What stands for a time that has not come.
+    pub const NEVER: Self = Self(0);
+
     /// From microseconds since 1970.
     #[must_use]
     pub const fn from_micros(micros: i64) -> Self {

@@ -46,10 +46,15 @@ impl Withdrawals {
     /// Looks for a claim from now on. Its caller has been told, or will be, that nothing was claimed, and sends it no
     /// more.
     pub(crate) fn add(&self, request: &Request) {
-        let until = Uptime::now() + request.policy.lease + STRAGGLING;
+        self.add_token(request.token, request.policy.lease);
+    }
+
+    /// The same by its token, and the longest lease that it can have got.
+    pub(crate) fn add_token(&self, token: Token, lease: Duration) {
+        let until = Uptime::now() + lease + STRAGGLING;
         let mut tokens = self.lock();
         if tokens.len() < MOST {
-            tokens.insert(request.token, until);
+            tokens.insert(token, until);
             drop(tokens);
             self.arrived.notify_one();
         } else {

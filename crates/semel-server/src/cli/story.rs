@@ -238,6 +238,8 @@ fn event(note: &Note, took: &str) -> String {
         Event::Refused => format!("a late write was refused: {detail}"),
         Event::Superseded => format!("superseded{by}: {detail}"),
         Event::Resolved => format!("decided{by}: {detail}"),
+        Event::CancelAsked => format!("its run was asked to stop{by}: {detail}"),
+        Event::Cancelled => format!("cancelled{by}: {detail}"),
         Event::Purged => format!("purged{by}: {detail}"),
         Event::RenewedLate | Event::Archived => detail,
     }

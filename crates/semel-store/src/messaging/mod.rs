@@ -47,7 +47,7 @@ use crate::{Database, Tx, database::Inner, sql::Dialect};
 /// What a process keeps in mind about the messages in a database.
 pub(crate) struct Messages {
     sql: MessageSql,
-    wakes: Arc<Wakes>,
+    pub(crate) wakes: Arc<Wakes>,
     /// The last ordering key that was looked at for rows that nothing blocks.
     cursor: Mutex<(String, String)>,
     /// What this process could not read of late.

@@ -29,6 +29,8 @@ pub(crate) enum News {
     Retries,
     /// Messages in a queue.
     Queue(String),
+    /// Operations that may be due. Only this process is told: workers of other nodes look by themselves.
+    Due,
 }
 
 impl News {
@@ -37,6 +39,7 @@ impl News {
             Self::Outbox => "outbox".into(),
             Self::Retries => "retries".into(),
             Self::Queue(name) => format!("queue {name}"),
+            Self::Due => "due".into(),
         }
     }
 
@@ -103,8 +106,9 @@ impl Wakes {
     /// Something to wait with: each who waits has his own, so that all are woken.
     pub(crate) fn wait_for(self: &Arc<Self>, news: News) -> Wake {
         let wake = Wake::default();
+        let is_of_all = news != News::Due;
         lock(&self.waiting).entry(news).or_default().push(wake.clone());
-        if let Some(nodes) = &self.nodes {
+        if let Some(nodes) = self.nodes.as_ref().filter(|_| is_of_all) {
             begin(&nodes.listener, listen(Arc::downgrade(self), nodes.seats.clone(), nodes.name.clone()));
         }
         wake
@@ -113,7 +117,7 @@ impl Wakes {
     /// Wakes everybody, here and on other nodes.
     pub(crate) fn tell(self: &Arc<Self>, news: News) {
         self.wake(&news);
-        if let Some(nodes) = &self.nodes {
+        if let Some(nodes) = self.nodes.as_ref().filter(|_| news != News::Due) {
             lock(&nodes.news).insert(news);
             nodes.any.notify_one();
             begin(&nodes.teller, tell_nodes(Arc::downgrade(self), nodes.any.clone(), nodes.seats.clone()));

@@ -37,6 +37,9 @@ const SHORT: &str = "SET lock_timeout = '20ms'";
 const PARTS: usize = 8;
 const APART: Duration = Duration::from_millis(400);
 
+/// A row that a hot statement has made: the number of the request, the fence, and the time.
+type MadeRow = (i64, i64, i64);
+
 /// Answers to a batch, by the number of the request.
 type Answers = HashMap<usize, Applied>;
 
@@ -115,7 +118,7 @@ impl Postgres {
         let rows = load_by_key(&mut Conn::Postgres(&mut reader), &self.sql, keys).await?;
         reader.leave();
         let is_there = |i: &usize| rows.contains_key(&(requests[*i].scope.clone(), requests[*i].key.clone()));
-        let (mut known, absent): (Vec<usize>, Vec<usize>) = new.iter().copied().partition(is_there);
+        let (mut known, absent): (Vec<usize>, Vec<usize>) = unanswered(new, answers).into_iter().partition(is_there);
         sqlx::raw_sql(SHORT).execute(&mut *seat).await.map_err(broken)?;
         let mut parts = vec![absent];
         while let Some(part) = parts.pop() {
@@ -143,16 +146,44 @@ impl Postgres {
         first: &[usize],
         answers: &mut Answers,
     ) -> Result<bool> {
-        if first.is_empty() {
-            return Ok(true);
+        // Those that an earlier part has made already are there, and have their answers.
+        let (later, now): (Vec<usize>, Vec<usize>) =
+            unanswered(first, answers).into_iter().partition(|i| requests[*i].later.is_some());
+        for (some, enqueues) in [(now, false), (later, true)] {
+            let made = match enqueues {
+                _ if some.is_empty() => continue,
+                false => self.insert_claims(seat, requests, &some).await,
+                true => self.insert_enqueues(seat, requests, &some).await,
+            };
+            let made = match made {
+                Err(error) if is_lock_timeout(&error) => return Ok(false),
+                made => made.map_err(broken)?,
+            };
+            crash_point!("store.claim.inserted");
+            for (i, fence, now) in made {
+                let i = usize::try_from(i)
+                    .ok()
+                    .filter(|i| *i < requests.len())
+                    .ok_or(Error::Contradiction("a claim's number"))?;
+                answers.insert(i, batch::first_claim(&requests[i], Fence(fence), Timestamp::from_micros(now)));
+            }
         }
+        Ok(true)
+    }
+
+    async fn insert_claims(
+        &self,
+        seat: &mut PgConnection,
+        requests: &[Arc<Request>],
+        first: &[usize],
+    ) -> sqlx::Result<Vec<MadeRow>> {
         let list = || first.iter().map(|i| &requests[*i]);
         let text = |get: &dyn Fn(&Request) -> &str| list().map(|r| get(r).to_owned()).collect::<Vec<String>>();
         let label = |slot: usize| list().map(|r| r.labels.0[slot].clone()).collect::<Vec<Option<String>>>();
         let span = |get: &dyn Fn(&Request) -> Option<Duration>| {
             list().map(|r| get(r).map(micros)).collect::<Vec<Option<i64>>>()
         };
-        let made = sqlx::query_as(hot::CLAIM)
+        sqlx::query_as(hot::CLAIM)
             .bind(text(&|r| r.scope.tenant()))
             .bind(text(&|r| r.scope.service()))
             .bind(text(&|r| r.scope.kind()))
@@ -175,21 +206,43 @@ impl Postgres {
             .bind(first.iter().map(|i| i64::try_from(*i).unwrap_or(i64::MAX)).collect::<Vec<_>>())
             .bind(list().map(|r| r.policy.pinned).collect::<Vec<_>>())
             .bind(self.clock.fixed())
-            .fetch_all(&mut *seat)
-            .await;
-        let made: Vec<(i64, i64, i64)> = match made {
-            Err(error) if is_lock_timeout(&error) => return Ok(false),
-            made => made.map_err(broken)?,
-        };
-        crash_point!("store.claim.inserted");
-        for (i, fence, now) in made {
-            let i = usize::try_from(i)
-                .ok()
-                .filter(|i| *i < requests.len())
-                .ok_or(Error::Contradiction("a claim's number"))?;
-            answers.insert(i, batch::first_claim(&requests[i], Fence(fence), Timestamp::from_micros(now)));
-        }
-        Ok(true)
+            .fetch_all(seat)
+            .await
+    }
+
+    async fn insert_enqueues(
+        &self,
+        seat: &mut PgConnection,
+        requests: &[Arc<Request>],
+        first: &[usize],
+    ) -> sqlx::Result<Vec<MadeRow>> {
+        let list = || first.iter().map(|i| &requests[*i]);
+        let text = |get: &dyn Fn(&Request) -> &str| list().map(|r| get(r).to_owned()).collect::<Vec<String>>();
+        let label = |slot: usize| list().map(|r| r.labels.0[slot].clone()).collect::<Vec<Option<String>>>();
+        let later = || list().map(|r| r.later.unwrap_or_default());
+        let first_look = |r: &Arc<Request>| r.policy.retention.into_iter().chain(r.policy.tombstone).min().map(micros);
+        let terms = |r: &Arc<Request>| r.later.is_some_and(|later| later.keeps_policy).then(|| r.policy.to_terms());
+        sqlx::query_as(hot::ENQUEUE)
+            .bind(text(&|r| r.scope.tenant()))
+            .bind(text(&|r| r.scope.service()))
+            .bind(text(&|r| r.scope.kind()))
+            .bind(text(&|r| r.key.as_str()))
+            .bind(list().map(|r| r.fingerprint.as_bytes().to_vec()).collect::<Vec<_>>())
+            .bind(list().map(|r| r.order).collect::<Vec<_>>())
+            .bind(list().map(|r| r.payload.as_ref().map(|payload| encode(payload))).collect::<Vec<_>>())
+            .bind(label(0))
+            .bind(label(1))
+            .bind(label(2))
+            .bind(label(3))
+            .bind(list().map(first_look).collect::<Vec<_>>())
+            .bind(later().map(|later| later.not_before.map(Timestamp::as_micros)).collect::<Vec<_>>())
+            .bind(later().map(|later| micros(later.delay)).collect::<Vec<_>>())
+            .bind(later().map(|later| i64::from(later.priority.get())).collect::<Vec<_>>())
+            .bind(list().map(terms).collect::<Vec<_>>())
+            .bind(first.iter().map(|i| i64::try_from(*i).unwrap_or(i64::MAX)).collect::<Vec<_>>())
+            .bind(self.clock.fixed())
+            .fetch_all(seat)
+            .await
     }
 
     /// Claims on keys that are there already: read first; what would change is locked and decided again. Returns those

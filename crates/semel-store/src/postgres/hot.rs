@@ -52,6 +52,40 @@ pub(crate) const CLAIM: &str = concat!(
 SELECT a.n, a.fence, now FROM made JOIN asked AS a ON a.fence = made.id, clock"
 );
 
+/// First enqueues, as [`CLAIM`]: there is no lease, and the row waits.
+pub(crate) const ENQUEUE: &str = concat!(
+    "WITH ",
+    clock!("$18"),
+    ", asked AS MATERIALIZED (
+    SELECT ",
+    next_fence!(),
+    " AS fence, greatest(now, a.from_time, now + a.delay) AS due, a.*
+    FROM clock, unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::bigint[], $7::bytea[],
+                $8::text[], $9::text[], $10::text[], $11::text[], $12::bigint[], $13::bigint[], $14::bigint[],
+                $15::bigint[], $16::text[], $17::bigint[])
+         AS a(tenant, service, kind, key, fingerprint, payload_order, payload, label1, label2, label3, label4,
+              first_look, from_time, delay, priority, terms, n)
+), made AS (
+    INSERT INTO semel_operations
+        (id, tenant, service, kind, key, fingerprint, payload_order, payload, label1, label2, label3, label4,
+         state, fence, owner, created_at, claimed_at, not_before, look_at, priority, terms)
+    SELECT fence, tenant, service, kind, key, fingerprint, payload_order, payload, label1, label2, label3, label4,
+           'pending', fence, '', now, 0, nullif(due, now), now + first_look, nullif(priority, 0), terms
+    FROM asked, clock
+    ON CONFLICT (tenant, service, kind, key) DO NOTHING
+    RETURNING id, tenant, service, kind, label1, label2
+), listed AS (
+    INSERT INTO semel_backlog (operation, tenant, service, kind, state, due, priority)
+    SELECT a.fence, a.tenant, a.service, a.kind, 'pending', a.due, a.priority
+    FROM made JOIN asked AS a ON a.fence = made.id
+), counted AS (
+    INSERT INTO semel_deltas (tenant, service, kind, label1, label2, hour, from_state, to_state, answer, bucket, n)
+    SELECT tenant, service, kind, coalesce(label1, ''), coalesce(label2, ''), now / 3600000000, '', 'pending', '', 0, count(*)
+    FROM made, clock GROUP BY tenant, service, kind, label1, label2, now
+)
+SELECT a.n, a.fence, now FROM made JOIN asked AS a ON a.fence = made.id, clock"
+);
+
 /// Plain completions: the lease goes, and with it the right to say so; the row says completed.
 /// Whatever is not returned (the fence is old, or newer data waits) goes the general way.
 pub(crate) const COMPLETE: &str = concat!(
@@ -121,11 +155,11 @@ pub(crate) const RENEW: &str = concat!(
     SET deadline = greatest(l.deadline, least(now + l.term, l.run_until))
     FROM held AS h, clock
     WHERE l.operation = h.operation AND l.fence = h.fence AND l.deadline > now AND l.run_until > now
-    RETURNING l.operation, l.fence, l.deadline, h.deadline AS before, l.run_until, l.term, now
+    RETURNING l.operation, l.fence, l.deadline, h.deadline AS before, l.run_until, l.term, now, l.cancelled
 )
-SELECT operation, fence, deadline, before, run_until, term, now FROM renewed
+SELECT operation, fence, deadline, before, run_until, term, now, cancelled FROM renewed
 UNION ALL
-SELECT l.operation, l.fence, NULL, l.deadline, l.run_until, l.term, now
+SELECT l.operation, l.fence, NULL, l.deadline, l.run_until, l.term, now, l.cancelled
 FROM asked AS a JOIN semel_leases AS l ON l.operation = a.id AND l.fence = a.fence, clock
 WHERE l.deadline > now AND l.run_until > now
   AND (l.operation, l.fence) NOT IN (SELECT h.operation, h.fence FROM held AS h)"
@@ -184,6 +218,7 @@ pub(crate) const TAKE_DELTAS: &str = "DELETE FROM semel_deltas WHERE id = ANY (A
 #[cfg(test)]
 pub(crate) const ALL: &[(&str, &str)] = &[
     ("CLAIM", CLAIM),
+    ("ENQUEUE", ENQUEUE),
     ("COMPLETE", COMPLETE),
     ("COMPLETE_ONE", COMPLETE_ONE),
     ("RENEW", RENEW),

@@ -43,8 +43,8 @@ impl Untold {
 }
 
 /// Operation, fence, the new deadline (none if its row was locked), the deadline before, the end of the longest run,
-/// the term, and the time.
-type RenewedRow = (i64, i64, Option<i64>, i64, i64, i64, i64);
+/// the term, the time, and whether somebody has asked for the run to stop.
+type RenewedRow = (i64, i64, Option<i64>, i64, i64, i64, i64, bool);
 
 impl Postgres {
     /// Renews leases. One that another transaction has locked is left out, and keeps no other one waiting.
@@ -66,10 +66,10 @@ impl Postgres {
         seat.leave();
         // By fence too: a zombie's renewal may be in the same batch.
         let (mut untold, mut answers) = (Vec::new(), HashMap::new());
-        for (id, fence, deadline, before, run_until, term, now) in seen {
+        for (id, fence, deadline, before, run_until, term, now, cancelled) in seen {
             let fence = Fence(fence);
             let answer = match deadline.map(Timestamp::from_micros) {
-                Some(deadline) => Answer::Renewed { deadline },
+                Some(deadline) => Answer::Renewed { deadline, cancelled },
                 None => Answer::Busy,
             };
             if deadline.is_some() {

@@ -61,6 +61,7 @@ pub(crate) fn migrations() -> Migrator {
         "0008_epoch",
         "0009_probe",
         "0010_secrets",
+        "0011_queue",
     )
 }
 

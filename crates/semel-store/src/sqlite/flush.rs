@@ -113,6 +113,7 @@ async fn claim_in(
     let (first, rest) = batch::fold(requests, &order);
     let later = fences.split_off(first.len());
     let mut answers = claim_first(conn, requests, &first, &fences, now, tally).await?;
+    answers.extend(enqueue_first(conn, requests, &first, &fences, now, tally).await?);
     crash_point!("store.claim.inserted");
     *changed |= !answers.is_empty();
     let losers = first.into_iter().zip(fences).filter(|(i, _)| !answers.contains_key(i));
@@ -142,7 +143,12 @@ async fn claim_first(
     tally: &mut Tally,
 ) -> Result<HashMap<usize, Applied>> {
     let (mut operations, mut leases) = (Vec::new(), Vec::new());
-    for (i, fence) in first.iter().zip(fences) {
+    let claims: Vec<(usize, Fence)> =
+        first.iter().copied().zip(fences.iter().copied()).filter(|(i, _)| requests[*i].later.is_none()).collect();
+    if claims.is_empty() {
+        return Ok(HashMap::new());
+    }
+    for (i, fence) in &claims {
         let r = &requests[*i];
         let policy = &r.policy;
         let first_look =
@@ -185,7 +191,7 @@ async fn claim_first(
     let made: HashSet<i64> = match usize::try_from(made.rows_affected()) {
         // The usual case: a row and a lease for each. Rows that come back one by one cost more than
         // the insert.
-        Ok(n) if n == 2 * first.len() => fences.iter().map(|fence| fence.0).collect(),
+        Ok(n) if n == 2 * claims.len() => claims.iter().map(|(_, fence)| fence.0).collect(),
         Ok(0) => return Ok(HashMap::new()),
         _ => {
             let made: Vec<i64> =
@@ -193,13 +199,75 @@ async fn claim_first(
             made.into_iter().collect()
         }
     };
+    Ok(made_of(&claims, &made, requests, now, tally))
+}
+
+/// The same of enqueues.
+async fn enqueue_first(
+    conn: &mut SqliteConnection,
+    requests: &[Arc<Request>],
+    first: &[usize],
+    fences: &[Fence],
+    now: Timestamp,
+    tally: &mut Tally,
+) -> Result<HashMap<usize, Applied>> {
+    let (mut enqueues, mut rows) = (Vec::new(), Vec::new());
+    for (i, fence) in first.iter().copied().zip(fences.iter().copied()) {
+        let r = &requests[i];
+        let Some(later) = &r.later else { continue };
+        enqueues.push((i, fence));
+        let first_look = r.policy.retention.into_iter().chain(r.policy.tombstone).min();
+        rows.push(json!([
+            fence.0,
+            r.scope.tenant(),
+            r.scope.service(),
+            r.scope.kind(),
+            r.key.as_str(),
+            hex(r.fingerprint.as_bytes()),
+            r.order,
+            r.payload.as_ref().map(|payload| hex(&encode(payload))),
+            r.labels.0[0],
+            r.labels.0[1],
+            r.labels.0[2],
+            r.labels.0[3],
+            later.from(now).unwrap_or(now).as_micros(),
+            first_look.map(|kept| (now + kept).as_micros()),
+            later.priority.get(),
+            later.keeps_policy.then(|| r.policy.to_terms())
+        ]));
+    }
+    if enqueues.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let rows = Value::Array(rows).to_string();
+    let made = sqlx::query(hot::ENQUEUE).bind(&rows).bind(now.as_micros()).execute(&mut *conn).await.map_err(broken)?;
+    let made: HashSet<i64> = match usize::try_from(made.rows_affected()) {
+        // The usual case: an operation and a place in the backlog for each.
+        Ok(n) if n == 2 * enqueues.len() => enqueues.iter().map(|(_, fence)| fence.0).collect(),
+        _ => {
+            let made: Vec<i64> =
+                sqlx::query_scalar(hot::MADE).bind(rows).fetch_all(&mut *conn).await.map_err(read_failed)?;
+            made.into_iter().collect()
+        }
+    };
+    Ok(made_of(&enqueues, &made, requests, now, tally))
+}
+
+/// The answers to those whose row was made.
+fn made_of(
+    asked: &[(usize, Fence)],
+    made: &HashSet<i64>,
+    requests: &[Arc<Request>],
+    now: Timestamp,
+    tally: &mut Tally,
+) -> HashMap<usize, Applied> {
     let mut answers = HashMap::new();
-    for (i, fence) in first.iter().zip(fences).filter(|(_, fence)| made.contains(&fence.0)) {
+    for (i, fence) in asked.iter().filter(|(_, fence)| made.contains(&fence.0)) {
         let applied = batch::first_claim(&requests[*i], *fence, now);
         tally.add(None, applied.operation.as_ref(), None, now);
         answers.insert(*i, applied);
     }
-    Ok(answers)
+    answers
 }
 
 pub(super) async fn write_in(

@@ -38,6 +38,21 @@ pub(crate) const CLAIM: &str = "INSERT INTO semel_operations
      FROM jsonb_each($2)
      WHERE value ->> 0 IN (SELECT id FROM semel_operations)";
 
+/// First enqueues, and their places in the backlog.
+pub(crate) const ENQUEUE: &str = "INSERT INTO semel_operations
+        (id, tenant, service, kind, key, fingerprint, payload_order, payload, label1, label2, label3, label4,
+         state, fence, owner, created_at, claimed_at, not_before, look_at, priority, terms)
+     SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, unhex(value ->> 5), value ->> 6, unhex(value ->> 7),
+            value ->> 8, value ->> 9, value ->> 10, value ->> 11, 'pending', value ->> 0, '', $2, 0,
+            nullif(value ->> 12, $2), value ->> 13, nullif(value ->> 14, 0), value ->> 15
+     FROM jsonb_each($1)
+     WHERE true
+     ON CONFLICT (tenant, service, kind, key) DO NOTHING;
+     INSERT INTO semel_backlog (operation, tenant, service, kind, state, due, priority)
+     SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, 'pending', value ->> 12, value ->> 14
+     FROM jsonb_each($1)
+     WHERE value ->> 0 IN (SELECT id FROM semel_operations)";
+
 /// Which of the first claims were made, where not all were: a fence is nobody else's id.
 pub(crate) const MADE: &str = "SELECT id FROM semel_operations WHERE id IN (SELECT value ->> 0 FROM jsonb_each($1))";
 
@@ -98,7 +113,7 @@ pub(crate) const COUNT_AND_COMMIT: &str = "INSERT INTO semel_deltas
      COMMIT";
 
 /// Renewals, first half: the leases as they are.
-pub(crate) const HELD: &str = "SELECT operation, fence, deadline, run_until, term FROM semel_leases
+pub(crate) const HELD: &str = "SELECT operation, fence, deadline, run_until, term, cancelled FROM semel_leases
      WHERE (operation, fence) IN (SELECT value ->> 0, value ->> 1 FROM jsonb_each($1)) AND deadline > $2 AND run_until > $2";
 
 /// Renewals, second half.
@@ -124,6 +139,7 @@ pub(crate) const ALL: &[(&str, &str)] = &[
     ("MARK", MARK),
     ("KEEP_MARK", KEEP_MARK),
     ("CLAIM", CLAIM),
+    ("ENQUEUE", ENQUEUE),
     ("MADE", MADE),
     ("COMPLETE", COMPLETE),
     ("COMPLETE_ONE", COMPLETE_ONE),

@@ -146,7 +146,7 @@ impl Sqlite {
         let conn = tx.connection();
         let (now, _) = self.draw(conn, 0).await?;
         let asked: Vec<Value> = leases.iter().map(|(id, fence)| json!([id, fence.0])).collect();
-        let held: Vec<(i64, i64, i64, i64, i64)> = sqlx::query_as(hot::HELD)
+        let held: Vec<(i64, i64, i64, i64, i64, bool)> = sqlx::query_as(hot::HELD)
             .bind(Value::Array(asked).to_string())
             .bind(now.as_micros())
             .fetch_all(&mut *conn)
@@ -155,10 +155,10 @@ impl Sqlite {
         let mut late: Vec<(i64, Note)> = Vec::new();
         let mut deadlines = HashMap::new();
         let mut renewed = Vec::new();
-        for (id, fence, before, run_until, term) in held {
+        for (id, fence, before, run_until, term, cancelled) in held {
             let deadline = (now.as_micros() + term).min(run_until).max(before);
             renewed.push(json!([id, fence, deadline]));
-            deadlines.insert((id, Fence(fence)), Timestamp::from_micros(deadline));
+            deadlines.insert((id, Fence(fence)), (Timestamp::from_micros(deadline), cancelled));
             late.extend(late_renewal(Fence(fence), before, run_until, term, now.as_micros()).map(|note| (id, note)));
         }
         sqlx::query(hot::RENEW).bind(Value::Array(renewed).to_string()).execute(&mut *conn).await.map_err(broken)?;
@@ -166,7 +166,8 @@ impl Sqlite {
         self.tell_renewals(conn, lost, late, now).await?;
         tx.commit().await.map_err(broken)?;
         let answer = |lease: &(i64, Fence)| {
-            deadlines.get(lease).map_or(Answer::Lost, |deadline| Answer::Renewed { deadline: *deadline })
+            let renewed = deadlines.get(lease).copied();
+            renewed.map_or(Answer::Lost, |(deadline, cancelled)| Answer::Renewed { deadline, cancelled })
         };
         Ok(leases.iter().map(answer).collect())
     }
@@ -299,6 +300,7 @@ pub(crate) fn migrations() -> Migrator {
         "0007_set_aside",
         "0009_clock",
         "0010_secrets",
+        "0011_queue",
     )
 }
 

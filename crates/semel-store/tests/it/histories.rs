@@ -7,8 +7,8 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use proptest::prelude::*;
 use semel::{
     Backoff, Failure, Fence, OnLost, OnMismatch, Operation, Outcome, Policy, Retry, Store, Timestamp, Verdict,
-    machine::{Answer, Event, Next, Request, Write, due, step},
-    store::{Applied, Decision, LeaseWrite},
+    machine::{Answer, Event, Later, Next, Request, Write, due, step},
+    store::{Applied, Decision, LeaseWrite, Limits, Take, Want},
 };
 use semel_testkit::{Kind, Lab, key, request, scope};
 
@@ -23,6 +23,12 @@ enum Action {
         repeat: bool,
         stored: bool,
         at_once: bool,
+        /// Enqueued, with this many seconds to wait.
+        later: Option<u64>,
+    },
+    /// What is due is taken, by the rules of this policy.
+    Take {
+        policy: usize,
     },
     Write {
         key: usize,
@@ -49,9 +55,10 @@ enum Action {
 }
 
 fn action() -> impl Strategy<Value = Action> {
-    let flags = (any::<bool>(), any::<bool>(), any::<bool>());
+    let later = proptest::option::weighted(0.4, prop_oneof![Just(0), Just(7)]);
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>(), later);
     let claim = (0..2usize, 0..2u8, proptest::option::of(0..3i64), 0..8usize, flags).prop_map(
-        |(key, payload, order, policy, (repeat, stored, at_once))| Action::Claim {
+        |(key, payload, order, policy, (repeat, stored, at_once, later))| Action::Claim {
             key,
             payload,
             order,
@@ -59,6 +66,7 @@ fn action() -> impl Strategy<Value = Action> {
             repeat,
             stored,
             at_once,
+            later,
         },
     );
     let claim = claim.boxed();
@@ -69,7 +77,8 @@ fn action() -> impl Strategy<Value = Action> {
         5 => write,
         4 => proptest::collection::vec((any::<bool>(), part), 2..=MOST).prop_map(|parts| Action::Together { parts }),
         2 => (0..2usize, 0..3usize).prop_map(|(key, fence)| Action::Renew { key, fence }),
-        1 => (0..2usize, 0..5usize, any::<bool>()).prop_map(|(key, decision, expected)| Action::Decide { key, decision, expected }),
+        1 => (0..2usize, 0..6usize, any::<bool>()).prop_map(|(key, decision, expected)| Action::Decide { key, decision, expected }),
+        3 => (0..6usize).prop_map(|policy| Action::Take { policy }),
         2 => Just(Action::Sweep),
         4 => prop_oneof![Just(0), Just(1), Just(7), Just(31), Just(61), Just(100_000)].prop_map(|seconds| Action::Pass { seconds }),
     ]
@@ -102,7 +111,7 @@ fn policy(choice: usize) -> Policy {
 }
 
 /// How many sorts of writes there are.
-const WRITES: usize = 8;
+const WRITES: usize = 9;
 
 /// How much happens at once at most: every order of it is tried.
 const MOST: usize = 5;
@@ -117,6 +126,7 @@ fn write(choice: usize) -> Write {
         4 => Write::Release { delay: Duration::ZERO, why: None },
         5 => Write::Doubt { reason: "who knows".into() },
         6 => Write::Withdraw,
+        7 => Write::Progress(vec![8; 2].into()),
         _ => Write::Checkpoint(vec![7; 3].into()),
     }
 }
@@ -179,6 +189,7 @@ impl Run {
                     1 => resolve(Verdict::Failed),
                     2 => resolve(Verdict::Retry),
                     3 => resolve(Verdict::Rerun { archived: op.payload.clone() }),
+                    4 => Decision::Cancel,
                     _ => Decision::Purge,
                 };
                 let applied = self.store.decide(op.id, decision.clone(), "ann", "because").await.unwrap();
@@ -188,10 +199,12 @@ impl Run {
                     Decision::Resolve { verdict, expected } | Decision::Found { verdict, expected } => {
                         Event::Resolve { fence, expected, verdict, actor, reason }
                     }
+                    Decision::Cancel => Event::Cancel { fence, actor, reason },
                     Decision::Purge => Event::Purge { actor, reason },
                 };
                 self.check(*key, &event, &applied.answer).await;
             }
+            Action::Take { policy: choice } => self.take(policy(*choice)).await,
             Action::Together { parts } => self.act_together(parts).await,
             Action::Sweep => {
                 self.store.sweep(100).await.unwrap();
@@ -206,13 +219,62 @@ impl Run {
         }
     }
 
+    /// Takes what is due: just that, each as a claim by its key would have got it.
+    async fn take(&mut self, policy: Policy) {
+        let want = Want { scope: scope(), most: 10, oldest: 1, policy: policy.clone(), limits: Limits::default() };
+        let token = semel::Token::random().unwrap();
+        let take = Take { wants: vec![want], owner: "worker".into(), token };
+        let taken = self.store.take_due(Arc::new(take)).await.unwrap();
+        for (place, name) in NAMES.iter().enumerate() {
+            let is_due = self.due.get(&place).copied().flatten().is_some_and(|due| due <= self.time);
+            let expired = self.model.get(&place).is_some_and(|op| op.has_expired(self.time));
+            let Some(op) = self.model.get(&place).cloned().filter(|_| is_due && !expired) else { continue };
+            let asked = Request {
+                order: op.order,
+                payload: op.payload.clone(),
+                fingerprint: op.fingerprint,
+                labels: op.labels.clone(),
+                owner: "worker".into(),
+                token,
+                ..request(name, &[], policy.clone())
+            };
+            let mine = taken.iter().find(|(_, applied)| applied.operation.as_ref().unwrap().id == op.id);
+            let fence = mine.map_or(Fence(i64::MAX), |(_, applied)| applied.operation.as_ref().unwrap().fence);
+            let said = self.model_step(place, &Event::Claim { request: &asked, fence });
+            match mine {
+                Some((_, applied)) => {
+                    assert_eq!(said, Answer::Acquired);
+                    self.learn(place, applied);
+                    assert_eq!(applied.operation, self.model.get(&place).cloned());
+                }
+                None => {
+                    assert_eq!(said, Answer::Exhausted, "it was due, and was not taken");
+                    self.due.insert(place, None);
+                }
+            }
+        }
+        let due = self.model.values().filter(|op| op.lease.as_ref().is_some_and(|lease| lease.token == token)).count();
+        assert_eq!(taken.len(), due, "what is not due was taken");
+        for place in 0..NAMES.len() {
+            self.compare(place).await;
+        }
+    }
+
     /// The request of a claim.
     fn request(&mut self, action: &Action) -> Arc<Request> {
-        let Action::Claim { key, payload, order, policy: choice, repeat, stored, at_once } = action else { panic!() };
+        let Action::Claim { key, payload, order, policy: choice, repeat, stored, at_once, later } = action else {
+            panic!()
+        };
         let mut asked = request(NAMES[*key], &[*payload], policy(*choice));
         asked.order = *order;
         asked.at_once = *at_once;
         asked.payload = stored.then(|| vec![*payload; 2].into());
+        asked.later = later.map(|seconds| Later {
+            delay: Duration::from_secs(seconds),
+            priority: semel::Priority::new(i64::from(*payload) - 1).unwrap(),
+            keeps_policy: *at_once,
+            not_before: None,
+        });
         asked.labels = semel::Labels::default().with(1, "blue").unwrap();
         if let (true, Some(earlier)) = (*repeat, self.last.get(key)) {
             // The answer was lost, and the claim is sent again.
@@ -353,10 +415,14 @@ impl Run {
     async fn compare_due(&self) {
         let counts = |place: &usize| self.model.get(place).is_some_and(|op| !op.has_expired(self.time));
         let waits = self.due.iter().filter(|(place, _)| counts(place));
-        let mut waits: Vec<_> = waits.filter_map(|(place, due)| Some(((*due)?, self.model[place].id))).collect();
+        let place = |(place, due): (&usize, &Option<Timestamp>)| {
+            let op = &self.model[place];
+            Some((std::cmp::Reverse(op.priority), (*due)?, op.id))
+        };
+        let mut waits: Vec<_> = waits.filter_map(place).collect();
         waits.sort_unstable();
-        let next = waits.iter().find(|(due, _)| *due > self.time).map(|(due, _)| *due);
-        let ids: Vec<_> = waits.iter().filter(|(due, _)| *due <= self.time).map(|(_, id)| *id).collect();
+        let next = waits.iter().map(|(_, due, _)| *due).filter(|due| *due > self.time).min();
+        let ids: Vec<_> = waits.iter().filter(|(_, due, _)| *due <= self.time).map(|(.., id)| *id).collect();
         let found = self.store.due(&scope(), 64).await.unwrap();
         assert_eq!((found.operations.iter().map(|op| op.id).collect(), found.next), (ids, next), "at {}", self.time);
         // Of a kind it is only told when there is something, and that without a look at what has expired.

@@ -395,7 +395,7 @@ pub async fn an_operation_that_cannot_be_read_keeps_no_other_lease_from_being_re
     corrupt(&lab, "payload", 0).await;
     corrupt(&lab, "payload", 1).await;
     lab.pass(secs(40));
-    let renewed = Answer::Renewed { deadline: Lab::START + secs(100) };
+    let renewed = Answer::Renewed { deadline: Lab::START + secs(100), cancelled: false };
     assert_eq!(store.renew(leases.clone()).await.unwrap(), [Answer::Lost, renewed.clone(), renewed]);
     store.tell_renewals().await.unwrap();
     for ((id, _), told) in leases.iter().zip([0, 1, 1]) {

@@ -392,7 +392,7 @@ pub async fn a_list_from_before_it_had_times_is_brought_up_to_date(lab: Lab) {
     let put_back = acquire(&ledger, work("pending", policy()).payload("data")).await;
     assert_eq!(put_back.release(Duration::ZERO).await.unwrap(), SETTLED);
     for older in [
-        "DROP INDEX semel_backlog_due",
+        "DROP INDEX semel_backlog_queue",
         "ALTER TABLE semel_backlog DROP COLUMN due",
         "ALTER TABLE semel_backlog DROP COLUMN kind",
         "ALTER TABLE semel_backlog DROP COLUMN service",

@@ -13,6 +13,7 @@ pub mod claims;
 pub mod commits;
 pub mod counters;
 pub mod due;
+pub mod enqueue;
 pub mod fences;
 pub mod inline;
 pub mod leases;
@@ -30,6 +31,7 @@ pub mod story;
 pub mod sweeping;
 mod tools;
 pub mod waiting;
+pub mod working;
 
 /// Makes a test of each law for a database: `conformance_suite!(sqlite, Kind::Sqlite)`.
 #[macro_export]
@@ -131,6 +133,29 @@ macro_rules! conformance_suite {
                     what_has_expired_is_not_due,
                     a_claim_at_once_waits_for_no_backoff,
                     a_list_from_before_it_had_times_is_brought_up_to_date;
+                enqueue:
+                    what_is_enqueued_waits_and_runs_once,
+                    what_is_enqueued_in_a_transaction_commits_with_it,
+                    many_are_enqueued_at_once_and_answered_in_order,
+                    what_is_enqueued_for_later_waits_for_its_time,
+                    what_has_a_higher_priority_is_taken_first,
+                    newer_data_replaces_what_waits,
+                    the_policy_of_an_enqueue_is_kept_until_it_settles,
+                    what_a_worker_gives_up_is_no_longer_due,
+                    a_retry_from_the_queue_is_part_of_the_story,
+                    what_waits_can_be_cancelled,
+                    a_run_can_be_cancelled,
+                    progress_forgives_crashes,
+                    a_paused_kind_is_left_alone,
+                    the_limits_of_a_kind_are_the_fleets;
+                working:
+                    a_worker_runs_what_is_enqueued,
+                    two_workers_share_a_queue,
+                    a_commit_wakes_the_worker,
+                    a_tenant_with_much_to_do_keeps_no_other_waiting,
+                    a_stop_puts_back_what_it_cannot_wait_for,
+                    a_target_that_is_away_costs_no_attempt,
+                    a_worker_tries_again_as_often_as_the_policy_says;
                 atomic:
                     an_effect_commits_with_its_completion,
                     an_effect_that_fails_is_rolled_back,

@@ -3,12 +3,13 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use semel::{Claim, Context, OnLost, Policy, Ran, Unfinished};
-use semel_store::Database;
-use tokio::task::JoinSet;
+use semel::{Claim, Context, Fingerprint, Key, OnLost, Policy, Ran, Scope, State, Store as _, Unfinished, Work};
+use semel_store::{Database, Tx};
+use tokio::{sync::watch, task::JoinSet};
 
 use super::{
     Mode,
+    bank::take_in,
     worker::{Worker, outcome, policy, tell_claim, tell_error},
 };
 use crate::work;
@@ -26,6 +27,18 @@ pub struct Keys {
     pub hold: BTreeSet<String>,
     /// Leased mode, `rerun`: each takes effect at least once, under the same derived key.
     pub rerun: BTreeSet<String>,
+    /// Enqueued, and run by a worker in atomic mode: each takes effect once. They are of another [kind](queue).
+    pub queued: BTreeSet<String>,
+}
+
+/// The scope of what is enqueued.
+///
+/// # Panics
+/// Never: it is constant.
+#[must_use]
+#[expect(clippy::unwrap_used, reason = "it is constant")]
+pub fn queue() -> Scope {
+    Scope::new("acme", "bank", "queue").unwrap()
 }
 
 impl Keys {
@@ -37,6 +50,7 @@ impl Keys {
             keys.atomic.extend([format!("atomic-{round}-a"), format!("atomic-{round}-b"), format!("grave-{round}")]);
             keys.hold.extend([format!("hold-{round}-a"), format!("hold-{round}-b")]);
             keys.rerun.extend([format!("rerun-{round}"), format!("lost-{round}")]);
+            keys.queued.extend(queued(round));
         }
         keys
     }
@@ -51,7 +65,7 @@ pub(crate) async fn play(worker: &Arc<Worker>, rounds: usize) {
             tell_error(&lost, &error);
         }
         let mut tasks = JoinSet::new();
-        for part in [Part::Atomic, Part::Grave, Part::Hold, Part::LongHold, Part::Rerun, Part::Old] {
+        for part in [Part::Atomic, Part::Grave, Part::Hold, Part::LongHold, Part::Rerun, Part::Old, Part::Queued] {
             let worker = worker.clone();
             tasks.spawn(async move { part.play(&worker, round).await });
         }
@@ -85,6 +99,8 @@ enum Part {
     Rerun,
     /// A run that is forgotten at once.
     Old,
+    /// Work that is enqueued and run by a worker.
+    Queued,
 }
 
 impl Part {
@@ -108,6 +124,7 @@ impl Part {
                 let key = format!("rerun-{round}");
                 until_settled(worker, &key, || second_time_lucky(worker, &key, rerun.clone())).await;
             }
+            Self::Queued => run_queued(worker, round, &rerun).await,
             Self::Old => {
                 let policy = Policy { retention: soon, ..rerun };
                 // Nobody counts its effects: it may come again as something new.
@@ -116,6 +133,53 @@ impl Part {
             }
         }
     }
+}
+
+/// The keys that are enqueued in a round.
+fn queued(round: usize) -> [String; 2] {
+    ["alone", "with-rows"].map(|how| format!("queued-{round}-{how}"))
+}
+
+/// Enqueues, by itself and in a transaction, and lets a worker run until both have completed.
+async fn run_queued(worker: &Arc<Worker>, round: usize, policy: &Policy) {
+    let keys = queued(round);
+    let work = |name: &str| {
+        let fingerprint = Fingerprint::of_bytes(name.as_bytes());
+        Ok::<_, semel::Error>(Work::new(queue(), Key::new(name)?, fingerprint).payload(name.to_owned()))
+    };
+    let enqueue = async || {
+        worker.ledger.enqueue(work(&keys[0])?).await?;
+        let (ledger, other) = (worker.ledger.clone(), work(&keys[1])?);
+        let put = worker.ledger.transact(move |tx| async move {
+            let done = ledger.enqueue_in(&tx, vec![other]).await;
+            if done.is_ok() { Ok(done) } else { Err(done) }
+        });
+        put.await?.map(drop)
+    };
+    while let Err(error) = enqueue().await {
+        tell_error(&keys[0], &error);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let effect = |context: Context<Database>, tx: Tx| async move {
+        let name = context.operation().key.as_str().to_owned();
+        take_in(&tx, &name, context.fence()).await.map_err(Unfinished::failed)?;
+        Ok(outcome(&name, context.fence().0))
+    };
+    let kind = semel::Kind::atomic("bank", "queue", effect).policy(policy.clone()).at_once(2);
+    let (stop, stops) = watch::channel(false);
+    let hands = tokio::spawn(semel::Worker::new(&worker.ledger).on(kind).run(stops));
+    let is_over = async |name: &str| {
+        let Ok(name) = Key::new(name) else { return true };
+        let there = worker.ledger.store().by_key(&queue(), &name).await;
+        there.is_ok_and(|op| op.is_some_and(|op| op.state == State::Completed))
+    };
+    while !(is_over(&keys[0]).await && is_over(&keys[1]).await) {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        // What a killed worker had taken is free when its lease has lapsed.
+        sweep(worker).await;
+    }
+    stop.send_replace(true);
+    let _ = hands.await;
 }
 
 async fn once(worker: &Worker, key: &str, policy: &Policy, mode: Mode, long: Duration) {

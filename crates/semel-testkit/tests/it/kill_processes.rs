@@ -7,10 +7,15 @@ use std::{
     time::Duration,
 };
 
-use semel::{State, crash::POINTS};
+use semel::{State, Store as _, crash::POINTS};
 use semel_testkit::{
     Kind,
-    faults::{Order, Told, effect_rows, scenario::Keys, torture},
+    faults::{
+        Order, Told, effect_rows,
+        scenario::{Keys, queue},
+        torture,
+    },
+    key,
 };
 use tokio::{sync::Semaphore, task::JoinSet};
 
@@ -143,10 +148,15 @@ async fn check(site: &Site, before: &[Told], after: &[Told], most_in_doubt: usiz
     let (operations, rows) = (site.operations().await, effect_rows(&site.db).await);
     let state = |key: &str| operations.get(key).unwrap_or_else(|| panic!("{what}: {key} is gone")).state;
 
-    let once: BTreeMap<String, i64> = keys.atomic.iter().map(|key| (key.clone(), 1)).collect();
+    let once: BTreeMap<String, i64> = keys.atomic.iter().chain(&keys.queued).map(|key| (key.clone(), 1)).collect();
     assert_eq!(rows, once, "{what}: atomic mode");
     for key in &keys.atomic {
         assert_eq!(state(key), State::Completed, "{what}: {key}");
+    }
+
+    for name in &keys.queued {
+        let there = site.db.by_key(&queue(), &key(name)).await.unwrap();
+        assert_eq!(there.map(|op| op.state), Some(State::Completed), "{what}: {name}");
     }
 
     let (mut effects, mut derived) = (BTreeMap::<&str, usize>::new(), BTreeMap::<&str, BTreeSet<&str>>::new());

@@ -6,7 +6,7 @@ use tokio::sync::oneshot;
 
 use super::{Ledger, PATIENCE, patiently, stored_bytes};
 use crate::{
-    Error, Lease, Operation, Result, Token, Uptime,
+    Error, Lease, Operation, Policy, Result, Token, Uptime,
     claim::{Claim, Work, weight},
     crash_point,
     lanes::Call,
@@ -133,14 +133,17 @@ impl<S: Store> Ledger<S> {
         // database's: a lease, and what we remember.
         let sent = Uptime::now();
         match self.inner.replays.recall(request, sent) {
-            Some(claim) => Ok(claim?.map(|operation| self.lease(operation, request, sent))),
+            Some(claim) => Ok(claim?.map(|operation| self.lease(operation, &request.policy, sent))),
             // In a box: the room that it needs is moved about with every claim otherwise.
             None => Box::pin(self.send(request, sent)).await,
         }
     }
 
-    fn lease(&self, operation: Arc<Operation>, request: &Request, sent: Uptime) -> Lease<S> {
-        Lease::new(self.clone(), operation, OwnDeadline::of_claim(sent, &request.policy))
+    pub(super) fn lease(&self, operation: Arc<Operation>, policy: &Policy, sent: Uptime) -> Lease<S> {
+        // What was enqueued with a policy of its own goes by that.
+        let terms = operation.lease.as_ref().map_or(policy, |lease| &lease.terms);
+        let deadline = OwnDeadline::of_claim(sent, terms);
+        Lease::new(self.clone(), operation, deadline)
     }
 
     /// Sends a claim through its lane.
@@ -154,11 +157,11 @@ impl<S: Store> Ledger<S> {
         if let (Claim::Replay(replay), true) = (&claim, request.policy.pinned) {
             self.inner.replays.remember(&replay.operation, sent, now);
         }
-        Ok(claim.map(|operation| self.lease(operation, request, sent)))
+        Ok(claim.map(|operation| self.lease(operation, &request.policy, sent)))
     }
 
     /// Sends a claim, and again while another transaction holds its row.
-    async fn send_until_decided(&self, request: &Arc<Request>) -> Result<Applied> {
+    pub(super) async fn send_until_decided(&self, request: &Arc<Request>) -> Result<Applied> {
         let mut doubt = Doubt { ledger: self, request, open: false };
         let (held, until) = (Uptime::now() + HELD, Uptime::now() + PATIENCE);
         let mut pause = Duration::from_millis(5);

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use super::{Answer, Next, Request, Step, lapsed, note, promote, tend, unsettle};
 use crate::{
-    Fence, LeaseRow, OnMismatch, Operation, Outcome, Policy, State, Successor, Timestamp,
+    Fence, LeaseRow, OnMismatch, Operation, Outcome, Policy, Priority, State, Successor, Timestamp,
     journal::{Event, Note},
 };
 
@@ -78,9 +78,16 @@ pub(super) fn complete(op: &mut Operation, outcome: Outcome, terms: &Policy, now
     op.parked = false;
 }
 
-/// The row of an operation that was never seen before (or so long ago that it counts as such).
+/// The row of an operation that was never seen before (or so long ago that it counts as such), and that runs now.
 fn anew(request: &Request, fence: Fence, now: Timestamp) -> Operation {
-    let mut op = Operation {
+    let mut op = unclaimed(request, fence, now);
+    grant(&mut op, request, fence, now);
+    op
+}
+
+/// The row of an operation that was never seen before, and that no worker has claimed.
+pub(super) fn unclaimed(request: &Request, fence: Fence, now: Timestamp) -> Operation {
+    Operation {
         id: fence.0,
         scope: request.scope.clone(),
         key: request.key.clone(),
@@ -94,9 +101,11 @@ fn anew(request: &Request, fence: Fence, now: Timestamp) -> Operation {
         crashes: 0,
         parked: false,
         pinned: false,
+        priority: Priority::default(),
+        terms: None,
         owner: String::new(),
         created_at: now,
-        claimed_at: now,
+        claimed_at: Timestamp::NEVER,
         settled_at: None,
         not_before: None,
         expires_at: None,
@@ -108,28 +117,38 @@ fn anew(request: &Request, fence: Fence, now: Timestamp) -> Operation {
         checkpoint: None,
         lease: None,
         successor: None,
-    };
-    grant(&mut op, request, fence, now);
-    op
+    }
 }
 
 /// Gives the lease to the claimer.
 fn grant(op: &mut Operation, request: &Request, fence: Fence, now: Timestamp) {
+    let policy = policy_of(op, request).clone();
     unsettle(op);
     op.state = State::Processing;
     op.fence = fence;
     op.owner.clone_from(&request.owner);
-    op.pinned = request.policy.pinned;
+    op.pinned = policy.pinned;
     op.claimed_at = now;
-    // Also for a row that the sweep had done with: it settles once more. Most keep their time.
-    let first_end = request.policy.retention.into_iter().chain(request.policy.tombstone).min();
-    op.look_at = op.look_at.into_iter().chain(first_end.map(|kept| now + kept)).min();
+    look_by(op, &policy, now);
     op.lease = Some(LeaseRow {
         token: request.token,
-        deadline: now + request.policy.lease,
-        run_until: now + request.policy.max_run,
-        terms: request.policy.clone(),
+        deadline: now + policy.lease,
+        run_until: now + policy.max_run,
+        terms: policy,
+        cancelled: false,
     });
+}
+
+/// The policy that a run goes by: the one that the operation was enqueued with, or the claimer's.
+fn policy_of<'a>(op: &'a Operation, request: &'a Request) -> &'a Policy {
+    op.terms.as_ref().unwrap_or(&request.policy)
+}
+
+/// Lets the sweep look at it when it can first be over. Also a row that the sweep had done with: it settles once more.
+/// Most keep their time.
+pub(super) fn look_by(op: &mut Operation, policy: &Policy, now: Timestamp) {
+    let first_end = policy.retention.into_iter().chain(policy.tombstone).min();
+    op.look_at = op.look_at.into_iter().chain(first_end.map(|kept| now + kept)).min();
 }
 
 /// A claim whose answer was lost comes again with the same token: it holds the lease already.
@@ -157,7 +176,7 @@ fn claim_existing(op: Cow<'_, Operation>, request: &Request, fence: Fence, now: 
 }
 
 /// Newer than what is there, and than what already waits. Equal is not newer.
-fn is_newer(op: &Operation, request: &Request) -> bool {
+pub(super) fn is_newer(op: &Operation, request: &Request) -> bool {
     let waiting = op.successor.as_ref().map(|successor| successor.order);
     match (request.order, op.order.max(waiting)) {
         (Some(new), Some(old)) => new > old,
@@ -166,7 +185,7 @@ fn is_newer(op: &Operation, request: &Request) -> bool {
 }
 
 /// Data that is not newer: refused, unless it is the very data that waits already.
-fn stale(op: &Operation, request: &Request, notes: Vec<Note>) -> Step {
+pub(super) fn stale(op: &Operation, request: &Request, notes: Vec<Note>) -> Step {
     let waits = op.successor.as_ref().is_some_and(|successor| successor.fingerprint.matches(&request.fingerprint));
     let answer = match (&op.lease, op.state) {
         (Some(lease), _) if waits => Answer::InFlight { until: lease.deadline, kept: true },
@@ -198,7 +217,7 @@ fn by_state(
     mut notes: Vec<Note>,
     mismatch: bool,
 ) -> Step {
-    let policy = &request.policy;
+    let policy = policy_of(&op, request);
     let answer = match op.state {
         State::Processing => {
             let until = op.lease.as_ref().map_or(now, |lease| lease.deadline);
@@ -211,7 +230,7 @@ fn by_state(
             Some(until) => Answer::NotYet { until },
             None => {
                 let mut op = op.into_owned();
-                let earlier = op.state;
+                let (earlier, is_first) = (op.state, !op.was_claimed());
                 if mismatch {
                     // Nothing has taken effect under this key, so there is no original to replay.
                     op.fingerprint = request.fingerprint;
@@ -220,8 +239,11 @@ fn by_state(
                     op.checkpoint = None;
                 }
                 grant(&mut op, request, fence, now);
-                let detail = format!("attempt {} after {earlier}", op.attempt());
-                notes.push(note(&op, Event::TakenOver, &request.owner, detail, now));
+                // The first run of what was enqueued is ordinary life.
+                if !is_first {
+                    let detail = format!("attempt {} after {earlier}", op.attempt());
+                    notes.push(note(&op, Event::TakenOver, &request.owner, detail, now));
+                }
                 return Step::put(op, Answer::Acquired, notes);
             }
         },

@@ -19,7 +19,8 @@
 //!     failed ◄── fail ──────┼──────────────────┼──┤         │
 //!     timed_out ◄─ lease lost under rerun ─────┼──┘         │ resolved by a probe or a person:
 //!     pending ◄─ release, or newer data waits ─┘            ▼ completed, failed, or pending again
-//!
+//!        ▲
+//!        └─ enqueue of what is absent, or of newer data
 //!    past its retention, a settled operation counts as absent; in_doubt and pending never expire
 //! ```
 //!
@@ -34,6 +35,7 @@
 //! - **Pinned and completed is final** until then: no purge, no verdict and no newer data touches it.
 
 mod claim;
+mod enqueue;
 mod settle;
 mod tend;
 #[cfg(test)]
@@ -47,9 +49,12 @@ pub use settle::refusal;
 pub use tend::{Aged, Purge, archived_note, purged_note, tombstone};
 
 use crate::{
-    Fence, Fingerprint, Key, Labels, Operation, Outcome, Policy, Scope, State, Timestamp, Token,
+    Fence, Fingerprint, Key, Labels, Operation, Outcome, Policy, Priority, Scope, State, Timestamp, Token,
     journal::{self, Note},
 };
+
+/// The error of an operation that was cancelled.
+pub const CANCELLED: &str = "cancelled";
 
 /// What may happen to an operation.
 #[derive(Clone, Debug)]
@@ -95,6 +100,15 @@ pub enum Event<'a> {
         /// Why.
         reason: String,
     },
+    /// A person or a program withdraws what waits, or asks a run to stop.
+    Cancel {
+        /// A new fence, so that what a former owner still sends is told apart.
+        fence: Fence,
+        /// Who.
+        actor: String,
+        /// Why.
+        reason: String,
+    },
     /// A person frees the key.
     Purge {
         /// Who.
@@ -104,7 +118,7 @@ pub enum Event<'a> {
     },
 }
 
-/// What a claim asks for.
+/// What a claim asks for, or what is enqueued.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Request {
     /// Whose operation, of which kind.
@@ -123,10 +137,34 @@ pub struct Request {
     pub policy: Policy,
     /// Whether it waits for no backoff.
     pub at_once: bool,
+    /// It is to be run later, by a worker, and not by the one who asks: an enqueue.
+    pub later: Option<Later>,
     /// The claim's own mark.
     pub token: Token,
     /// Who asks, for the story.
     pub owner: String,
+}
+
+/// How an operation waits that is enqueued.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Later {
+    /// Not before this time.
+    pub not_before: Option<Timestamp>,
+    /// Not before this long after it is stored.
+    pub delay: std::time::Duration,
+    /// Its place among what is due.
+    pub priority: Priority,
+    /// Whether its runs go by the policy of the enqueue; otherwise they go by the worker's.
+    pub keeps_policy: bool,
+}
+
+impl Later {
+    /// From when on it may run, if not at once.
+    #[must_use]
+    pub fn from(&self, now: Timestamp) -> Option<Timestamp> {
+        let delayed = (!self.delay.is_zero()).then(|| now + self.delay);
+        self.not_before.max(delayed).filter(|from| *from > now)
+    }
 }
 
 /// What the holder of a lease can write.
@@ -153,6 +191,8 @@ pub enum Write {
     },
     /// Small data for the next attempt.
     Checkpoint(Bytes),
+    /// The same of a run that has got further than the one before: the crashes so far say nothing about the next attempt.
+    Progress(Bytes),
     /// Go on holding it.
     Renew,
 }
@@ -212,6 +252,13 @@ pub enum Next {
 pub enum Answer {
     /// The claimer holds the lease.
     Acquired,
+    /// It waits to be run by a worker.
+    Enqueued,
+    /// It was enqueued before and has not run yet.
+    Waiting {
+        /// From when on it may run.
+        from: Timestamp,
+    },
     /// It took effect before; here is the outcome.
     Replay {
         /// The payload was another one (policy replay).
@@ -242,6 +289,8 @@ pub enum Answer {
     Renewed {
         /// The new deadline.
         deadline: Timestamp,
+        /// Somebody has asked for the run to be cancelled.
+        cancelled: bool,
     },
     /// The write was made.
     Written,
@@ -262,6 +311,10 @@ pub enum Answer {
     NothingDue,
     /// The verdict stands.
     Resolved,
+    /// It does not run any more.
+    Cancelled,
+    /// It runs, and its worker is asked to stop.
+    CancelAsked,
     /// The key is free.
     Purged,
     /// A person's action does not fit the state.
@@ -284,6 +337,8 @@ pub enum NotNow {
     Pinned,
     /// It has moved on since the probe looked.
     MovedOn,
+    /// It may have taken effect: a verdict ends it, not a cancellation.
+    InDoubt,
 }
 
 /// The result of a step.
@@ -311,6 +366,9 @@ impl Step {
 #[must_use]
 pub fn step(stored: Option<&Operation>, event: &Event<'_>, now: Timestamp) -> Step {
     match event {
+        Event::Claim { request, fence } | Event::ClaimInline { request, fence } if request.later.is_some() => {
+            enqueue::enqueue(stored, request, *fence, now)
+        }
         Event::Claim { request, fence } => claim::claim(stored, request, *fence, now),
         Event::ClaimInline { request, fence } => claim::claim_inline(stored, request, *fence, now),
         Event::Write { fence, write } => settle::write(stored, *fence, write, now),
@@ -325,6 +383,7 @@ pub fn step(stored: Option<&Operation>, event: &Event<'_>, now: Timestamp) -> St
         Event::Resolve { fence, expected, verdict, actor, reason } => {
             tend::resolve(stored, *fence, *expected, verdict, (actor, reason), now)
         }
+        Event::Cancel { fence, actor, reason } => tend::cancel(stored, *fence, (actor, reason), now),
         Event::Purge { actor, reason } => tend::purge(stored, (actor, reason), now),
     }
 }

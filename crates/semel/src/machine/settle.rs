@@ -23,7 +23,7 @@ impl Write {
     pub(crate) fn weight(&self, stored: usize) -> usize {
         256 + match self {
             Self::Complete(outcome) => outcome.body.len(),
-            Self::Checkpoint(data) => data.len() + stored,
+            Self::Checkpoint(data) | Self::Progress(data) => data.len() + stored,
             Self::Fail(Failure { error, .. }) => 2 * error.len() + stored,
             Self::Doubt { reason } => 2 * reason.len() + stored,
             Self::Release { why, .. } => why.as_ref().map_or(0, String::len) + stored,
@@ -56,7 +56,7 @@ fn made_before(op: &Operation, write: &Write) -> Step {
         Write::Fail(_) => op.state == State::Failed || successor,
         Write::Release { .. } | Write::Withdraw => op.state == State::Pending,
         Write::Doubt { .. } => op.state == State::InDoubt,
-        Write::Checkpoint(_) | Write::Renew => false,
+        Write::Checkpoint(_) | Write::Progress(_) | Write::Renew => false,
     };
     Step::answer(if made { Answer::Settled { successor } } else { Answer::Lost })
 }
@@ -75,7 +75,7 @@ pub fn refusal(fence: Fence, write: &Write, (state, present): (State, Fence), no
         Write::Release { .. } => "a release",
         Write::Withdraw => "a withdrawal",
         Write::Doubt { .. } => "a doubt",
-        Write::Checkpoint(_) => "a checkpoint",
+        Write::Checkpoint(_) | Write::Progress(_) => "a checkpoint",
         Write::Renew => "a renewal",
     };
     let detail = format!("{what} came late; the operation is {state} under fence {present}");
@@ -87,8 +87,11 @@ fn write_held(mut op: Operation, lease: LeaseRow, write: &Write, now: Timestamp)
     let mut notes = Vec::new();
     match write {
         Write::Renew => return renew(op, lease, now),
-        Write::Checkpoint(data) => {
+        Write::Checkpoint(data) | Write::Progress(data) => {
             op.checkpoint = Some(data.clone());
+            if matches!(write, Write::Progress(_)) {
+                op.crashes = 0;
+            }
             return Step::put(op, Answer::Written, notes);
         }
         // Late, but nobody has taken over: what happened is the truth, and worth keeping.
@@ -185,12 +188,12 @@ fn renew(mut op: Operation, mut lease: LeaseRow, now: Timestamp) -> Step {
     // A deadline cut short by the longest run says nothing about when it was renewed.
     let late = gap > term / 2 && lease.deadline < lease.run_until;
     lease.deadline = (now + term).min(lease.run_until).max(lease.deadline);
-    let deadline = lease.deadline;
+    let (deadline, cancelled) = (lease.deadline, lease.cancelled);
     op.lease = Some(lease);
     let mut notes = Vec::new();
     if late {
         let detail = format!("renewed after {gap:?} of a lease of {term:?}");
         notes.push(note(&op, Event::RenewedLate, &op.owner, detail, now));
     }
-    Step::put(op, Answer::Renewed { deadline }, notes)
+    Step::put(op, Answer::Renewed { deadline, cancelled }, notes)
 }

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use super::{Answer, Next, NotNow, Step, Verdict, claim::complete, is_adrift, lapsed, note, promote, unsettle};
+use super::{
+    Answer, CANCELLED, Next, NotNow, Step, Verdict, claim::complete, is_adrift, lapsed, note, promote, unsettle,
+};
 use crate::{
     Fence, Operation, Outcome, Policy, State, Timestamp,
     journal::{Event, Note, SWEEP},
@@ -11,6 +13,9 @@ use crate::{
 /// How long the sweep leaves a row alone that should be gone by its age but may not go: one that
 /// is in doubt, pending or running.
 const LOOK_AGAIN: Duration = Duration::from_secs(3600);
+
+/// The same of one that waits: there may be millions, and each look is a write.
+const LOOK_AGAIN_AT_WAITING: Duration = Duration::from_secs(24 * 3600);
 
 /// Ends a lease that has lapsed, and lets newer data take over unless there is doubt.
 pub(super) fn lapse(op: &Operation, fence: Fence, now: Timestamp) -> (Operation, Vec<Note>) {
@@ -41,6 +46,14 @@ fn end_lease(op: &Operation, fence: Fence, now: Timestamp) -> (Operation, Vec<No
         op.state = State::InDoubt;
         op.error = Some(gone.clone());
         notes.push(note(&op, Event::Doubted, SWEEP, gone, now));
+        return (op, notes);
+    }
+    if lease.cancelled {
+        op.state = State::Failed;
+        op.parked = true;
+        op.error = Some(CANCELLED.to_owned());
+        op.expires_at = lease.terms.retention.map(|kept| now + kept);
+        notes.push(note(&op, Event::Cancelled, SWEEP, gone, now));
         return (op, notes);
     }
     op.state = State::TimedOut;
@@ -94,7 +107,8 @@ impl Aged {
         Self::LookAt(match state {
             // Settled; without an end it is kept for ever.
             State::Completed | State::Failed | State::TimedOut => expires_at.into_iter().chain(archive_at).min(),
-            State::Pending | State::Processing | State::InDoubt => Some(now + LOOK_AGAIN),
+            State::Processing | State::InDoubt => Some(now + LOOK_AGAIN),
+            State::Pending => Some(now + LOOK_AGAIN_AT_WAITING),
         })
     }
 }
@@ -219,6 +233,40 @@ fn completed_note(op: &Operation, fence: Fence) -> Option<Note> {
     let at = op.settled_at.filter(|_| op.state == State::Completed)?;
     let detail = "it was run once more after this".to_owned();
     Some(Note { at, event: Event::Completed, fence, actor: op.owner.clone(), detail })
+}
+
+/// Withdraws what waits: it ends failed and parked, and its key stays taken. A run is asked to stop.
+pub(super) fn cancel(stored: Option<&Operation>, fence: Fence, (actor, reason): (&str, &str), now: Timestamp) -> Step {
+    let Some(stored) = stored.filter(|op| !op.has_expired(now)) else {
+        return Step::answer(Answer::NotNow(NotNow::Absent));
+    };
+    let (mut op, mut notes) =
+        if lapsed(stored, now) { end_lease(stored, fence, now) } else { (stored.clone(), Vec::new()) };
+    match (op.state, &mut op.lease) {
+        (State::Completed, _) => return Step::answer(Answer::NotNow(NotNow::Completed)),
+        (State::InDoubt, _) => return Step::answer(Answer::NotNow(NotNow::InDoubt)),
+        (_, Some(lease)) => {
+            lease.cancelled = true;
+            notes.push(note(&op, Event::CancelAsked, actor, reason.to_owned(), now));
+            return Step::put(op, Answer::CancelAsked, notes);
+        }
+        (State::Failed, None) if op.parked && op.error.as_deref() == Some(CANCELLED) => {
+            return Step::put(op, Answer::Cancelled, notes);
+        }
+        (_, None) => {}
+    }
+    let known = op.expires_at.zip(op.settled_at).map(|(end, settled)| end.since(settled));
+    let retention = op.terms.as_ref().map_or(known, |terms| terms.retention);
+    unsettle(&mut op);
+    op.fence = fence;
+    op.state = State::Failed;
+    op.settled_at = Some(now);
+    op.expires_at = retention.map(|kept| now + kept);
+    op.look_at = op.look_at.into_iter().chain(op.expires_at).min();
+    op.error = Some(CANCELLED.to_owned());
+    op.parked = true;
+    notes.push(note(&op, Event::Cancelled, actor, reason.to_owned(), now));
+    Step::put(op, Answer::Cancelled, notes)
 }
 
 /// Frees the key, and forgets the operation. Never under a live lease, nor what is pinned.

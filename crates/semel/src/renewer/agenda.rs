@@ -11,7 +11,7 @@ use std::{
 
 use tokio::sync::watch;
 
-use super::{OwnDeadline, ROUNDS_PER_LEASE};
+use super::{OwnDeadline, ROUNDS_PER_LEASE, Standing};
 use crate::{Fence, Uptime, machine::Answer};
 
 /// An operation and the fence it is held under.
@@ -24,8 +24,8 @@ pub(super) struct Held {
     pub(super) due: Uptime,
     /// When the holder must have stopped, by our own clock.
     pub(super) deadline: OwnDeadline,
-    /// The same for the holder to look at; nothing once the lease is lost.
-    pub(super) told: watch::Sender<Option<Uptime>>,
+    /// How the lease stands, for its holder to look at.
+    pub(super) told: watch::Sender<Standing>,
 }
 
 impl Held {
@@ -89,17 +89,27 @@ impl Agenda {
     /// Takes note of the answer to what was sent at a moment.
     pub(super) fn answered(&mut self, id: LeaseId, answer: &Answer, sent: Uptime) {
         match answer {
-            Answer::Renewed { .. } => self.change(id, |held| {
+            Answer::Renewed { cancelled, .. } => self.change(id, |held| {
+                if *cancelled {
+                    held.told.send_modify(|standing| standing.cancelled = true);
+                }
                 held.due = held.due.max(sent + patience(held.term));
                 // The answer to a later request may have come before this one.
                 let renewed = held.deadline.renewed(sent);
                 if renewed.at() > held.deadline.at() {
                     held.deadline = renewed;
-                    held.told.send_replace(Some(renewed.at()));
+                    held.told.send_modify(|standing| standing.until = Some(renewed.at()));
                 }
             }),
             Answer::Busy => self.ask_soon(id),
             _ => self.lose(id),
+        }
+    }
+
+    /// Tells the holder of an operation's lease that somebody asks for its run to stop.
+    pub(super) fn cancel(&mut self, operation: i64) {
+        for (_, held) in self.held.iter().filter(|((id, _), _)| *id == operation) {
+            held.told.send_modify(|standing| standing.cancelled = true);
         }
     }
 
@@ -111,7 +121,7 @@ impl Agenda {
 
     fn lose(&mut self, id: LeaseId) {
         if let Some(held) = self.held.get(&id) {
-            held.told.send_replace(None);
+            held.told.send_modify(|standing| standing.until = None);
             self.remove(id);
         }
     }
@@ -167,15 +177,15 @@ mod tests {
 
     const MINUTE: Duration = Duration::from_secs(60);
 
-    fn held(term: Duration, due: Uptime) -> (Held, watch::Receiver<Option<Uptime>>) {
+    fn held(term: Duration, due: Uptime) -> (Held, watch::Receiver<Standing>) {
         let policy = Policy { lease: term, max_run: 100 * term, ..Policy::default() };
         let deadline = OwnDeadline::of_claim(Uptime::now(), &policy);
-        let (told, until) = watch::channel(Some(deadline.at()));
+        let (told, until) = watch::channel(Standing { until: Some(deadline.at()), cancelled: false });
         (Held { term, due, deadline, told }, until)
     }
 
     fn renewed() -> Answer {
-        Answer::Renewed { deadline: Timestamp::from_micros(0) }
+        Answer::Renewed { deadline: Timestamp::from_micros(0), cancelled: false }
     }
 
     /// A list that is scanned for each new lease costs a hundred thousand comparisons here.
@@ -216,9 +226,9 @@ mod tests {
         assert_eq!(agenda.take_due(now), [(1, Fence(1))]);
         agenda.answered((1, Fence(1)), &Answer::Busy, now);
         assert!(agenda.next().unwrap() <= Uptime::now() + Duration::from_secs(1));
-        assert!(until.borrow().is_some(), "it may be renewed yet");
+        assert!(until.borrow().until.is_some(), "it may be renewed yet");
         agenda.end_overdue(now + MINUTE);
-        assert_eq!(*until.borrow(), None);
+        assert_eq!(until.borrow().until, None);
         assert_eq!(agenda.next(), None);
     }
 
@@ -231,7 +241,7 @@ mod tests {
         let later = now + Duration::from_secs(20);
         agenda.answered((1, Fence(1)), &renewed(), later);
         agenda.answered((1, Fence(1)), &renewed(), now);
-        assert_eq!(*until.borrow(), Some(later + Duration::from_secs(54)));
+        assert_eq!(until.borrow().until, Some(later + Duration::from_secs(54)));
     }
 
     #[test]

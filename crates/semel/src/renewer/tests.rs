@@ -41,7 +41,7 @@ fn keep(renewer: &Arc<Renewer>, id: i64, term: Duration, due: Uptime) -> Renewal
 }
 
 fn renewed(leases: &[LeaseId]) -> Result<Vec<Answer>> {
-    Ok(leases.iter().map(|_| Answer::Renewed { deadline: Timestamp::from_micros(0) }).collect())
+    Ok(leases.iter().map(|_| Answer::Renewed { deadline: Timestamp::from_micros(0), cancelled: false }).collect())
 }
 
 const SHORT: (i64, Fence) = (1, Fence(1));
@@ -64,12 +64,12 @@ async fn a_late_answer_still_counts_for_the_leases_that_can_wait() {
     }
     let again = requests.recv().await.unwrap();
     assert_eq!(again.asked, [SHORT], "the long one can wait");
-    let before = (short.watch().borrow().unwrap(), long.watch().borrow().unwrap());
+    let before = (short.watch().borrow().until.unwrap(), long.watch().borrow().until.unwrap());
     again.answer.send(renewed(&[SHORT])).unwrap();
     first.answer.send(renewed(&[SHORT, LONG])).unwrap();
     for (until, before) in [(short.watch(), before.0), (long.watch(), before.1)] {
         let mut until = until;
-        until.wait_for(|until| until.is_some_and(|until| until > before)).await.unwrap();
+        until.wait_for(|standing| standing.until.is_some_and(|until| until > before)).await.unwrap();
     }
 }
 
@@ -80,12 +80,12 @@ async fn renewals_do_not_wait_for_the_journal() {
     let mut requests = serve(&renewer);
     let lease = keep(&renewer, 1, Duration::from_secs(3), Uptime::now());
     for _ in 0..3 {
-        let before = lease.watch().borrow().unwrap();
+        let before = lease.watch().borrow().until.unwrap();
         let request = tokio::time::timeout(Duration::from_secs(60), requests.recv()).await;
         let Request { asked, answer } = request.expect("the next renewal waits for the journal").unwrap();
         answer.send(renewed(&asked)).unwrap();
-        lease.watch().wait_for(|until| until.is_none_or(|until| until > before)).await.unwrap();
-        assert!(lease.watch().borrow().is_some());
+        lease.watch().wait_for(|standing| standing.until.is_none_or(|until| until > before)).await.unwrap();
+        assert!(lease.watch().borrow().until.is_some());
     }
 }
 
@@ -104,6 +104,6 @@ async fn a_store_that_answers_nothing_loses_each_lease_at_its_own_deadline() {
         }
     });
     short.lost().await;
-    assert!(long.watch().borrow().is_some());
+    assert!(long.watch().borrow().until.is_some());
     unanswered.abort();
 }

@@ -16,7 +16,7 @@ use semel::{
         Backlog, DeadLetter, LetterCount, LetterFilter, LetterPage, MarkRow, Message, MessageId, MessageStore,
         NewLetter, OutboxFilter, OutboxListing, Redriven, Retry, RetryRow, Taken, Tended, Wake,
     },
-    store::{AnswerCount, Applied, Commit, Decision, Glance, LeaseWrite, SeenAgain, Story, Swept},
+    store::{AnswerCount, Applied, Commit, Decision, Glance, LeaseWrite, SeenAgain, Story, Swept, Take},
 };
 use semel_store::{Database, Tx};
 use tokio::sync::Notify;
@@ -224,6 +224,10 @@ impl Store for Moody {
 
     async fn due_kinds(&self, service: &str, after: (&str, &str)) -> Result<Vec<DueKind>> {
         self.db()?.due_kinds(service, after).await
+    }
+
+    async fn take_due(&self, take: Arc<Take>) -> Result<Vec<(usize, Applied)>> {
+        self.db()?.take_due(take).await
     }
 
     async fn not_due(&self, id: i64, fence: Fence) -> Result<()> {

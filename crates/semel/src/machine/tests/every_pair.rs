@@ -65,7 +65,13 @@ fn leases() -> Vec<LeaseRow> {
         for retention in [None, Some(Duration::from_secs(100))] {
             for (deadline, run_until) in [(2, 17), (2, 2), (0, 15), (-1, -1)] {
                 let terms = Policy { on_lost, retention, tombstone: retention, ..policy() };
-                all.push(LeaseRow { token: Token([1; 16]), deadline: at(deadline), run_until: at(run_until), terms });
+                all.push(LeaseRow {
+                    token: Token([1; 16]),
+                    deadline: at(deadline),
+                    run_until: at(run_until),
+                    terms,
+                    cancelled: false,
+                });
             }
         }
     }

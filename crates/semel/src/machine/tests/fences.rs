@@ -134,7 +134,7 @@ fn a_renewal_counts_from_now_and_renewals_end_at_max_run() {
     for seconds in [4, 8, 12, 16, 20, 24] {
         life.now = start + Duration::from_secs(seconds);
         let deadline = (life.now + LEASE).min(start + MAX_RUN);
-        assert_eq!(life.write(fence, Write::Renew), Answer::Renewed { deadline });
+        assert_eq!(life.write(fence, Write::Renew), Answer::Renewed { deadline, cancelled: false });
         assert!(matches!(life.claim(&ask("a")), Answer::InFlight { until, .. } if until == deadline));
     }
     life.now = start + MAX_RUN;

@@ -37,6 +37,7 @@ pub(super) fn ask(payload: &str) -> Request {
         labels: Labels::default(),
         policy: policy(),
         at_once: false,
+        later: None,
         token: Token([0; 16]),
         owner: "worker".into(),
     }

@@ -206,6 +206,7 @@ impl World {
                 pinned: false,
             },
             at_once: false,
+            later: None,
             token: Token([token; 16]),
             owner: "worker".into(),
         }

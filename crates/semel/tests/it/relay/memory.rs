@@ -15,7 +15,7 @@ use semel::{
         LetterPage, Mark, MarkRow, Message, MessageId, MessageStore, NewLetter, OutboxFilter, OutboxListing, Published,
         Queue, Redriven, Retry, RetryRow, Taken, Tended, Topic, Wake,
     },
-    store::{AnswerCount, Applied, Commit, Decision, Glance, LeaseWrite, SeenAgain, Story, Swept},
+    store::{AnswerCount, Applied, Commit, Decision, Glance, LeaseWrite, SeenAgain, Story, Swept, Take},
 };
 use tokio::sync::Semaphore;
 
@@ -292,6 +292,10 @@ impl Store for Memory {
     }
 
     async fn due_kinds(&self, _service: &str, _after: (&str, &str)) -> Result<Vec<DueKind>> {
+        no_use()
+    }
+
+    async fn take_due(&self, _take: Arc<Take>) -> Result<Vec<(usize, Applied)>> {
         no_use()
     }
 

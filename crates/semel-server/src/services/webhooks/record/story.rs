@@ -66,7 +66,10 @@ pub(super) fn attempts(operation: &Operation, notes: &[Note]) -> Vec<Attempt> {
             Told::Failed => "failed",
             Told::TimedOut | Told::Doubted => "timeout",
             Told::Released => "released",
-            Told::Refused | Told::RenewedLate | Told::Resolved | Told::Archived | Told::Purged => continue,
+            Told::Cancelled => "cancelled",
+            Told::Refused | Told::RenewedLate | Told::Resolved | Told::CancelAsked | Told::Archived | Told::Purged => {
+                continue;
+            }
         };
         let error = Some(note.detail.as_str()).filter(|detail| note.event != Told::Released || *detail != PUT_BACK);
         let mut run = runs.take().unwrap_or_default().ended(Some(note.at), end, error);
@@ -143,6 +146,8 @@ mod tests {
             crashes: 0,
             parked: false,
             pinned: false,
+            priority: semel::Priority::default(),
+            terms: None,
             owner: "last".to_owned(),
             created_at: at(0),
             claimed_at: at(0),

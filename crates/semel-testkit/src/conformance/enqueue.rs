@@ -1,0 +1,322 @@
+//! Work for later: what is enqueued, and what a key that is taken is answered.
+
+use semel::{
+    Backoff, Claim, Enqueued, Error, OnLost, OnMismatch, Outcome, Policy, Priority, Settled, State, Store as _, Work,
+    journal::Event,
+    machine::Answer,
+    store::{Commit, Decision, Limits, Want},
+};
+
+use super::tools::*;
+use crate::{Lab, scope, work, work_with};
+
+fn policy() -> Policy {
+    Policy { backoff: Backoff { first: secs(10), cap: secs(40) }, max_attempts: Some(2), ..Policy::default() }
+}
+
+/// Work that goes by the worker's rules.
+fn plain(text: &str) -> Work {
+    work(text, policy()).policy_of_worker(policy()).payload(text.to_owned())
+}
+
+async fn enqueue(node: &Node, work: Work) -> Enqueued {
+    soon(node.enqueue(work)).await.unwrap()
+}
+
+fn want(most: u32) -> Want {
+    Want { scope: scope(), most, oldest: 0, policy: policy(), limits: Limits::default() }
+}
+
+/// Takes up to so many; their leases.
+async fn take(node: &Node, want: Want) -> Vec<semel::Lease<semel_store::Database>> {
+    soon(node.take(vec![want])).await.unwrap().into_iter().map(|(_, lease)| lease).collect()
+}
+
+async fn taken(node: &Node, most: u32) -> Vec<String> {
+    let leases = take(node, want(most)).await;
+    leases.iter().map(|lease| lease.operation().key.as_str().to_owned()).collect()
+}
+
+/// What is enqueued waits with its payload, is run once by whoever takes it, and its first run leaves no line in the
+/// journal.
+pub async fn what_is_enqueued_waits_and_runs_once(lab: Lab) {
+    let (a, b) = (lab.ledger_of("a").await, lab.ledger_of("b").await);
+    let Enqueued::New(op) = enqueue(&a, plain("k")).await else { panic!() };
+    assert_eq!((op.state, op.was_claimed(), op.owner.as_str()), (State::Pending, false, ""));
+    assert_eq!(row(&a, "k").await, *op, "what is told is what is stored");
+    assert_eq!(counted(&a, State::Pending).await, 1);
+    let again = enqueue(&b, plain("k")).await;
+    assert!(matches!(&again, Enqueued::Waiting(waiting) if waiting.from == Lab::START), "{again:?}");
+    let mut leases = take(&b, want(10)).await;
+    assert_eq!(take(&a, want(10)).await.len(), 0, "one of them gets it");
+    let lease = leases.remove(0);
+    assert_eq!(lease.operation().payload.as_deref(), Some(&b"k"[..]));
+    assert_eq!((lease.operation().owner.as_str(), lease.operation().attempt()), ("b", 1));
+    assert_eq!(*lease.operation(), row(&a, "k").await);
+    assert_eq!(enqueue(&a, plain("k")).await.word(), "in_flight");
+    assert_eq!(lease.complete(done("yes")).await.unwrap(), SETTLED);
+    let Enqueued::Known(Claim::Replay(replay)) = enqueue(&a, plain("k")).await else { panic!() };
+    assert_eq!(replay.outcome, done("yes"));
+    assert_eq!(story(&a, op.id).await, [], "a first run is ordinary life");
+    assert_eq!((counted(&a, State::Pending).await, counted(&a, State::Completed).await), (0, 1));
+}
+
+/// Enqueued in a caller's transaction, it is there when that commits, and never was if it is rolled back.
+pub async fn what_is_enqueued_in_a_transaction_commits_with_it(lab: Lab) {
+    let ledger = lab.ledger().await;
+    for (text, commits) in [("committed", true), ("undone", false)] {
+        let tx = ledger.store().begin(secs(5)).await.unwrap();
+        let works = (0..300).map(|n| plain(&format!("{text} {n}"))).collect();
+        let answers = ledger.enqueue_in(&tx, works).await.unwrap();
+        assert!(answers.len() == 300 && answers.iter().all(|answer| answer.word() == "enqueued"));
+        match commits {
+            true => assert!(matches!(ledger.store().commit(&tx).await, Commit::Done)),
+            false => ledger.store().roll_back(&tx).await,
+        }
+        let there = find(&ledger, &format!("{text} 7")).await;
+        assert_eq!(there.map(|op| op.state), commits.then_some(State::Pending), "{text}");
+    }
+    assert_eq!(taken(&ledger, 500).await.len(), 300);
+    let tx = ledger.store().begin(secs(5)).await.unwrap();
+    let answers = ledger.enqueue_in(&tx, vec![plain("committed 1"), plain("new")]).await.unwrap();
+    assert_eq!(answers.iter().map(Enqueued::word).collect::<Vec<_>>(), ["in_flight", "enqueued"]);
+    let twice = ledger.enqueue_in(&tx, vec![plain("x"), plain("x")]).await;
+    assert!(matches!(twice, Err(Error::Invalid(_))), "{twice:?}");
+    ledger.store().roll_back(&tx).await;
+}
+
+/// Many at once are answered in order, whatever is known of each.
+pub async fn many_are_enqueued_at_once_and_answered_in_order(lab: Lab) {
+    let ledger = lab.ledger().await;
+    enqueue(&ledger, plain("3")).await;
+    let works = |n: usize| (0..n).map(|n| plain(&n.to_string())).collect::<Vec<_>>();
+    let answers = soon(ledger.enqueue_all(works(2000))).await.unwrap();
+    for (n, answer) in answers.iter().enumerate() {
+        assert_eq!(answer.word(), if n == 3 { "waiting" } else { "enqueued" }, "{n}");
+        assert_eq!(answer.operation().key.as_str(), n.to_string());
+    }
+    let again = soon(ledger.enqueue_all(works(2000))).await.unwrap();
+    assert!(again.iter().all(|answer| answer.word() == "waiting"));
+    assert_eq!(counted(&ledger, State::Pending).await, 2000);
+    assert_eq!(taken(&ledger, 5000).await.len(), 2000);
+}
+
+/// It is not run before its time, to the tick, and everybody knows when that is.
+pub async fn what_is_enqueued_for_later_waits_for_its_time(lab: Lab) {
+    let ledger = lab.ledger().await;
+    enqueue(&ledger, plain("delayed").delay(secs(10))).await;
+    enqueue(&ledger, plain("timed").not_before(Lab::START + secs(20))).await;
+    enqueue(&ledger, plain("past").not_before(semel::Timestamp::from_micros(5))).await;
+    assert_eq!(row(&ledger, "past").await.not_before, None);
+    assert_eq!(taken(&ledger, 9).await, ["past"]);
+    let next = ledger.due_kinds("bank", ("", "")).await.unwrap();
+    assert_eq!((next.len(), next[0].wait), (1, secs(10)));
+    let Enqueued::Waiting(waiting) = enqueue(&ledger, plain("timed")).await else { panic!() };
+    assert_eq!(waiting.from, Lab::START + secs(20));
+    assert_eq!(ask(&ledger, plain("delayed")).await, "not_yet", "nor by who claims it by its key");
+    lab.pass(secs(10) - TICK);
+    assert_eq!(taken(&ledger, 9).await, [""; 0]);
+    lab.pass(TICK);
+    assert_eq!(taken(&ledger, 9).await, ["delayed"]);
+    lab.pass(secs(10));
+    assert_eq!(taken(&ledger, 9).await, ["timed"]);
+}
+
+/// Higher priorities are taken first, the longest due first within each; and what is asked for as the oldest is the longest
+/// due of all.
+pub async fn what_has_a_higher_priority_is_taken_first(lab: Lab) {
+    let ledger = lab.ledger().await;
+    for (n, priority) in [-2, 0, 2, 1, 0, 2, -1].into_iter().enumerate() {
+        lab.pass(secs(1));
+        let priority = Priority::new(priority).unwrap();
+        enqueue(&ledger, plain(&format!("{n}")).priority(priority)).await;
+        assert_eq!(row(&ledger, &n.to_string()).await.priority, priority);
+    }
+    let oldest = take(&ledger, Want { oldest: 1, ..want(2) }).await;
+    let keys: Vec<_> = oldest.iter().map(|lease| lease.operation().key.as_str()).collect();
+    assert_eq!(keys, ["0", "2"], "the oldest, and the first by priority");
+    assert_eq!(taken(&ledger, 2).await, ["5", "3"]);
+    assert_eq!(taken(&ledger, 9).await, ["1", "4", "6"]);
+    assert!(Priority::new(3).is_err());
+}
+
+/// Another payload under the key of what waits is a mismatch; under supersede-if-newer, newer data takes its place.
+pub async fn newer_data_replaces_what_waits(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let newer = |text: &str, order: i64| {
+        let policy = Policy { on_mismatch: OnMismatch::SupersedeIfNewer, ..policy() };
+        work_with("k", text, policy.clone()).policy_of_worker(policy).payload(text.to_owned()).order(order)
+    };
+    assert_eq!(enqueue(&ledger, newer("first", 1)).await.word(), "enqueued");
+    assert_eq!(enqueue(&ledger, newer("older", 0)).await.word(), "mismatch");
+    assert_eq!(enqueue(&ledger, newer("second", 2)).await.word(), "enqueued");
+    assert_eq!(row(&ledger, "k").await.payload.as_deref(), Some(&b"second"[..]));
+    let lease = take(&ledger, want(9)).await.remove(0);
+    assert_eq!(lease.operation().payload.as_deref(), Some(&b"second"[..]));
+    let Enqueued::Known(Claim::InFlight(there)) = enqueue(&ledger, newer("third", 3)).await else { panic!() };
+    assert!(there.kept);
+    assert_eq!(lease.complete(done("2")).await.unwrap(), Settled::Yes { successor: true });
+    let lease = take(&ledger, want(9)).await.remove(0);
+    assert_eq!(lease.operation().payload.as_deref(), Some(&b"third"[..]));
+    assert_eq!(lease.complete(done("3")).await.unwrap(), SETTLED);
+    assert_eq!(enqueue(&ledger, newer("fourth", 4).delay(secs(5))).await.word(), "enqueued", "also after it completed");
+    assert_eq!(taken(&ledger, 9).await, [""; 0]);
+    lab.pass(secs(5));
+    assert_eq!(taken(&ledger, 9).await, ["k"]);
+    let reject = work_with("k", "other", policy());
+    assert_eq!(enqueue(&ledger, reject).await.word(), "mismatch");
+}
+
+/// A policy that comes with the enqueue is the one that every run goes by, whatever the worker's says; without one, the
+/// worker's counts.
+pub async fn the_policy_of_an_enqueue_is_kept_until_it_settles(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let own = Policy { max_attempts: Some(1), lease: secs(7), on_lost: OnLost::Hold, ..policy() };
+    enqueue(&ledger, work("own", own.clone())).await;
+    enqueue(&ledger, plain("worker's")).await;
+    for lease in take(&ledger, want(9)).await {
+        let (text, terms) = (lease.operation().key.as_str().to_owned(), lease.operation().lease.clone().unwrap().terms);
+        assert_eq!(terms, if text == "own" { own.clone() } else { policy() }, "{text}");
+        assert_eq!(lease.fail(failure("no")).await.unwrap(), SETTLED);
+    }
+    lab.pass(secs(60));
+    assert_eq!(taken(&ledger, 9).await, ["worker's"], "one attempt was all that the other had");
+    assert_eq!(ask(&ledger, work("own", policy())).await, "exhausted", "also by who claims it by its key");
+}
+
+/// What is out of attempts by the worker's policy is not taken, and no longer due.
+pub async fn what_a_worker_gives_up_is_no_longer_due(lab: Lab) {
+    let ledger = lab.ledger().await;
+    enqueue(&ledger, plain("k")).await;
+    let lease = take(&ledger, want(1)).await.remove(0);
+    assert_eq!(lease.fail(failure("no")).await.unwrap(), SETTLED);
+    lab.pass(secs(60));
+    let strict = Want { policy: Policy { max_attempts: Some(1), ..policy() }, ..want(1) };
+    assert_eq!(take(&ledger, strict).await.len(), 0);
+    assert_eq!(ledger.due_kinds("bank", ("", "")).await.unwrap(), [], "it would be found again for ever");
+}
+
+/// A retry from the queue is a takeover, and told as one.
+pub async fn a_retry_from_the_queue_is_part_of_the_story(lab: Lab) {
+    let ledger = lab.ledger().await;
+    enqueue(&ledger, plain("k")).await;
+    let lease = take(&ledger, want(1)).await.remove(0);
+    assert_eq!(lease.fail(failure("no")).await.unwrap(), SETTLED);
+    lab.pass(secs(60));
+    let lease = take(&ledger, want(1)).await.remove(0);
+    assert_eq!((lease.operation().attempt(), lease.operation().error.as_deref()), (2, Some("no")));
+    let id = lease.operation().id;
+    assert_eq!(lease.complete(done("")).await.unwrap(), SETTLED);
+    assert_eq!(story(&ledger, id).await, [Event::Failed, Event::TakenOver]);
+}
+
+/// What waits can be withdrawn: it ends as failed, with its key taken, and never runs.
+pub async fn what_waits_can_be_cancelled(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let Enqueued::New(op) = enqueue(&ledger, plain("k")).await else { panic!() };
+    let cancelled = ledger.cancel(op.id, "ann", "not needed").await.unwrap();
+    assert_eq!(cancelled.answer, Answer::Cancelled);
+    let there = row(&ledger, "k").await;
+    assert_eq!((there.state, there.parked, there.error.as_deref()), (State::Failed, true, Some("cancelled")));
+    assert_eq!(taken(&ledger, 9).await, [""; 0]);
+    assert_eq!(enqueue(&ledger, plain("k")).await.word(), "exhausted", "the key stays taken");
+    assert_eq!(ledger.cancel(op.id, "ann", "again").await.unwrap().answer, Answer::Cancelled, "twice is once");
+    assert_eq!(lab.texts("SELECT action FROM semel_audit ORDER BY id").await[0], "operations.cancel");
+    let retry = Decision::Resolve { verdict: semel::Verdict::Retry, expected: None };
+    assert_eq!(decide(&ledger, op.id, retry).await.answer, Answer::Resolved, "a person can have it run all the same");
+    let lease = take(&ledger, want(9)).await.remove(0);
+    assert_eq!(lease.complete(done("")).await.unwrap(), SETTLED);
+    let late = ledger.cancel(op.id, "ann", "too late").await.unwrap();
+    assert_eq!(late.answer, Answer::NotNow(semel::machine::NotNow::Completed));
+}
+
+/// A run that is to be cancelled is told, and what that means is up to the policy.
+pub async fn a_run_can_be_cancelled(lab: Lab) {
+    let lab = lab.with_real_clock();
+    let (a, b) = (lab.ledger_of("a").await, lab.ledger_of("b").await);
+    for (on_lost, state) in [(OnLost::Rerun, State::Failed), (OnLost::Hold, State::InDoubt)] {
+        for (node, canceller) in [(&a, &a), (&a, &b)] {
+            let text = format!("{on_lost:?} {}", std::ptr::eq(node, canceller));
+            // Short, because another node is told with the next renewal.
+            let policy = Policy { on_lost, lease: secs(3), ..policy() };
+            let (begun, begins) = tokio::sync::oneshot::channel();
+            let begun = std::sync::Mutex::new(Some(begun));
+            let (node, asked) = (node.clone(), work(&text, policy));
+            let handler = move |context: semel::Context<semel_store::Database>| {
+                let begun = begun.lock().unwrap().take();
+                async move {
+                    let _ = begun.unwrap().send(context.operation().id);
+                    std::future::pending::<Result<Outcome, _>>().await
+                }
+            };
+            let run = tokio::spawn(async move { node.run(asked, handler).await });
+            let id = soon(begins).await.unwrap();
+            assert_eq!(canceller.cancel(id, "ann", "enough").await.unwrap().answer, Answer::CancelAsked);
+            assert_eq!(soon(run).await.unwrap().unwrap().word(), "acquired");
+            let there = row(&a, &text).await;
+            assert_eq!((there.state, there.parked), (state, state == State::Failed), "{text}");
+            let doubt = canceller.cancel(id, "ann", "again").await.unwrap().answer;
+            assert_eq!(doubt == Answer::Cancelled, state == State::Failed, "{doubt:?}");
+        }
+    }
+}
+
+/// A run that gets further each time is not parked, however often its node dies.
+pub async fn progress_forgives_crashes(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let policy = Policy { max_crashes: 3, backoff: Backoff::NONE, ..policy() };
+    let work = || work("k", policy.clone());
+    for n in 0..6_u8 {
+        let lease = acquire(&ledger, work()).await;
+        assert_eq!(lease.operation().checkpoint.as_deref(), n.checked_sub(1).as_ref().map(std::slice::from_ref));
+        let request = semel::store::LeaseWrite {
+            id: lease.operation().id,
+            fence: lease.fence(),
+            write: semel::machine::Write::Progress(vec![n].into()),
+        };
+        ledger.store().write(vec![request]).await.unwrap();
+        lab.pass(policy.lease);
+        ledger.sweep().await.unwrap();
+    }
+    for _ in 0..2 {
+        drop(acquire(&ledger, work()).await);
+        lab.pass(policy.lease);
+        ledger.sweep().await.unwrap();
+    }
+    assert_eq!(ask(&ledger, work()).await, "exhausted", "without progress it is");
+}
+
+/// A kind that is paused is taken by nobody until it is resumed.
+pub async fn a_paused_kind_is_left_alone(lab: Lab) {
+    let ledger = lab.ledger().await;
+    enqueue(&ledger, plain("k")).await;
+    for _ in 0..2 {
+        ledger.store().pause_kind("bank", "transfer", "ann", "the bank is closed").await.unwrap();
+    }
+    ledger.store().pause_kind("bank", "loans", "ann", "another kind").await.unwrap();
+    assert_eq!(taken(&ledger, 9).await, [""; 0]);
+    ledger.store().resume_kind("bank", "transfer", "ann", "it is open").await.unwrap();
+    assert_eq!(taken(&ledger, 9).await, ["k"]);
+    let audit = lab.texts("SELECT action || ' ' || subject FROM semel_audit ORDER BY id").await;
+    assert_eq!((audit.len(), audit[3].as_str()), (4, "work.resume bank/transfer"));
+}
+
+/// What the fleet may do of a kind is shared by its nodes.
+pub async fn the_limits_of_a_kind_are_the_fleets(lab: Lab) {
+    let (a, b) = (lab.ledger_of("a").await, lab.ledger_of("b").await);
+    for n in 0..30 {
+        enqueue(&a, plain(&n.to_string())).await;
+    }
+    let few = || Want { limits: Limits { at_once: Some(3), every: None }, ..want(2) };
+    let mut held = take(&a, few()).await;
+    held.extend(take(&b, few()).await);
+    assert_eq!((held.len(), take(&a, few()).await.len()), (3, 0));
+    assert_eq!(held.pop().unwrap().complete(done("")).await.unwrap(), SETTLED);
+    assert_eq!(take(&b, few()).await.len(), 1);
+    let slow = || Want { limits: Limits { at_once: None, every: Some(secs(10)) }, ..want(9) };
+    assert_eq!((take(&a, slow()).await.len(), take(&b, slow()).await.len()), (1, 0));
+    lab.pass(secs(10));
+    assert_eq!((take(&b, slow()).await.len(), take(&a, slow()).await.len()), (1, 0));
+    lab.pass(secs(100));
+    assert_eq!(take(&a, slow()).await.len(), 1, "what was not started is not saved up");
+}

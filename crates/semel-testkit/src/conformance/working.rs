@@ -1,0 +1,278 @@
+//! The worker: what is enqueued gets done, once, by whoever has a hand free.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use semel::{
+    Backoff, Context, Fingerprint, Kind, OnLost, Outcome, Policy, Scope, State, Store as _, Unfinished, Work, Worker,
+};
+use semel_store::{Database, Tx};
+use tokio::{
+    sync::{Semaphore, watch},
+    task::JoinHandle,
+};
+
+use super::tools::*;
+use crate::{Lab, faults, key};
+
+fn policy() -> Policy {
+    Policy { backoff: Backoff::NONE, max_attempts: Some(3), ..Policy::default() }
+}
+
+fn of(tenant: &str, kind: &str) -> Scope {
+    Scope::new(tenant, "works", kind).unwrap()
+}
+
+fn job(scope: Scope, name: &str) -> Work {
+    Work::new(scope, key(name), Fingerprint::of_bytes(name.as_bytes())).payload(name.to_owned())
+}
+
+/// A worker that runs in a task of its own.
+struct Hired {
+    stop: watch::Sender<bool>,
+    task: JoinHandle<()>,
+}
+
+fn hire(worker: Worker<Database>) -> Hired {
+    let (stop, stops) = watch::channel(false);
+    Hired { stop, task: tokio::spawn(worker.run(stops)) }
+}
+
+impl Hired {
+    async fn stop(self) {
+        self.stop.send_replace(true);
+        soon(self.task).await.unwrap();
+    }
+}
+
+/// What was run: by key, how often.
+type Ran = Arc<Mutex<BTreeMap<String, usize>>>;
+
+fn note(ran: &Ran, context: &Context<Database>) -> String {
+    let name = context.operation().key.as_str().to_owned();
+    *ran.lock().unwrap().entry(name.clone()).or_default() += 1;
+    name
+}
+
+async fn is_over(node: &Node, kind: &str, names: impl Iterator<Item = String>) -> bool {
+    let scope = of("acme", kind);
+    for name in names {
+        let there = node.store().by_key(&scope, &key(&name)).await.unwrap();
+        if there.is_none_or(|op| op.state != State::Completed) {
+            return false;
+        }
+    }
+    true
+}
+
+/// Leased and atomic work is run once each, with its payload; what is of a kind that the worker does not know is left
+/// alone.
+pub async fn a_worker_runs_what_is_enqueued(lab: Lab) {
+    let lab = lab.with_real_clock();
+    let ledger = lab.ledger().await;
+    faults::make_effect_table(ledger.store()).await;
+    let ran = Ran::default();
+    let seen = ran.clone();
+    let leased = Kind::leased("works", "leased", move |context: Context<Database>| {
+        let name = note(&seen, &context);
+        async move {
+            assert_eq!(context.operation().payload.as_deref(), Some(name.as_bytes()));
+            Ok(Outcome::kept(name))
+        }
+    });
+    let atomic = Kind::atomic("works", "atomic", |context: Context<Database>, tx: Tx| async move {
+        let name = context.operation().key.as_str().to_owned();
+        faults::take_in(&tx, &name, context.fence()).await.map_err(Unfinished::failed)?;
+        Ok(Outcome::kept(name))
+    });
+    let hired = hire(Worker::new(&ledger).on(leased.policy(policy())).on(atomic.policy(policy()).at_once(3)));
+    for kind in ["leased", "atomic", "unknown"] {
+        let works = (0..20).map(|n| job(of("acme", kind), &format!("{kind} {n}"))).collect();
+        ledger.enqueue_all(works).await.unwrap();
+    }
+    for kind in ["leased", "atomic"] {
+        eventually(|| is_over(&ledger, kind, (0..20).map(move |n| format!("{kind} {n}")))).await;
+    }
+    hired.stop().await;
+    assert!(ran.lock().unwrap().len() == 20 && ran.lock().unwrap().values().all(|n| *n == 1));
+    let effects = faults::effect_rows(ledger.store()).await;
+    assert!(effects.len() == 20 && effects.values().all(|n| *n == 1), "{effects:?}");
+    let strange = ledger.store().by_key(&of("acme", "unknown"), &key("unknown 3")).await.unwrap().unwrap();
+    assert_eq!((strange.state, strange.was_claimed()), (State::Pending, false));
+}
+
+/// Two nodes share a queue: each operation runs once, and neither stands idle while there is work.
+pub async fn two_workers_share_a_queue(lab: Lab) {
+    const ALL: usize = 600;
+    let lab = lab.with_real_clock();
+    let (a, b) = (lab.ledger_of("a").await, lab.ledger_of("b").await);
+    let works = (0..ALL).map(|n| job(of("acme", "shared"), &n.to_string())).collect();
+    a.enqueue_all(works).await.unwrap();
+    let counts = [(); 2].map(|()| Arc::<AtomicUsize>::default());
+    let ran = Ran::default();
+    let hired = [&a, &b].into_iter().zip(&counts).map(|(node, count)| {
+        let (ran, count) = (ran.clone(), count.clone());
+        let kind = Kind::leased("works", "shared", move |context: Context<Database>| {
+            note(&ran, &context);
+            count.fetch_add(1, Ordering::SeqCst);
+            async {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                Ok(Outcome::kept(""))
+            }
+        });
+        hire(Worker::new(node).on(kind.policy(policy()).at_once(8)))
+    });
+    let hired: Vec<_> = hired.collect();
+    eventually(|| async { ran.lock().unwrap().len() == ALL }).await;
+    eventually(|| is_over(&a, "shared", (0..ALL).map(|n| n.to_string()))).await;
+    for hired in hired {
+        hired.stop().await;
+    }
+    assert!(ran.lock().unwrap().values().all(|n| *n == 1), "one ran twice");
+    let [a, b] = counts.map(|count| count.load(Ordering::SeqCst));
+    assert!(a >= ALL / 10 && b >= ALL / 10, "one was idle: {a} and {b}");
+}
+
+/// A worker that sleeps is woken by a commit of its own process, through the lane or in a caller's transaction.
+pub async fn a_commit_wakes_the_worker(lab: Lab) {
+    let lab = lab.with_real_clock();
+    let ledger = lab.ledger().await;
+    let (done, mut runs) = tokio::sync::mpsc::unbounded_channel();
+    let kind = Kind::leased("works", "quick", move |_: Context<Database>| {
+        let _ = done.send(());
+        async { Ok(Outcome::kept("")) }
+    });
+    // By its own looks it would find nothing in time.
+    let hired = hire(Worker::new(&ledger).on(kind.policy(policy())).poll(secs(3600)));
+    for n in 0..10 {
+        let work = job(of("acme", "quick"), &n.to_string());
+        match n % 2 {
+            0 => assert_eq!(ledger.enqueue(work).await.unwrap().word(), "enqueued"),
+            _ => {
+                let tx = ledger.store().begin(secs(5)).await.unwrap();
+                ledger.enqueue_in(&tx, vec![work]).await.unwrap();
+                ledger.store().commit(&tx).await;
+            }
+        }
+        soon(runs.recv()).await.unwrap();
+        // Long enough for the worker to be asleep again.
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    hired.stop().await;
+}
+
+/// A tenant with much to do does not keep another's one operation from running.
+pub async fn a_tenant_with_much_to_do_keeps_no_other_waiting(lab: Lab) {
+    let lab = lab.with_real_clock();
+    let ledger = lab.ledger().await;
+    let works = (0..200).map(|n| job(of("big", "fair"), &n.to_string())).collect();
+    ledger.enqueue_all(works).await.unwrap();
+    let (order, gate) = (Arc::<Mutex<Vec<String>>>::default(), Arc::new(Semaphore::new(0)));
+    let (seen, gated) = (order.clone(), gate.clone());
+    let kind = Kind::leased("works", "fair", move |context: Context<Database>| {
+        let (seen, gated) = (seen.clone(), gated.clone());
+        async move {
+            gated.acquire().await.map_err(|_| Unfinished::failed("closed"))?.forget();
+            seen.lock().unwrap().push(context.operation().scope.tenant().to_owned());
+            Ok(Outcome::kept(""))
+        }
+    });
+    let hired = hire(Worker::new(&ledger).on(kind.taking(|kind, _| kind == "fair").policy(policy()).at_once(2)));
+    gate.add_permits(10);
+    eventually(|| async { order.lock().unwrap().len() >= 10 }).await;
+    ledger.enqueue(job(of("small", "fair"), "one")).await.unwrap();
+    gate.add_permits(20);
+    eventually(|| async { order.lock().unwrap().len() >= 30 }).await;
+    let place = order.lock().unwrap().iter().position(|tenant| tenant == "small").expect("it had no turn");
+    assert!(place < 20, "it came after {place} of the others");
+    hired.stop().await;
+}
+
+/// A stop ends within its grace: what still runs then is put back where it may run again, and in doubt where it may not.
+pub async fn a_stop_puts_back_what_it_cannot_wait_for(lab: Lab) {
+    let lab = lab.with_real_clock();
+    let ledger = lab.ledger().await;
+    let (begun, mut begins) = tokio::sync::mpsc::unbounded_channel();
+    let mut worker = Worker::new(&ledger).grace(Duration::from_millis(50));
+    for on_lost in [OnLost::Rerun, OnLost::Hold] {
+        let begun = begun.clone();
+        let kind = Kind::leased("works", &format!("{on_lost:?}"), move |_: Context<Database>| {
+            let _ = begun.send(());
+            std::future::pending::<Result<Outcome, Unfinished>>()
+        });
+        worker = worker.on(kind.policy(Policy { on_lost, ..policy() }));
+        ledger.enqueue(job(of("acme", &format!("{on_lost:?}")), "k")).await.unwrap();
+    }
+    let hired = hire(worker);
+    for _ in 0..2 {
+        soon(begins.recv()).await.unwrap();
+    }
+    hired.stop().await;
+    for (kind, state) in [("Rerun", State::Pending), ("Hold", State::InDoubt)] {
+        let there = ledger.store().by_key(&of("acme", kind), &key("k")).await.unwrap().unwrap();
+        assert_eq!((there.state, there.failures), (state, 0), "{kind}");
+    }
+}
+
+/// A target that is away pauses, its operations cost no attempt, and those of other targets go on.
+pub async fn a_target_that_is_away_costs_no_attempt(lab: Lab) {
+    let lab = lab.with_real_clock();
+    let ledger = lab.ledger().await;
+    let (calls, there) = (Arc::<AtomicUsize>::default(), Arc::new(std::sync::atomic::AtomicBool::new(false)));
+    let (called, is_there) = (calls.clone(), there.clone());
+    let kind = Kind::leased("works", "calls", move |context: Context<Database>| {
+        let (called, is_there) = (called.clone(), is_there.clone());
+        async move {
+            let away = context.operation().key.as_str().starts_with("away");
+            if away && !is_there.load(Ordering::SeqCst) {
+                called.fetch_add(1, Ordering::SeqCst);
+                return Err(Unfinished::Away { target: "there".into(), why: "no route".into() });
+            }
+            Ok(Outcome::kept(""))
+        }
+    });
+    let target = |op: &semel::Operation| op.key.as_str().starts_with("away").then(|| "there".to_owned());
+    let hired = hire(Worker::new(&ledger).on(kind.policy(policy()).target(target).at_once(4)));
+    let works = (0..20).flat_map(|n| [format!("away {n}"), format!("here {n}")]);
+    ledger.enqueue_all(works.map(|name| job(of("acme", "calls"), &name)).collect()).await.unwrap();
+    eventually(|| is_over(&ledger, "calls", (0..20).map(|n| format!("here {n}")))).await;
+    let called = calls.load(Ordering::SeqCst);
+    assert!((1..20).contains(&called), "the target was asked {called} times for twenty operations");
+    there.store(true, Ordering::SeqCst);
+    eventually(|| is_over(&ledger, "calls", (0..20).map(|n| format!("away {n}")))).await;
+    let op = ledger.store().by_key(&of("acme", "calls"), &key("away 7")).await.unwrap().unwrap();
+    assert_eq!((op.failures, op.crashes), (0, 0));
+    hired.stop().await;
+}
+
+/// What fails is run again by the worker, as often as its policy says, and then no more.
+pub async fn a_worker_tries_again_as_often_as_the_policy_says(lab: Lab) {
+    let lab = lab.with_real_clock();
+    let ledger = lab.ledger().await;
+    let ran = Ran::default();
+    let seen = ran.clone();
+    let kind = Kind::leased("works", "fails", move |context: Context<Database>| {
+        let name = note(&seen, &context);
+        async move {
+            match (name.as_str(), context.operation().attempt()) {
+                ("second time", 2) => Ok(Outcome::kept("")),
+                _ => Err(Unfinished::failed("not now")),
+            }
+        }
+    });
+    let hired = hire(Worker::new(&ledger).on(kind.policy(policy())));
+    for name in ["second time", "never"] {
+        ledger.enqueue(job(of("acme", "fails"), name)).await.unwrap();
+    }
+    eventually(|| is_over(&ledger, "fails", std::iter::once("second time".to_owned()))).await;
+    eventually(|| async { ran.lock().unwrap().get("never") == Some(&3) }).await;
+    eventually(|| async { ledger.due_kinds("works", ("", "")).await.unwrap().is_empty() }).await;
+    hired.stop().await;
+    assert_eq!(ran.lock().unwrap()["never"], 3);
+}

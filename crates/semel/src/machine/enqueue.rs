@@ -1,0 +1,84 @@
+//! Enqueues: work that is put in now and run later, by a worker.
+
+use super::{
+    Answer, Later, Next, Request, Step,
+    claim::{is_exhausted, is_newer, look_by, stale, unclaimed},
+    lapsed, promote, tend,
+};
+use crate::{Fence, OnMismatch, Operation, State, Successor, Timestamp, journal::Note};
+
+pub(super) fn enqueue(stored: Option<&Operation>, request: &Request, fence: Fence, now: Timestamp) -> Step {
+    let Some(stored) = stored.filter(|op| !op.has_expired(now)) else {
+        let mut op = unclaimed(request, fence, now);
+        put_off(&mut op, request, now);
+        return Step { next: Next::Anew(Box::new(op)), answer: Answer::Enqueued, notes: Vec::new() };
+    };
+    if !lapsed(stored, now) {
+        return enqueue_known(stored, request, now, Vec::new());
+    }
+    // The sweep has not been here yet; what it would do comes first.
+    let (lapsed, notes) = tend::lapse(stored, fence, now);
+    let mut step = enqueue_known(&lapsed, request, now, notes);
+    if step.next == Next::Same {
+        step.next = Next::Put(Box::new(lapsed));
+    }
+    step
+}
+
+/// An enqueue under a key that is taken.
+fn enqueue_known(op: &Operation, request: &Request, now: Timestamp, mut notes: Vec<Note>) -> Step {
+    let is_known = op.fingerprint.matches(&request.fingerprint);
+    match request.policy.on_mismatch {
+        _ if is_known => Step { next: Next::Same, answer: known(op, request, now, false), notes },
+        OnMismatch::Reject => Step { next: Next::Same, answer: Answer::Mismatch, notes },
+        OnMismatch::Replay => Step { next: Next::Same, answer: known(op, request, now, true), notes },
+        OnMismatch::SupersedeIfNewer if op.is_final(now) || !is_newer(op, request) => stale(op, request, notes),
+        OnMismatch::SupersedeIfNewer => {
+            let mut op = op.clone();
+            op.successor = Some(Successor {
+                fingerprint: request.fingerprint,
+                order: request.order.unwrap_or(i64::MIN),
+                payload: request.payload.clone(),
+            });
+            // It waits for what runs, or for the end of a doubt; anything else gives way to it.
+            if let Some(lease) = &op.lease {
+                let answer = Answer::InFlight { until: lease.deadline, kept: true };
+                return Step::put(op, answer, notes);
+            }
+            if op.state == State::InDoubt {
+                return Step::put(op, Answer::InDoubt { kept: true }, notes);
+            }
+            notes.extend(promote(&mut op, &request.owner, now));
+            put_off(&mut op, request, now);
+            Step::put(op, Answer::Enqueued, notes)
+        }
+    }
+}
+
+/// What the ledger knows of a key that is enqueued once more.
+fn known(op: &Operation, request: &Request, now: Timestamp, mismatch: bool) -> Answer {
+    let policy = op.terms.as_ref().unwrap_or(&request.policy);
+    let from = op.not_before.filter(|from| *from > now).unwrap_or(now);
+    match op.state {
+        State::Processing => {
+            let until = op.lease.as_ref().map_or(now, |lease| lease.deadline);
+            Answer::InFlight { until, kept: false }
+        }
+        State::Completed => Answer::Replay { mismatch },
+        State::InDoubt => Answer::InDoubt { kept: false },
+        State::Pending | State::Failed | State::TimedOut if is_exhausted(op, policy) => Answer::Exhausted,
+        State::Pending => Answer::Waiting { from },
+        State::Failed | State::TimedOut => Answer::NotYet { until: from },
+    }
+}
+
+/// Lets it wait as the enqueue says.
+fn put_off(op: &mut Operation, request: &Request, now: Timestamp) {
+    let later = request.later.unwrap_or_default();
+    let Later { priority, keeps_policy, .. } = later;
+    op.not_before = later.from(now);
+    op.priority = priority;
+    op.terms = keeps_policy.then(|| request.policy.clone());
+    // Written now, so that neither the claim nor the completion touches an index.
+    look_by(op, &request.policy, now);
+}
