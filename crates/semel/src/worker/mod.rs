@@ -39,7 +39,8 @@ const IDLE: Duration = Duration::from_secs(1);
 /// How long after its last work a worker counts as busy.
 const A_WHILE: Duration = Duration::from_secs(10);
 
-/// How long to wait when what is due could not be had: another node holds it at the moment.
+/// How long to wait when what is due could not be had: another node holds it at the moment. Twice as long each time, up
+/// to the pause between two looks: it may also be paused, or at the limit of the fleet.
 const HELD: Duration = Duration::from_millis(10);
 
 /// How long runs may go on after a stop, unless the worker is told otherwise.
@@ -96,6 +97,7 @@ impl<S: Store> Worker<S> {
             leaves,
             last: None,
             polls: self.polls,
+            held: Duration::ZERO,
         };
         let mut came = None;
         while !is_over(&stop) {
@@ -157,6 +159,8 @@ struct Hands<S: Store> {
     /// When there was work.
     last: Option<Uptime>,
     polls: (Duration, Duration),
+    /// The last wait for what could not be had.
+    held: Duration,
 }
 
 /// Work that is wanted, with the seats for it.
@@ -188,8 +192,10 @@ impl<S: Store> Hands<S> {
         let wants = asked.iter().map(|asked| asked.want.clone()).collect();
         let taken = self.ledger.take(wants).await?;
         if taken.is_empty() {
-            return Ok(wait.min(HELD));
+            self.held = (2 * self.held).clamp(HELD, self.pause().max(HELD));
+            return Ok(wait.min(self.held));
         }
+        self.held = Duration::ZERO;
         self.last = Some(Uptime::now());
         for (n, lease) in taken {
             let Some(asked) = asked.get_mut(n) else { continue };
