@@ -37,7 +37,7 @@ async fn main() -> Result<()> {
     let id = if url.starts_with("sqlite:") { "INTEGER PRIMARY KEY" } else { "BIGSERIAL PRIMARY KEY" };
 
     let ledger = Ledger::new(Database::open(&url, Settings::default()).await?, Options::default())?;
-    ledger.transact(move |tx| async move { make_table(&tx, id).await.map_err(Err).map(Ok) }).await??;
+    ledger.transact(move |tx| async move { make_table(&tx, id).await }).await?;
     ledger.sweep_every(Duration::from_secs(10));
 
     // This service knows no users. One that does puts a `Principal` into its requests, and uses `Idempotency::new`.

@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# pgbench measures what the machine's PostgreSQL can do at all, which is what our numbers are compared with.
+# pgbench measures the limit of this machine's PostgreSQL, with which our numbers are compared.
 bin=$(scripts/postgres.sh bin)
 if [[ -x $bin/pgbench ]]; then
     SEMEL_BENCH_PGBENCH=$bin/pgbench
@@ -15,4 +15,9 @@ export SEMEL_BENCH_PGBENCH
 
 # Built before the servers start: idle ones would only take memory from the compiler.
 cargo build --release -p semel-bench
+# The worker's peer is a separate package: nothing else has to build the crate that it measures.
+if [[ " $* " == *" worker "* || ! " $* " =~ \ (pairs|replays|http|gateway|messages|webhooks|growth)\  ]]; then
+    cargo build --release --manifest-path crates/semel-bench/peers/graphile/Cargo.toml --target-dir target/peers
+    export SEMEL_BENCH_GRAPHILE=$PWD/target/peers/release/graphile-peer
+fi
 exec scripts/postgres.sh run scripts/rabbitmq.sh run cargo run --release -p semel-bench -- "$@"

@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# No step asks anything: one that tries gets an end of file at once instead of hanging a build nobody looks at.
+# Standard input is empty: a step that asks for input fails at once instead of hanging.
 exec </dev/null
 
 current=
@@ -33,10 +33,11 @@ total() {
 trap total EXIT
 
 step "format" cargo fmt --all --check
-# A mutant whose pattern no longer fits the code would pass for a guarantee that is tested.
+# A mutant whose pattern no longer matches the code would pass for a tested guarantee.
 step "mutants can be made" scripts/mutants.sh --check
 step "clippy" cargo clippy --workspace --all-targets -- -D warnings
-# The server's program and the engine's library are both called semel, and rustdoc would write both to one place at once.
+# The server's program and the engine's library are both called semel, and rustdoc would write both to one place at
+# once.
 export RUSTDOCFLAGS="-D warnings"
 step "rustdoc, server" cargo doc --no-deps --package semel-server
 step "rustdoc, libraries" cargo doc --no-deps --workspace --exclude semel-server

@@ -9,7 +9,7 @@
 #   postgres.sh bin        print the directory of PostgreSQL's programs, installing them if need be
 #   postgres.sh pooler     print the path of PgBouncer, installing it if need be
 #
-# Where the servers live is told in servers.sh; `data` in a server's directory is its data directory.
+# servers.sh documents the directories; `data` in a server's directory is its data directory.
 set -euo pipefail
 
 # shellcheck disable=SC2034 # they are for servers.sh
@@ -35,8 +35,8 @@ find_bin() {
     return 1
 }
 
-# Sets `bin`, also for the crash tests, which kill and restart servers of their own. A caller who wants another version
-# of PostgreSQL names its directory in SEMEL_TEST_POSTGRES_BIN.
+# Sets `bin`, also for the crash tests, which kill and restart their own servers. SEMEL_TEST_POSTGRES_BIN names the
+# directory of another version of PostgreSQL.
 need_programs() {
     bin=${SEMEL_TEST_POSTGRES_BIN:-}
     if [[ -n $bin ]]; then
@@ -48,7 +48,7 @@ need_programs() {
     export SEMEL_TEST_POSTGRES_BIN=$bin
 }
 
-# Prints the path of PgBouncer, which the tests start by themselves. Debian has it outside of a user's PATH.
+# Prints the path of PgBouncer, which the tests start themselves. Debian has it outside of a user's PATH.
 find_pooler() {
     local path
     for path in /usr/sbin/pgbouncer /usr/bin/pgbouncer; do
@@ -71,7 +71,7 @@ pooler() {
 as_owner() {
     (
         close_locks
-        # The caller's directory may be closed to `postgres`, and the caller's PG* variables mean another server.
+        # The caller's directory may be closed to `postgres`, and the caller's PG* variables refer to another server.
         cd /
         unset "${!PG@}"
         if [[ $EUID -eq 0 ]]; then
@@ -92,8 +92,8 @@ make_data_dir() {
     chmod 755 "$dir"
     chown postgres: "$dir/data"
     if ! as_owner test -w "$dir/data"; then
-        # A checkout in a home directory of mode 700: `postgres` cannot get there. Not in /tmp, which may be in memory:
-        # fsync costs nothing there, and would make tests of durability pass, and benchmarks shine, for no reason.
+        # For a checkout in a home directory of mode 700, which `postgres` cannot enter. Not in /tmp, which may be in
+        # memory: fsync costs nothing there, so tests of durability and benchmarks would prove nothing.
         elsewhere=$(mktemp -d /var/tmp/semel-postgres.XXXXXX)
         chown postgres: "$elsewhere"
         rmdir "$dir/data"
@@ -112,10 +112,10 @@ boot() {
     # --no-sync: an empty database that a power cut could spoil is no loss. The server itself does sync (below).
     as_owner "$bin/initdb" --pgdata="$data" --username=semel --auth=trust --encoding=UTF8 --locale=C --no-sync >/dev/null
     cat >>"$data/postgresql.conf" <<'CONF'
-# Loopback only, since everyone who can connect is trusted. No Unix socket, whose path may have 107 bytes only.
+# Loopback only, since every connection is trusted. No Unix socket: its path is limited to 107 bytes.
 listen_addresses = '127.0.0.1'
 unix_socket_directories = ''
-# Durability is what the tests are about. These are the defaults, and must stay.
+# The tests are about durability. These are the defaults, and must stay.
 fsync = on
 synchronous_commit = on
 # Many tests at once, each with its own pool.
@@ -141,8 +141,8 @@ CONF
     die "PostgreSQL did not start; what it said is above"
 }
 
-# Prints the server's pid, if it is running and really ours. The number in a stale postmaster.pid may by now belong to
-# any process of this machine; a postmaster is known by its working directory, which is its data directory.
+# Prints the server's pid, if it is running and ours. The number in a stale postmaster.pid may belong to any process of
+# this machine; a postmaster is recognised by its working directory, which is its data directory.
 pid_of() {
     local data pid
     data=$(readlink -f "$1/data") || return 1

@@ -11,12 +11,12 @@ kind=python product=Python url_variable=SEMEL_TEST_PYTHON
 # shellcheck source=scripts/servers.sh
 source "$(dirname "${BASH_SOURCE[0]}")/servers.sh"
 
-# One version, so that a test that fails has found a change of ours.
+# One version, so that a failing test has found a change of ours.
 libraries=(stripe==16.1.0)
 
 venv=$root/target/python
 
-# Prints an interpreter that can make such a directory. Debian has the parts for that in a package of its own.
+# Prints an interpreter that can create such a directory. Debian has the parts for that in a separate package.
 find_python() {
     local python
     for python in python3 /usr/bin/python3; do
@@ -38,11 +38,11 @@ make_venv() {
     "$python" -m venv "$venv" >&2 || die "a Python of the tests' own could not be made in target/python"
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${libraries[@]}" >&2 ||
         die "could not install ${libraries[*]}: the tests need it, and pip's usual index"
-    # Written last: half a directory is made again.
+    # Written last: an incomplete directory is made again.
     echo "${libraries[*]}" >"$venv/made"
 }
 
-# Sets `python`. Whoever has such a Python already names it in SEMEL_TEST_PYTHON.
+# Sets `python`. SEMEL_TEST_PYTHON names an existing one.
 need_python() {
     python=${SEMEL_TEST_PYTHON:-$venv/bin/python}
     if [[ -z ${SEMEL_TEST_PYTHON:-} ]]; then

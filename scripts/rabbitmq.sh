@@ -10,8 +10,8 @@
 #   rabbitmq.sh kill DIR        end the node of a directory with SIGKILL, and keep its data
 #   rabbitmq.sh again DIR       start it again on that data, with the same ports
 #
-# Where the servers live is told in servers.sh. DIR is target/servers/rabbitmq for the one of `start`; CMD finds its own
-# in SEMEL_SERVER_DIR. A DIR/extra.conf is read after the node's own configuration, by `again` at the latest.
+# servers.sh documents the directories. DIR is target/servers/rabbitmq for the one of `start`; CMD finds its own in
+# SEMEL_SERVER_DIR. A DIR/extra.conf is read after the node's own configuration, by `again` at the latest.
 set -euo pipefail
 
 # shellcheck disable=SC2034 # they are for servers.sh
@@ -19,7 +19,7 @@ kind=rabbitmq product=RabbitMQ url_variable=SEMEL_TEST_RABBITMQ_URL
 # shellcheck source=scripts/servers.sh
 source "$(dirname "${BASH_SOURCE[0]}")/servers.sh"
 
-# Debian's own commands in PATH want to be root or the user rabbitmq, and mean the system's node. These do not.
+# Debian's own commands in PATH require root or the user rabbitmq, and use the system's node. These do not.
 bin=/usr/lib/rabbitmq/bin
 
 need_programs() {
@@ -32,7 +32,7 @@ need_programs() {
 # ---------------------------------------------------------------------------------------------------------------------
 # One server: all of these take its directory
 
-# Goes to a node's directory and environment, in a subshell that then executes one of RabbitMQ's programs. Everything
+# Enters a node's directory and environment, in a subshell that then executes one of RabbitMQ's programs. Everything
 # that a node reads or writes is in its directory, and nothing of the system's node (its variables, its files in
 # /etc/rabbitmq, its name server) reaches it.
 enter() {
@@ -55,7 +55,7 @@ enter() {
 boot() {
     local dir=$1 port
     mkdir "$dir/data" "$dir/log"
-    # No plugins: they take time to start, and ports of their own.
+    # No plugins: they take time to start, and ports.
     echo '[].' >"$dir/enabled_plugins"
     touch "$dir/rabbitmq-env.conf" "$dir/extra.conf"
     for _ in {1..20}; do
@@ -82,13 +82,13 @@ launch() {
     local dir=$1 epmd_port port waited=0
     # shellcheck source=/dev/null
     source "$dir/ports"
-    # In the foreground of its own session: as a daemon it would leave its directory, by which we know it.
+    # In the foreground of its own session: as a daemon it would leave its directory, by which it is recognised.
     (enter "$dir" && exec setsid epmd -port "$epmd_port" -address 127.0.0.1) >"$dir/epmd.log" 2>&1 </dev/null &
     (enter "$dir" && exec setsid "$bin/rabbitmq-server") >"$dir/log/console.log" 2>&1 </dev/null &
-    # Bash would tell of their end.
+    # Keeps bash from reporting their end.
     disown -a
     while ! answers "$port"; do
-        # Half a minute is long even for a busy machine, but its script may be gone long before.
+        # Half a minute is long even for a busy machine, but the server may fail long before.
         if ((waited++ > 600)) || { ((waited > 20)) && ! kill -0 $! 2>/dev/null; }; then
             halt "$dir"
             return 1
@@ -105,8 +105,8 @@ answers() {
     " 2>/dev/null) && [[ $byte -eq 1 ]]
 }
 
-# Prints the pids of what runs in a server's directory: the node, its helpers and its name server. The numbers in stale
-# pid files may by now belong to any process of this machine; ours are known by their working directory.
+# Prints the pids of the processes in a server's directory: the node, its helpers and its name server. The numbers in
+# stale pid files may belong to any process of this machine; ours are recognised by their working directory.
 pids_of() {
     local dir pid
     dir=$(readlink -f "$1") || return 0

@@ -3,8 +3,8 @@
 #
 # Every server has a directory under target/servers:
 #   KIND          the one of `start`
-#   KIND.XXXXXX   one per `run`, so that two runs never meet. The run holds a lock on its directory for as long as it
-#                 lives, so a directory that nobody has locked was left by a killed run.
+#   KIND.XXXXXX   one per `run`, so that two runs never share one. The run locks its directory for as long as it
+#                 lives, so an unlocked directory was left by a killed run.
 #
 # A script that sources this sets
 #   kind, product         the directories' first part, and the server's name for people
@@ -31,9 +31,9 @@ install_packages() {
     fi
     command -v apt-get >/dev/null || die "$product is missing and there is no apt-get to install it: ${packages[*]}"
     say "installing ${packages[*]}"
-    # The timeout waits for another apt-get (a machine that is still setting itself up) instead of failing at once.
+    # The timeout waits for another apt-get (a machine that is still being set up) instead of failing at once.
     apt-get update -qq >&2
-    # Runlevel 1 keeps the package from starting a server of its own where nothing but SysV scripts would do that.
+    # Runlevel 1 keeps the package from starting a server where only SysV scripts would do that.
     RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive \
         apt-get -o DPkg::Lock::Timeout=300 install -y -qq "${packages[@]}" >&2
 }
@@ -42,8 +42,8 @@ install_packages() {
 # when the server binds it: asking beforehand would be a race.
 random_port() { echo $((20000 + RANDOM % 12000)); }
 
-# Directories are made and removed under this lock only, so that nobody takes one that is just being made for a stale
-# one. It is a lock on the directory itself: no lock file to lose or to clean up.
+# Directories are created and removed under this lock only, so that a new one is not taken for a stale one. It is a lock
+# on the directory itself: no lock file to lose or to clean up.
 lock_servers() {
     mkdir -p "$servers"
     exec 9<"$servers"
@@ -76,7 +76,7 @@ start() {
     if ! is_running "$by_hand"; then
         discard "$by_hand"
         mkdir "$by_hand"
-        # Half a server is thrown away: after an error, and when somebody lost patience.
+        # An incomplete server is removed: after an error, and on a signal.
         trap 'exit 130' INT TERM HUP
         trap 'discard "$by_hand"' EXIT
         boot "$by_hand"

@@ -1,4 +1,4 @@
-//! From a queue to whoever handles its messages.
+//! Consumes a queue.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,7 +21,7 @@ use crate::{
     message, topology,
 };
 
-/// The messages of one queue. Dropping it closes its channel, and RabbitMQ puts back what was not acknowledged.
+/// The messages of one queue. Dropping it closes its channel, and RabbitMQ requeues unacknowledged messages.
 pub(crate) struct QueueDeliveries {
     shared: Arc<Shared>,
     queue: String,
@@ -30,7 +30,7 @@ pub(crate) struct QueueDeliveries {
     failures: u32,
 }
 
-/// A channel of its own with one consumer on it.
+/// A channel with one consumer on it.
 struct Subscription {
     consumer: Consumer,
     channel: Channel,
@@ -38,7 +38,7 @@ struct Subscription {
 }
 
 impl Subscription {
-    /// The next delivery, or why there will be none any more.
+    /// The next delivery, or the reason why there will be none.
     async fn next(&mut self) -> Result<lapin::message::Delivery, String> {
         loop {
             tokio::select! {
@@ -50,7 +50,7 @@ impl Subscription {
                         None => Err("the server has ended the consumer".into()),
                     };
                 }
-                // A safety net: a consumer that was not told of its channel's end would wait for ever.
+                // A safety net: a consumer that misses the end of its channel would wait for ever.
                 () = tokio::time::sleep(LOOK) => {
                     if !self.open.is_up() || !self.channel.status().connected() {
                         return Err("its channel is gone".into());
@@ -61,11 +61,11 @@ impl Subscription {
     }
 }
 
-/// How often a consumer that waits looks whether its channel is still there.
+/// How often a waiting consumer checks its channel.
 const LOOK: Duration = Duration::from_secs(1);
 
 impl QueueDeliveries {
-    /// Begins to take messages.
+    /// Subscribes.
     pub(crate) async fn begin(shared: Arc<Shared>, queue: String, prefetch: u16) -> Result<Self> {
         let mut deliveries = Self { shared, queue, prefetch, subscription: None, failures: 0 };
         let subscribed = deliveries.subscribe().await.map_err(|why| deliveries.shared.away(&why));
@@ -77,7 +77,7 @@ impl QueueDeliveries {
         let open = self.shared.consuming.up(&self.shared).await?;
         let subscribed = timeout(self.shared.options.timeout, async {
             let channel = open.connection.create_channel().await?;
-            // Zero would mean "no limit".
+            // RabbitMQ reads zero as "no limit".
             channel.basic_qos(self.prefetch.max(1), BasicQosOptions::default()).await?;
             let queue = ShortString::try_new(self.queue.as_str()).map_err(std::io::Error::other)?;
             let (tag, options) = (ShortString::default(), BasicConsumeOptions::default());
@@ -89,7 +89,7 @@ impl QueueDeliveries {
             Ok(Err(error)) => error,
             Err(_) => return Err("the server does not answer".into()),
         };
-        // Somebody has deleted the queue: if it is one of ours, the next attempt finds it again.
+        // The queue was deleted: if it is a declared one, the next attempt creates it again.
         if error.is_amqp_soft_error() && self.shared.queues.lock().await.contains(&self.queue) {
             let queue = std::slice::from_ref(&self.queue);
             let _ = topology::declare(&open.connection, queue, self.shared.options.timeout).await;
@@ -138,7 +138,7 @@ impl Deliveries for QueueDeliveries {
     }
 }
 
-/// The right to say what became of a delivery, on the channel that brought it.
+/// Acknowledges a delivery on its channel.
 struct Word {
     acker: Acker,
     time: Duration,

@@ -1,14 +1,15 @@
 //! RabbitMQ behind Semel's [`Broker`] trait.
 //!
-//! - Every queue is durable and, where the server has them, a quorum queue. Messages go through the default exchange,
-//!   which knows every queue by its name: there is no exchange and no binding of ours that could be missing.
-//! - What RabbitMQ itself gives up on (rejected, expired, delivered too often) goes to the queue [`DEAD`] by way of the
-//!   exchange of the same name; consume it like any other.
-//! - Publishing and consuming have a connection each: a server that is short of memory stops reading from those who
-//!   publish, and acknowledgements must not wait behind that.
-//! - Lost connections are opened again with backoff, and the queues made again before anything is published.
+//! - Every queue is durable and, if the server supports it, a quorum queue. Messages go through the default exchange,
+//!   which routes by queue name: no exchange or binding of ours can be missing.
+//! - Messages that RabbitMQ itself gives up on (rejected, expired, delivered too often) go to the queue [`DEAD`],
+//!   through the exchange of the same name; consume it like any other.
+//! - Publishing and consuming use separate connections: a server that is short of memory stops reading from publishers,
+//!   and acknowledgements must not wait behind that.
+//! - Lost connections are reopened with backoff, and the queues are declared again before anything is published.
 //!
-//! The modules: `link` keeps a connection, `publish` and `consume` use it, `topology` makes queues, `message` translates.
+//! The modules: `link` keeps a connection open, `publish` and `consume` use it, `topology` declares queues, `message`
+//! converts.
 
 mod consume;
 mod link;
@@ -28,20 +29,20 @@ use tokio::sync::{Mutex, Semaphore};
 use link::{Link, State};
 pub use topology::DEAD;
 
-/// How to work with RabbitMQ.
+/// Options of the connection.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// What the connection is called in RabbitMQ's own listings.
+    /// The connection's name in RabbitMQ's listings.
     pub name: String,
-    /// How many messages may be on their way without the server's word. A long body counts as several.
+    /// How many messages may be unconfirmed at a time. A long body counts as several.
     pub window: u32,
-    /// How long to wait for the server's word on a message.
+    /// The timeout of a confirmation.
     pub confirm_timeout: Duration,
-    /// How long opening a connection may take, and any other question to the server.
+    /// The timeout of a connection attempt, and of any other request to the server.
     pub timeout: Duration,
-    /// How long to wait between attempts to connect.
+    /// The backoff between connection attempts.
     pub backoff: Backoff,
-    /// Certificates to trust, in PEM, instead of the well-known authorities.
+    /// Trusted certificates, in PEM, instead of the well-known authorities.
     pub ca: Option<String>,
 }
 
@@ -64,11 +65,11 @@ pub struct Amqp {
     shared: Arc<Shared>,
 }
 
-/// What publishers, consumers and the keepers of connections share.
+/// The state that publishers, consumers and the connections' tasks share.
 struct Shared {
     uri: AMQPUri,
     options: Options,
-    /// Queues that are made again after a reconnect.
+    /// Queues that are declared again after a reconnect.
     queues: Mutex<BTreeSet<String>>,
     publishing: Link,
     consuming: Link,
@@ -76,14 +77,14 @@ struct Shared {
 }
 
 impl Shared {
-    /// The error of a server that is away or refuses: it says which one, and not by which user.
+    /// The error of a server that is unavailable or refuses: it names the server, and not the user.
     fn away(&self, why: &str) -> Error {
         let AMQPUri { authority, .. } = &self.uri;
         Error::BrokerUnavailable(format!("RabbitMQ at {}:{}: {why}", authority.host, authority.port))
     }
 }
 
-/// Says where it goes, and nothing of who goes there.
+/// Shows the server, and not the user.
 impl fmt::Debug for Amqp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let AMQPUri { scheme, authority, vhost, .. } = &self.shared.uri;
@@ -93,25 +94,25 @@ impl fmt::Debug for Amqp {
 
 impl Amqp {
     /// RabbitMQ at a URL: `amqp://user:password@host:5672/vhost`, or `amqps://…` for TLS. Connects in the
-    /// background: a server that is away now is no reason not to start.
+    /// background, so an unavailable server does not prevent the start.
     ///
     /// # Panics
     /// Outside of a tokio runtime.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a URL that is none; it is not repeated, for it may have a password in it.
+    /// [`Error::Invalid`] for an invalid URL; it is not repeated, because it may contain a password.
     pub fn connect(url: &str, options: Options) -> Result<Self> {
-        // The reason is not repeated either: some have the whole URL in them.
+        // The reason is not repeated either: it may contain the whole URL.
         let mut uri: AMQPUri =
             url.parse().map_err(|_| Error::Invalid("broker url: must be amqp://… or amqps://…".into()))?;
         if uri.vhost.is_empty() {
-            // By the letter, a slash at the end means a virtual host without a name, which nobody has.
+            // Strictly, a trailing slash means a virtual host with an empty name, which does not exist.
             uri.vhost = "/".into();
         }
-        // A peer that went away without a word must be noticed before leases run out.
+        // A dead peer must be noticed before leases expire.
         uri.query.heartbeat.get_or_insert(15);
         if uri.scheme == AMQPScheme::AMQP && options.ca.is_some() {
-            return Err(Error::Invalid("broker url: certificates are of no use without amqps://".into()));
+            return Err(Error::Invalid("broker url: certificates need amqps://".into()));
         }
         let window = Arc::new(Semaphore::new(options.window.max(1) as usize));
         let shared = Arc::new(Shared {
@@ -131,7 +132,7 @@ impl Broker for Amqp {
     fn declare(&self, queues: Vec<Queue>) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
             let names: Vec<String> = queues.into_iter().map(|queue| queue.name).collect();
-            // Kept before they are made: if that fails for want of a connection, the next one brings them.
+            // Stored before they are declared: if there is no connection, the next one declares them.
             self.shared.queues.lock().await.extend(names.iter().cloned());
             let open = self.shared.publishing.up(&self.shared).await.map_err(|why| self.shared.away(&why))?;
             let declared = topology::declare(&open.connection, &names, self.shared.options.timeout).await;
@@ -153,7 +154,7 @@ impl Broker for Amqp {
 
     fn health(&self) -> BrokerHealth {
         match self.shared.publishing.state() {
-            // Lost a moment ago, and its keeper does not know yet.
+            // Lost a moment ago, before its task noticed.
             State::Up(open) if !open.is_up() => BrokerHealth::Down("the connection was lost".into()),
             State::Up(open) => open.blocked().map_or(BrokerHealth::Up, BrokerHealth::Blocked),
             State::Down(why) => BrokerHealth::Down(why),
@@ -164,7 +165,7 @@ impl Broker for Amqp {
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             let Shared { options, window, publishing, consuming, .. } = &*self.shared;
-            // What is on its way holds a part of the window.
+            // Unconfirmed messages hold a part of the window.
             let all = window.acquire_many(options.window.max(1));
             let _ = tokio::time::timeout(options.confirm_timeout, all).await;
             window.close();

@@ -1,9 +1,9 @@
-//! A connection that is opened again when it is lost.
+//! A connection that is reopened after a loss.
 
 use std::{
     net::{Shutdown, TcpStream},
     os::fd::AsFd as _,
-    sync::{Arc, Mutex, OnceLock, Weak},
+    sync::{Arc, OnceLock, Weak},
     time::Duration,
 };
 
@@ -13,6 +13,7 @@ use lapin::{
     options::ConfirmSelectOptions,
     tcp::{AMQPUriTcpExt as _, OwnedTLSConfig},
 };
+use parking_lot::Mutex;
 use tokio::{
     sync::watch,
     task::JoinHandle,
@@ -22,18 +23,18 @@ use tracing::{info, warn};
 
 use crate::{Shared, topology};
 
-/// Where a link stands.
+/// The state of a link.
 #[derive(Clone)]
 pub(crate) enum State {
-    /// There is no connection, and why.
+    /// There is no connection, with the reason.
     Down(String),
-    /// There is one, and the queues are made.
+    /// There is one, and the queues are declared.
     Up(Arc<Open>),
-    /// There will be none any more.
+    /// Closed for good.
     Closed,
 }
 
-/// A connection and whoever keeps it.
+/// A connection and its task.
 pub(crate) struct Link {
     what: &'static str,
     state: watch::Sender<State>,
@@ -41,18 +42,18 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// One that nobody keeps yet.
+    /// A link without a task.
     pub(crate) fn new(what: &'static str) -> Self {
         let state = watch::Sender::new(State::Down(NOT_YET.into()));
         Self { what, state, keeper: Mutex::default() }
     }
 
-    /// Begins to keep it, unless somebody does. A keeper that panicked has a successor at the next question: else there
+    /// Starts the task, unless it runs. A task that panicked is started again at the next request; otherwise there
     /// would never be a connection again.
     pub(crate) fn keep(&self, shared: &Arc<Shared>) {
-        let mut keeper = self.keeper.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut keeper = self.keeper.lock();
         if keeper.as_ref().is_none_or(JoinHandle::is_finished) && !matches!(*self.state.borrow(), State::Closed) {
-            // Weak: the keeper must not keep alive what ends it when dropped.
+            // Weak: the task must not keep its owner alive, whose drop ends it.
             *keeper = Some(tokio::spawn(keep(Arc::downgrade(shared), self.what, self.state.clone())));
         }
     }
@@ -61,18 +62,18 @@ impl Link {
         self.state.borrow().clone()
     }
 
-    /// Waits until one attempt has been made.
+    /// Waits until one attempt was made.
     pub(crate) async fn attempted(&self) {
         let tried = |state: &State| !matches!(state, State::Down(why) if why == NOT_YET);
         let _ = self.state.subscribe().wait_for(tried).await;
     }
 
-    /// The connection, if it comes within the time that a question may take; else why it does not.
+    /// The connection, within the timeout of a request; else the reason.
     pub(crate) async fn up(&self, shared: &Arc<Shared>) -> Result<Arc<Open>, String> {
         self.up_within(shared, shared.options.timeout).await
     }
 
-    /// The same, within another time.
+    /// The same, within another timeout.
     pub(crate) async fn up_within(&self, shared: &Arc<Shared>, time: Duration) -> Result<Arc<Open>, String> {
         self.keep(shared);
         let mut state = self.state.subscribe();
@@ -84,9 +85,9 @@ impl Link {
         }
     }
 
-    /// Closes it in order, if the server answers in time.
+    /// Closes it gracefully, if the server answers in time.
     pub(crate) async fn close(&self, time: Duration) {
-        let keeper = self.keeper.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        let keeper = self.keeper.lock().take();
         if let Some(keeper) = keeper {
             keeper.abort();
         }
@@ -100,8 +101,7 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        let keeper = self.keeper.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if let Some(keeper) = keeper.take() {
+        if let Some(keeper) = self.keeper.get_mut().take() {
             keeper.abort();
         }
     }
@@ -114,12 +114,12 @@ pub(crate) struct Open {
     pub(crate) connection: Connection,
     socket: Arc<OnceLock<TcpStream>>,
     blocked: watch::Sender<Option<String>>,
-    /// Channels in confirm mode on which nothing is on its way.
+    /// Idle channels in confirm mode.
     channels: Mutex<Vec<Channel>>,
 }
 
 impl Open {
-    /// Why the server asks publishers to pause, if it does.
+    /// The reason why the server asks publishers to pause, if it does.
     pub(crate) fn blocked(&self) -> Option<String> {
         self.blocked.borrow().clone()
     }
@@ -128,10 +128,10 @@ impl Open {
         self.connection.status().connected()
     }
 
-    /// A channel in confirm mode for one batch: the words on it are about that batch only.
+    /// A channel in confirm mode for one batch: its confirmations belong to that batch only.
     pub(crate) async fn channel(&self) -> lapin::Result<Channel> {
         loop {
-            let kept = self.channels.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).pop();
+            let kept = self.channels.lock().pop();
             match kept {
                 Some(channel) if channel.status().connected() => return Ok(channel),
                 Some(_) => {}
@@ -143,13 +143,13 @@ impl Open {
         Ok(channel)
     }
 
-    /// Keeps a channel for the next batch. Only one on which every message has been answered: a late word must not be
-    /// taken for one on a later message.
+    /// Keeps a channel for the next batch. Only one without open confirmations: a late one must not be taken for that
+    /// of a later message.
     pub(crate) fn keep(&self, channel: Channel) {
-        self.channels.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(channel);
+        self.channels.lock().push(channel);
     }
 
-    /// Ends the connection at once. What is still in our buffers is never sent: closing in order would send it first.
+    /// Cuts the connection. Buffered bytes are never sent, as a graceful close would.
     pub(crate) fn cut(&self) {
         if let Some(socket) = self.socket.get() {
             let _ = socket.shutdown(Shutdown::Both);
@@ -157,7 +157,7 @@ impl Open {
     }
 }
 
-/// Opens the connection, watches it, and begins again when it is lost.
+/// Opens the connection, watches it, and reconnects after a loss.
 async fn keep(shared: Weak<Shared>, what: &'static str, state: watch::Sender<State>) {
     let mut failures = 0;
     loop {
@@ -174,7 +174,7 @@ async fn keep(shared: Weak<Shared>, what: &'static str, state: watch::Sender<Sta
             }
             Err(why) => why,
         };
-        // Once per change is enough: an hour of failed attempts would fill the log.
+        // Logged once per change: an hour of failed attempts would fill the log.
         if failures == 0 {
             warn!(connection = what, why, "no connection to RabbitMQ; trying again");
         }
@@ -184,22 +184,22 @@ async fn keep(shared: Weak<Shared>, what: &'static str, state: watch::Sender<Sta
     }
 }
 
-/// How long to wait after the `nth` failure, up to a fifth shorter by chance: nodes that lost their connections
-/// together should not come back together.
+/// The wait after the `nth` failure, less up to a fifth at random: nodes that lost their connections together should
+/// not reconnect together.
 pub(crate) fn pause(backoff: &semel::Backoff, nth: u32) -> Duration {
     backoff.after(nth, fastrand::i64(0..1_000_000))
 }
 
 type Opened = (Arc<Open>, std::pin::Pin<Box<dyn Stream<Item = Event> + Send>>);
 
-/// Connects and makes the queues.
+/// Connects and declares the queues.
 async fn open(shared: &Shared) -> Result<Opened, String> {
     let (time, socket) = (shared.options.timeout, Arc::<OnceLock<TcpStream>>::default());
     let runtime = lapin::runtime::default_runtime().map_err(|error| error.to_string())?;
     let tls = OwnedTLSConfig { cert_chain: shared.options.ca.clone(), ..OwnedTLSConfig::default() };
     let kept = socket.clone();
-    // We try again ourselves: lapin would bring its channels back by itself, and with them messages of which it was
-    // said already that nobody knows what became of them.
+    // lapin's own recovery is off: it would restore its channels, and with them messages that were already reported as
+    // unknown.
     let properties = ConnectionProperties::default()
         .configure_backoff(|backoff| backoff.with_max_times(0))
         .with_connection_name(shared.options.name.as_str().into());
@@ -239,15 +239,15 @@ async fn open(shared: &Shared) -> Result<Opened, String> {
         if !open.is_up() {
             return Err(error.to_string());
         }
-        // A queue that cannot be made is that queue's trouble: its messages are told to be unroutable.
-        warn!(%error, "not all queues could be made again");
+        // A queue that cannot be declared affects only itself: its messages are unroutable.
+        warn!(%error, "not all queues could be declared");
     }
     Ok((Arc::new(open), events))
 }
 
 /// Returns when the connection is lost, with the reason.
 async fn watch_over(open: &Open, mut events: impl Stream<Item = Event> + Unpin) -> String {
-    // A safety net under the events.
+    // A safety net beside the events.
     let mut tick = interval(Duration::from_secs(1));
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -269,7 +269,7 @@ async fn watch_over(open: &Open, mut events: impl Stream<Item = Event> + Unpin) 
                 info!("RabbitMQ takes messages again");
                 open.blocked.send_replace(None);
             }
-            // Errors of a channel come here, too.
+            // Errors of a channel arrive here, too.
             Some(Event::Error(error)) if !open.is_up() => return error.to_string(),
             None => return "the connection was lost".into(),
             _ => {}
@@ -277,11 +277,11 @@ async fn watch_over(open: &Open, mut events: impl Stream<Item = Event> + Unpin) 
     }
 }
 
-/// lapin runs each connection in a thread of its own, and that thread logs messages that come back, with everything
-/// that is in them. Payloads do not belong into a log, so this thread logs nothing; we log what matters ourselves.
+/// lapin runs each connection in a separate thread, which logs returned messages with their payloads. Payloads do not
+/// belong in a log, so that thread logs nothing; this crate logs what matters.
 fn silence_this_thread() {
     let silence = tracing::subscriber::set_default(tracing::subscriber::NoSubscriber::new());
-    // Undone when the guard is dropped, which must not be before the thread ends.
+    // Restored when the guard is dropped, which must not happen before the thread ends.
     std::mem::forget(silence);
 }
 
@@ -293,20 +293,20 @@ mod tests {
     use crate::{Amqp, Options};
 
     #[tokio::test]
-    async fn a_keeper_that_died_has_a_successor() {
+    async fn a_task_that_panicked_is_started_again() {
         let amqp = Amqp::connect("amqp://127.0.0.1:1", Options::default()).unwrap();
         let link = &amqp.shared.publishing;
         link.attempted().await;
-        let keeper = link.keeper.lock().unwrap().as_ref().unwrap().abort_handle();
+        let keeper = link.keeper.lock().as_ref().unwrap().abort_handle();
         keeper.abort();
         while !keeper.is_finished() {
             tokio::task::yield_now().await;
         }
         link.state.send_replace(State::Down(NOT_YET.into()));
         assert!(link.up_within(&amqp.shared, Duration::ZERO).await.is_err());
-        timeout(Duration::from_secs(10), link.attempted()).await.expect("nobody tries any more");
+        timeout(Duration::from_secs(10), link.attempted()).await.expect("it tries again");
         amqp.close().await;
         link.keep(&amqp.shared);
-        assert!(link.keeper.lock().unwrap().is_none(), "what is closed stays so");
+        assert!(link.keeper.lock().is_none(), "a closed link stays closed");
     }
 }

@@ -1,4 +1,4 @@
-//! What a message looks like in AMQP.
+//! Converts messages to and from AMQP.
 
 use std::collections::BTreeMap;
 
@@ -19,13 +19,13 @@ const TENANT: &str = "semel-tenant";
 const OPERATION: &str = "semel-operation";
 const FENCE: &str = "semel-fence";
 const NUMBER: &str = "semel-number";
-/// AMQP's own timestamp has whole seconds; this one has microseconds.
+/// The timestamp in microseconds; AMQP's own has whole seconds.
 const PUT_AT: &str = "semel-put-at";
 
-/// Everything of a message but its topic and its body.
+/// The properties of a message.
 ///
 /// # Errors
-/// Why no server would take it.
+/// The reason why no server would accept it.
 pub(crate) fn properties(envelope: &Envelope) -> Result<BasicProperties, String> {
     let message = &envelope.message;
     let short =
@@ -54,7 +54,7 @@ pub(crate) fn properties(envelope: &Envelope) -> Result<BasicProperties, String>
         .with_headers(FieldTable::from(headers)))
 }
 
-/// A delivery as Semel sees it, and whether it may have been delivered before. Anybody may have sent it.
+/// A delivery as a Semel message, and whether it may have been delivered before. Its sender may be any program.
 pub(crate) fn received(queue: &str, delivery: &mut Delivery) -> (Received, bool) {
     let properties = &delivery.properties;
     let empty = FieldTable::default();
@@ -86,19 +86,19 @@ pub(crate) fn received(queue: &str, delivery: &mut Delivery) -> (Received, bool)
             .zip(number(FENCE))
             .map(|(operation, fence)| Origin { operation, fence: Fence(fence) }),
     };
-    // Quorum queues count, and say so even where the flag was lost.
+    // Quorum queues count deliveries, even if the flag was lost.
     let again = delivery.redelivered || number("x-delivery-count").is_some_and(|count| count > 0);
     (received, again)
 }
 
-/// Why, from where and how often RabbitMQ has given up on a message.
+/// Why, where and how often RabbitMQ gave up on a message.
 struct Death {
     queue: String,
     reason: String,
     count: i64,
 }
 
-/// The newest entry of the list that RabbitMQ keeps, which is its first.
+/// The newest entry of RabbitMQ's list, which is the first.
 fn last_death(list: Option<&AMQPValue>) -> Option<Death> {
     let Some(AMQPValue::FieldArray(list)) = list else { return None };
     let Some(AMQPValue::FieldTable(death)) = list.as_slice().first() else { return None };
@@ -123,7 +123,7 @@ fn integer(value: &AMQPValue) -> Option<i64> {
     }
 }
 
-/// A header's value as text, where it has such a form.
+/// A header's value as text, if it has one.
 fn text(value: &AMQPValue) -> Option<String> {
     match value {
         AMQPValue::LongString(text) => String::from_utf8(text.as_bytes().to_vec()).ok(),

@@ -1,8 +1,8 @@
-//! From an outbox to the server, with its word on every message.
+//! Publishes batches from the outbox and waits for the confirmations.
 //!
-//! A batch has a channel for itself while it is on its way. lapin hands a message that came back to whichever
-//! confirmation is the next to arrive, not to that message's own; only when everything on the channel has been answered
-//! is it sure which messages came back. So the verdicts are given at the end, by message id.
+//! Each batch has its own channel while it is in flight. lapin attaches a returned message to whichever confirmation
+//! arrives next, not to that message's own. So only when the whole channel is confirmed it is certain which messages
+//! were returned, and the results are assigned at the end, by message id.
 
 use std::{
     collections::HashMap,
@@ -37,18 +37,18 @@ use crate::{
     message,
 };
 
-/// How much longer than `until` what was handed to lapin may take to be written.
+/// How long after `until` lapin may still write what it was given.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// A body counts as one more message of the window for each so many bytes.
+/// A body counts as one more message of the window per this many bytes.
 const PER_PERMIT: usize = 16 << 10;
 
-/// Publishes a batch, and answers in its order.
+/// Publishes a batch and returns the results in its order.
 pub(crate) async fn publish(shared: &Arc<Shared>, batch: &[Envelope], until: Uptime) -> Vec<Published> {
     let mut answers: Vec<Option<Published>> = vec![None; batch.len()];
     let mut todo: Vec<usize> = (0..batch.len()).collect();
-    // A message that the server does not even answer, but closes the channel for, takes all those down that came after
-    // it. They go again, without it; the one that was to blame goes alone, and is told so.
+    // If the server closes the channel because of one message, all later ones fail with it. They are sent again without
+    // it; the offending one is sent alone, and gets the error.
     let mut alone = Vec::new();
     loop {
         let (which, is_alone) = match (todo.is_empty(), alone.pop()) {
@@ -72,7 +72,7 @@ pub(crate) async fn publish(shared: &Arc<Shared>, batch: &[Envelope], until: Upt
         let pass = Pass { shared, open: &open, batch, until, unwritten: AtomicUsize::new(0) };
         let verdicts = pass.run(which).await;
         let is_blamed = |(_, verdict): &(usize, Verdict)| matches!(verdict, Verdict::Blamed(_));
-        // Only then would somebody be missing the next time.
+        // Only then some messages are left for the next pass.
         let go_again = open.is_up() && verdicts.iter().any(is_blamed);
         for (i, verdict) in verdicts {
             match verdict {
@@ -90,20 +90,20 @@ pub(crate) async fn publish(shared: &Arc<Shared>, batch: &[Envelope], until: Upt
                 }
             }
         }
-        // First come, first tried.
+        // In the order of arrival.
         alone.sort_unstable_by(|a, b| b.cmp(a));
     }
     answers.into_iter().map(|answer| answer.unwrap_or_else(|| Published::NotSent("it was not tried".into()))).collect()
 }
 
-/// Notes an answer. A message that was sent once may be in its queue, even if it was not sent again.
+/// Stores a result. A message that was sent once may be in its queue, even if it was not sent again.
 fn settle(noted: &mut Option<Published>, answer: Published) {
     if !matches!((&*noted, &answer), (Some(Published::Unknown(_)), Published::NotSent(_))) {
         *noted = Some(answer);
     }
 }
 
-/// The connection, if it may be published on now.
+/// The connection, if publishing is allowed now.
 async fn usable(shared: &Arc<Shared>, until: Uptime, wait: Duration) -> Result<Arc<Open>, String> {
     if until.has_passed() {
         return Err("the time was up".into());
@@ -122,27 +122,27 @@ async fn usable(shared: &Arc<Shared>, until: Uptime, wait: Duration) -> Result<A
     }
 }
 
-/// What is known of a message after a pass.
+/// The state of a message after a pass.
 enum Verdict {
     Answer(Published),
-    /// It was sent, and the server closed the channel over this message or one near it.
+    /// It was sent, and the server closed the channel because of this message or one near it.
     Blamed(String),
-    /// It was not sent, because its channel was closed before.
+    /// It was not sent, because its channel had been closed.
     Again(String),
 }
 
-/// What came back for a message.
+/// The answer for a message.
 enum Word {
     Acked(Option<Name>),
     Nacked(Option<Name>),
-    /// It was not written as a whole, so the server cannot have it.
+    /// It was not written completely, so the server cannot have it.
     Unwritten(lapin::Error),
-    /// It was written, and no word will come.
+    /// It was written, and no confirmation will come.
     Lost(lapin::Error),
     Late,
 }
 
-/// What a message that came back is known by, and why it did.
+/// The id of a returned message, and the reason.
 type Name = (String, String, String);
 
 type Sending<'a> = Pin<Box<dyn Future<Output = (usize, Word)> + Send + 'a>>;
@@ -153,7 +153,7 @@ struct Pass<'a> {
     open: &'a Open,
     batch: &'a [Envelope],
     until: Uptime,
-    /// Messages that lapin has and the socket has not.
+    /// Messages that lapin has accepted and the socket has not.
     unwritten: AtomicUsize,
 }
 
@@ -180,7 +180,7 @@ impl Pass<'_> {
             match self.may_send(i, &channel, &mut sending, &mut words).await {
                 Ok(permit) => {
                     let mut one: Sending<'_> = Box::pin(self.send(i, &channel, properties, permit));
-                    // The first poll hands it to lapin: here and now, so that they go in their order.
+                    // The first poll passes it to lapin, at once, so that messages are sent in order.
                     match poll_immediate(&mut one).await {
                         Some((i, word)) => drop(words.insert(i, word)),
                         None => sending.push(one),
@@ -201,7 +201,7 @@ impl Pass<'_> {
         self.judge(words, channel, answers, &which)
     }
 
-    /// Waits for room in the window, and says no when nothing may be sent any more. Takes words that come meanwhile.
+    /// Waits for room in the window, or fails if nothing may be sent any more. Collects confirmations meanwhile.
     async fn may_send(
         &self,
         i: usize,
@@ -252,7 +252,7 @@ impl Pass<'_> {
         _room: OwnedSemaphorePermit,
     ) -> (usize, Word) {
         let message = &self.batch[i].message;
-        // Mandatory: without it, a message that no queue wants is confirmed like any other.
+        // Mandatory: otherwise a message without a queue is confirmed like any other.
         let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
         let topic = ShortString::from(message.topic.as_str());
         self.unwritten.fetch_add(1, Ordering::Relaxed);
@@ -262,7 +262,7 @@ impl Pass<'_> {
             Ok(confirm) => match timeout(self.shared.options.confirm_timeout, confirm).await {
                 Ok(Ok(Confirmation::Ack(back))) => Word::Acked(back.map(name_of)),
                 Ok(Ok(Confirmation::Nack(back))) => Word::Nacked(back.map(name_of)),
-                // Cannot be: the channel is in confirm mode.
+                // Impossible: the channel is in confirm mode.
                 Ok(Ok(Confirmation::NotRequested)) | Err(_) => Word::Late,
                 Ok(Err(error)) => Word::Lost(error),
             },
@@ -271,9 +271,9 @@ impl Pass<'_> {
         (i, word)
     }
 
-    /// Takes the words that are still to come, each within the time that a confirmation may take. What lapin still holds
-    /// when the time for sending is up would be sent later, when another relay may have sent what comes after it: then
-    /// the connection is cut, and it is not.
+    /// Collects the remaining confirmations, each within its timeout. If lapin still holds messages when the time for
+    /// sending is over, it would send them later, when another relay may have sent the next ones: so the connection is
+    /// cut.
     async fn collect(
         &self,
         mut sending: FuturesUnordered<Sending<'_>>,
@@ -327,9 +327,9 @@ impl Pass<'_> {
             let id = message.id.to_string();
             let verdict = match (words.get(&i), back.get(&(id.as_str(), message.topic.as_str()))) {
                 (Some(Word::Acked(_) | Word::Nacked(_)), Some(why)) => Published::Unroutable((*why).to_owned()),
-                // It brought another's return, so its own may still be on its way to some later word.
+                // It carried another message's return, so its own may come with a later confirmation.
                 (Some(Word::Acked(Some(_))), None) if !all_answered => {
-                    Published::Unknown("whether it came back is not known".into())
+                    Published::Unknown("it is unknown whether the server returned it".into())
                 }
                 (Some(Word::Acked(_)), None) => Published::Confirmed,
                 (Some(Word::Nacked(_)), None) => Published::Refused("the server refused it".into()),
@@ -342,7 +342,7 @@ impl Pass<'_> {
                     answers.push((i, Verdict::Again(error.to_string())));
                     continue;
                 }
-                (Some(Word::Late) | None, _) => Published::Unknown("no word from the server in time".into()),
+                (Some(Word::Late) | None, _) => Published::Unknown("no confirmation in time".into()),
             };
             answers.push((i, Verdict::Answer(verdict)));
         }
@@ -353,7 +353,7 @@ impl Pass<'_> {
     }
 }
 
-/// Why nothing more may be sent.
+/// The reason why nothing more may be sent.
 enum Stop {
     ChannelClosed,
     Paused(String),
@@ -368,7 +368,7 @@ fn name_of(back: BasicReturnMessage) -> Name {
     (id, back.delivery.routing_key.as_str().to_owned(), back.reply_text.as_str().to_owned())
 }
 
-/// Whether the server closed a channel or connection over what we sent, and not for reasons of its own.
+/// Whether the server closed a channel or connection because of a message, and not for another reason.
 fn is_blame(error: &lapin::Error) -> bool {
     let ErrorKind::ProtocolError(error) = error.kind() else { return false };
     match error.kind() {

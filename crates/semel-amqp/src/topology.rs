@@ -1,4 +1,4 @@
-//! Queues, and where the dead letters of RabbitMQ's own go.
+//! Declares queues, and the queue for RabbitMQ's own dead letters.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use lapin::{
 };
 use tokio::time::timeout;
 
-/// The queue, and the exchange in front of it, for what RabbitMQ itself gives up on.
+/// The queue, and the exchange in front of it, for messages that RabbitMQ itself gives up on.
 pub const DEAD: &str = "semel.dead";
 
-/// Makes sure that queues are there.
+/// Declares queues.
 pub(crate) async fn declare(connection: &Connection, names: &[String], time: Duration) -> Result<(), String> {
     let mut wrong = Vec::new();
     for name in std::iter::once(DEAD).chain(names.iter().map(String::as_str).filter(|name| *name != DEAD)) {
@@ -31,7 +31,7 @@ async fn declare_one(connection: &Connection, name: &str) -> Result<(), String> 
     let short = ShortString::try_new(name).map_err(|error| error.to_string())?;
     let said = match declare_as(connection, &short, quorum(name)).await {
         Ok(()) => None,
-        // A server without quorum queues, or a queue of the other kind from an earlier time.
+        // A server without quorum queues, or an existing queue of the other kind.
         Err(error) if error.is_amqp_soft_error() => {
             declare_as(connection, &short, classic(name)).await.err().map(|_| error)
         }
@@ -43,7 +43,7 @@ async fn declare_one(connection: &Connection, name: &str) -> Result<(), String> 
     if name == DEAD { bind_dead(connection).await.map_err(|error| error.to_string()) } else { Ok(()) }
 }
 
-/// On a channel of its own: a refusal closes it.
+/// On a separate channel, because a refusal closes it.
 async fn declare_as(connection: &Connection, name: &ShortString, arguments: FieldTable) -> lapin::Result<()> {
     let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
     let channel = connection.create_channel().await?;
@@ -53,7 +53,7 @@ async fn declare_as(connection: &Connection, name: &ShortString, arguments: Fiel
 async fn bind_dead(connection: &Connection) -> lapin::Result<()> {
     let durable = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
     let channel = connection.create_channel().await?;
-    // To every queue behind it, whatever the routing key: that goes on naming the queue that the message was in.
+    // A fanout exchange: the routing key keeps the name of the queue that the message was in.
     channel.exchange_declare(DEAD.into(), ExchangeKind::Fanout, durable, FieldTable::default()).await?;
     channel.queue_bind(DEAD.into(), DEAD.into(), "".into(), QueueBindOptions::default(), FieldTable::default()).await
 }
@@ -62,10 +62,11 @@ fn quorum(name: &str) -> FieldTable {
     let mut arguments = classic(name);
     arguments.insert("x-queue-type".into(), text("quorum"));
     if name == DEAD {
-        // There is no queue behind this one: since RabbitMQ 4, what came back twenty times would be gone.
+        // This queue has no dead-letter exchange, so without this RabbitMQ 4 drops a message after twenty redeliveries.
         arguments.insert("x-delivery-limit".into(), AMQPValue::LongInt(i32::MAX));
     } else {
-        // Without these, a message that is dead-lettered while its new queue is away is gone. The one needs the other.
+        // Without these, a message that is dead-lettered while its new queue is unavailable is lost. Each needs the
+        // other.
         arguments.insert("x-dead-letter-strategy".into(), text("at-least-once"));
         arguments.insert("x-overflow".into(), text("reject-publish"));
     }

@@ -5,7 +5,7 @@ use std::{fs, time::Duration};
 use anyhow::Result;
 use sqlx::PgConnection;
 
-/// Whose CPU time is counted.
+/// The processes whose CPU time is counted.
 #[derive(Clone, Copy)]
 pub(crate) struct Cpu {
     /// The server's first process, the parent of all others.
@@ -17,11 +17,11 @@ impl Cpu {
         Self { postmaster: None }
     }
 
-    /// With the server's, if it runs on this machine.
+    /// Including the server's, if it runs on this machine.
     pub(crate) async fn with_server(connection: &mut PgConnection) -> Result<Self> {
         let backend: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(connection).await?;
         let backend = u32::try_from(backend)?;
-        // Of another machine's server the number means some other process here, or none.
+        // For a server on another machine the pid would belong to another process here, or to none.
         let is_postgres =
             fs::read_to_string(format!("/proc/{backend}/comm")).is_ok_and(|name| name.starts_with("postgres"));
         let postmaster = if is_postgres { Stat::of(backend).map(|stat| stat.parent) } else { None };
@@ -31,7 +31,7 @@ impl Cpu {
         Ok(Self { postmaster })
     }
 
-    /// The CPU time used so far, by processes that have ended, too.
+    /// The CPU time used so far, including that of ended processes.
     pub(crate) fn used(self) -> Duration {
         let own = Stat::of(std::process::id()).map_or(0, |stat| stat.own + stat.ended_children);
         let Some(postmaster) = self.postmaster else { return ticks(own) };
@@ -48,7 +48,7 @@ fn ticks(ticks: u64) -> Duration {
     Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
-/// What `/proc/PID/stat` tells about a process, in clock ticks.
+/// The contents of `/proc/PID/stat`, in clock ticks.
 struct Stat {
     parent: u32,
     own: u64,
@@ -58,7 +58,7 @@ struct Stat {
 impl Stat {
     fn of(pid: u32) -> Option<Self> {
         let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The program's name is in parentheses and may contain anything; what follows it are numbers.
+        // The program's name is in parentheses and may contain anything; numbers follow.
         let (_, rest) = text.rsplit_once(") ")?;
         // From the third field of proc(5) on: state, parent, …; fields 14 to 17 are the times.
         let fields: Vec<&str> = rest.split(' ').collect();
@@ -78,7 +78,7 @@ mod tests {
     #[test]
     fn work_shows_in_the_time_of_this_process() {
         let before = Cpu::of_this_process().used();
-        // On a busy machine it takes a while until this process has had any time at all.
+        // On a busy machine it takes a while until this process has had any CPU time.
         let until = std::time::Instant::now() + Duration::from_secs(30);
         while Cpu::of_this_process().used() == before && std::time::Instant::now() < until {
             std::hint::spin_loop();

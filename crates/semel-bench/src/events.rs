@@ -16,7 +16,7 @@ use semel_server::{
     http::{App, health::AlwaysReady, principal::Local},
     node::Node,
     serve::{self, Limits},
-    services::notifications::{Deliverer, Notifications},
+    services::notifications::{Notifications, config},
     stop::Stop,
 };
 use semel_store::{Database, EmbeddedBroker, on};
@@ -35,10 +35,10 @@ pub(crate) const EMBEDDED: &str = "events, embedded broker";
 /// Through RabbitMQ.
 pub(crate) const RABBITMQ: &str = "events, RabbitMQ";
 
-/// Each event becomes so many notifications: one recipient, two channels.
+/// Notifications per event: one recipient, two channels.
 const EACH: i64 = 2;
 
-/// The events are those of so many restaurants. Events of one go out one after the other.
+/// The number of ordering keys. Events of one key are published one after the other.
 const RESTAURANTS: usize = 100;
 
 pub(crate) async fn measure(plan: &Plan, backend: Backend, report: &mut Report) -> Result<()> {
@@ -64,14 +64,14 @@ pub(crate) async fn measure(plan: &Plan, backend: Backend, report: &mut Report) 
 
 async fn run(site: &Site, ledger: &Ledger<Database>, broker: Arc<dyn Broker>, most: usize) -> Result<Figure> {
     let told = read(&Flags::default(), &Environment::from_iter::<[(&str, &str); 0]>([]), "");
-    let config = told.config().map_err(|mistakes| anyhow::anyhow!("{mistakes}"))?.notifications.clone();
+    let config = told.config().map_err(|mistakes| anyhow::anyhow!("{mistakes}"))?;
+    let config: config::Notifications = config.services.get();
     let stop = Stop::new();
     let node = Node::new(broker.clone(), &stop);
     let notifications = Notifications::open(ledger, broker, config.clone()).await?;
     node.declare(notifications.queues());
     node.relay(ledger.store().clone(), RelayOptions::default());
-    let deliverer = Deliverer::open(ledger, &config.channels)?;
-    for listener in notifications.listeners(&ConsumerOptions::default(), &deliverer) {
+    for listener in notifications.listeners(&ConsumerOptions::default()) {
         node.spawn("listener", listener.run(node.stopping()));
     }
     let app = App {
@@ -87,7 +87,7 @@ async fn run(site: &Site, ledger: &Ledger<Database>, broker: Arc<dyn Broker>, mo
         let recipient = format!(r#"{{"groupId":{group},"channels":["PUSH","EMAIL"]}}"#);
         client.send("PUT", &format!("/recipients/restaurant/{group}"), None, &recipient).await?;
     }
-    // Queues are declared and consumers are there before the clock starts.
+    // Queues are declared and consumers are running before the clock starts.
     tokio::time::sleep(Duration::from_millis(500)).await;
 
     let (cpu, begun) = (site.cpu.used(), Instant::now());

@@ -1,7 +1,7 @@
-//! Large tables, made quickly: rows as completed operations leave them, made by the database itself.
+//! Fills large tables quickly: rows like those of completed operations, created by the database itself.
 //!
-//! Indexes other than the primary key go first and come back at the end, which takes a third of the
-//! time. In the end everything is as the migrations made it, and on disk.
+//! Indexes other than the primary key are dropped first and created at the end, which takes a third of the time. The
+//! result is as the migrations made it, and on disk.
 
 use anyhow::Result;
 use sqlx::{
@@ -14,7 +14,7 @@ use crate::{
     work::{EVENTS, SCOPE},
 };
 
-/// Rows per statement: long enough to cost little apiece, short enough to be seen to go on.
+/// Rows per statement: enough to be cheap per row, few enough to show progress.
 const CHUNK: i64 = 250_000;
 
 /// A day, the retention, in microseconds.
@@ -28,7 +28,7 @@ pub(crate) async fn fill(site: &Site, rows: i64) -> Result<()> {
     }
 }
 
-/// Lets the planner know the table.
+/// Updates the planner's statistics.
 pub(crate) async fn analyze(site: &Site) -> Result<()> {
     match site.backend {
         Backend::Sqlite => run_sqlite(&mut open_sqlite(&site.url).await?, "ANALYZE").await,
@@ -39,8 +39,7 @@ pub(crate) async fn analyze(site: &Site) -> Result<()> {
     }
 }
 
-/// Has PostgreSQL write everything back: the next change of each page costs most then, and no
-/// measurement is spared it.
+/// Lets PostgreSQL write everything back: afterwards the next change of each page costs most, in every measurement.
 pub(crate) async fn checkpoint(site: &Site) -> Result<()> {
     match site.backend {
         Backend::Sqlite => Ok(()),
@@ -65,7 +64,7 @@ async fn fill_postgres(url: &str, rows: i64) -> Result<()> {
     )
     .fetch_optional(&mut connection)
     .await?;
-    // Nothing here will be updated, so the room that a claim leaves for its completion is not needed.
+    // No row here will be updated, so the free space for a completion is not needed.
     run_postgres(
         &mut connection,
         "ALTER TABLE semel_operations SET (fillfactor = 100, autovacuum_enabled = off);
@@ -92,7 +91,7 @@ async fn fill_postgres(url: &str, rows: i64) -> Result<()> {
         run_postgres(&mut connection, &definition).await?;
     }
     run_postgres(&mut connection, &format!("SELECT setval('semel_fence', {rows})")).await?;
-    // What autovacuum would otherwise do in the middle of the measurement. It leaves no statistics.
+    // Otherwise autovacuum would do this during the measurement. It leaves no statistics.
     run_postgres(&mut connection, "VACUUM semel_operations").await
 }
 
@@ -114,7 +113,7 @@ fn postgres_rows(first: i64, last: i64) -> String {
 
 async fn fill_sqlite(url: &str, rows: i64) -> Result<()> {
     let mut connection = open_sqlite(url).await?;
-    // No journal and no fsync: a fill that fails is thrown away. The ledger opens the file in its own mode again.
+    // No journal and no fsync: a failed fill is thrown away. The ledger opens the file in its own mode again.
     run_sqlite(
         &mut connection,
         "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;
@@ -139,7 +138,7 @@ async fn fill_sqlite(url: &str, rows: i64) -> Result<()> {
     run_sqlite(&mut connection, &format!("UPDATE semel_meta SET fence = {rows}")).await?;
     run_sqlite(&mut connection, "PRAGMA synchronous = FULL; PRAGMA journal_mode = WAL").await?;
     connection.close().await?;
-    // The ledger's fsyncs should not have to write what is left of this.
+    // The ledger's fsyncs should not have to write the rest of this.
     let path = url.strip_prefix("sqlite:").unwrap_or(url).to_owned();
     tokio::task::spawn_blocking(move || std::fs::File::open(path)?.sync_all()).await??;
     Ok(())

@@ -25,7 +25,7 @@ use crate::{
 
 /// New keys through the gateway.
 pub(crate) const KEYED: &str = "keyed";
-/// Requests without a key, which the gateway hands on untouched.
+/// Requests without a key, which the gateway forwards unchanged.
 pub(crate) const HOP: &str = "bare hop";
 /// The upstream itself.
 pub(crate) const DIRECT: &str = "no proxy";

@@ -1,4 +1,4 @@
-//! What a claim and its completion cost in a small table and in a large one.
+//! The cost of a claim and its completion in a small table and in a large one.
 
 use std::time::{Duration, Instant};
 
@@ -13,14 +13,14 @@ use crate::{
     work::{claim_and_complete, new_key},
 };
 
-/// How many tasks ask at the same time.
+/// The number of tasks.
 pub(crate) const TASKS: usize = 64;
 
-/// How long a database has to get warm: a new connection's cache fills only by being used, and that of the large table
-/// needs tens of thousands of claims for the upper levels of its indexes alone. Both tables have it.
+/// The warm-up: a new connection's cache fills only by use, and that of the large table needs tens of thousands of
+/// claims for the upper levels of its indexes alone. Both tables get it.
 const WARM_UP: Duration = Duration::from_secs(6);
 
-/// How many rows the small table has.
+/// The rows of the small table.
 const FEW: i64 = 10_000;
 
 pub(crate) const SMALL: &str = "10 thousand rows";
@@ -36,10 +36,10 @@ pub(crate) async fn measure(plan: &Plan, backend: Backend, report: &mut Report) 
         plan.rows / 1_000_000,
         begun.elapsed().as_secs()
     ));
-    // Gigabytes of new rows are still on their way to the disk, and would be for minutes.
+    // Gigabytes of new rows are still being written to the disk.
     rustix::fs::sync();
     for _ in 0..plan.rounds {
-        // A measurement adds many times its rows to the small table: it is a new one every time.
+        // A measurement adds many times its rows to the small table: each round has a new one.
         let small = Site::fresh(plan, backend).await?;
         fill(&small, FEW).await?;
         report.add(subject(backend, SMALL), run(plan, &small).await?);

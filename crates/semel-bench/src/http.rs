@@ -1,9 +1,9 @@
-//! The HTTP layer: keyed requests, next to what the same server does without it.
+//! The HTTP layer: keyed requests, next to the same server without it.
 
 use std::{
     net::SocketAddr,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
@@ -11,6 +11,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use axum::{Router, extract::State, http::StatusCode, routing::post};
+use parking_lot::Mutex;
 use semel::{Claim, Key, Ledger, Outcome, Settled};
 use semel_http::{Idempotency, Route, Transaction};
 use semel_store::{Database, Tx, on};
@@ -27,12 +28,12 @@ use crate::{
     work::{OUTCOME, new_key, work},
 };
 
-/// How many connections ask at the same time.
+/// The number of connections.
 pub(crate) const CONNECTIONS: usize = 64;
 
 /// New keys in leased mode, and a handler without work.
 pub(crate) const LEASED: &str = "leased";
-/// The same claim and completion, each in a transaction of its own.
+/// The same claim and completion, each in its own transaction.
 pub(crate) const OWN: &str = "two transactions";
 /// New keys in atomic mode, and a handler that inserts a row.
 pub(crate) const ATOMIC: &str = "atomic";
@@ -40,7 +41,7 @@ pub(crate) const ATOMIC: &str = "atomic";
 pub(crate) const BARE: &str = "its transaction";
 /// Keys that have completed.
 pub(crate) const REPLAYS: &str = "replays";
-/// Keys that have completed on a route that pins its answers: a node has them in memory.
+/// Completed keys on a route that pins its answers: a node has them in memory.
 pub(crate) const PINNED: &str = "pinned replays";
 /// A row by its primary key.
 pub(crate) const SELECT: &str = "point select";
@@ -49,10 +50,10 @@ pub(crate) const NOTHING: &str = "nothing";
 
 const ALL: [&str; 8] = [LEASED, OWN, ATOMIC, BARE, REPLAYS, SELECT, PINNED, NOTHING];
 
-/// How long a connection may have been idle: a server closes it after 30 s.
+/// How long a connection may be idle: a server closes it after 30 s.
 const STALE: Duration = Duration::from_secs(10);
 
-/// How many keys are replayed, in turn.
+/// The number of replayed keys, in turn.
 const KEYS: usize = 8_192;
 
 pub(crate) async fn measure(plan: &Plan, backend: Backend, report: &mut Report) -> Result<()> {
@@ -100,7 +101,7 @@ pub(crate) async fn measure(plan: &Plan, backend: Backend, report: &mut Report) 
     site.remove().await
 }
 
-/// Requests of the keys that are to be replayed.
+/// Requests of the keys to replay.
 async fn complete(client: &Client, path: &'static str, keys: &[Key]) -> Result<()> {
     for some in keys.chunks(CONNECTIONS) {
         let mut running = tokio::task::JoinSet::new();
@@ -115,7 +116,7 @@ async fn complete(client: &Client, path: &'static str, keys: &[Key]) -> Result<(
     Ok(())
 }
 
-/// What the handlers answer: about as much as a small JSON document.
+/// The body of the handlers' answers: the size of a small JSON document.
 pub(crate) fn answer() -> String {
     String::from_utf8_lossy(&OUTCOME).into_owned()
 }
@@ -171,32 +172,26 @@ async fn select(State(database): State<Database>) -> Result<String, Failed> {
     found.map_err(failed)
 }
 
-/// The table that handlers write to, with rows to select from.
+/// The table of the handlers, with rows to select.
 async fn make_rows(ledger: &Ledger<Database>) -> Result<()> {
     let made = ledger.transact(|tx: Tx| async move {
-        let make = async {
-            let mut held = tx.connection().await?;
-            let create = "CREATE TABLE bench_rows (id BIGINT PRIMARY KEY, body TEXT NOT NULL)";
-            on!(held.get()?, c => sqlx::query(create).execute(&mut *c).await.map(drop))?;
-            drop(held);
-            for id in 0..KEYS as i64 {
-                insert_in(&tx, id).await?;
-            }
-            anyhow::Ok(())
-        };
-        match make.await {
-            Ok(()) => Ok(Ok(())),
-            Err(error) => Err(Err(error)),
+        let mut held = tx.connection().await?;
+        let create = "CREATE TABLE bench_rows (id BIGINT PRIMARY KEY, body TEXT NOT NULL)";
+        on!(held.get()?, c => sqlx::query(create).execute(&mut *c).await.map(drop))?;
+        drop(held);
+        for id in 0..KEYS as i64 {
+            insert_in(&tx, id).await?;
         }
+        anyhow::Ok(())
     });
-    made.await?
+    made.await
 }
 
-/// A client with as many connections as are used at the same time, kept alive.
+/// A client with as many kept-alive connections as are used at the same time.
 #[derive(Clone)]
 pub(crate) struct Client {
     address: String,
-    /// With the moment each was left.
+    /// With the time of each return.
     idle: Arc<Mutex<Vec<(TcpStream, Instant)>>>,
 }
 
@@ -214,9 +209,9 @@ impl Client {
         self.send_with(method, path, &key, body).await
     }
 
-    /// Sends a request with more headers, each with its end of line.
+    /// Sends a request with additional headers, each with its line end.
     pub(crate) async fn send_with(&self, method: &str, path: &str, headers: &str, body: &str) -> Result<()> {
-        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let idle = self.idle.lock().pop();
         let mut connection = match idle {
             Some((connection, left)) if left.elapsed() < STALE => connection,
             _ => {
@@ -239,12 +234,12 @@ impl Client {
         if !answer.starts_with(b"HTTP/1.1 2") {
             bail!("{path}: {}", String::from_utf8_lossy(&answer));
         }
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push((connection, Instant::now()));
+        self.idle.lock().push((connection, Instant::now()));
         Ok(())
     }
 }
 
-/// Whether an answer with a content length is here as a whole.
+/// Whether an answer with a content length is complete.
 fn is_whole(answer: &[u8]) -> Result<bool> {
     let Some(end) = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n") else { return Ok(false) };
     let head = std::str::from_utf8(&answer[..end])?.to_ascii_lowercase();

@@ -1,4 +1,4 @@
-//! The bare limit: pgbench doing the same two statements, one row each, on the same tables.
+//! The upper bound: pgbench with the same two statements, one row each, on the same tables.
 
 use std::{
     fs,
@@ -16,13 +16,18 @@ use crate::{Plan, load::Figure, site::Site, work};
 
 pub(crate) const PGBENCH: &str = "pgbench";
 
-/// As many as PostgreSQL serves well on a small machine.
+/// The number of clients that PostgreSQL serves well on a small machine.
 pub(crate) const CLIENTS: usize = 64;
 
 pub(crate) async fn measure(plan: &Plan, site: &Site) -> Result<Figure> {
+    run(plan, site, &pair()).await
+}
+
+/// Runs a script with pgbench; one operation is the whole script.
+pub(crate) async fn run(plan: &Plan, site: &Site, text: &str) -> Result<Figure> {
     let folder = TempDir::new()?;
-    let script = folder.path().join("pair.sql");
-    fs::write(&script, pair())?;
+    let script = folder.path().join("script.sql");
+    fs::write(&script, text)?;
     let whole = Plan::WARM_UP + plan.length;
     let (cpu_before, begun) = (site.cpu.used(), Instant::now());
     let output = Command::new(&plan.pgbench)
@@ -46,7 +51,7 @@ pub(crate) async fn measure(plan: &Plan, site: &Site) -> Result<Figure> {
     Ok(Figure::new(took, plan.length, cpu_used.mul_f64(part)))
 }
 
-/// How long the pairs took that ended in the last `window` of the run.
+/// The durations of the pairs that ended in the last `window` of the run.
 fn read_logs(folder: &Path, window: Duration) -> Result<Vec<Duration>> {
     let mut pairs = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -68,7 +73,7 @@ fn read_line(line: &str) -> Option<(Duration, Duration)> {
     Some((Duration::from_secs(seconds) + Duration::from_micros(micros), Duration::from_micros(took)))
 }
 
-/// The script of one pair. Two statements, two commits: what the lanes do for many rows, in the same words.
+/// The script of one pair. Two statements, two commits: the statements of the lanes, with one row each.
 fn pair() -> String {
     let [tenant, service, kind] = work::SCOPE;
     let policy = Policy::default();
@@ -127,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_of_the_log_tells_when_and_how_long() {
+    fn a_log_line_has_the_time_and_the_duration() {
         let read = read_line("3 17 2500 0 1700000000 250000");
         assert_eq!(read, Some((Duration::from_micros(1_700_000_000_250_000), Duration::from_micros(2500))));
         assert_eq!(read_line("3 17 failed 0 1700000000 250000"), None);

@@ -10,14 +10,14 @@ use tokio::task::JoinSet;
 
 use crate::{Plan, cpu::Cpu};
 
-/// What one measurement gave.
+/// The result of one measurement.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Figure {
     /// Operations per second.
     pub(crate) rate: f64,
-    /// Milliseconds that half of the operations took at most.
+    /// The median duration, in milliseconds.
     pub(crate) p50: f64,
-    /// Milliseconds that 99 of 100 operations took at most.
+    /// The 99th percentile of the duration, in milliseconds.
     pub(crate) p99: f64,
     /// Operations per second of CPU time, of client and server together.
     pub(crate) per_cpu: f64,
@@ -36,7 +36,7 @@ impl Figure {
     }
 }
 
-/// Has `tasks` tasks repeat an operation, and measures it once they are warm.
+/// Runs `tasks` tasks that repeat an operation, and measures after the warm-up.
 pub(crate) async fn drive<F, Fut>(plan: &Plan, cpu: Cpu, tasks: usize, operation: F) -> Result<Figure>
 where
     F: Fn() -> Fut + Clone + Send + 'static,
@@ -45,7 +45,7 @@ where
     drive_after(Plan::WARM_UP, plan, cpu, tasks, operation).await
 }
 
-/// The same, with as long to get warm as it takes.
+/// The same, with a given warm-up.
 pub(crate) async fn drive_after<F, Fut>(
     warm_up: Duration,
     plan: &Plan,
@@ -80,7 +80,7 @@ where
     tokio::time::sleep_until(begin.into()).await;
     let (cpu_before, begun) = (cpu.used(), Instant::now());
     tokio::time::sleep_until(end.into()).await;
-    // The machine is busy: the two readings may be a little more apart than the window is long.
+    // On a busy machine the two readings may be a little further apart than the window.
     let cpu_used = (cpu.used() - cpu_before).mul_f64(plan.length.as_secs_f64() / begun.elapsed().as_secs_f64());
     let mut took = Vec::new();
     while let Some(done) = running.join_next().await {

@@ -3,9 +3,9 @@
 //! The parts, in reading order:
 //!
 //! - `site`: a fresh database for each section
-//! - `load`: tasks that repeat an operation for a while, and what that cost
-//! - `pairs`, `replays`, `http`, `gateway`, `messages` and `events`, `webhooks`, `growth`: the sections; `limit` is pgbench, `fill`
-//!   makes the large tables
+//! - `load`: tasks that repeat an operation for a while, and the result
+//! - `pairs`, `replays`, `http`, `gateway`, `messages` and `events`, `webhooks`, `worker`, `growth`: the sections;
+//!   `limit` is pgbench, `fill` fills the large tables
 //! - `verdict`: the aims, each with the measured ratio
 //! - `report`: tables for people, JSON for programs
 
@@ -25,6 +25,7 @@ mod site;
 mod verdict;
 mod webhooks;
 mod work;
+mod worker;
 
 use std::{path::PathBuf, time::Duration};
 
@@ -49,7 +50,7 @@ struct Args {
     #[arg(long = "database", value_enum)]
     databases: Vec<Backend>,
 
-    /// Only with so many tasks; may be given again.
+    /// Only with this many tasks; may be given again.
     #[arg(long)]
     tasks: Vec<usize>,
 
@@ -57,11 +58,11 @@ struct Args {
     #[arg(long)]
     how: Vec<String>,
 
-    /// A PostgreSQL server to make schemas in.
+    /// A PostgreSQL server to create schemas in.
     #[arg(long, env = "SEMEL_TEST_POSTGRES_URL")]
     postgres_url: Option<String>,
 
-    /// A RabbitMQ server to make queues on.
+    /// A RabbitMQ server to create queues on.
     #[arg(long, env = "SEMEL_TEST_RABBITMQ_URL")]
     rabbitmq_url: Option<String>,
 
@@ -69,12 +70,24 @@ struct Args {
     #[arg(long, env = "SEMEL_BENCH_PGBENCH", default_value = "pgbench")]
     pgbench: PathBuf,
 
-    /// What to measure; everything if nothing is named.
+    /// The program of `peers/graphile`, the worker's peer.
+    #[arg(long, env = "SEMEL_BENCH_GRAPHILE")]
+    graphile: Option<PathBuf>,
+
+    /// Only enqueue jobs in this database: the other process of the section `worker`.
+    #[arg(long, hide = true, value_name = "URL", requires = "seconds")]
+    enqueue: Option<String>,
+
+    /// For this many seconds.
+    #[arg(long, hide = true)]
+    seconds: Option<u64>,
+
+    /// The sections to measure; all by default.
     #[arg(value_enum)]
     sections: Vec<Section>,
 }
 
-/// A part of the run.
+/// A section.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Section {
     /// New claims and their completions, batched and unbatched, with pgbench as the limit.
@@ -87,41 +100,48 @@ enum Section {
     Gateway,
     /// The relay next to a bare publisher, and events from end to end.
     Messages,
-    /// Signed deliveries, new and again, next to the same handler without deduplication.
+    /// Signed deliveries, new and repeated, next to the same handler without deduplication.
     Webhooks,
+    /// Jobs enqueued and run, next to pgbench and graphile_worker; long queues; the latency from the commit to the
+    /// start.
+    Worker,
     /// New claims in a small and in a large table.
     Growth,
 }
 
-/// How a run is done: what all sections need to know.
+/// The options that all sections need.
 struct Plan {
-    /// How often each figure is measured; the median is told.
+    /// How often each figure is measured; the median is reported.
     rounds: usize,
-    /// How long each figure is measured.
+    /// The duration of each measurement.
     length: Duration,
-    /// How many rows the large table has.
+    /// The rows of the large table.
     rows: i64,
+    /// The number of jobs.
+    jobs: usize,
     /// Only these numbers of tasks and these ways; all if empty.
     tasks: Vec<usize>,
     how: Vec<String>,
     postgres_url: Option<String>,
     rabbitmq_url: Option<String>,
     pgbench: PathBuf,
+    graphile: Option<PathBuf>,
 }
 
 impl Plan {
-    /// Caches fill and plans settle before anything is counted.
+    /// The warm-up: caches fill and plans settle.
     const WARM_UP: Duration = Duration::from_secs(1);
 
     fn new(args: &Args) -> Self {
         let (rounds, seconds, rows) = if args.quick { (1, 2, 1_000_000) } else { (3, 5, 10_000_000) };
         let (tasks, how) = (args.tasks.clone(), args.how.clone());
         let (postgres_url, rabbitmq_url) = (args.postgres_url.clone(), args.rabbitmq_url.clone());
-        let (length, pgbench) = (Duration::from_secs(seconds), args.pgbench.clone());
-        Self { rounds, length, rows, tasks, how, postgres_url, rabbitmq_url, pgbench }
+        let (length, jobs) = (Duration::from_secs(seconds), if args.quick { 20_000 } else { 100_000 });
+        let (pgbench, graphile) = (args.pgbench.clone(), args.graphile.clone());
+        Self { rounds, length, rows, jobs, tasks, how, postgres_url, rabbitmq_url, pgbench, graphile }
     }
 
-    /// Whether a figure is asked for.
+    /// Whether a figure was requested.
     fn wants(&self, how: &str, tasks: usize) -> bool {
         (self.tasks.is_empty() || self.tasks.contains(&tasks))
             && (self.how.is_empty() || self.how.iter().any(|h| h == how))
@@ -131,6 +151,9 @@ impl Plan {
 #[tokio::main]
 async fn main() -> Result<()> {
     let args = Args::parse();
+    if let (Some(url), Some(seconds)) = (&args.enqueue, args.seconds) {
+        return worker::latency::enqueue(url, seconds).await;
+    }
     let plan = Plan::new(&args);
     let sections = if args.sections.is_empty() { Section::value_variants() } else { &args.sections };
     let databases = if args.databases.is_empty() { Backend::value_variants() } else { &args.databases };
@@ -150,6 +173,7 @@ async fn main() -> Result<()> {
                     failed => failed,
                 },
                 Section::Webhooks => webhooks::measure(&plan, *database, &mut report).await,
+                Section::Worker => worker::measure(&plan, *database, &mut report).await,
                 Section::Growth => growth::measure(&plan, *database, &mut report).await,
             }
             .with_context(|| format!("{name} on {database}"))?;
@@ -164,7 +188,7 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// What else keeps the machine busy: figures from a busy one compare badly with others.
+/// Other load of the machine: figures from a busy one compare badly with others.
 fn machine(when: &str) -> String {
     let cpus = std::thread::available_parallelism().map_or(0, usize::from);
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();

@@ -1,21 +1,23 @@
-//! Messages: the relay next to a bare publisher, how long a message waits for the relay, and events from end to end.
+//! Messages: the relay next to a bare publisher, the latency of an idle relay, and events from end to end.
 
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result};
+use parking_lot::Mutex;
 use semel::{
     Ledger, Timestamp, Uptime,
     messaging::{
-        BoxFuture, Broker, BrokerHealth, Deliveries, Envelope, Message, MessageId, MessageStore as _, Published, Queue,
-        Relay, RelayOptions, Topic,
+        BoxFuture, Broker, BrokerHealth, Deliveries, Envelope, Message, MessageId, Published, Queue, Relay,
+        RelayOptions, Topic,
     },
+    prelude::*,
 };
 use semel_amqp::Amqp;
 use semel_store::Database;
@@ -35,10 +37,10 @@ pub(crate) const BARE: &str = "bare publisher";
 /// From a commit to the moment its message is handed to the client of the broker, on an idle relay.
 pub(crate) const WAIT: &str = "commit to publish";
 
-/// What a message says: about as much as a small JSON document.
+/// The body of a message: the size of a small JSON document.
 const BODY: [u8; 256] = [b'm'; 256];
 
-/// How many messages wait for the relay that idles, one after the other.
+/// The number of messages for the idle relay, one after the other.
 const WAITS: usize = 300;
 
 pub(crate) async fn measure(plan: &Plan, backend: Backend, report: &mut Report) -> Result<()> {
@@ -67,7 +69,7 @@ pub(crate) async fn measure(plan: &Plan, backend: Backend, report: &mut Report) 
     Ok(())
 }
 
-/// A server that has just been given much to forget may take its time.
+/// A server that has just dropped much data may be slow.
 async fn declare(broker: &Watched, topic: &Topic) -> Result<()> {
     let patience = Instant::now() + Duration::from_secs(60);
     loop {
@@ -108,7 +110,7 @@ async fn bare(site: &Site, broker: &Arc<Watched>, topic: &Topic, most: usize) ->
     Ok(figure(most, begun.elapsed(), site.cpu.used() - cpu))
 }
 
-/// Fills the outbox, and has a relay empty it.
+/// Fills the outbox, and lets a relay empty it.
 async fn relay(
     site: &Site,
     ledger: &Ledger<Database>,
@@ -135,7 +137,7 @@ async fn relay(
     Ok(done)
 }
 
-/// Puts one message after the other, and sees how long each waits.
+/// Puts one message after the other, and measures how long each waits.
 async fn wait(site: &Site, ledger: &Ledger<Database>, broker: &Arc<Watched>, topic: &Topic) -> Result<Figure> {
     let (stop, stopped) = watch::channel(false);
     let relay = tokio::spawn(Relay::new(ledger.store().clone(), broker.clone(), RelayOptions::default()).run(stopped));
@@ -154,8 +156,8 @@ async fn wait(site: &Site, ledger: &Ledger<Database>, broker: &Arc<Watched>, top
     tokio::time::sleep(Duration::from_millis(500)).await;
     stop.send_replace(true);
     relay.await?;
-    let seen = broker.seen.lock().unwrap_or_else(PoisonError::into_inner);
-    // It may be on its way before its own caller knows that it is committed.
+    let seen = broker.seen.lock();
+    // It may be published before its own caller knows that it is committed.
     let waited = committed.iter().map(|(id, at)| Some(seen.get(id)?.saturating_duration_since(*at)));
     let waited = waited.collect::<Option<Vec<_>>>().context("a message was never published")?;
     Ok(Figure::new(waited, window, used))
@@ -163,11 +165,7 @@ async fn wait(site: &Site, ledger: &Ledger<Database>, broker: &Arc<Watched>, top
 
 async fn put(ledger: &Ledger<Database>, messages: Vec<Message>) -> Result<()> {
     let store = ledger.store().clone();
-    let done = ledger.transact(move |tx| async move {
-        let put = store.put(&tx, messages).await;
-        if put.is_ok() { Ok(put) } else { Err(put) }
-    });
-    Ok(done.await??)
+    Ok(ledger.transact(move |tx| async move { store.put(&tx, messages).await }).await?)
 }
 
 fn figure(n: usize, window: Duration, cpu: Duration) -> Figure {
@@ -175,7 +173,7 @@ fn figure(n: usize, window: Duration, cpu: Duration) -> Figure {
     Figure { rate: n / window.as_secs_f64(), p50: f64::NAN, p99: f64::NAN, per_cpu: n / cpu.as_secs_f64() }
 }
 
-/// A broker, watched: what was handed to it when, and how much it has confirmed.
+/// A broker wrapper that records the time of each message, and the number of confirmations.
 struct Watched {
     inner: Arc<dyn Broker>,
     seen: Mutex<HashMap<MessageId, Instant>>,
@@ -195,8 +193,8 @@ impl Broker for Watched {
 
     fn publish(&self, batch: Vec<Envelope>, until: Uptime) -> BoxFuture<'_, Vec<Published>> {
         let now = Instant::now();
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        // Only where single messages are waited for; thousands would measure the map.
+        let mut seen = self.seen.lock();
+        // Only if single messages are measured; with thousands it would measure the map.
         if batch.len() < 16 {
             seen.extend(batch.iter().map(|envelope| (envelope.message.id, now)));
         }

@@ -10,7 +10,7 @@ use crate::{
     work::{claim_and_complete, new_key},
 };
 
-/// How many tasks ask at the same time.
+/// The numbers of tasks.
 pub(crate) const TASKS: [usize; 4] = [1, 16, 64, 512];
 
 pub(crate) const BATCHED: &str = "batched";

@@ -19,12 +19,12 @@ use crate::{
     work::{claim_and_complete, new_key, replay},
 };
 
-/// How many tasks ask at the same time.
+/// The number of tasks.
 pub(crate) const TASKS: [usize; 2] = [64, 512];
 
 pub(crate) const REPLAYS: &str = "replays";
 
-/// How many keys are replayed, in turn: so many that a repeat of a key is rarely gathered with the one before.
+/// The number of replayed keys, in turn: so many that repeats of a key are rarely flushed together.
 const KEYS: usize = 32_768;
 
 pub(crate) async fn measure(plan: &Plan, backend: Backend, report: &mut Report) -> Result<()> {

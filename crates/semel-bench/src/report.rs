@@ -10,7 +10,7 @@ use crate::{
     verdict::{Bound, Verdict, verdicts},
 };
 
-/// What was measured.
+/// The subject of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Subject {
     pub(crate) section: &'static str,
@@ -19,7 +19,7 @@ pub(crate) struct Subject {
     pub(crate) tasks: usize,
 }
 
-/// Everything that was measured, in the order of the run.
+/// All figures, in the order of the run.
 #[derive(Default)]
 pub(crate) struct Report {
     /// Each subject with its figures, one per round.
@@ -48,9 +48,9 @@ impl Report {
         self.figures.iter().find(|(known, _)| *known == subject).map(|(_, figures)| &figures[..])
     }
 
-    /// The first's rate over the second's, and the same per CPU time. Both were measured one after
-    /// the other in every round, so the ratio is taken there and the median of them told: noise
-    /// that lasts longer than a round goes out.
+    /// The first's rate over the second's, and the same per CPU time. Both were measured one after the other in every
+    /// round; the result is the median of the rounds' ratios, so that noise which lasts longer than a round cancels
+    /// out.
     pub(crate) fn ratios(&self, ours: Subject, theirs: Subject) -> Option<(f64, f64)> {
         let both = || Some(self.find(ours)?.iter().zip(self.find(theirs)?));
         let rate = median(both()?.map(|(ours, theirs)| ours.rate / theirs.rate).collect());
@@ -58,12 +58,17 @@ impl Report {
         Some((rate, per_cpu))
     }
 
-    /// What half of the operations took at most, in milliseconds.
+    /// The median duration, in milliseconds.
     pub(crate) fn p50(&self, subject: Subject) -> Option<f64> {
         Some(middle(self.find(subject)?).p50)
     }
 
-    /// What the first takes longer than the second, in milliseconds: half of the operations, and 99 of 100. The median
+    /// The 99th percentile of the duration, in milliseconds.
+    pub(crate) fn p99(&self, subject: Subject) -> Option<f64> {
+        Some(median(self.find(subject)?.iter().map(|figure| figure.p99).collect()))
+    }
+
+    /// How much longer the first takes than the second, in milliseconds: the median and the 99th percentile. The median
     /// of the rounds, as with the ratios.
     pub(crate) fn added(&self, ours: Subject, theirs: Subject) -> Option<(f64, f64)> {
         let both = || Some(self.find(ours)?.iter().zip(self.find(theirs)?));
@@ -72,7 +77,7 @@ impl Report {
         Some((p50, p99))
     }
 
-    /// The CPU time that the first costs more than the second, in milliseconds per operation.
+    /// How much more CPU time the first costs than the second, in milliseconds per operation.
     pub(crate) fn added_cpu(&self, ours: Subject, theirs: Subject) -> Option<f64> {
         let both = self.find(ours)?.iter().zip(self.find(theirs)?);
         Some(median(both.map(|(ours, theirs)| 1e3 / ours.per_cpu - 1e3 / theirs.per_cpu).collect()))
@@ -112,6 +117,10 @@ impl fmt::Display for Report {
             ("gateway", "Requests through the gateway, its bare hop, and the upstream itself"),
             ("messages", "Messages: the relay, a bare publisher, the wait for an idle relay, events from end to end"),
             ("webhooks", "Webhooks: new, again, and the same handler without deduplication"),
+            (
+                "worker",
+                "The worker: no-op jobs next to pgbench and graphile_worker, batches, from the commit to the start",
+            ),
             ("growth", "Claim + complete by the size of the table"),
         ] {
             let rows = self.figures.iter().filter(|(subject, _)| subject.section == section);
@@ -130,7 +139,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// Where single operations were not timed there is nothing to tell.
+/// Single operations may not have been timed.
 fn millis(ms: f64) -> String {
     if ms.is_nan() { "-".to_owned() } else { format!("{ms:.2}") }
 }
@@ -164,7 +173,7 @@ fn bound(bound: Bound) -> String {
     }
 }
 
-/// A table in Markdown whose columns line up.
+/// A Markdown table with aligned columns.
 fn table(f: &mut fmt::Formatter<'_>, heads: &[&str], rows: Vec<Vec<String>>) -> fmt::Result {
     let heads: Vec<String> = heads.iter().map(|head| (*head).to_owned()).collect();
     let width = |column: usize| rows.iter().chain([&heads]).map(|row| row[column].chars().count()).max().unwrap_or(0);

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use crate::{Plan, cpu::Cpu};
 
-/// Which database is measured.
+/// The database to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Backend {
     Sqlite,
@@ -27,7 +27,7 @@ impl fmt::Display for Backend {
     }
 }
 
-/// A database with the ledger's tables and nothing in them.
+/// An empty database with the ledger's tables.
 pub(crate) struct Site {
     pub(crate) backend: Backend,
     pub(crate) url: String,
@@ -64,7 +64,7 @@ impl Site {
                 Self { backend, url, cpu, place: Place::Schema { server, name } }
             }
         };
-        // Opening it makes the tables.
+        // Opening it creates the tables.
         site.ledger(true).await?;
         Ok(site)
     }
@@ -76,19 +76,20 @@ impl Site {
         Ok(Ledger::new(database, Options { group_commit, ..Options::default() })?)
     }
 
-    /// Brings in order what a measurement has left behind: it is that one's cost, not the next one's. PostgreSQL would
-    /// else begin to vacuum up to a minute later, during whatever is measured then.
+    /// Cleans up after a measurement: that is its own cost, not that of the next one. Otherwise PostgreSQL would begin
+    /// to vacuum up to a minute later, during another measurement.
     pub(crate) async fn tidy(&self, ledger: &Ledger<Database>) -> Result<()> {
         ledger.flush().await;
         ledger.sweep().await?;
         self.vacuum().await
     }
 
-    /// Has PostgreSQL give back what nobody needs any more, as it does by itself every now and then.
+    /// Lets PostgreSQL vacuum, as autovacuum does periodically.
     pub(crate) async fn vacuum(&self) -> Result<()> {
         if let Place::Schema { .. } = &self.place {
             let mut connection = PgConnection::connect(&self.url).await?;
-            let tables = "VACUUM semel_operations, semel_leases, semel_deltas, semel_repeats, semel_outbox";
+            let tables =
+                "VACUUM semel_operations, semel_leases, semel_backlog, semel_deltas, semel_repeats, semel_outbox";
             sqlx::raw_sql(tables).execute(&mut connection).await?;
         }
         Ok(())
@@ -104,12 +105,12 @@ impl Site {
     }
 }
 
-/// Ends a ledger, and writes what it still has in memory.
+/// Stops a ledger, and writes what it still has in memory.
 pub(crate) async fn close(ledger: Ledger<Database>) {
     ledger.stop(Duration::ZERO).await;
 }
 
-/// Cargo's target directory, which this program was built into: on a real disk, unlike /tmp perhaps.
+/// Cargo's target directory: on a real disk, unlike /tmp perhaps.
 fn target_directory() -> Result<PathBuf> {
     let program = std::env::current_exe()?;
     Ok(program.parent().and_then(|release| release.parent()).context("this program is in no directory")?.to_owned())

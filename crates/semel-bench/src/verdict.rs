@@ -1,4 +1,4 @@
-//! The aims, each with what was measured.
+//! The aims, each with the measured ratio.
 
 use crate::{
     growth, http,
@@ -8,15 +8,15 @@ use crate::{
     replays::REPLAYS,
     report::{Report, Subject},
     site::Backend::{self, Postgres, Sqlite},
-    webhooks,
+    webhooks, worker,
 };
 
-/// An aim, and how near the measurement came.
+/// An aim, and its measurement.
 pub(crate) struct Verdict {
     pub(crate) aim: String,
     /// The measured ratio, if both of its sides were measured.
     pub(crate) ratio: Option<f64>,
-    /// By CPU time instead of time: for those who run this on a busy machine.
+    /// By CPU time instead of time: for runs on a busy machine.
     pub(crate) cpu_ratio: Option<f64>,
     pub(crate) bound: Bound,
 }
@@ -103,9 +103,35 @@ pub(crate) fn verdicts(report: &Report) -> Vec<Verdict> {
         cpu_ratio: None,
         bound: Bound::AtMost(2.0),
     });
+    for (ours, theirs) in [(worker::ALL_BULK, worker::GRAPHILE_BULK), (worker::ALL_SINGLE, worker::GRAPHILE_SINGLE)] {
+        let aim = format!("PostgreSQL, jobs {ours}: times the rate of graphile_worker");
+        let of = |how| worker::subject(Postgres, how, worker::SEATS);
+        all.push(against(aim, Bound::AtLeast(2.0), of(ours), of(theirs)));
+    }
+    let (ours, own) = (worker::subject(Postgres, worker::ALL_SINGLE, worker::SEATS), worker::PGBENCH_JOBS);
+    all.push(against(
+        format!("PostgreSQL, jobs {}: times the rate of {own}", worker::ALL_SINGLE),
+        Bound::AtLeast(1.0),
+        ours,
+        worker::subject(Postgres, own, CLIENTS),
+    ));
+    for backend in [Postgres, Sqlite] {
+        let of = |how| worker::subject(backend, how, worker::BATCH);
+        let aim = format!("{backend}: cost of taking a batch with 1 million waiting, times that with a thousand");
+        all.push(against(aim, Bound::AtMost(1.5), of(worker::SHORT), of(worker::LONG)));
+        let of = |how| worker::subject(backend, how, 1);
+        let waits = [
+            (worker::SAME, "p50", report.p50(of(worker::SAME)), 3.0),
+            (worker::OTHER, "p99", report.p99(of(worker::OTHER)), 150.0),
+        ];
+        for (how, part, ratio, most) in waits {
+            let aim = format!("{backend}: {how}, milliseconds ({part})");
+            all.push(Verdict { aim, ratio, cpu_ratio: None, bound: Bound::AtMost(most) });
+        }
+    }
     for backend in [Postgres, Sqlite] {
         let aim = format!("{backend}: cost per claim + complete in the large table, times that at 10 thousand rows");
-        // What costs more runs at a lower rate: the small table's rate comes first.
+        // A higher cost is a lower rate: the small table's rate comes first.
         all.push(against(aim, Bound::AtMost(1.5), growth(backend, growth::SMALL), growth(backend, growth::LARGE)));
     }
     all

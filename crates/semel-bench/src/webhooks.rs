@@ -1,5 +1,5 @@
-//! Webhooks: signed deliveries to the real receiver, next to the same handler without deduplication. What is stored for
-//! an event is told by the size of the tables.
+//! Webhooks: signed deliveries to the real receiver, next to the same handler without deduplication. The size of the
+//! tables gives the stored bytes per event.
 
 use std::{
     collections::BTreeMap,
@@ -20,13 +20,14 @@ use axum::{
 };
 use semel::{
     Ledger,
-    messaging::{Message, MessageStore as _, Topic},
+    messaging::{Message, Topic},
+    prelude::*,
 };
 use semel_http::webhooks::{DEFAULT_TOLERANCE, Verifier};
 use semel_server::{
-    config::{Deed, Rule, Rules, Secrets, Source, SourceKind, Webhooks},
     http::{App, health::AlwaysReady, principal::Local},
     serve::{self, Limits},
+    services::webhooks::config::{Deed, Rule, Rules, Secrets, Source, SourceKind, Webhooks},
     services::webhooks::{Handlers, Receiver},
     stop::Stop,
 };
@@ -43,25 +44,25 @@ use crate::{
     site::{Backend, Site, close},
 };
 
-/// Events that were never seen before; each goes to the outbox.
+/// New events; each goes to the outbox.
 pub(crate) const NEW: &str = "new events";
-/// The same, verified and put into the outbox without asking the ledger.
+/// The same, verified and put into the outbox without the ledger.
 pub(crate) const BARE: &str = "no deduplication";
 /// Events that have been processed.
 pub(crate) const REPEATS: &str = "duplicates";
 
-/// In this order in every round: those that are compared are neighbours.
+/// In this order in every round: compared ones are neighbours.
 const ALL: [&str; 3] = [REPEATS, NEW, BARE];
 
-/// How many connections deliver at a moderate load, and how often each of them does: 200 events per second in all,
-/// which the slower of the databases can do on two CPUs with most of its time to spare.
+/// The number of connections at a moderate load, and their interval: 200 events per second in all, which the slower of
+/// the databases handles on two CPUs with most of its time to spare.
 pub(crate) const MODERATE: usize = 8;
 const EVERY: Duration = Duration::from_millis(40);
 
-/// How many events are sent again, in turn.
+/// The number of repeated events, in turn.
 const SEEN: usize = 2_048;
 
-/// How many events the size is measured with.
+/// The number of events for the measurement of the size.
 const SIZED: usize = 4_096;
 
 const SECRET: &str = "whsec_for_the_bench";
@@ -108,7 +109,7 @@ pub(crate) async fn measure(plan: &Plan, backend: Backend, report: &mut Report) 
     site.remove().await
 }
 
-/// What deduplication adds, in the round in the middle.
+/// What deduplication adds, in the median round.
 fn tell(backend: Backend, report: &mut Report) {
     let of = |how, tasks| Subject { section: "webhooks", backend, how, tasks };
     for how in [NEW, REPEATS] {
@@ -121,7 +122,7 @@ fn tell(backend: Backend, report: &mut Report) {
     }
 }
 
-/// A server with the receiver, and with the same handler without it; and whoever sends to it.
+/// A server with the receiver, and with the same handler without it; and its sender.
 async fn open(ledger: &Ledger<Database>) -> Result<(Sender, Stop)> {
     let mut source = Source::new(SourceKind::Stripe, Secrets(vec![SECRET.into()]));
     source.handlers = Rules(vec![Rule { kind: "*".into(), deed: Deed::Outbox(None) }]);
@@ -141,7 +142,7 @@ async fn open(ledger: &Ledger<Database>) -> Result<(Sender, Stop)> {
     Ok((sender, stop))
 }
 
-/// What one would write without Semel's receiver: verify, read, and put the message into the outbox.
+/// A receiver without Semel: verifies, parses, and puts the message into the outbox.
 async fn bare(
     State((ledger, verifier)): State<(Ledger<Database>, Verifier)>,
     headers: HeaderMap,
@@ -158,11 +159,8 @@ async fn bare(
     let named = named.into_iter().chain([("content-type", "application/json"), ("event-created", created.as_str())]);
     message.headers = named.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
     let store = ledger.store().clone();
-    let put = ledger.transact(move |tx| async move {
-        let put = store.put(&tx, vec![message]).await;
-        if put.is_ok() { Ok(put) } else { Err(put) }
-    });
-    put.await.and_then(|put| put).map_err(|error| failed(&error))?;
+    let put = ledger.transact(move |tx| async move { store.put(&tx, vec![message]).await });
+    put.await.map_err(|error| failed(&error))?;
     Ok(r#"{"status":"processed"}"#.to_owned())
 }
 
@@ -217,7 +215,7 @@ fn body(id: &str) -> String {
     .to_string()
 }
 
-/// Has connections send at a fixed pace, spread evenly, and measures it once they are warm.
+/// Sends on all connections at a fixed rate, spread evenly, and measures after the warm-up.
 async fn paced<F, Fut>(plan: &Plan, cpu: Cpu, operation: F) -> Result<Figure>
 where
     F: Fn() -> Fut + Clone + Send + 'static,
@@ -255,8 +253,8 @@ where
     Ok(Figure::new(took, length, used))
 }
 
-/// How many bytes an event takes for good: what the tables have grown by, but for the outbox, which is emptied. As many
-/// came before: a database uses again what it has given back, and a new one has nothing of that.
+/// The stored bytes per event: the growth of the tables, except for the outbox, which is emptied. As many events came
+/// before: a database reuses freed space, and a new one has none.
 async fn size(site: &Site, ledger: &Ledger<Database>, sender: &Sender) -> Result<f64> {
     let mut grown = Vec::new();
     for round in 0..=1 {

@@ -1,19 +1,19 @@
-//! The work that is claimed: as it would come from a service, with labels, for a day.
+//! The claimed work: like that of a service, with labels, for a day.
 
 use anyhow::{Result, bail};
 use semel::{Claim, Fingerprint, Key, Labels, Ledger, Outcome, Scope, Settled, Work};
 use semel_store::Database;
 
-/// Tenant, service and kind of everything.
+/// Tenant, service and kind of all operations.
 pub(crate) const SCOPE: [&str; 3] = ["bench", "orders", "charge"];
 
-/// How many event types there are: the first label is one of them, and a dimension of the counters.
+/// The number of event types: the first label is one of them, and a dimension of the counters.
 pub(crate) const EVENTS: u32 = 8;
 
-/// What a completion stores: about as much as a small JSON answer.
+/// The outcome: the size of a small JSON answer.
 pub(crate) const OUTCOME: [u8; 100] = [b'o'; 100];
 
-/// A key that was never used before, in the form that callers like best.
+/// A new key, as a UUID-like text.
 pub(crate) fn new_key() -> Result<Key> {
     Ok(Key::new(&uuid())?)
 }

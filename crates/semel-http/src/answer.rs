@@ -1,51 +1,40 @@
-//! The answer as it is kept, and as it is given again.
+//! Stored answers, and their replay.
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use semel::Outcome;
 
-/// Marks an answer that was given before.
-pub(crate) const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
-/// Marks one that was given to another payload.
-pub(crate) const MISMATCH: HeaderName = HeaderName::from_static("idempotency-mismatch");
+use crate::headers::{HOP_BY_HOP, MISMATCH, REPLAYED, items};
 
-/// How the bytes are laid out.
+/// The version of the stored layout.
 const VERSION: u8 = 1;
 
-/// What is about one message or one connection, and not about the answer. The rest of CORS and tracing
-/// is in [`is_passing`].
-const PASSING: [HeaderName; 15] = [
-    header::CONNECTION,
-    HeaderName::from_static("keep-alive"),
-    HeaderName::from_static("proxy-connection"),
+/// Headers of one message. [`is_passing`] adds those of one connection, of CORS and of tracing.
+const PASSING: [HeaderName; 9] = [
     header::PROXY_AUTHENTICATE,
-    header::PROXY_AUTHORIZATION,
-    header::TE,
-    header::TRAILER,
-    header::TRANSFER_ENCODING,
-    header::UPGRADE,
     header::DATE,
     header::SERVER,
     header::CONTENT_LENGTH,
     header::SET_COOKIE,
     header::ALT_SVC,
     header::VARY,
+    REPLAYED,
+    MISMATCH,
 ];
 
-fn is_passing(name: &HeaderName, named_by_connection: &str) -> bool {
+fn is_passing(name: &HeaderName, answer: &HeaderMap) -> bool {
     const TRACING: [&str; 7] =
         ["traceparent", "tracestate", "baggage", "b3", "x-request-id", "x-correlation-id", "x-amzn-trace-id"];
     let text = name.as_str();
     PASSING.contains(name)
+        || HOP_BY_HOP.contains(name)
         || TRACING.contains(&text)
-        || *name == REPLAYED
-        || *name == MISMATCH
         || text.starts_with("x-b3-")
         || text.starts_with("access-control-")
-        || named_by_connection.split(',').any(|named| named.trim().eq_ignore_ascii_case(text))
+        || items(answer, &header::CONNECTION).any(|named| named.eq_ignore_ascii_case(text))
 }
 
-/// An answer without what is only about its first message.
+/// An answer without the headers of its first message.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
@@ -55,18 +44,16 @@ pub(crate) struct Answer {
 
 impl Answer {
     pub(crate) fn new(status: StatusCode, headers: &HeaderMap, body: Bytes) -> Self {
-        let named = headers.get_all(header::CONNECTION).iter().filter_map(|value| value.to_str().ok());
-        let named = named.collect::<Vec<_>>().join(",");
-        let kept = headers.iter().filter(|(name, _)| !is_passing(name, &named));
+        let kept = headers.iter().filter(|(name, _)| !is_passing(name, headers));
         Self { status, headers: kept.map(|(name, value)| (name.clone(), value.clone())).collect(), body }
     }
 
-    /// To be given again as it is.
+    /// An answer to be replayed.
     pub(crate) fn kept(&self) -> Outcome {
         Outcome::kept(self.encode())
     }
 
-    /// The fact that it was given, and where the result is.
+    /// An answer that is not kept: only its status and its location.
     pub(crate) fn not_kept(&self) -> Outcome {
         let headers = self.headers.iter().filter(|(name, _)| *name == header::LOCATION).cloned().collect();
         Outcome::not_kept(Self { status: self.status, headers, body: Bytes::new() }.encode())
@@ -87,7 +74,7 @@ impl Answer {
         out.freeze()
     }
 
-    /// None for bytes that are not of this layout, which a newer node may have written: it took effect
+    /// None if the bytes have another layout, which a newer node may have written. The operation took effect
     /// all the same.
     pub(crate) fn decode(mut bytes: Bytes) -> Option<Self> {
         if bytes.try_get_u8().ok()? != VERSION {
@@ -107,7 +94,7 @@ impl Answer {
         Some(Self { status, headers, body: bytes })
     }
 
-    /// The answer, given again.
+    /// The answer as a replay.
     pub(crate) fn replay(self, mismatch: bool) -> Response<Bytes> {
         let mut response = Response::new(self.body);
         *response.status_mut() = self.status;
@@ -117,13 +104,13 @@ impl Answer {
         mark(response, mismatch)
     }
 
-    /// Where the result is.
+    /// The location of the result.
     pub(crate) fn location(&self) -> Option<&HeaderValue> {
         self.headers.iter().find(|(name, _)| *name == header::LOCATION).map(|(_, value)| value)
     }
 }
 
-/// Marks an answer as given again. No cache between here and the client may take it for a fresh one.
+/// Marks an answer as a replay. No cache may take it for a fresh one.
 pub(crate) fn mark<B>(mut response: Response<B>, mismatch: bool) -> Response<B> {
     let headers = response.headers_mut();
     headers.insert(REPLAYED, HeaderValue::from_static("true"));
@@ -149,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_about_one_message_is_not_kept() {
+    fn headers_of_one_message_are_not_kept() {
         let first = headers(&[
             ("content-type", "text/plain"),
             ("link", "<a>"),

@@ -1,4 +1,4 @@
-//! Bodies: read within a limit, kept where they fit, handed on unharmed where they do not.
+//! Bodies: read up to a limit. A body that exceeds it is passed on unchanged.
 
 use std::{
     collections::VecDeque,
@@ -13,24 +13,24 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 
 use crate::problem::{BODY_INCOMPLETE, BODY_TIMEOUT, BODY_TOO_LARGE, Problem};
 
-/// An answer's body: what has been read of it so far, and the rest.
+/// An answer's body: the frames that were read so far, and the rest.
 pub struct Body<B: HttpBody> {
     read: VecDeque<Frame<Bytes>>,
-    /// Where it broke off, after what was read.
+    /// The error after the frames that were read.
     error: Option<B::Error>,
-    /// Whether what was read before the error has had its chance to be sent.
+    /// Whether the frames before the error could be sent.
     flushed: bool,
     rest: Option<B>,
 }
 
 impl<B: HttpBody> Body<B> {
-    /// A body that is here as a whole.
+    /// A body that was read completely.
     pub(crate) fn whole(bytes: Bytes) -> Self {
         let read = if bytes.is_empty() { VecDeque::new() } else { VecDeque::from([Frame::data(bytes)]) };
         Self { read, error: None, flushed: false, rest: None }
     }
 
-    /// A body of which nothing has been read.
+    /// An unread body.
     pub(crate) fn untouched(rest: B) -> Self {
         Self { read: VecDeque::new(), error: None, flushed: false, rest: Some(rest) }
     }
@@ -48,7 +48,7 @@ impl<B: HttpBody<Data = Bytes> + Unpin> HttpBody for Body<B> {
             return Poll::Ready(Some(Ok(frame)));
         }
         if self.error.is_some() && !std::mem::replace(&mut self.flushed, true) {
-            // A server that meets the error at once closes the connection with nothing sent, not even the head.
+            // Without this pause a server closes the connection before it has sent even the head.
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -80,12 +80,12 @@ impl<B: HttpBody<Data = Bytes> + Unpin> HttpBody for Body<B> {
     }
 }
 
-/// Reads a request's body. A body that does not arrive whole, or is too long, is nobody's request.
+/// Reads a request's body. An incomplete or too long body is an error, and nothing is claimed.
 pub(crate) async fn read_request<B>(body: B, limit: usize, patience: Duration) -> Result<Bytes, Problem>
 where
     B: HttpBody,
 {
-    // Clients that send and then fall silent must not fill the memory.
+    // Clients that stop in the middle must not fill the memory.
     let read = tokio::time::timeout(patience, read_within(body, limit)).await;
     read.unwrap_or_else(|_| Err(Problem::new(&BODY_TIMEOUT)))
 }
@@ -95,9 +95,10 @@ where
     B: HttpBody,
 {
     let too_large = || {
-        Problem::new(&BODY_TOO_LARGE).detail(format!("The body is longer than the {limit} bytes that this path takes."))
+        Problem::new(&BODY_TOO_LARGE)
+            .detail(format!("The body is longer than the {limit} bytes that this path accepts."))
     };
-    // What says beforehand that it is too long need not be sent.
+    // A body whose announced length is too long is not read.
     if body.size_hint().lower() > limit as u64 {
         return Err(too_large());
     }
@@ -110,7 +111,7 @@ where
             return Err(too_large());
         }
         let data = data.copy_to_bytes(data.remaining());
-        // Most come in one piece, which is not copied.
+        // Most bodies have one frame, which is not copied.
         match read.is_empty() {
             true => read = data,
             false => rest.extend_from_slice(&data),
@@ -119,15 +120,15 @@ where
     Ok(if rest.is_empty() { read } else { [&read[..], &rest[..]].concat().into() })
 }
 
-/// What could be read of an answer's body.
+/// The result of reading an answer's body.
 pub(crate) enum Read<B: HttpBody> {
     /// All of it.
     Whole(Bytes),
-    /// It is too long, takes too long, has trailers, or broke off: to be handed on as it comes.
+    /// It is too long, takes too long, has trailers, or broke off: passed on as it comes.
     Passing(Body<B>),
 }
 
-/// Reads an answer's body as far as it can be kept.
+/// Reads an answer's body up to the limit.
 pub(crate) async fn read_answer<B>(body: B, limit: usize, patience: Duration) -> Read<B>
 where
     B: HttpBody<Data = Bytes> + Unpin,
@@ -140,14 +141,14 @@ where
     match whole {
         Ok(true) => {
             let mut frames: Vec<Bytes> = passing.read.into_iter().filter_map(|frame| frame.into_data().ok()).collect();
-            // Most come in one piece, which is not copied.
+            // Most bodies have one frame, which is not copied.
             Read::Whole(if frames.len() == 1 { frames.remove(0) } else { frames.concat().into() })
         }
         Ok(false) | Err(_) => Read::Passing(passing),
     }
 }
 
-/// Whether all of it is read, and all of it is data.
+/// Reads the whole body; false if it is too long, has trailers or broke off.
 async fn read_whole<B>(body: &mut Body<B>, limit: usize) -> bool
 where
     B: HttpBody<Data = Bytes> + Unpin,

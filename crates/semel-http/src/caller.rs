@@ -1,4 +1,4 @@
-//! What a handler gets from the layer, and can tell it.
+//! What the layer gives to a handler, and what a handler can tell the layer.
 
 use axum::extract::FromRequestParts;
 use bytes::Bytes;
@@ -7,24 +7,23 @@ use semel::{Context, Fence, Key, Scope, Store};
 
 use crate::problem::{INTERNAL, Problem};
 
-/// What an answer means for its key. A handler that knows better than its status says so by putting
-/// this into the extensions of its response.
+/// The meaning of an answer for its key. A handler overrides its status by putting this into the extensions
+/// of its response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is done. Repeats get this answer.
+    /// Complete. Repeats get this answer.
     Final,
-    /// Nothing was done. The key is free again.
+    /// Release: nothing was done, and the key is free.
     Release,
-    /// It failed, and may be tried again.
+    /// Fail: it may run again.
     Fail,
-    /// It was begun, and nobody knows.
+    /// Doubt: it was begun, and its end is unknown.
     Doubt,
 }
 
 impl Verdict {
-    /// By status: success, redirection and a client's own mistakes are final; what asks the client to
-    /// come again (408, 409, 425, 429) is released; 5xx fails. A status of no known class (600 to 999)
-    /// says nothing about what was done, so it is in doubt.
+    /// By status: 2xx, 3xx and 4xx are final; 408, 409, 425 and 429, which ask the client to retry, release; 5xx
+    /// fails. A status of no known class (600 to 999) says nothing about the effect, so it is in doubt.
     #[must_use]
     pub fn by_status(status: StatusCode) -> Self {
         match status.as_u16() {
@@ -47,13 +46,13 @@ impl Verdict {
     }
 }
 
-/// Why an answer is not final, in a few words: for the operation's error, its journal and the log, which otherwise tell
-/// the answer's status. A handler that knows puts it into the extensions of its response.
+/// The reason why an answer is not final, in a few words: for the operation's error, its journal and the log, which
+/// otherwise show the status. A handler puts it into the extensions of its response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reason(pub String);
 
-/// What is kept instead of the answer in [reference mode](crate::Route::rebuild): the name of what was
-/// made. The handler puts it into the extensions of its response.
+/// What is stored instead of the answer in [reference mode](crate::Route::rebuild), such as the id of what was
+/// created. The handler puts it into the extensions of its response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reference(pub Bytes);
 
@@ -65,14 +64,14 @@ impl Reference {
     }
 }
 
-/// The transaction of a request in [atomic mode](crate::Route::atomic): what is written in it commits
-/// together with the answer, or not at all. A handler takes it as an argument.
+/// The transaction of a request in [atomic mode](crate::Route::atomic). Its rows commit together with the answer,
+/// or not at all. A handler takes it as an argument.
 pub struct Transaction<S: Store>(pub S::Tx);
 
 /// How the layer hands the transaction on.
-pub(crate) struct Handed<S: Store>(pub(crate) S::Tx);
+pub(crate) struct RequestTx<S: Store>(pub(crate) S::Tx);
 
-impl<S: Store> Clone for Handed<S> {
+impl<S: Store> Clone for RequestTx<S> {
     fn clone(&self) -> Self {
         Self(self.0.clone())
     }
@@ -82,18 +81,18 @@ impl<S: Store, State: Sync> FromRequestParts<State> for Transaction<S> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _state: &State) -> Result<Self, Problem> {
-        match parts.extensions.get::<Handed<S>>() {
-            Some(Handed(tx)) => Ok(Self(tx.clone())),
+        match parts.extensions.get::<RequestTx<S>>() {
+            Some(RequestTx(tx)) => Ok(Self(tx.clone())),
             None => {
-                tracing::error!("a handler asks for a transaction, but its route is not atomic");
+                tracing::error!("a handler takes a transaction, but its route is not atomic");
                 Err(Problem::new(&INTERNAL))
             }
         }
     }
 }
 
-/// This attempt at a keyed request. A handler takes it as an argument, `Option<Attempt>` where the key
-/// may be missing.
+/// This attempt at a keyed request. A handler takes it as an argument, or `Option<Attempt>` if the key is
+/// optional.
 #[derive(Clone, Debug)]
 pub struct Attempt {
     scope: Scope,
@@ -102,7 +101,7 @@ pub struct Attempt {
     run: Run,
 }
 
-/// The run, whatever its store is.
+/// The run, for any store.
 #[derive(Clone)]
 struct Run(std::sync::Arc<dyn AnyRun>);
 
@@ -143,26 +142,26 @@ impl Attempt {
         &self.key
     }
 
-    /// What stands for the key in a log line, where the key itself must not be.
+    /// The short hash of the key, for log lines, which must not contain the key.
     #[must_use]
     pub fn short_hash(&self) -> String {
         semel::short_hash(self.scope.tenant(), self.scope.service(), self.scope.kind(), self.key.as_str())
     }
 
-    /// The number to hand to whatever can refuse an older one.
+    /// The fence, for services that can refuse an older one.
     #[must_use]
     pub fn fence(&self) -> Fence {
         self.fence
     }
 
-    /// The key for a step's call to another service: the same on every attempt, another for each step.
+    /// The key for a step's call to another service: the same on every attempt, different for each step.
     #[must_use]
     pub fn derived_key(&self, step: &str) -> String {
         self.run.0.derived_key(step)
     }
 
-    /// Whether the lease is lost: to be asked right before each effect elsewhere. A process that slept through its lease
-    /// knows so at its first question.
+    /// Whether the lease is lost: to be checked right before each effect elsewhere. It uses the boot clock, so a
+    /// process that was suspended past its lease knows it at once.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.run.0.is_lost()

@@ -1,20 +1,21 @@
-//! The cookies of a request, as the servers of this world read them.
+//! The cookies of a request, in all the ways in which servers parse them.
 //!
-//! RFC 6265 says how a client writes `Cookie`, and leaves it to the server how to read it. Servers differ: some take a
-//! quoted value as one, `;` and all (Python's `http.cookies`, Java), some also end a value at a comma (RFC 2109) or at a
-//! space, some compare names without case (ASP.NET), decode `%73` in them (Rack and PHP for years) or read `a.b` and
-//! `a[x]` as `a_b` and `a` (PHP); of a name that comes twice some take the first and some the last. A client that can
-//! choose how a header is read must not be taken for another one, so all these readings are compared.
+//! RFC 6265 defines how a client writes `Cookie`, but not how a server parses it. Servers differ: some take a quoted
+//! value as one, including `;` (Python's `http.cookies`, Java); some also end a value at a comma (RFC 2109) or at a
+//! space; some compare names without case (ASP.NET), decode `%73` in them (Rack and PHP for years) or read `a.b` and
+//! `a[x]` as `a_b` and `a` (PHP); of two cookies with one name some use the first and some the last. A client must not
+//! be able to pass for another by the choice of a spelling, so all these readings are compared.
 
 use http::{HeaderMap, HeaderValue, header};
+use percent_encoding::percent_decode;
 
-/// Joins several `Cookie` fields into one, as RFC 9113 (8.2.3) wants of HTTP/2 crumbs: of several, some servers read
-/// only the first or the last.
+/// Joins several `Cookie` fields into one, as RFC 9113 (8.2.3) requires of HTTP/2 crumbs: some servers read only the
+/// first or the last field.
 pub(crate) fn join_cookies(headers: &mut HeaderMap) {
     if headers.get_all(header::COOKIE).iter().nth(1).is_none() {
         return;
     }
-    // Cannot fail: each part was a value, and so is what stands between them.
+    // Cannot fail: the parts and the separator are valid values.
     if let Ok(joined) = HeaderValue::from_bytes(&line(headers)) {
         headers.insert(header::COOKIE, joined);
     }
@@ -25,14 +26,14 @@ pub(crate) fn line(headers: &HeaderMap) -> Vec<u8> {
     headers.get_all(header::COOKIE).iter().map(HeaderValue::as_bytes).collect::<Vec<_>>().join(&b"; "[..])
 }
 
-/// The values of a cookie, as a client writes it that keeps to the rules. A name that is sent twice has two, in their
-/// order: which one counts is for the server to say.
+/// The values of a cookie, for a client that follows the RFC. A name that is sent twice has two values, in their
+/// order: the server decides which one counts.
 pub(crate) fn values<'a>(line: &'a [u8], name: &str) -> Vec<&'a [u8]> {
     let value = |pair: &'a [u8]| pair.strip_prefix(name.as_bytes()).and_then(|rest| rest.strip_prefix(b"="));
     pairs(line, &READINGS[0]).into_iter().filter_map(value).collect()
 }
 
-/// What each sort of server could take for the cookie, where not all of them see exactly its [`values`].
+/// The values under the other readings, if they differ from [`values`].
 pub(crate) fn readings<'a>(line: &'a [u8], name: &str) -> Option<Vec<Vec<&'a [u8]>>> {
     let of = |reading| pairs(line, reading).into_iter().filter(|pair| could_be(pair, name)).collect::<Vec<_>>();
     let all: Vec<_> = READINGS.iter().map(of).collect();
@@ -41,10 +42,10 @@ pub(crate) fn readings<'a>(line: &'a [u8], name: &str) -> Option<Vec<Vec<&'a [u8
     (!agreed).then_some(all)
 }
 
-/// A way to find the pairs of a line.
+/// A way to split a line into pairs.
 struct Reading {
     separators: &'static [u8],
-    /// Whether a value in quotes is one, whatever is in it.
+    /// Whether a quoted value ends only at its closing quote.
     quotes: bool,
 }
 
@@ -57,7 +58,7 @@ const READINGS: [Reading; 6] = [
     Reading { separators: b";, \t", quotes: true },
 ];
 
-/// The pairs of a line, without the white space before each.
+/// The pairs of a line, without leading white space.
 fn pairs<'a>(line: &'a [u8], reading: &Reading) -> Vec<&'a [u8]> {
     let (mut found, mut begin, mut at) = (Vec::new(), 0, 0);
     while at < line.len() {
@@ -74,7 +75,7 @@ fn pairs<'a>(line: &'a [u8], reading: &Reading) -> Vec<&'a [u8]> {
     found.into_iter().map(begun).filter(|pair| !pair.is_empty()).collect()
 }
 
-/// How long the quoted text is that a value begins with; nothing if it has no end.
+/// The length of the quoted text at the beginning of a value; none if it has no closing quote.
 fn quoted(value: &[u8]) -> usize {
     let open = value.iter().position(|byte| !matches!(byte, b' ' | b'\t'));
     let Some(open) = open.filter(|open| value[*open] == b'"') else { return 0 };
@@ -89,19 +90,19 @@ fn quoted(value: &[u8]) -> usize {
     0
 }
 
-/// Whether some server would take a pair for the cookie of this name.
+/// Whether some server would read a pair as the cookie of this name.
 fn could_be(pair: &[u8], name: &str) -> bool {
-    // Some skip the sign of a cookie without a name.
+    // Some servers skip the `=` of a cookie without a name.
     let begin = pair.iter().position(|byte| *byte != b'=' && byte.is_ascii_graphic()).unwrap_or(pair.len());
     let pair = &pair[begin..];
     let end = pair.iter().position(|byte| *byte == b'=').unwrap_or(pair.len());
     folded(&pair[..end]) == folded(name.as_bytes())
 }
 
-/// A name with everything gone that does not tell names apart to every server.
+/// A name without all that some server ignores in names.
 fn folded(name: &[u8]) -> Vec<u8> {
-    let decoded = decoded(name);
-    // Python strips whatever Unicode calls a space: all that is not ASCII counts as such at the edges.
+    let decoded: Vec<u8> = percent_decode(name).collect();
+    // Python strips all Unicode white space: every non-ASCII character at the edges counts as such.
     let edge = |byte: &u8| byte.is_ascii_graphic();
     let begin = decoded.iter().position(edge).unwrap_or(decoded.len());
     let end = decoded.iter().rposition(edge).map_or(begin, |last| last + 1);
@@ -112,23 +113,4 @@ fn folded(name: &[u8]) -> Vec<u8> {
         byte => byte.to_ascii_lowercase(),
     };
     name[..array].iter().map(fold).collect()
-}
-
-/// A name without its `%` escapes.
-fn decoded(name: &[u8]) -> Vec<u8> {
-    let digit = |at: usize| name.get(at).and_then(|byte| char::from(*byte).to_digit(16));
-    let (mut decoded, mut at) = (Vec::with_capacity(name.len()), 0);
-    while let Some(byte) = name.get(at) {
-        match (byte, digit(at + 1), digit(at + 2)) {
-            (b'%', Some(high), Some(low)) => {
-                decoded.push((high * 16 + low) as u8);
-                at += 3;
-            }
-            _ => {
-                decoded.push(*byte);
-                at += 1;
-            }
-        }
-    }
-    decoded
 }

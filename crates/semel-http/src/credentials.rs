@@ -1,4 +1,4 @@
-//! Whether a repeat comes with the credentials of the first request, where nothing before the layer authenticates.
+//! Compares the credentials of a repeat with those of the first request, for services without authentication.
 
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use http::{HeaderMap, header};
@@ -6,9 +6,8 @@ use sha2::Sha256;
 
 use crate::cookies::{line, readings, values};
 
-/// Tells the credentials of requests apart, without keeping them: what is stored with an operation is an HMAC of its
-/// `Authorization` and of the cookies that are named. It can be compared and not be turned back, not even by guessing,
-/// without the secret.
+/// Compares credentials without storing them. An operation stores an HMAC of the request's `Authorization` and of the
+/// named cookies, which cannot be reversed, not even by guessing, without the secret.
 #[derive(Clone)]
 pub struct Credentials {
     keyed: Hmac<Sha256>,
@@ -16,13 +15,13 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Under a secret that all nodes share. `None` never happens: an HMAC takes a secret of any length.
+    /// With a secret that all nodes share. `None` never happens: an HMAC takes a secret of any length.
     #[must_use]
     pub fn new(secret: &[u8]) -> Option<Self> {
         Some(Self { keyed: Hmac::new_from_slice(secret).ok()?, cookies: Vec::new() })
     }
 
-    /// These cookies are credentials, too. Others, such as those of a tracker, change between honest tries.
+    /// Names cookies that are credentials, too. Other cookies may change between retries.
     #[must_use]
     pub fn cookies<T: Into<String>>(mut self, names: impl IntoIterator<Item = T>) -> Self {
         self.cookies = names.into_iter().map(Into::into).collect();
@@ -31,11 +30,11 @@ impl Credentials {
         self
     }
 
-    /// What is stored of a request's credentials. A request without any has a mark like any other: one with some is not
-    /// its repeat.
+    /// The stored mark of a request's credentials. A request without credentials has a mark, too: a request with some
+    /// is not its repeat.
     pub(crate) fn mark(&self, headers: &HeaderMap) -> String {
         let mut mac = self.keyed.clone();
-        // Each part has its length before it, so that no two lists of parts are the same bytes.
+        // Each part is length-prefixed, so that no two lists of parts have the same bytes.
         let mut part = |bytes: &[u8]| {
             mac.update(&(bytes.len() as u64).to_be_bytes());
             mac.update(bytes);
@@ -50,7 +49,7 @@ impl Credentials {
         for name in &self.cookies {
             part(name.as_bytes());
             let readings = readings(&line, name);
-            // A NUL is in no name of a cookie, so this is not taken for the next one.
+            // A cookie name cannot contain NUL, so this cannot be taken for the next name.
             let strange = readings.iter().flatten().flat_map(|pairs| [vec![&b"\0reading"[..]], pairs.clone()].concat());
             let strange: Vec<_> = strange.collect();
             let values = values(&line, name);
@@ -60,9 +59,8 @@ impl Credentials {
             }
         }
         let code = mac.finalize().into_bytes();
-        // Half of the code is more than anybody can make collide without the secret, and a label is to be short.
-        let hex: String = code[..16].iter().map(|byte| format!("{byte:02x}")).collect();
-        format!("credentials:{hex}")
+        // Half of the HMAC cannot be made to collide without the secret, and a label should be short.
+        format!("credentials:{}", hex::encode(&code[..16]))
     }
 }
 
@@ -81,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_says_who_asks_counts() {
+    fn only_credentials_change_the_mark() {
         let named = Credentials::new(b"secret").unwrap().cookies(["session", "id"]);
         let base = [("authorization", "Bearer a"), ("cookie", "session=1; theme=dark")];
         let of = |lines: &[_]| mark(&named, lines);
@@ -114,11 +112,11 @@ mod tests {
     #[test]
     fn cookies_that_some_server_reads_differently_have_different_marks() {
         for (one, other) in [
-            // Of two, some take the first and some the last.
+            // Of two cookies, some servers use the first and some the last.
             ("session=1; session=2", "session=2; session=1"),
             ("session=1", "session=1; session=2"),
             ("session=1", "session=2; session=1"),
-            // Quotes: to some `t` has it all, to others `session` comes before or after.
+            // With quotes, some servers read all as the value of `t`, others find `session` before or after.
             (r#"t="a; session=1; b""#, r#"t="a; b"; session=1"#),
             (r#"session="1; t=2""#, r#"session="1; t=3""#),
             (r#"session="1""#, "session=1"),
@@ -155,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn other_cookies_their_order_and_how_many_fields_they_come_in_do_not_count() {
+    fn other_cookies_their_order_and_their_fields_do_not_change_the_mark() {
         for (one, other) in [
             ("session=1; theme=dark; lang=pt", "lang=en;session=1; sort=up"),
             ("session=a=b==; t=1", "t=2; session=a=b=="),
@@ -180,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn several_fields_become_one() {
+    fn several_cookie_fields_become_one() {
         let mut headers = HeaderMap::new();
         for line in ["a=1", "b=2; c=3"] {
             headers.append("cookie", HeaderValue::from_static(line));
@@ -190,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_is_a_short_label_that_says_nothing() {
+    fn a_mark_is_a_short_label_that_reveals_nothing() {
         let mark = mark(&Credentials::new(b"secret").unwrap(), &[("authorization", "Bearer hunter2")]);
         assert_eq!(mark.len(), "credentials:".len() + 32);
         assert!(!mark.contains("hunter2"));

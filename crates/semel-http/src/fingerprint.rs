@@ -1,20 +1,20 @@
-//! What tells a retry from a reuse: method, path, query, content type and body.
+//! The fingerprint of a request: method, path, query, content type and body.
 
 use std::borrow::Cow;
 
 use http::{header, request::Parts};
 use semel::Fingerprint;
 
-/// What counts as the same request.
+/// What is compared.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sameness {
-    /// JSON bodies count by what they say, not by how they are written.
+    /// JSON bodies are compared by value, not by bytes.
     pub(crate) canonical_json: bool,
-    /// The host counts.
+    /// The host is compared.
     pub(crate) host: bool,
-    /// Query parameters that do not count.
+    /// Query parameters that are not compared.
     pub(crate) ignored_query: Vec<String>,
-    /// Members of a JSON body that do not count, as JSON pointers.
+    /// Members of a JSON body that are not compared, as JSON pointers.
     pub(crate) ignored_fields: Vec<String>,
 }
 
@@ -29,7 +29,7 @@ impl Sameness {
             .field("query", self.query(head).as_bytes());
         let fields = if self.host { fields.field("host", host(head).as_bytes()) } else { fields };
         if let Some(boundary) = boundary(head) {
-            // Each try of an honest client has a boundary of its own.
+            // A client uses a new boundary for each try.
             let essence = content_type.split(';').next().unwrap_or_default().trim_end();
             let fields = fields.field("content-type", essence.as_bytes());
             return fields.field("body", &without(body, boundary.as_bytes())).finish();
@@ -38,7 +38,7 @@ impl Sameness {
         let fields = fields.field("content-type", content_type.as_bytes());
         if canonical {
             let pointers: Vec<&str> = self.ignored_fields.iter().map(String::as_str).collect();
-            // What is no JSON, or ambiguous JSON, counts by its bytes.
+            // Invalid or ambiguous JSON is compared by its bytes.
             if let Ok(json) = Fingerprint::of_json_without(body, &pointers) {
                 return fields.fingerprint("body", json).finish();
             }
@@ -87,8 +87,8 @@ fn boundary(head: &Parts) -> Option<&str> {
     (1..=70).contains(&value.len()).then_some(value)
 }
 
-/// A multipart body without its boundary: what is between the delimiters, and what is left of each delimiter's own
-/// line, by turns. Each has its length before it, so that no line of a part can pass for a delimiter.
+/// A multipart body without its boundary: alternately the bytes between delimiters and the rest of each delimiter's
+/// line. Each is length-prefixed, so that no line of a part can pass for a delimiter.
 fn without(body: &[u8], boundary: &[u8]) -> Vec<u8> {
     let delimiter = [b"--", boundary].concat();
     let mut out = Vec::with_capacity(body.len());
@@ -109,7 +109,7 @@ fn without(body: &[u8], boundary: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A path in one of the ways in which it can be written: `%7e` is `~`, `%2f` is `%2F`, and `é` is `%C3%A9`.
+/// The normal form of a path: `%7e` is `~`, `%2f` is `%2F`, and `é` is `%C3%A9`.
 pub(crate) fn normal_path(path: &str) -> Cow<'_, str> {
     let bytes = path.as_bytes();
     if bytes.iter().all(|byte| byte.is_ascii_graphic() && *byte != b'%') {
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_matters_counts() {
+    fn every_compared_part_changes_the_fingerprint() {
         let plain = Sameness::default();
         let base = of(&plain, "/a?x=1", "application/json", "{}");
         assert_eq!(base, of(&plain, "/a?x=1", "Application/JSON", "{}"));
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn the_host_counts_where_a_route_says_so() {
+    fn the_host_counts_if_the_route_says_so() {
         let of = |host: bool, name: &str| {
             let (head, ()) = Request::post("/a").header("host", name).body(()).unwrap().into_parts();
             Sameness { host, ..Sameness::default() }.fingerprint(&head, "/a", b"")
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_not_to_count_does_not() {
+    fn ignored_parts_do_not_change_the_fingerprint() {
         let sameness = Sameness {
             canonical_json: true,
             host: false,
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_multipart_body_is_the_same_under_another_boundary() {
+    fn the_boundary_of_a_multipart_body_does_not_count() {
         let form = |boundary: &str, text: &str| {
             let body = format!(
                 "--{boundary}\r\ncontent-disposition: form-data; name=\"a\"\r\n\r\n{text}\r\n--{boundary}--\r\n"
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn one_path_is_written_in_one_way() {
+    fn a_path_has_one_normal_form() {
         assert_eq!(normal_path("/a%2fb/%7Ec/%c3%a9"), "/a%2Fb/~c/%C3%A9");
         assert_ne!(normal_path("/a%2Fb"), normal_path("/a/b"));
         assert_eq!(normal_path("/100%"), "/100%");

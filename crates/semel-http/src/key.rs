@@ -1,8 +1,8 @@
 //! The `Idempotency-Key` header.
 //!
 //! An RFC 8941 string (`"abc"`) and a bare word (`abc`) are the same key, because clients send both.
-//! What could be read in two ways is refused: a proxy and a service behind it must never see
-//! different keys in one request.
+//! Ambiguous headers are refused: a proxy and the service behind it must never read different keys
+//! from one request.
 
 use http::{HeaderMap, HeaderName};
 use semel::Key;
@@ -15,7 +15,7 @@ pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key
 /// The key of a request, if it has one. `strict` refuses bare words.
 ///
 /// # Errors
-/// `key-invalid`, saying what is wrong with it.
+/// `key-invalid`, with the reason.
 pub fn read(headers: &HeaderMap, strict: bool) -> Result<Option<Key>, Problem> {
     let mut lines = headers.get_all(&IDEMPOTENCY_KEY).iter();
     let Some(line) = lines.next() else { return Ok(None) };
@@ -42,12 +42,12 @@ fn bare(text: &[u8]) -> Result<String, Problem> {
     match text.iter().find(|byte| !byte.is_ascii_graphic() || matches!(byte, b'"' | b',')) {
         None => Ok(String::from_utf8_lossy(text).into_owned()),
         Some(b',') => Err(invalid("The header is a list; it must be one key.")),
-        Some(b'"') => Err(invalid("The key has a quote in it; write it as a string, with \\\" for the quote.")),
+        Some(b'"') => Err(invalid("The key contains a quote; write it as a string, with \\\" for the quote.")),
         Some(_) => Err(invisible()),
     }
 }
 
-/// An RFC 8941 string whose first quote is behind us. Parameters after it are allowed, and ignored.
+/// The rest of an RFC 8941 string after its opening quote. Parameters are allowed, and ignored.
 fn string(text: &[u8]) -> Result<String, Problem> {
     let mut key = String::new();
     let mut bytes = text.iter();
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_be_read_in_two_ways_is_refused() {
+    fn an_ambiguous_key_is_refused() {
         let long = format!("\"{}\"", "k".repeat(256));
         let lines: [&[u8]; 17] = [
             b"",

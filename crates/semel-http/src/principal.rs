@@ -1,4 +1,4 @@
-//! Who is asking.
+//! The caller of a request.
 
 use std::{future::Future, pin::Pin};
 
@@ -10,32 +10,32 @@ use crate::problem::{INTERNAL, Problem};
 /// A future behind a trait object.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Whom a request comes from. A handler asks for it by taking it as an argument.
+/// The caller of a request. A handler takes it as an argument.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Principal {
-    /// Whose data it may touch: part of every scope.
+    /// The tenant, part of every scope.
     pub tenant: String,
-    /// Who it is within the tenant: named in the journal and the audit, never part of a scope.
+    /// The caller within the tenant: named in the journal and the audit, never part of a scope.
     pub subject: String,
-    /// What it may do.
+    /// Its rights.
     pub role: Role,
 }
 
-/// What a principal may do.
+/// The rights of a principal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Role {
-    /// Everything.
+    /// All rights.
     Admin,
 }
 
-/// Finds out who is asking.
+/// Authenticates requests.
 pub trait Authenticate: Send + Sync + 'static {
     /// The principal of a request, or the problem to answer with.
     fn authenticate<'a>(&'a self, request: &'a Parts) -> BoxFuture<'a, Result<Principal, Problem>>;
 
-    /// Whether being on this machine is the only proof asked for. If so, requests that a web page elsewhere made a
-    /// local browser send are refused before they reach any route.
+    /// Whether only the loopback address proves the caller. Then requests that a foreign web page makes a local browser
+    /// send are refused before they reach a route.
     fn loopback_only(&self) -> bool {
         false
     }
@@ -45,7 +45,7 @@ impl<S: Sync> FromRequestParts<S> for Principal {
     type Rejection = Problem;
 
     async fn from_request_parts(request: &mut Parts, _state: &S) -> Result<Self, Problem> {
-        // Missing only if a handler of an open route asks for it, which no request can put right.
+        // Missing only if a handler of an open route takes it, which is a bug of the program.
         request.extensions.get::<Self>().cloned().ok_or_else(|| Problem::new(&INTERNAL))
     }
 }

@@ -1,4 +1,4 @@
-//! Problems: one shape for every error (RFC 9457), and the kinds that the layer answers with.
+//! Problems: one form for every error (RFC 9457), and the problem types of the layer.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::{HeaderValue, StatusCode, header};
 use serde_json::{Value, json};
 
-/// A kind of problem. Its name is part of the API: clients decide by it, so it never changes.
+/// A problem type. Its name is part of the API, so it never changes.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Kind {
     /// The last part of the `type`, `/problems/<name>`.
@@ -18,24 +18,24 @@ pub struct Kind {
     pub retryable: bool,
     /// What it is, in a few words.
     pub title: &'static str,
-    /// What is wrong, as a sentence; the `detail` when a problem has none of its own.
+    /// The meaning, as a sentence; the default `detail`.
     pub meaning: &'static str,
-    /// What to do about it.
+    /// The remedy.
     pub remedy: &'static str,
 }
 
-/// The route takes no request without a key.
+/// The route requires a key.
 pub static KEY_MISSING: Kind = Kind {
     name: "key-missing",
     status: StatusCode::BAD_REQUEST,
     retryable: false,
     title: "Idempotency-Key missing",
-    meaning: "This path takes no request without an Idempotency-Key.",
-    remedy: "Send a header such as Idempotency-Key: 4f7c2a9e, with a new value for each thing to be done and the same \
-             value each time that very thing is sent again. A random UUID is a good one.",
+    meaning: "This path requires an Idempotency-Key.",
+    remedy: "Send a header such as Idempotency-Key: 4f7c2a9e, with a new value for each operation and the same \
+             value for each retry of it. Use a random UUID.",
 };
 
-/// The key cannot be read.
+/// The key cannot be parsed.
 pub static KEY_INVALID: Kind = Kind {
     name: "key-invalid",
     status: StatusCode::BAD_REQUEST,
@@ -45,23 +45,23 @@ pub static KEY_INVALID: Kind = Kind {
     remedy: "Send the header once, with one key, with or without quotes. Nothing was done.",
 };
 
-/// Somebody is at it.
+/// Another caller holds the lease.
 pub static IN_FLIGHT: Kind = Kind {
     name: "in-flight",
     status: StatusCode::CONFLICT,
     retryable: true,
     title: "In flight",
-    meaning: "A request with this key is being carried out at this moment.",
-    remedy: "Send it again after Retry-After, or with the header Prefer: wait=10, and you get the answer of the first.",
+    meaning: "A request with this key is being executed.",
+    remedy: "Send it again after Retry-After, or with the header Prefer: wait=10, to get the answer of the first.",
 };
 
-/// It failed, and waits.
+/// It failed, and its backoff is not over.
 pub static BACKING_OFF: Kind = Kind {
     name: "backing-off",
     status: StatusCode::CONFLICT,
     retryable: true,
     title: "Backing off",
-    meaning: "The last attempt with this key failed, and the next may not come yet.",
+    meaning: "The last attempt with this key failed, and its backoff is not over.",
     remedy: "Send it again after Retry-After.",
 };
 
@@ -72,7 +72,7 @@ pub static PAYLOAD_MISMATCH: Kind = Kind {
     retryable: false,
     title: "The key belongs to another request",
     meaning: "This key was used before for a request with other contents or for another resource.",
-    remedy: "A key names one thing to be done. For another one, make a new key. Nothing was done.",
+    remedy: "Nothing was done. Use a new key for another operation.",
 };
 
 /// The key belongs to another caller.
@@ -82,54 +82,54 @@ pub static CREDENTIALS_DIFFER: Kind = Kind {
     retryable: false,
     title: "Other credentials than the first request's",
     meaning: "This key was used before, with other credentials than those of this request. Nothing was done, and nothing \
-              is told about that request.",
-    remedy: "Send it with the credentials of the first request. If those are not valid any more (a token that was \
-             refreshed between two tries, say), ask the service what became of the request; only if it did not take \
-             effect, send it with a new key. For something else to be done, make a new key.",
+              is disclosed about that request.",
+    remedy: "Send it with the credentials of the first request. If those are not valid any more (an access token that \
+             was refreshed between two tries, say), ask the service what became of the request, and send it with a new key \
+             only if it did not take effect. Use a new key for another operation.",
 };
 
-/// It took effect, and the answer is not there any more.
+/// It took effect, but the answer is not stored.
 pub static RESPONSE_NOT_KEPT: Kind = Kind {
     name: "response-not-kept",
     status: StatusCode::CONFLICT,
     retryable: false,
-    title: "Done, but the answer was not kept",
-    meaning: "The request with this key took effect, but its answer is not here: it was too large, was streamed or \
-              broke off, or an operator said that it took effect.",
+    title: "Completed, but the answer was not kept",
+    meaning: "The request with this key took effect, but its answer is not stored: it was too large, was streamed or \
+              broke off, or an operator resolved the request as completed.",
     remedy: "Do not send it under another key: it would take effect again. If the answer has a Location, the result is there.",
 };
 
-/// Nobody knows.
+/// It may or may not have taken effect.
 pub static IN_DOUBT: Kind = Kind {
     name: "in-doubt",
     status: StatusCode::CONFLICT,
     retryable: false,
     title: "In doubt",
     meaning: "The request with this key was begun, and it is not known whether it took effect.",
-    remedy: "Find out whether it did before anything else. An operator then settles it with semel operations resolve.",
+    remedy: "Find out whether it did. An operator then resolves it with semel operations resolve.",
 };
 
-/// It failed as often as it may.
+/// No attempts are left.
 pub static ATTEMPTS_EXHAUSTED: Kind = Kind {
     name: "attempts-exhausted",
     status: StatusCode::CONFLICT,
     retryable: false,
     title: "Attempts exhausted",
-    meaning: "The request with this key has failed as often as it may, or an operator decided that it failed.",
-    remedy: "An operator can have it tried again with semel operations resolve.",
+    meaning: "The request with this key has no attempts left, or an operator resolved it as failed.",
+    remedy: "An operator can let it run again with semel operations resolve.",
 };
 
-/// Another took over.
+/// The lease expired.
 pub static LEASE_LOST: Kind = Kind {
     name: "lease-lost",
     status: StatusCode::CONFLICT,
     retryable: true,
     title: "Lease lost",
-    meaning: "Carrying out this request took longer than its lease, and it was taken away.",
-    remedy: "Send it again with the same key: the answer tells what became of it.",
+    meaning: "The lease of this request expired while it ran.",
+    remedy: "Send it again with the same key: the answer shows its result.",
 };
 
-/// The database is away.
+/// The database is unavailable.
 pub static STORE_UNAVAILABLE: Kind = Kind {
     name: "store-unavailable",
     status: StatusCode::SERVICE_UNAVAILABLE,
@@ -139,43 +139,43 @@ pub static STORE_UNAVAILABLE: Kind = Kind {
     remedy: "Send it again after Retry-After, with the same key.",
 };
 
-/// The database went away in the middle.
+/// The database was lost while the outcome was stored.
 pub static OUTCOME_UNKNOWN: Kind = Kind {
     name: "outcome-unknown",
     status: StatusCode::SERVICE_UNAVAILABLE,
     retryable: true,
     title: "Outcome unknown",
     meaning: "The database was lost while the outcome was being stored: it may or may not have taken effect.",
-    remedy: "Send it again with the same key: it takes effect once, and the answer tells.",
+    remedy: "Send it again with the same key: it takes effect once, and the answer shows its result.",
 };
 
-/// What was done was taken back.
+/// The transaction rolled back.
 pub static NOT_COMMITTED: Kind = Kind {
     name: "not-committed",
     status: StatusCode::INTERNAL_SERVER_ERROR,
     retryable: true,
     title: "Not committed",
-    meaning: "The request was carried out in a transaction that the database did not commit. Nothing took effect.",
-    remedy: "Send it again with the same key. The server's log says why the commit failed.",
+    meaning: "The request ran in a transaction that the database did not commit. Nothing took effect.",
+    remedy: "Send it again with the same key. The server's log has the reason.",
 };
 
-/// The body is longer than is read.
+/// The body exceeds the limit.
 pub static BODY_TOO_LARGE: Kind = Kind {
     name: "body-too-large",
     status: StatusCode::PAYLOAD_TOO_LARGE,
     retryable: false,
     title: "Body too large",
-    meaning: "The request's body is longer than this path takes.",
-    remedy: "Send less in one request: most paths take 1 MiB.",
+    meaning: "The request's body is longer than this path accepts.",
+    remedy: "Send less in one request: most paths accept 1 MiB.",
 };
 
-/// The body did not arrive whole.
+/// The body did not arrive completely.
 pub static BODY_INCOMPLETE: Kind = Kind {
     name: "body-incomplete",
     status: StatusCode::BAD_REQUEST,
     retryable: true,
     title: "Body incomplete",
-    meaning: "The request's body did not arrive whole.",
+    meaning: "The request's body did not arrive completely.",
     remedy: "Nothing was done. Send the request again.",
 };
 
@@ -197,22 +197,22 @@ pub static ROW_UNREADABLE: Kind = Kind {
     title: "A stored row cannot be read",
     meaning: "What is stored under this id or key cannot be read: it was damaged, or written by another version. Nothing \
               was done, and no other row is affected.",
-    remedy: "Sending it again does not help; another key would have it done although it may have been done. An operator \
+    remedy: "Sending it again does not help, and with another key it might take effect twice. An operator \
              finds the row with semel operations show, restores it from a backup or starts the version that wrote it, or \
              frees the key with semel operations purge.",
 };
 
-/// The server broke one of its own rules.
+/// A bug of the server.
 pub static INTERNAL: Kind = Kind {
     name: "internal",
     status: StatusCode::INTERNAL_SERVER_ERROR,
     retryable: true,
     title: "Internal error",
-    meaning: "The server made a mistake of its own.",
-    remedy: "The server's log says more. Send the request again with the same key: it still takes effect once.",
+    meaning: "The server failed in an unexpected way.",
+    remedy: "The server's log has the details. Send the request again with the same key: it still takes effect once.",
 };
 
-/// Every kind that the layer answers with.
+/// All problem types of the layer.
 pub static ALL: [&Kind; 18] = [
     &KEY_MISSING,
     &KEY_INVALID,
@@ -234,7 +234,7 @@ pub static ALL: [&Kind; 18] = [
     &INTERNAL,
 ];
 
-/// A problem as it is answered to one request.
+/// A problem as the answer to one request.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Problem {
@@ -250,25 +250,25 @@ impl Problem {
         Self { kind, detail: None, retry_after: None, members: BTreeMap::new() }
     }
 
-    /// Says what is wrong with this very request.
+    /// Sets the detail for this request.
     pub fn detail(mut self, detail: impl Into<String>) -> Self {
         self.detail = Some(detail.into());
         self
     }
 
-    /// Says when it is worth trying again.
+    /// Sets when a retry makes sense.
     pub fn retry_after(mut self, wait: Duration) -> Self {
         self.retry_after = Some(wait);
         self
     }
 
-    /// Adds a member of its own, such as `first_seen` or the list of wrong fields.
+    /// Adds a member, such as `first_seen` or the list of wrong fields.
     pub fn with(mut self, name: &'static str, value: impl Into<Value>) -> Self {
         self.members.insert(name, value.into());
         self
     }
 
-    /// Names the row that it is about, if that cannot be read.
+    /// Names the unreadable row.
     pub fn about(self, id: impl ToString) -> Self {
         if *self.kind == ROW_UNREADABLE { self.with("id", id.to_string()) } else { self }
     }
@@ -279,7 +279,7 @@ impl Problem {
         self.kind
     }
 
-    /// What is wrong, as a sentence: its own detail, or what every problem of its kind means.
+    /// The detail, or the meaning of its type.
     #[must_use]
     pub fn said(&self) -> &str {
         self.detail.as_deref().unwrap_or(self.kind.meaning)
@@ -299,7 +299,7 @@ impl Problem {
         for (name, value) in self.members {
             body[name] = value;
         }
-        // Whole seconds, as the header wants them, and rounded up: a client that came early would only be sent away.
+        // Whole seconds, as the header requires, rounded up: an early retry would be refused.
         let retry_after = self.retry_after.map(|wait| wait.as_secs() + u64::from(wait.subsec_nanos() > 0));
         if let Some(seconds) = retry_after {
             body["retry_after"] = seconds.into();

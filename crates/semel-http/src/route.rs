@@ -11,13 +11,13 @@ use crate::{BoxFuture, Credentials, Reference, Verdict, fingerprint::Sameness};
 /// Whether the handler's effect commits together with its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Claim, work, settle: each on its own.
+    /// Claim, work and settle are separate commits.
     Leased,
     /// Claim, then one transaction for the work and the answer.
     Atomic,
 }
 
-/// Which methods take a key.
+/// The methods that take a key.
 #[derive(Clone)]
 pub(crate) enum Methods {
     These(Vec<Method>),
@@ -33,8 +33,8 @@ impl Methods {
     }
 }
 
-/// Whether a request by this method may do more when it is sent twice. A method is case-sensitive (RFC 9110, 9.1), but
-/// not to every server: `put` is none of those that are known to be the same twice as once.
+/// Whether a request with this method may have more effect when it is sent twice. Methods are case-sensitive (RFC 9110,
+/// 9.1), but not in every server, so `put` is not taken for PUT.
 #[must_use]
 pub fn may_not_repeat(method: &Method) -> bool {
     const REPEATABLE: [Method; 6] =
@@ -42,7 +42,7 @@ pub fn may_not_repeat(method: &Method) -> bool {
     !REPEATABLE.contains(method)
 }
 
-/// Makes an answer from what a [`Reference`] names, as it is now.
+/// Makes an answer from a [`Reference`] and the present state.
 pub type Rebuild = Arc<dyn Fn(Reference, Parts) -> BoxFuture<'static, Response<Bytes>> + Send + Sync>;
 
 /// Adapts the ledger's policy to a request.
@@ -72,8 +72,8 @@ pub struct Route {
 }
 
 impl Route {
-    /// The shortest retention. Below it a key protects from nothing, so a request under such a policy is refused
-    /// before anything is done.
+    /// The shortest retention. A shorter one protects from nothing, so requests under it are refused before anything is
+    /// done.
     pub const SHORTEST_RETENTION: Duration = Duration::from_secs(1);
 
     fn new(mode: Mode, on_lost: OnLost) -> Self {
@@ -99,27 +99,27 @@ impl Route {
         }
     }
 
-    /// The handler does what it likes, and the ledger knows that it ran. If the process dies in the
-    /// middle, the operation is in doubt: whether the effect was made cannot be known from here.
+    /// Leased mode: the handler may do anything. If the process dies in the middle, the operation is in doubt,
+    /// because the layer cannot know whether it had an effect.
     #[must_use]
     pub fn leased() -> Self {
         Self::new(Mode::Leased, OnLost::Hold)
     }
 
-    /// The handler works in the request's [`Transaction`](crate::Transaction), which commits together
-    /// with the answer. If the process dies in the middle, nothing has happened, and it may run again.
+    /// Atomic mode: the handler works in the request's [`Transaction`](crate::Transaction), which commits together
+    /// with the answer. If the process dies in the middle, nothing has happened, and the request may run again.
     #[must_use]
     pub fn atomic() -> Self {
         Self::new(Mode::Atomic, OnLost::Rerun)
     }
 
-    /// Requests without a key are refused.
+    /// Refuses requests without a key.
     #[must_use]
     pub fn required(self) -> Self {
         Self { required: true, ..self }
     }
 
-    /// Keys that are not RFC 8941 strings are refused.
+    /// Refuses keys that are not RFC 8941 strings.
     #[must_use]
     pub fn strict_keys(self) -> Self {
         Self { strict: true, ..self }
@@ -133,16 +133,16 @@ impl Route {
         Self { methods: Methods::These(methods), ..self }
     }
 
-    /// Every method takes a key but those that HTTP calls safe or idempotent (GET, HEAD, OPTIONS, TRACE, PUT, DELETE):
-    /// also one that is not known here, or is written in another way (`post`). For a proxy, whose upstream may know
-    /// what it does not.
+    /// All methods take a key, except those that HTTP defines as safe or idempotent (GET, HEAD, OPTIONS, TRACE, PUT,
+    /// DELETE). This includes unknown methods and other spellings (`post`). For a proxy, whose upstream may know more
+    /// methods.
     #[must_use]
     pub fn all_methods_that_may_not_repeat(self) -> Self {
         Self { methods: Methods::AllThatMayNotRepeat, ..self }
     }
 
-    /// A request that finds its key in flight waits up to this long for the answer. Without it only
-    /// those wait that ask for it with `Prefer: wait=N`.
+    /// A request that finds its key in flight waits up to this long for the answer. Without this, only requests
+    /// with `Prefer: wait=N` wait.
     #[must_use]
     pub fn wait(self, wait: Duration) -> Self {
         Self { wait, longest_wait: self.longest_wait.max(wait), ..self }
@@ -160,65 +160,65 @@ impl Route {
         Self { request_limit, ..self }
     }
 
-    /// How long a request's body may take to come, a minute unless set.
+    /// The time limit for a request's body, a minute unless set.
     #[must_use]
     pub fn request_patience(self, request_patience: Duration) -> Self {
         Self { request_patience, ..self }
     }
 
-    /// The longest answer that is kept, 1 MiB unless set and 7 MiB at most. A longer one goes to the
-    /// first caller as it is, and a repeat is told that it took effect.
+    /// The longest stored answer, 1 MiB unless set and at most 7 MiB. A longer answer goes to the first caller
+    /// unchanged, and a repeat gets `response-not-kept`.
     #[must_use]
     pub fn answer_limit(self, answer_limit: usize) -> Self {
         Self { answer_limit: answer_limit.min(7 << 20), ..self }
     }
 
-    /// How long an answer's body may take to come, 2 s unless set; then it counts as streamed.
+    /// The time limit for an answer's body, 2 s unless set; a slower one counts as streamed.
     #[must_use]
     pub fn answer_patience(self, answer_patience: Duration) -> Self {
         Self { answer_patience, ..self }
     }
 
-    /// JSON bodies count as the same by what they say (RFC 8785), not by how they are written.
+    /// Compares JSON bodies by value (RFC 8785) instead of by bytes.
     #[must_use]
     pub fn canonical_json(mut self) -> Self {
         self.sameness.canonical_json = true;
         self
     }
 
-    /// The host that is asked for tells requests apart, too: where one server answers for many.
+    /// The host is part of the comparison, for a server with many host names.
     #[must_use]
     pub fn host_counts(mut self) -> Self {
         self.sameness.host = true;
         self
     }
 
-    /// A repeat must come with the credentials of the first request, which are its `Authorization` and the cookies that
-    /// are named (several `Cookie` fields reach the handler as one): one with others, or none, is 409
-    /// `credentials-differ`, and neither carried out nor answered from memory. For a layer before which nothing
-    /// authenticates; behind authentication the principal's tenant says whose key it is, and a refreshed token changes
-    /// nothing.
+    /// A repeat must have the credentials of the first request: its `Authorization` and the named cookies (several
+    /// `Cookie`
+    /// fields reach the handler as one). Otherwise it is 409 `credentials-differ`, neither executed nor replayed. For a
+    /// layer without authentication before it; behind authentication the principal's tenant separates keys, and a
+    /// refreshed access token changes nothing.
     #[must_use]
     pub fn same_credentials(self, credentials: Credentials) -> Self {
         Self { credentials: Some(credentials), ..self }
     }
 
-    /// Query parameters that do not tell requests apart.
+    /// Query parameters that are not compared.
     #[must_use]
     pub fn ignore_query<T: Into<String>>(mut self, names: impl IntoIterator<Item = T>) -> Self {
         self.sameness.ignored_query.extend(names.into_iter().map(Into::into));
         self
     }
 
-    /// Members of a JSON body that do not tell requests apart, as JSON pointers (`/sent_at`).
+    /// Members of a JSON body that are not compared, as JSON pointers (`/sent_at`).
     #[must_use]
     pub fn ignore_fields<T: Into<String>>(mut self, pointers: impl IntoIterator<Item = T>) -> Self {
         self.sameness.ignored_fields.extend(pointers.into_iter().map(Into::into));
         self
     }
 
-    /// The ledger's policy as a whole, also what a mismatch and a lost lease get: to change one rule of a leased route,
-    /// start from `Policy { on_lost: OnLost::Hold, ..Policy::default() }`.
+    /// The whole policy, including `on_mismatch` and `on_lost`. To change one rule of a leased route, start from
+    /// `Policy { on_lost: OnLost::Hold, ..Policy::default() }`.
     #[must_use]
     pub fn policy(self, policy: Policy) -> Self {
         Self { policy, ..self }
@@ -232,23 +232,23 @@ impl Route {
         self
     }
 
-    /// An answer stays as it is until its retention ends: nobody can purge it before, and a node that
-    /// has given it gives it again from memory, without asking the database. The price is that a wrong
-    /// answer, or one that somebody wants forgotten, cannot be taken back: choose the retention for it.
+    /// A final answer cannot be changed or purged until its retention ends, and a node that gave it replays it from
+    /// memory, without the database. The price: a wrong answer cannot be taken back, not even on request. Choose
+    /// the retention accordingly.
     #[must_use]
     pub fn pinned(mut self) -> Self {
         self.policy.pinned = true;
         self
     }
 
-    /// What a lost lease gets.
+    /// What happens after lease expiry.
     #[must_use]
     pub fn on_lost(mut self, on_lost: OnLost) -> Self {
         self.policy.on_lost = on_lost;
         self
     }
 
-    /// What a status means for the key, [`Verdict::by_status`] unless set.
+    /// The meaning of a status for the key, [`Verdict::by_status`] unless set.
     #[must_use]
     pub fn verdict(self, verdict: fn(StatusCode) -> Verdict) -> Self {
         Self { verdict, ..self }
@@ -266,8 +266,8 @@ impl Route {
         Self { kind: Some(kind.into()), ..self }
     }
 
-    /// Reference mode: what is kept is not the answer but the [`Reference`] in its extensions, and a
-    /// repeat gets what `rebuild` makes of that.
+    /// Reference mode: instead of the answer, the [`Reference`] in its extensions is stored, and `rebuild` makes the
+    /// answer of a repeat from it.
     #[must_use]
     pub fn rebuild<F>(self, rebuild: F) -> Self
     where
@@ -276,7 +276,7 @@ impl Route {
         Self { rebuild: Some(Arc::new(rebuild)), ..self }
     }
 
-    /// Adapts the ledger's policy to a request: a client that asks for strictness, say.
+    /// Adapts the ledger's policy to a request, for example to a client's parameter.
     #[must_use]
     pub fn adapt(self, adapt: impl Fn(&Parts, &mut Policy) + Send + Sync + 'static) -> Self {
         Self { adapt: Some(Arc::new(adapt)), ..self }

@@ -1,14 +1,12 @@
-//! The course of a request that is the one to be carried out.
+//! The run of a request that acquired the lease.
 
-use std::{
-    future::poll_fn,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::future::poll_fn;
 
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, StatusCode, header};
 use http_body::Body as HttpBody;
-use semel::{Context, Lease, NODE_STOPPED, OnLost, Outcome, Ran, Store, Unfinished};
+use parking_lot::Mutex;
+use semel::{Context, Handed, Lease, NODE_STOPPED, OnLost, Outcome, Ran, Store, Unfinished};
 use tower::Service;
 use tracing::Instrument as _;
 
@@ -16,94 +14,71 @@ use crate::{
     Attempt, Body, Mode, Problem, Reason, Reference, Route, Verdict,
     answer::Answer,
     body::{Read, read_answer},
-    caller::Handed,
-    layer::{IdempotencyService, answered, run_problem, store_problem},
+    caller::RequestTx,
+    layer::IdempotencyService,
     problem,
+    refusal::{run_problem, store_problem},
+    serve::Served,
 };
 
-/// What the handler said, for the first caller: nobody else gets it from here.
-struct Said<B: HttpBody, E> {
-    verdict: Verdict,
-    response: Result<Response<Body<B>>, E>,
-}
-
-type Slot<B, E> = Arc<Mutex<Option<Said<B, E>>>>;
-
-fn take<T>(slot: &Mutex<Option<T>>) -> Option<T> {
-    slot.lock().unwrap_or_else(PoisonError::into_inner).take()
-}
-
 impl<S: Store, Inner> IdempotencyService<S, Inner> {
-    /// Carries the request out, in a task of its own: a client that goes away stops neither the handler
-    /// nor the settling of its outcome.
+    /// Runs the request in a separate task: a client that disconnects stops neither the handler nor the settle.
     pub(crate) async fn run<ReqBody, ResBody>(
         self,
         lease: Lease<S>,
         request: Request<ReqBody>,
-    ) -> Result<Response<Body<ResBody>>, Inner::Error>
+    ) -> Result<Served<ResBody, Inner::Error>, Problem>
     where
         Inner: Service<Request<ReqBody>, Response = Response<ResBody>, Error: Send, Future: Send> + Send + 'static,
         ReqBody: Send + 'static,
         ResBody: HttpBody<Data = Bytes, Error: Send> + Send + Unpin + 'static,
     {
         let Self { inner, route, .. } = self;
-        let said: Slot<ResBody, Inner::Error> = Arc::default();
-        let work = Arc::new(Mutex::new(Some((inner, request))));
+        // A request is carried out once: it has no newer data.
+        let work = Mutex::new(Some((inner, request)));
         let mode = route.mode;
         let terms = lease.operation().lease.as_ref().map(|lease| lease.terms.on_lost);
         let doubts = mode == Mode::Leased && terms.is_some_and(OnLost::doubts);
-        let handler = {
-            let said = said.clone();
-            move |context: Context<S>, tx: Option<S::Tx>| {
-                let (work, said, route) = (take(&work), said.clone(), route.clone());
-                async move {
-                    let Some((inner, mut request)) = work else {
-                        return Err(Unfinished::failed_for_good("a request is carried out once"));
-                    };
-                    request.extensions_mut().insert(Attempt::new(&context));
-                    if let Some(tx) = tx {
-                        request.extensions_mut().insert(Handed::<S>(tx));
-                    }
-                    let (now, settle) = carry_out(inner, request, &route, doubts).await;
-                    *said.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
-                    settle
+        let handler = move |context: Context<S>, tx: Option<S::Tx>| {
+            let (work, route) = (work.lock().take(), route.clone());
+            async move {
+                let Some((inner, mut request)) = work else {
+                    return (Err(Unfinished::failed_for_good("a request is carried out once")), None);
+                };
+                request.extensions_mut().insert(Attempt::new(&context));
+                if let Some(tx) = tx {
+                    request.extensions_mut().insert(RequestTx::<S>(tx));
                 }
-                .in_current_span()
+                let (settle, response) = carry_out(inner, request, &route, doubts).await;
+                (settle, Some(response))
             }
+            .in_current_span()
         };
         let ran = match mode {
-            Mode::Leased => lease.run(move |context| handler(context, None)).await,
-            Mode::Atomic => lease.run_atomic(move |context, tx| handler(context, Some(tx))).await,
+            Mode::Leased => lease.run_handing(move |context| handler(context, None)).await,
+            Mode::Atomic => lease.run_atomic_handing(move |context, tx| handler(context, Some(tx))).await,
         };
-        let said = take(&said);
-        // The first caller gets the handler's answer only if what it says is what is stored.
-        let so = |verdict: Verdict| said.as_ref().is_some_and(|said| said.verdict == verdict);
-        let problem = match &ran {
-            Ok(Ran::Completed(_)) if so(Verdict::Final) => None,
-            Ok(Ran::Failed(_)) if so(Verdict::Fail) => None,
-            Ok(Ran::Released) if so(Verdict::Release) => None,
-            Ok(Ran::Doubted(_)) if so(Verdict::Doubt) => None,
-            Ok(Ran::LeaseLost) => Some(Problem::new(&problem::LEASE_LOST)),
-            Ok(Ran::Released) => {
-                Some(store_problem(&semel::Error::Unavailable("the run was put back".into())).detail(PUT_BACK))
+        let problem = match ran {
+            // The first caller gets the handler's answer only if what it says is what was stored.
+            Ok((_, Handed::Stored(Some(response)))) => return Ok(response),
+            Ok((Ran::LeaseLost, _)) => Problem::new(&problem::LEASE_LOST),
+            Ok((Ran::Released, _)) => {
+                store_problem(&semel::Error::Unavailable("the run was put back".into())).detail(RELEASED)
             }
-            Ok(Ran::Doubted(why)) => Some(cut_off(why)),
+            Ok((Ran::Doubted(why), _)) => cut_off(&why),
             // Why is in the log, by the ledger.
-            Ok(Ran::Failed(_)) if said.is_some() => Some(Problem::new(&problem::NOT_COMMITTED)),
-            Ok(_) => Some(Problem::new(&problem::INTERNAL)),
-            Err(error) => Some(run_problem(error)),
+            Ok((Ran::Failed(_), Handed::NotStored)) => Problem::new(&problem::NOT_COMMITTED),
+            Ok(_) => Problem::new(&problem::INTERNAL),
+            Err(error) => run_problem(&error),
         };
-        match (problem, said) {
-            (None, Some(said)) => said.response,
-            (problem, _) => answered(problem.unwrap_or_else(|| Problem::new(&problem::INTERNAL))),
-        }
+        Err(problem)
     }
 
-    /// A request without a key on an atomic route: its transaction all the same, and nothing remembered.
+    /// A request without a key on an atomic route: it gets a transaction, and nothing is stored about it.
     pub(crate) async fn run_unkeyed<ReqBody, ResBody>(
         self,
         mut request: Request<ReqBody>,
-    ) -> Result<Response<Body<ResBody>>, Inner::Error>
+    ) -> Result<Served<ResBody, Inner::Error>, Problem>
     where
         Inner: Service<Request<ReqBody>, Response = Response<ResBody>, Error: Send, Future: Send> + Send + 'static,
         ReqBody: Send + 'static,
@@ -111,51 +86,65 @@ impl<S: Store, Inner> IdempotencyService<S, Inner> {
     {
         let Self { mut inner, shared, route } = self;
         let done = shared.ledger.transact(move |tx| {
-            request.extensions_mut().insert(Handed::<S>(tx));
+            request.extensions_mut().insert(RequestTx::<S>(tx));
             async move {
-                let (head, body) = match call(&mut inner, request).await {
-                    Ok(response) => response.into_parts(),
-                    Err(error) => return Err(Err(error)),
-                };
-                // As with a key: what is not final has not happened.
+                let (head, body) = call(&mut inner, request).await.map_err(Undone::Failed)?.into_parts();
+                // As with a key: without a final answer the transaction rolls back.
                 let kept = keeps(head.status) && verdict_of(&head, &route) == Verdict::Final;
-                let response = Ok(Response::from_parts(head, body));
-                if kept { Ok(response) } else { Err(response) }
+                let response = Response::from_parts(head, body);
+                if kept { Ok(response) } else { Err(Undone::Answered(response)) }
             }
             .in_current_span()
         });
         match done.await {
-            Ok(response) => Ok(response?.map(Body::untouched)),
-            Err(semel::Error::Refused(error)) => {
+            Ok(response) | Err(Undone::Answered(response)) => Ok(Ok(response.map(Body::untouched))),
+            Err(Undone::Failed(error)) => Ok(Err(error)),
+            Err(Undone::Store(semel::Error::Refused(error))) => {
                 tracing::warn!(error, "a request was not committed");
-                answered(Problem::new(&problem::NOT_COMMITTED))
+                Err(Problem::new(&problem::NOT_COMMITTED))
             }
-            Err(error) => answered(store_problem(&error)),
+            Err(Undone::Store(error)) => Err(store_problem(&error)),
         }
     }
 }
 
-/// What the first caller is told of a run that was put back before it ended.
-const PUT_BACK: &str = "The request was put back before it ended: the server stops, or the database could not commit. \
-                        Sent again with the same key, it is carried out.";
+/// Why the transaction of a request without a key was not committed.
+enum Undone<R, E> {
+    /// The answer is not final.
+    Answered(R),
+    /// The handler failed.
+    Failed(E),
+    /// The store could not.
+    Store(semel::Error),
+}
 
-/// The problem of a run that ended without an answer, where it may have had an effect: the node stopped, or the handler
-/// panicked. Sent again, it is not carried out again.
+impl<R, E> From<semel::Error> for Undone<R, E> {
+    fn from(error: semel::Error) -> Self {
+        Self::Store(error)
+    }
+}
+
+/// The detail for the first caller of a run that was released.
+const RELEASED: &str = "The request was released before it ended: the server stops, or the database could not commit. \
+                        Send it again with the same key, and it is executed.";
+
+/// The problem for a run without an answer that may have had an effect: the node stopped, or the handler panicked. A
+/// repeat is not executed.
 fn cut_off(why: &str) -> Problem {
     let (kind, what) = match why {
         NODE_STOPPED => (&problem::IN_DOUBT, "The server stopped"),
-        _ => (&problem::INTERNAL, "The server made a mistake of its own"),
+        _ => (&problem::INTERNAL, "The server failed"),
     };
-    let detail = format!("{what} while this request was being carried out: it may or may not have taken effect.");
+    let detail = format!("{what} while it executed this request: it may or may not have taken effect.");
     Problem::new(kind).detail(detail).with("retryable", false)
 }
 
-/// What an answer means: what the handler says, else what its status says.
+/// The verdict of an answer: the handler's, else that of its status.
 fn verdict_of(head: &http::response::Parts, route: &Route) -> Verdict {
     head.extensions.get::<Verdict>().copied().unwrap_or_else(|| (route.verdict)(head.status))
 }
 
-/// Whether what was written in a request's transaction is kept.
+/// Whether the request's transaction commits.
 fn keeps(status: StatusCode) -> bool {
     status.as_u16() < 400
 }
@@ -168,14 +157,14 @@ where
     inner.call(request).await
 }
 
-/// Calls the handler: what it says to its caller, and what that means for its key. `doubts` says whether work that
+/// Calls the handler: what is to be stored under its key, and what its caller is answered. `doubts` says whether work that
 /// ended without an answer may have had an effect that must not be repeated.
 async fn carry_out<Inner, ReqBody, ResBody>(
     mut inner: Inner,
     request: Request<ReqBody>,
     route: &Route,
     doubts: bool,
-) -> (Said<ResBody, Inner::Error>, Result<Outcome, Unfinished>)
+) -> (Result<Outcome, Unfinished>, Result<Response<Body<ResBody>>, Inner::Error>)
 where
     Inner: Service<Request<ReqBody>, Response = Response<ResBody>>,
     ResBody: HttpBody<Data = Bytes> + Unpin,
@@ -184,19 +173,13 @@ where
     let response = match call(&mut inner, request).await {
         Ok(response) => response,
         // A time-out inside of us, say: whatever was begun may have been done.
-        Err(error) if doubts => {
-            let said = Said { verdict: Verdict::Doubt, response: Err(error) };
-            return (said, Err(Unfinished::Unknown(silent.into())));
-        }
-        Err(error) => {
-            let said = Said { verdict: Verdict::Fail, response: Err(error) };
-            return (said, Err(Unfinished::failed(silent)));
-        }
+        Err(error) if doubts => return (Err(Unfinished::Unknown(silent.into())), Err(error)),
+        Err(error) => return (Err(Unfinished::failed(silent)), Err(error)),
     };
     let (mut head, body) = response.into_parts();
     let status = head.status;
     let verdict = match verdict_of(&head, route) {
-        // Where doubt is not kept (atomic mode, or a route that may run again) it is one more failure.
+        // Without `hold` (atomic mode, or a route that reruns) a doubt is a failure.
         Verdict::Doubt if !doubts && head.extensions.get::<Verdict>().is_none() => Verdict::Fail,
         verdict => verdict,
     };
@@ -214,7 +197,7 @@ where
         match read_answer(body, route.answer_limit, route.answer_patience).await {
             Read::Whole(bytes) => {
                 let answer = Answer::new(status, &head.headers, bytes.clone());
-                // In reference mode there is nothing to rebuild from without a reference.
+                // In reference mode nothing can be rebuilt without a reference.
                 let outcome = if route.rebuild.is_none() { answer.kept() } else { answer.not_kept() };
                 (Body::whole(bytes), Some(outcome))
             }
@@ -230,10 +213,10 @@ where
         (Verdict::Fail, _) => Err(Unfinished::failed(reason())),
         (Verdict::Doubt, _) => Err(Unfinished::Unknown(reason())),
     };
-    (Said { verdict, response: Ok(Response::from_parts(head, body)) }, settle)
+    (settle, Ok(Response::from_parts(head, body)))
 }
 
-/// An answer that goes on, or becomes another protocol, cannot be kept.
+/// A streamed answer, or an upgrade, cannot be stored.
 fn streams(status: StatusCode, content_type: Option<&HeaderValue>) -> bool {
     status == StatusCode::SWITCHING_PROTOCOLS
         || content_type.is_some_and(|value| value.as_bytes().to_ascii_lowercase().starts_with(b"text/event-stream"))

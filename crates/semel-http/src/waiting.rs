@@ -1,11 +1,8 @@
-//! How many may wait, so that one key or one tenant cannot fill the node with waiting requests.
+//! Limits the waiting requests, so that one key or one tenant cannot fill the node with them.
 
-use std::{
-    collections::HashMap,
-    hash::Hash,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::HashMap, hash::Hash, sync::Arc};
 
+use parking_lot::Mutex;
 use semel::{Key, Scope};
 
 /// Waiting requests for one key, on this node.
@@ -13,7 +10,7 @@ const PER_KEY: usize = 1_000;
 /// Waiting requests of one tenant, on this node.
 const PER_TENANT: usize = 10_000;
 
-/// The requests that wait at this node.
+/// The waiting requests of this node.
 #[derive(Default)]
 pub(crate) struct Waiting(Mutex<Counts>);
 
@@ -23,16 +20,16 @@ struct Counts {
     tenants: HashMap<String, usize>,
 }
 
-/// A place among the waiting. It is given back when dropped.
+/// A place among them, given back when dropped.
 pub(crate) struct Place {
     waiting: Arc<Waiting>,
     key: (Scope, Key),
 }
 
 impl Waiting {
-    /// A place, if there is one.
+    /// A place, if the limits allow one.
     pub(crate) fn enter(self: &Arc<Self>, scope: &Scope, key: &Key) -> Option<Place> {
-        let mut counts = self.lock();
+        let mut counts = self.0.lock();
         let place = (scope.clone(), key.clone());
         let at = |n: Option<&usize>| n.copied().unwrap_or_default();
         if at(counts.keys.get(&place)) >= PER_KEY || at(counts.tenants.get(scope.tenant())) >= PER_TENANT {
@@ -42,15 +39,11 @@ impl Waiting {
         *counts.tenants.entry(scope.tenant().to_owned()).or_default() += 1;
         Some(Place { waiting: self.clone(), key: place })
     }
-
-    fn lock(&self) -> MutexGuard<'_, Counts> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut counts = self.waiting.lock();
+        let mut counts = self.waiting.0.lock();
         leave(&mut counts.keys, &self.key);
         leave(&mut counts.tenants, &self.key.0.tenant().to_owned());
     }
@@ -80,7 +73,7 @@ mod tests {
         assert!(waiting.enter(&scope, &key(1)).is_none(), "a tenant has its limit");
         assert!(waiting.enter(&Scope::new("u", "s", "k").unwrap(), &key(1)).is_some(), "others have their own");
         drop((one, others));
-        let counts = waiting.lock();
+        let counts = waiting.0.lock();
         assert!(counts.keys.is_empty() && counts.tenants.is_empty(), "nothing is left behind");
     }
 }

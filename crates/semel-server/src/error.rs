@@ -1,17 +1,17 @@
-//! What can break in the server itself. Answers to a request are not here but in [`crate::http::problem`].
+//! Errors of the server itself. Answers to requests are in [`crate::http::problem`].
 
 use std::io;
 
 use crate::config::{Listen, Mistakes};
 
-/// A result whose error is the server's.
+/// A result with the server's error.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why the server could not do as told.
+/// An error of the server.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The configuration is wrong; every mistake in it is listed.
+    /// The configuration has mistakes; the error lists all of them.
     #[error(transparent)]
     Config(#[from] Mistakes),
 
@@ -31,14 +31,14 @@ pub enum Error {
         source: io::Error,
     },
 
-    /// A name that should mean this machine leads elsewhere.
+    /// A name that should resolve to this machine resolves to another one.
     #[error(
-        "cannot listen on {listen}: the name leads to {address}, and no tokens are configured, so only loopback is served"
+        "cannot listen on {listen}: the name resolves to {address}, and without tokens only loopback addresses are served"
     )]
     NotLoopback {
         /// The address that was asked for.
         listen: Listen,
-        /// Where the name leads.
+        /// The address that the name resolves to.
         address: std::net::IpAddr,
     },
 

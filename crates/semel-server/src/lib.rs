@@ -4,7 +4,9 @@
 //! - [`config`]: one typed struct from flags, environment and file;
 //! - [`serve`]: the server's life, from binding the port to draining; [`stop`] is how it is told to end;
 //! - [`http`]: what every route shares: health, principal, problems, the loopback rule;
-//! - [`services`]: the services, each a folder; [`jobs`]: what people ask for that takes longer than an answer may;
+//! - [`service`]: what a service is; [`services`]: all of them, each a folder; [`jobs`]: what people ask for that takes longer than an answer may;
+//! - `sql`: the test of every statement of a service;
+//! - [`view`]: shows an operation; [`monitor`]: rates, times and health of a service's operations;
 //! - [`node`]: what a node does besides answering: relay, consumers, readiness;
 //! - [`gateway`]: a reverse proxy with the layer's semantics;
 //! - [`once`]: a command once per key;
@@ -18,10 +20,14 @@ pub mod guard;
 pub mod http;
 pub mod jobs;
 mod log;
+pub mod monitor;
 pub mod node;
 pub mod once;
 pub mod serve;
+pub mod service;
 pub mod services;
+mod sql;
 pub mod stop;
+pub mod view;
 
 pub use error::{Error, Result};

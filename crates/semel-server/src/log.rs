@@ -1,4 +1,4 @@
-//! Logs go to stderr, so that stdout carries only what a command was asked for.
+//! Logs go to stderr: stdout carries only the result of a command.
 
 mod outage;
 
@@ -14,16 +14,16 @@ use tracing_subscriber::{
 
 pub(crate) use outage::Outage;
 
-/// Starts the logging of a command, filtered by `RUST_LOG`, or from `level` on when it is not set.
+/// Starts the logging of a command. `RUST_LOG` sets the filter; without it, `level` does.
 pub(crate) fn start(level: &str) {
     start_with(level, None);
 }
 
-/// What a server logs when `RUST_LOG` does not say otherwise. Of a connection that broke, or that was slow to come, the
-/// part that needed it tells; the lines of the pool, or of the client of RabbitMQ, only say it once more, at every try.
+/// The log filter of a server without `RUST_LOG`. The part that used a broken or slow connection reports it; the pool
+/// and the RabbitMQ client would report it again at every try.
 const SERVER: &str = "info,sqlx::postgres::notice=error,sqlx::pool=error,sqlx_core::pool=error,lapin=off";
 
-/// Starts the logging of a server, which says once that its database is away.
+/// Starts the logging of a server. An outage of its database is logged once.
 pub(crate) fn start_server() -> Outage {
     let outage = Outage::default();
     start_with(SERVER, Some(outage.clone()));
@@ -32,7 +32,7 @@ pub(crate) fn start_server() -> Outage {
 
 fn start_with(level: &str, outage: Option<Outage>) {
     let asked = std::env::var("RUST_LOG").unwrap_or_default();
-    // A filter that cannot be read must not silence a server: it is named, and `level` stands in.
+    // A filter that cannot be parsed must not silence a server: the log names the mistake and uses `level`.
     let (filter, mistake) = match EnvFilter::builder().parse(if asked.is_empty() { level } else { &asked }) {
         Ok(filter) => (filter, None),
         Err(mistake) => (EnvFilter::new(level), Some(mistake)),
@@ -44,8 +44,8 @@ fn start_with(level: &str, outage: Option<Outage>) {
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(io::stderr)
         .with_ansi(io::stderr().is_terminal())
-        // A line that cannot be written is lost. To say so, the subscriber would print to the same stderr, and panic
-        // when that fails: a full disk, or a reader that went away, would end whatever task had something to say.
+        // A line that cannot be written is lost. Reporting it would print to the same stderr and panic if that fails: a
+        // full disk or a closed pipe would then end the task that logs.
         .log_internal_errors(false);
     tracing_subscriber::registry().with(lines.with_filter(filter)).init();
     if let Some(mistake) = mistake {

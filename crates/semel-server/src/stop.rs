@@ -1,4 +1,4 @@
-//! How the server and its background rounds are told to end.
+//! How the server and its background tasks are told to stop.
 
 use std::{io, sync::Arc};
 
@@ -7,29 +7,29 @@ use tokio::{
     sync::watch,
 };
 
-/// How urgently an end has been asked for.
+/// How urgently a stop was requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Asked {
-    /// Nobody has asked.
+    /// No stop was requested.
     Never,
-    /// Once: finish what is in flight.
+    /// Requested once: finish what is in flight.
     Once,
-    /// Again: end now.
+    /// Requested again: end now.
     Again,
 }
 
-/// A stop that any task can ask for and any task can wait for. Clones share it.
+/// A stop that any task can request and wait for. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Stop(Arc<watch::Sender<Asked>>);
 
 impl Stop {
-    /// A stop that nobody has asked for.
+    /// A stop that was not requested yet.
     #[must_use]
     pub fn new() -> Self {
         Self(Arc::new(watch::Sender::new(Asked::Never)))
     }
 
-    /// A stop asked for by SIGTERM and SIGINT: the first signal asks, the second forces.
+    /// A stop requested by SIGTERM or SIGINT: the first signal asks, the second forces.
     ///
     /// # Errors
     /// When the system does not let the process listen to signals.
@@ -37,8 +37,8 @@ impl Stop {
         Self::on(&[SignalKind::terminate(), SignalKind::interrupt()])
     }
 
-    /// As [`Stop::on_signals`], for a job of a shell: also when its terminal is closed, and never by a signal that
-    /// whoever started it made it ignore, as `nohup` and `&` in a script do.
+    /// As [`Stop::on_signals`], for a job of a shell: SIGHUP (a closed terminal) counts too, and signals that the
+    /// parent made it ignore (`nohup`, `&` in a script) do not.
     ///
     /// # Errors
     /// When the system does not let the process listen to signals.
@@ -51,8 +51,8 @@ impl Stop {
 
     fn on(kinds: &[SignalKind]) -> io::Result<Self> {
         let stop = Self::new();
-        // A file that may not grow (`ulimit -f`) is an error of the write, as a full disk is, and not the end of the
-        // process. That it is listened to is enough.
+        // A file that may not grow (`ulimit -f`) is an error of the write, like a full disk, and must not end the
+        // process. A listener for SIGXFSZ is enough.
         drop(signal(SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw()))?);
         for kind in kinds {
             let mut signals = signal(*kind)?;
@@ -66,7 +66,7 @@ impl Stop {
         Ok(stop)
     }
 
-    /// Asks for the stop; asked a second time, forces it.
+    /// Requests the stop; a second request forces it.
     pub fn ask(&self) {
         self.0.send_modify(|asked| {
             *asked = match asked {
@@ -76,7 +76,7 @@ impl Stop {
         });
     }
 
-    /// Asks for the stop, unless somebody has: never forces it.
+    /// Requests the stop unless it was requested already. Never forces it.
     pub fn ask_once(&self) {
         self.0.send_if_modified(|asked| {
             let first = *asked == Asked::Never;
@@ -87,13 +87,13 @@ impl Stop {
         });
     }
 
-    /// Whether the stop has been asked for.
+    /// Whether the stop was requested.
     #[must_use]
     pub fn is_asked(&self) -> bool {
         *self.0.borrow() >= Asked::Once
     }
 
-    /// Waits until the stop is asked for: take nothing new, finish what is in flight.
+    /// Waits until the stop is requested: take nothing new, finish what is in flight.
     pub async fn asked(&self) {
         self.reached(Asked::Once).await;
     }
@@ -104,7 +104,7 @@ impl Stop {
     }
 
     async fn reached(&self, level: Asked) {
-        // The sender lives in `self`, so the channel cannot close while anyone waits.
+        // The sender lives in `self`, so the channel cannot close while a task waits.
         let _ = self.0.subscribe().wait_for(|asked| *asked >= level).await;
     }
 }
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_process_ignores_is_read_from_its_status() {
+    fn ignored_signals_are_read_from_the_status_of_a_process() {
         let set = ignored("Name:\tsemel\nSigBlk:\t0000000000000004\nSigIgn:\t0000000000000001\n");
         assert!(is_in(set, SignalKind::hangup()));
         assert!(!is_in(set, SignalKind::interrupt()) && !is_in(set, SignalKind::terminate()));

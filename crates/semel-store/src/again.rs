@@ -1,4 +1,4 @@
-//! Going through what a service has completed, to have some of it run once more.
+//! Goes through completed operations of a service, to run some of them once more.
 
 use bytes::Bytes;
 use semel::{
@@ -9,26 +9,27 @@ use semel::{
 use serde_json::{Value, json};
 
 use crate::{
-    Conn, Database, Tx, codec,
+    Conn, Database, Tx, apply, codec,
     connection::{broken, read_failed},
     database::{Inner, of_another},
     on,
     rows::Read,
+    wakes::News,
 };
 
-/// The longest outcome that is read: what is longer says more than that there was nothing to do.
+/// The longest outcome that is read: a longer one says more than that there was nothing to do.
 const LONGEST_OUTCOME: i64 = 512;
 
-/// An operation that was gone past.
+/// An operation that was visited.
 #[derive(Clone, Debug)]
 pub struct Passed {
     /// The operation.
     pub id: i64,
-    /// Under which fence it was as it is told here.
+    /// Its fence at the time of reading.
     pub fence: Fence,
-    /// The service that it is of.
+    /// Its service.
     pub service: String,
-    /// The kind of its scope.
+    /// Its kind.
     pub kind: String,
     /// Its first label.
     pub label1: Option<String>,
@@ -36,9 +37,9 @@ pub struct Passed {
     pub label2: Option<String>,
     /// When it was first claimed.
     pub created_at: Timestamp,
-    /// Whether its data has gone to the archive.
+    /// Whether its data is archived.
     pub archived: bool,
-    /// Its outcome, if it has completed and that is a short one.
+    /// Its outcome, if it has completed and the outcome is short.
     pub outcome: Option<Outcome>,
 }
 
@@ -46,11 +47,11 @@ pub struct Passed {
 type Row = (i64, i64, String, String, Option<String>, Option<String>, i64, bool, Option<Vec<u8>>, Option<bool>);
 
 impl Database {
-    /// The operations of a tenant with this third label, newest first, from the one after `after` on; at most `limit` of
-    /// them, read in the caller's transaction. An outcome that cannot be read is left out.
+    /// The operations of a tenant with this third label, newest first, after `after`; at most `limit`, read in the
+    /// caller's transaction. An unreadable outcome is omitted.
     ///
     /// # Errors
-    /// When the database cannot be reached.
+    /// The database cannot be reached.
     pub async fn passed_in(
         &self,
         tx: &Tx,
@@ -59,20 +60,20 @@ impl Database {
         limit: u32,
     ) -> Result<Vec<Passed>> {
         self.answered(async {
-            let (sql, mut held) = (self.sql().pass_by_label, tx.connection().await?);
+            let (sql, mut held) = (self.look_sql().pass_by_label, tx.connection().await?);
             pass(&mut held.get()?, sql, (tenant, label3), after, limit).await
         })
         .await
     }
 
-    /// As [`Database::passed_in`], outside of a transaction: only to look.
+    /// As [`Database::passed_in`], outside of a transaction: for reading only.
     ///
     /// # Errors
-    /// When the database cannot be reached.
+    /// The database cannot be reached.
     pub async fn passed(&self, of: (&str, &str), after: Option<i64>, limit: u32) -> Result<Vec<Passed>> {
         self.answered(async {
             let mut reader = self.reader().await?;
-            let passed = pass(&mut reader.conn(), self.sql().pass_by_label, of, after, limit).await?;
+            let passed = pass(&mut reader.conn(), self.look_sql().pass_by_label, of, after, limit).await?;
             reader.leave();
             Ok(passed)
         })
@@ -82,7 +83,7 @@ impl Database {
     /// These operations of a tenant as a listing shows them, newest first, in one statement.
     ///
     /// # Errors
-    /// When the database cannot be reached.
+    /// The database cannot be reached.
     pub async fn listed(&self, tenant: &str, ids: &[i64]) -> Result<Listing> {
         if ids.is_empty() {
             return Ok(Listing::default());
@@ -90,7 +91,7 @@ impl Database {
         self.answered(async {
             let ids = Value::Array(ids.iter().map(|id| json!({ "id": id })).collect()).to_string();
             let mut reader = self.reader().await?;
-            let rows = on!(reader.conn(), c => sqlx::query_as(self.sql().list_by_id)
+            let rows = on!(reader.conn(), c => sqlx::query_as(self.look_sql().list_by_id)
                 .bind(ids)
                 .bind(tenant)
                 .fetch_all(&mut *c)
@@ -103,15 +104,32 @@ impl Database {
         .await
     }
 
-    /// Has an operation that has completed run once more, in the caller's transaction, if it still has this fence: with
-    /// the data that it had, also where that went to the archive. The audit is told in the same transaction.
+    /// These operations of a tenant with all their data, in one statement. Unreadable ones are returned separately.
     ///
     /// # Errors
-    /// When the database cannot be reached; roll back then.
+    /// The database cannot be reached.
+    pub async fn loaded(&self, tenant: &str, ids: &[i64]) -> Result<Listing> {
+        self.answered(async {
+            let mut reader = self.reader().await?;
+            let (mut items, mut unreadable) = apply::load_each(&mut reader.conn(), self.sql(), ids).await?;
+            reader.leave();
+            items.retain(|operation| operation.scope.tenant() == tenant);
+            unreadable.retain(|row| row.tenant == tenant);
+            Ok(Listing { items, unreadable, next: None })
+        })
+        .await
+    }
+
+    /// Runs a completed operation once more, in the caller's transaction, if it still has this fence: with its data,
+    /// also if that is archived. Audited in the same transaction.
+    ///
+    /// # Errors
+    /// The database cannot be reached; roll back then.
     pub async fn rerun_in(&self, tx: &Tx, id: i64, fence: Fence, by: (&str, &str)) -> Result<Applied> {
+        tx.wake_after_commit(self.wakes(), News::Due);
         self.answered(async {
             let mut held = tx.connection().await?;
-            let sql = self.sql().load_archived;
+            let sql = self.look_sql().load_archived;
             let data: Option<(Option<Vec<u8>>, Vec<u8>, bool)> = on!(held.get()?, c =>
                 sqlx::query_as(sql).bind(id).fetch_optional(&mut *c).await.map_err(read_failed)?);
             let archived: Option<Bytes> = data.and_then(|(payload, ..)| payload).map(codec::decode).transpose()?;

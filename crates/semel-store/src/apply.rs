@@ -1,8 +1,7 @@
 //! The general path: load, step, save.
 //!
-//! Every event but the two hottest goes this way, on both databases: rows are loaded (and locked),
-//! [`step`] decides, and what it decided is saved in the same transaction. The store itself
-//! decides nothing.
+//! Every event but the two hottest takes this path, on both databases: it loads (and locks) rows, [`step`] decides, and
+//! the result is saved in the same transaction. The store itself decides nothing.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -18,6 +17,7 @@ use serde_json::{Value, json};
 use crate::{
     Conn,
     connection::read_failed,
+    project::{Followed, Tables, is_news},
     rows::{self, OperationRow, Read},
     sql::Sql,
 };
@@ -27,8 +27,8 @@ use crate::{
 pub(crate) struct Tally(BTreeMap<(Group, i64, &'static str, &'static str, i32), i64>);
 
 impl Tally {
-    /// Counts one change; `ended` is how a run ended that newer data took over from at once, in whose state the
-    /// operation has never been stored.
+    /// Counts one change; `ended` is the state of a run that newer data replaced at once, so that the operation was
+    /// never stored in it.
     pub(crate) fn add(
         &mut self,
         old: Option<&Operation>,
@@ -49,7 +49,7 @@ impl Tally {
             return count(ended.as_str(), "pending", 0);
         }
         match (word(old), word(new)) {
-            // Taken over before the sweep has seen that its lease had lapsed: a run has ended all the same.
+            // Taken over before the sweep has ended the expired lease: that run counts as ended, too.
             ("processing", "processing") if fence(old) != fence(new) => {
                 count("processing", "timed_out", took);
                 count("timed_out", "processing", 0);
@@ -59,13 +59,13 @@ impl Tally {
         }
     }
 
-    /// Counts a plain completion, of which only this much is known.
+    /// Counts a plain completion, of which only these columns are known.
     pub(crate) fn completed(&mut self, group: Group, claimed_at: Timestamp, now: Timestamp) {
         let took = bucket(now.since(claimed_at));
         *self.0.entry((group, now.hour(), "processing", "completed", took)).or_default() += 1;
     }
 
-    /// Counts an operation that is gone, of which only this much was read.
+    /// Counts a removed operation, of which only these columns were read.
     pub(crate) fn gone(&mut self, group: Group, state: State, now: Timestamp) {
         *self.0.entry((group, now.hour(), state.as_str(), "", 0)).or_default() += 1;
     }
@@ -78,7 +78,7 @@ impl Tally {
     }
 }
 
-/// Rows being worked on, each as it was loaded and as it has become.
+/// The rows of a transaction, each as loaded and as changed.
 #[derive(Default)]
 pub(crate) struct Changes {
     touched: HashMap<i64, Touched>,
@@ -89,20 +89,20 @@ pub(crate) struct Changes {
 struct Touched {
     loaded: Option<Operation>,
     now: Option<Operation>,
-    /// Its row of the backlog, where that changes.
+    /// Its row of the backlog, if that changes.
     listed: Option<Value>,
     archive: Option<Value>,
 }
 
 impl Changes {
-    /// Takes one step and remembers what it changes.
+    /// Makes one step and records its changes.
     pub(crate) fn step(&mut self, stored: Option<&Operation>, event: &Event<'_>, now: Timestamp) -> Applied {
         let Step { next, answer, notes } = step(stored, event, now);
-        let told = match (&next, stored) {
+        let result = match (&next, stored) {
             (Next::Put(op) | Next::Anew(op), _) => Some((**op).clone()),
             (Next::Same | Next::Gone, stored) => stored.cloned(),
         };
-        let id = told.as_ref().map_or(0, |op| op.id);
+        let id = result.as_ref().map_or(0, |op| op.id);
         let ended = superseded(event, &notes);
         self.notes.extend(notes.into_iter().map(|note| (id, note)));
         match next {
@@ -119,7 +119,7 @@ impl Changes {
             }
             Next::Gone => self.put(stored, None, None, None, now),
         }
-        Applied { answer, operation: told, now }
+        Applied { answer, operation: result, now }
     }
 
     fn put(
@@ -138,9 +138,10 @@ impl Changes {
             listed: None,
             archive: None,
         });
-        // Whatever puts it there again has a new fence; the sweep, which only looks, knows nothing of the terms that
-        // its time to be claimed came from.
-        let stays = |op: &Operation| old.is_some_and(|old| in_backlog(old) && old.fence == op.fence);
+        // Each change that puts it into the backlog again has a new fence, or newer enqueued data. The sweep only
+        // reads, and does not know the terms that the due time came from.
+        let same = |old: &Operation, op: &Operation| old.fence == op.fence && old.order == op.order;
+        let stays = |op: &Operation| old.is_some_and(|old| in_backlog(old) && same(old, op));
         if !new.as_ref().is_some_and(stays) {
             let terms = old.and_then(|old| old.lease.as_ref()).map(|lease| &lease.terms);
             touched.listed = new.as_ref().filter(|op| in_backlog(op)).map(|op| rows::listed(op, due(op, terms, now)));
@@ -158,20 +159,20 @@ impl Changes {
         self.touched.is_empty() && self.notes.is_empty()
     }
 
-    /// Adds a note that no step told.
+    /// Adds a note that no step returned.
     pub(crate) fn note(&mut self, id: i64, note: Note) {
         self.notes.push((id, note));
     }
 
-    /// Writes everything, in the transaction that `conn` is in. False if a row was not as it had
-    /// been loaded; the transaction must then be rolled back and the events tried again.
-    pub(crate) async fn save(&self, conn: &mut Conn<'_>, sql: &Sql) -> Result<bool> {
+    /// Writes all changes in the present transaction of `conn`. False if a row has changed since it was loaded; the
+    /// transaction must then be rolled back and the events retried.
+    pub(crate) async fn save(&self, conn: &mut Conn<'_>, sql: &Tables) -> Result<bool> {
         let mut ids: Vec<_> = self.touched.iter().collect();
         ids.sort_by_key(|(id, _)| **id);
         let (mut made, mut changed, mut briefly, mut gone) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (mut leased, mut unleased) = (Vec::new(), Vec::new());
         let (mut waiting, mut listed, mut unlisted) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut unwaiting, mut archived) = (Vec::new(), Vec::new());
+        let (mut unwaiting, mut archived, mut followed) = (Vec::new(), Vec::new(), Followed::default());
         for (id, Touched { loaded, now, listed: row, archive }) in ids {
             let old = loaded.as_ref();
             let id = json!({ "id": id, "old_fence": old.map(|op| op.fence.0) });
@@ -185,7 +186,7 @@ impl Changes {
                 },
             }
             let now = now.as_ref();
-            match now.and_then(rows::lease) {
+            match now.and_then(|op| rows::lease(op, sql.projections.follow(&op.scope))) {
                 Some(lease) => leased.push(lease),
                 None if old.is_some_and(|op| op.lease.is_some()) => unleased.push(id.clone()),
                 None => {}
@@ -200,8 +201,12 @@ impl Changes {
                 unlisted.push(id);
             }
             archived.extend(archive.clone());
+            if let Some(op) = now.filter(|op| is_news(old, op)) {
+                let due = row.as_ref().map_or(Value::Null, |row| row["due"].clone());
+                sql.projections.add(&mut followed, op, due);
+            }
         }
-        // What goes first: an expired row must be out of the way before its key is taken again.
+        // First: an expired row must be deleted before its key is inserted again.
         let mut right = conn.batch(sql.delete_operations, &gone).await? == gone.len() as u64;
         conn.batch(sql.delete_archived, &gone).await?;
         conn.batch(sql.delete_journal, &gone).await?;
@@ -222,13 +227,15 @@ impl Changes {
         let notes: Vec<_> = self.notes.iter().map(|(id, note)| rows::note(*id, note)).collect();
         conn.batch(sql.insert_journal, &notes).await?;
         conn.batch(sql.insert_deltas, &self.tally.rows()).await?;
-        self.tell_lapses();
+        // Last: it may wait for a row of the service.
+        sql.projections.run(conn, followed).await?;
+        self.log_expired_leases();
         Ok(true)
     }
 
-    /// One line in the log for each lease that was found lapsed. It is told before the commit: if that fails, the lease
-    /// has lapsed all the same, and is told of once more.
-    fn tell_lapses(&self) {
+    /// Logs each expired lease. This comes before the commit: if that fails, the lease has expired nevertheless, and is
+    /// logged again.
+    fn log_expired_leases(&self) {
         for (id, note) in self.notes.iter().filter(|(_, note)| note.is_lapse()) {
             if let Some(Touched { loaded: Some(held), now: Some(now), .. }) = self.touched.get(id) {
                 semel::log::lapsed(held, now, &note.detail);
@@ -237,9 +244,9 @@ impl Changes {
     }
 }
 
-/// How a run ended, where newer data took over from it in the same step.
+/// How a run ended that newer data replaced in the same step.
 fn superseded(event: &Event<'_>, notes: &[Note]) -> Option<State> {
-    let has = |told: journal::Event| notes.iter().any(|note| note.event == told);
+    let has = |kind: journal::Event| notes.iter().any(|note| note.event == kind);
     match event {
         _ if !has(journal::Event::Superseded) => None,
         Event::Write { write: Write::Complete(_), .. } => Some(State::Completed),
@@ -256,13 +263,13 @@ fn in_backlog(op: &Operation) -> bool {
     }
 }
 
-/// Operations by id. One that cannot be read is an error for all of them: for rows that somebody has asked for.
+/// Operations by id. An unreadable one is an error for all: for rows that a caller has named.
 pub(crate) async fn load_by_id(conn: &mut Conn<'_>, sql: &Sql, ids: &[i64]) -> Result<HashMap<i64, Operation>> {
     let loaded: Vec<OperationRow> = by_id(conn, sql, ids).await?;
     loaded.into_iter().map(|row| row.read().map(|op| (op.id, op))).collect()
 }
 
-/// Operations by id, and apart from them those that cannot be read.
+/// Operations by id, and separately the unreadable ones.
 pub(crate) async fn load_each(
     conn: &mut Conn<'_>,
     sql: &Sql,

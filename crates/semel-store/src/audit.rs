@@ -1,4 +1,4 @@
-//! What people did: who, when, what, why, and what it was before and after.
+//! The audit: who did what, when and why, and the state before and after.
 
 use semel::{
     Operation, Result, Timestamp, Verdict,
@@ -7,19 +7,37 @@ use semel::{
 };
 use serde_json::{Value, json};
 
-use crate::{Conn, Database, connection::broken, on, sql::Sql};
+use crate::{
+    Conn, Database, Tx,
+    connection::{broken, read_failed},
+    on,
+    sql::Sql,
+};
 
-/// An action of a person.
-pub(crate) struct Audit<'a> {
-    pub(crate) tenant: &'a str,
-    pub(crate) actor: &'a str,
-    pub(crate) action: &'static str,
-    pub(crate) subject: &'a str,
-    pub(crate) reason: &'a str,
+/// The most actions that are returned for one operation: the latest.
+const MOST_TOLD: i64 = 100;
+
+/// The prefix of actions on operations. A number may also be that of a dead letter.
+const ABOUT_OPERATIONS: &str = "operations.";
+
+/// An action of a person, for the audit. It contains no addresses, secrets or payloads: the audit is kept longer than
+/// those.
+#[derive(Clone, Copy, Debug)]
+pub struct Audit<'a> {
+    /// The tenant; `*` for all tenants.
+    pub tenant: &'a str,
+    /// The actor: the subject of a principal, or a user of this host.
+    pub actor: &'a str,
+    /// The action, as `noun.verb`: `work.pause`.
+    pub action: &'static str,
+    /// The id or name of its object.
+    pub subject: &'a str,
+    /// The person's reason; empty if none is required.
+    pub reason: &'a str,
 }
 
 impl Audit<'_> {
-    /// Writes it down, in the transaction of the action. `at` is what `{now}` takes.
+    /// Stores it in the transaction of the action. `at` is the value of `{now}`.
     pub(crate) async fn write(
         &self,
         conn: &mut Conn<'_>,
@@ -43,8 +61,76 @@ impl Audit<'_> {
     }
 }
 
+/// An action of a person, as stored in the audit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Audited {
+    /// When.
+    pub at: Timestamp,
+    /// The actor.
+    pub actor: String,
+    /// The action: `operations.retry`, for example.
+    pub action: String,
+    /// The reason.
+    pub reason: String,
+    /// The state before and after; `None` if there was none.
+    pub stood: [Option<Value>; 2],
+}
+
+type AuditedRow = (i64, String, String, String, Option<String>, Option<String>);
+
 impl Database {
-    /// Writes down an action on messages.
+    /// Stores an action of a person in the audit, in the transaction of the action: both commit, or neither. `before`
+    /// and `after` are the parts of the subject that the action changes.
+    ///
+    /// ```
+    /// # use semel::Ledger;
+    /// # use semel_store::{Audit, Database};
+    /// # use serde_json::json;
+    /// # async fn pause_mailing(ledger: &Ledger<Database>) -> semel::Result<()> {
+    /// let database = ledger.store().clone();
+    /// ledger
+    ///     .transact(|tx| async move {
+    ///         // … the change itself, on tx …
+    ///         let audit = Audit { tenant: "acme", actor: "ann", action: "mailing.pause", subject: "42", reason: "typo" };
+    ///         database.audit_in(&tx, audit, Some(json!({"state": "sending"})), Some(json!({"state": "paused"}))).await
+    ///     })
+    ///     .await
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The database refuses; roll back then.
+    pub async fn audit_in(&self, tx: &Tx, audit: Audit<'_>, before: Option<Value>, after: Option<Value>) -> Result<()> {
+        self.answered(async {
+            let mut held = tx.connection().await?;
+            self.audit(&mut held.get()?, audit, before, after).await
+        })
+        .await
+    }
+
+    /// The latest hundred actions on an operation, oldest first. Also for a deleted operation.
+    ///
+    /// # Errors
+    /// The database cannot be reached.
+    pub async fn audited(&self, tenant: &str, operation: i64) -> Result<Vec<Audited>> {
+        let (sql, subject) = (self.look_sql().audited, operation.to_string());
+        let rows: Vec<AuditedRow> = self
+            .read(async |conn| {
+                on!(conn, c => sqlx::query_as(sql)
+                    .bind(tenant).bind(&subject).bind(ABOUT_OPERATIONS).bind(MOST_TOLD)
+                    .fetch_all(&mut **c).await.map_err(read_failed))
+            })
+            .await?;
+        // Text that is not JSON was written by hand, and is returned as it is.
+        let read = |text: Option<String>| text.map(|text| serde_json::from_str(&text).unwrap_or(Value::String(text)));
+        let audited = |(at, actor, action, reason, before, after): AuditedRow| {
+            let stood = [before, after].map(read);
+            Audited { at: Timestamp::from_micros(at), actor, action, reason, stood }
+        };
+        Ok(rows.into_iter().rev().map(audited).collect())
+    }
+
+    /// Stores an action on messages.
     pub(crate) async fn audit(
         &self,
         conn: &mut Conn<'_>,
@@ -56,7 +142,7 @@ impl Database {
     }
 }
 
-/// What a decision is called. A probe is no person, and what it finds is told by the journal alone.
+/// The name of a decision. A probe is not a person: only the journal records its findings.
 pub(crate) fn action(decision: &Decision) -> Option<&'static str> {
     match decision {
         Decision::Resolve { verdict: Verdict::Completed(_), .. } => Some("operations.complete"),
@@ -69,7 +155,7 @@ pub(crate) fn action(decision: &Decision) -> Option<&'static str> {
     }
 }
 
-/// Writes down what somebody decided about an operation, if it was carried out.
+/// Stores a person's decision about an operation, if it was applied.
 pub(crate) async fn decided(
     conn: &mut Conn<'_>,
     sql: &Sql,
@@ -87,7 +173,7 @@ pub(crate) async fn decided(
     audit.write(conn, sql, Some(stands(before)), after, Some(applied.now.as_micros())).await
 }
 
-/// Writes down that somebody has purged an operation that cannot be read.
+/// Stores that a person has purged an unreadable operation.
 pub(crate) async fn purged_unreadable(
     conn: &mut Conn<'_>,
     sql: &Sql,
@@ -100,8 +186,8 @@ pub(crate) async fn purged_unreadable(
     audit.write(conn, sql, Some(before), None, Some(at.as_micros())).await
 }
 
-/// How an operation stands, with its name: after a purge, nothing else has that. No payload, outcome or error, which may
-/// be encrypted where they belong.
+/// The state of an operation, with its key: after a purge, only the audit has it. Without payload, outcome and error,
+/// which may be encrypted elsewhere.
 fn stands(operation: &Operation) -> Value {
     json!({
         "scope": operation.scope.to_string(),

@@ -1,4 +1,4 @@
-//! How a batch of events is brought to its rows, whichever database they are in.
+//! Applies batches of events to their rows, for both databases.
 
 use std::collections::{HashMap, HashSet};
 
@@ -16,12 +16,13 @@ use crate::{
     apply::{Changes, Tally, load_by_id},
     audit,
     connection::read_failed,
-    from_row, on, rows,
-    sql::Sql,
+    from_row, on,
+    project::Tables,
+    rows,
 };
 
-/// The order in which a batch touches its rows: by scope and key. Two batches that touch the same
-/// rows then wait for each other in one direction only, and never deadlock.
+/// The order in which a batch touches its rows: by scope and key. Two batches that touch the same rows then lock in the
+/// same order, and never deadlock.
 pub(crate) fn by_key<R: AsRef<Request>>(requests: &[R]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..requests.len()).collect();
     order.sort_by(|a, b| {
@@ -31,8 +32,7 @@ pub(crate) fn by_key<R: AsRef<Request>>(requests: &[R]) -> Vec<usize> {
     order
 }
 
-/// Splits indices in key order into the first of each key and the rest: equal keys are folded, so
-/// that one batch never meets itself.
+/// Splits indices in key order into the first of each key and the rest, so that a batch never conflicts with itself.
 pub(crate) fn fold<R: AsRef<Request>>(requests: &[R], order: &[usize]) -> (Vec<usize>, Vec<usize>) {
     let key = |i: usize| (&requests[i].as_ref().scope, &requests[i].as_ref().key);
     let (mut first, mut rest) = (Vec::new(), Vec::new());
@@ -45,10 +45,10 @@ pub(crate) fn fold<R: AsRef<Request>>(requests: &[R], order: &[usize]) -> (Vec<u
     (first, rest)
 }
 
-/// Rows of a batch of claims, as they are while its steps go on.
+/// The rows of a batch of claims between its steps.
 pub(crate) type ByKey = HashMap<(Scope, Key), Operation>;
 
-/// Takes the steps of claims one after the other, each on the row as the one before left it.
+/// Makes the steps of claims one after the other, each on the row that the previous one left.
 pub(crate) fn claim_all<'a>(
     changes: &mut Changes,
     rows: &mut ByKey,
@@ -67,8 +67,8 @@ pub(crate) fn claim_all<'a>(
     answers
 }
 
-/// Reads the answers of claims off rows that are not locked. Those of a key that any claim would
-/// change are contested: that row must be locked and decided about again.
+/// Reads the answers of claims from rows that are not locked. If any claim of a key would change its row, all claims of
+/// that key are contested: the row must be locked and the claims decided again.
 pub(crate) fn read_all<R: AsRef<Request>>(
     requests: &[R],
     rows: &ByKey,
@@ -91,7 +91,7 @@ pub(crate) fn read_all<R: AsRef<Request>>(
     (claims.into_iter().filter(|i| changing.contains(&place(*i))).collect(), calm)
 }
 
-/// Takes the steps of writes under leases one after the other.
+/// Makes the steps of writes under leases one after the other.
 pub(crate) fn write_all(
     changes: &mut Changes,
     rows: &mut HashMap<i64, Operation>,
@@ -114,16 +114,15 @@ pub(crate) fn write_all(
     answers
 }
 
-/// The answer of a first claim that a hot statement has made: what the machine says of a claim on
-/// an absent row.
+/// The answer to a first claim that a hot statement has made: the same as that of the state machine for an absent row.
 pub(crate) fn first_claim(request: &Request, fence: Fence, now: Timestamp) -> Applied {
     Changes::default().step(None, &Event::Claim { request, fence }, now)
 }
 
-/// Takes the step of a decision on its row, which is locked, and tells the audit of it.
+/// Applies a decision to its locked row, and audits it.
 pub(crate) async fn decide(
     conn: &mut Conn<'_>,
-    sql: &Sql,
+    sql: &Tables,
     id: i64,
     decision: Decision,
     by: (&str, &str),
@@ -153,11 +152,10 @@ pub(crate) async fn decide(
     Ok(applied)
 }
 
-/// Frees the key of an operation that cannot be read, by what its columns say: there is nothing else that a person
-/// could do about it.
+/// Frees the key of an unreadable operation, using its readable columns: a person can do nothing else about it.
 async fn purge_unreadable(
     conn: &mut Conn<'_>,
-    sql: &Sql,
+    sql: &Tables,
     id: i64,
     (actor, reason): (&str, &str),
     now: Timestamp,
@@ -212,8 +210,8 @@ impl BareRow {
     }
 }
 
-/// A renewal that came after more than half of its lease: `before` is the deadline it had. One that
-/// was cut short by the longest run says nothing about when it was renewed.
+/// A renewal that came after more than half of its lease; `before` is its former deadline. One that was cut short by
+/// the longest run does not show when it was renewed.
 pub(crate) fn late_renewal(fence: Fence, before: i64, run_until: i64, term: i64, now: i64) -> Option<Note> {
     let gap = now - (before - term);
     (gap > term / 2 && before < run_until).then(|| Note {
@@ -231,5 +229,5 @@ pub(crate) fn in_order(mut answers: HashMap<usize, Applied>, size: usize) -> Res
 }
 
 pub(crate) fn saved(as_loaded: bool) -> Result<()> {
-    if as_loaded { Ok(()) } else { Err(Error::Unavailable("a row changed while it was being decided about".into())) }
+    if as_loaded { Ok(()) } else { Err(Error::Unavailable("a row changed between its load and its save".into())) }
 }

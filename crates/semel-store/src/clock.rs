@@ -10,26 +10,26 @@ use std::{
 
 use semel::{Timestamp, micros};
 
-/// Where the time comes from.
+/// The source of time.
 #[derive(Clone, Default)]
 pub struct Clock(Option<Arc<Manual>>);
 
-/// The two clocks of a host that stands until it is moved.
+/// The two clocks of a host; they stand still until they are moved.
 struct Manual {
-    /// What a person can set.
+    /// The wall clock, which can be set.
     wall: AtomicI64,
-    /// How long the host has been up, which nobody can set.
+    /// The boot clock, which cannot be set.
     boot: AtomicI64,
 }
 
 impl Clock {
-    /// A clock that stands until it is moved, for tests.
+    /// A clock for tests that stands still until it is moved.
     #[must_use]
     pub fn manual(start: Timestamp) -> Self {
         Self(Some(Arc::new(Manual { wall: AtomicI64::new(start.as_micros()), boot: AtomicI64::new(0) })))
     }
 
-    /// Moves a manual clock on: time passes. Does nothing to a real one.
+    /// Advances a manual clock. Does nothing to a real one.
     pub fn advance(&self, by: Duration) {
         if let Some(host) = &self.0 {
             host.wall.fetch_add(micros(by), Ordering::SeqCst);
@@ -37,24 +37,24 @@ impl Clock {
         }
     }
 
-    /// Sets a manual clock, also back, while no time passes.
+    /// Sets a manual wall clock, also back; the boot clock does not move.
     pub fn set(&self, time: Timestamp) {
         if let Some(host) = &self.0 {
             host.wall.store(time.as_micros(), Ordering::SeqCst);
         }
     }
 
-    /// The time that was set, if any.
+    /// The manual time, if any.
     pub(crate) fn fixed(&self) -> Option<i64> {
         self.0.as_ref().map(|host| host.wall.load(Ordering::SeqCst))
     }
 
-    /// The time that was set, else this host's.
+    /// The manual time, else this host's.
     pub(crate) fn wall(&self) -> i64 {
         self.fixed().unwrap_or_else(|| micros(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()))
     }
 
-    /// How long the host has been up, suspended or not.
+    /// How long the host has been up, including suspension.
     pub(crate) fn boot(&self) -> i64 {
         match &self.0 {
             Some(host) => host.boot.load(Ordering::SeqCst),
@@ -65,8 +65,8 @@ impl Clock {
         }
     }
 
-    /// Which start of which host [`boot`](Self::boot) counts from; none where that cannot be told. A container may have
-    /// its own boot clock, so its time namespace is part of it.
+    /// Identifies the boot that [`boot`](Self::boot) counts from; `None` if unknown. It includes the time namespace,
+    /// because a container may have its own boot clock.
     pub(crate) fn boot_id(&self) -> Option<String> {
         match &self.0 {
             Some(host) => Some(format!("{:p}", Arc::as_ptr(host))),

@@ -1,7 +1,7 @@
-//! How payloads are stored: a version byte, a key id byte, then the bytes.
+//! The stored form of payloads: a version byte, a key id byte, then the bytes.
 //!
-//! Key id 0 is plain. The other ids are for encryption: switching it on changes new rows, and the
-//! old ones stay readable.
+//! Key id 0 is plain. The other ids are for encryption: switching it on changes new rows, and the old ones stay
+//! readable.
 
 use bytes::Bytes;
 use semel::Error;
@@ -9,10 +9,10 @@ use semel::Error;
 const VERSION: u8 = 1;
 const PLAIN: u8 = 0;
 
-/// Why a payload cannot be read that may be whole: a version, or a node with the key, that knows it can read it.
+/// The error for a payload that may be intact: a newer version, or a node with the key, can read it.
 const ANOTHER: &str = "a payload of another version or key";
 
-/// Bytes as they are stored.
+/// The stored form of bytes.
 #[must_use]
 pub fn encode(plain: &[u8]) -> Vec<u8> {
     let mut stored = Vec::with_capacity(plain.len() + 2);
@@ -21,11 +21,10 @@ pub fn encode(plain: &[u8]) -> Vec<u8> {
     stored
 }
 
-/// Bytes as they were given. What this version cannot read is an error, never "absent": the
-/// operation behind it has taken effect.
+/// Decodes stored bytes. Unreadable bytes are an error, never "absent": the operation has taken effect.
 ///
 /// # Errors
-/// [`Error::Corrupt`] for what another version or key has stored, and for what is damaged.
+/// [`Error::Corrupt`] if another version or key has stored it, or if it is damaged.
 pub fn decode(stored: Vec<u8>) -> Result<Bytes, Error> {
     match stored[..] {
         [VERSION, PLAIN, ..] => Ok(Bytes::from(stored).slice(2..)),
@@ -35,17 +34,9 @@ pub fn decode(stored: Vec<u8>) -> Result<Bytes, Error> {
     }
 }
 
-/// Whether a row cannot be read because another version or key has stored it, and not because it is damaged.
+/// Whether a row is unreadable because another version or key has stored it, not because it is damaged.
 pub(crate) fn is_of_another(error: &Error) -> bool {
     matches!(error, Error::Corrupt(why) if *why == ANOTHER)
-}
-
-/// Stored bytes in hex, as they travel in a JSON batch.
-#[must_use]
-pub fn hex(stored: &[u8]) -> String {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    let digit = |nibble: u8| char::from(DIGITS[usize::from(nibble)]);
-    stored.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
 }
 
 #[cfg(test)]
@@ -59,17 +50,12 @@ mod tests {
     }
 
     #[test]
-    fn another_version_or_key_is_told_from_damage() {
+    fn another_version_or_key_is_distinguished_from_damage() {
         for stored in [vec![9, 0, 1], vec![1, 7, 1]] {
             assert!(is_of_another(&decode(stored).unwrap_err()));
         }
         for stored in [vec![], vec![1], vec![9], vec![0, 0, 1]] {
             assert!(!is_of_another(&decode(stored).unwrap_err()));
         }
-    }
-
-    #[test]
-    fn hex_is_lower_case_and_whole() {
-        assert_eq!(hex(&[0, 0x0f, 0xa0, 0xff]), "000fa0ff");
     }
 }

@@ -1,7 +1,7 @@
-//! How a database is: whether it can be written, and how far its clock is ahead.
+//! The condition of a database: whether it is writable, and how far its clock is ahead.
 
 use std::{
-    sync::{Arc, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -10,37 +10,36 @@ use tokio::{sync::Mutex, time::timeout};
 
 use crate::{Clock, Database, connection::broken, database::Inner, on, postgres, sqlite};
 
-/// How often something is written only to find out whether that is possible.
+/// The interval of test writes.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// How long one who asks waits for such a write. It waits its turn behind others, on SQLite behind a transaction of up
-/// to five seconds, which says nothing about the database.
+/// How long a caller waits for a test write. It queues behind other writes, on SQLite behind a transaction of up to
+/// five seconds, which says nothing about the database.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// For how long an earlier write that succeeded counts while another one is on its way: longer than it can wait for its
-/// turn, or for another process.
+/// How long an earlier successful write counts while another one is in flight: longer than it can wait for its turn, or
+/// for another process.
 const LONGEST: Duration = Duration::from_secs(12);
 
-/// What was last found out.
+/// The last result.
 #[derive(Default)]
 pub(crate) struct Condition {
-    written: std::sync::Mutex<Option<(Instant, Result<()>)>>,
+    written: parking_lot::Mutex<Option<(Instant, Result<()>)>>,
     writing: Arc<Mutex<()>>,
 }
 
 impl Condition {
     fn last(&self) -> Option<(Duration, Result<()>)> {
-        let written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let written = self.written.lock();
         written.as_ref().map(|(at, result)| (at.elapsed(), result.clone()))
     }
 }
 
 impl Database {
-    /// Whether it can be written: found out by a small write, at most once a second. Those who ask meanwhile are told
-    /// what the last one has shown.
+    /// Whether it is writable: tested by a small write, at most once a second. Callers in between get the last result.
     ///
     /// # Errors
-    /// Why it cannot be written; see [`Error::reason`].
+    /// Why it is not writable; see [`Error::reason`].
     pub async fn check_writes(&self) -> Result<()> {
         let condition = self.condition();
         if let Some((age, result)) = condition.last()
@@ -50,11 +49,11 @@ impl Database {
         }
         let done = match condition.writing.clone().try_lock_owned() {
             Ok(writing) => {
-                // In a task of its own, which goes on when this caller no longer waits.
+                // In its own task, which continues if this caller stops waiting.
                 let database = self.clone();
                 let write = tokio::spawn(async move {
                     let result = database.answered(database.write_something()).await;
-                    let mut written = database.condition().written.lock().unwrap_or_else(PoisonError::into_inner);
+                    let mut written = database.condition().written.lock();
                     *written = Some((Instant::now(), result));
                     drop(writing);
                 });
@@ -77,8 +76,8 @@ impl Database {
         }
     }
 
-    /// By how much the time in a SQLite file is ahead of its host's clock, if it is far ahead: the clock was ahead once
-    /// and has been set back. PostgreSQL has a clock of its own.
+    /// How far the time in a SQLite file is ahead of its host's clock, if it is far ahead: the clock was ahead once and
+    /// has been set back. PostgreSQL has its own clock.
     #[must_use]
     pub fn clock_is_ahead(&self) -> Option<Duration> {
         match self.inner() {
@@ -87,10 +86,10 @@ impl Database {
         }
     }
 
-    /// How many dead letters wait for a person, all tenants together; counted up to `most`.
+    /// The number of dead letters of all tenants; counted up to `most`.
     ///
     /// # Errors
-    /// When the database cannot be reached.
+    /// The database cannot be reached.
     pub async fn dead_letters(&self, most: u32) -> Result<u32> {
         self.answered(async {
             let sql = "SELECT count(*) FROM (SELECT id FROM semel_dead_letters LIMIT $1) AS letters";
@@ -103,8 +102,8 @@ impl Database {
         .await
     }
 
-    /// Ends its connections. Of a SQLite file, what is in the log goes into the file itself, which then is all there is
-    /// unless another process has it open. Nothing can be asked after that.
+    /// Closes its connections. The log of a SQLite file is written into the file, which is then complete unless another
+    /// process has it open. No call may follow.
     pub async fn close(&self) {
         match self.inner() {
             // The server notices by itself.
@@ -114,36 +113,31 @@ impl Database {
     }
 }
 
-/// How a clock was set back.
+/// The result of setting a clock back.
 ///
-/// What was due is due now. What waits for a delay waits for the rest of that. What was to be kept until some moment is
-/// kept until then, by the right clock: up to `by` longer. Times in the past of an operation's story stay as they were.
+/// Due operations are due now. Delays keep their remaining time. Retention ends at the same moment by the correct
+/// clock: up to `by` later. Past times in the history of an operation do not change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repaired {
     /// The time in the file before.
     pub before: Timestamp,
     /// The time now.
     pub after: Timestamp,
-    /// How far it was set back; nothing where it was not far ahead.
+    /// How far it was set back; zero if it was not far ahead.
     pub by: Duration,
 }
 
-/// Sets the time in a SQLite file back to its host's clock. Nobody else may have the file open; see [`Repaired`] for
-/// what becomes of the times in it. `columns` are further tables and columns with a time at which something is due.
+/// Sets the time in a SQLite file back to its host's clock. No other process may have the file open; see [`Repaired`]
+/// for the times in it.
 ///
 /// # Errors
-/// When the URL is not a file's, another process has it open, or something in it is leased.
-pub async fn repair_clock(
-    url: &str,
-    clock: Clock,
-    (actor, reason): (&str, &str),
-    columns: &[(&'static str, &'static str)],
-) -> Result<Repaired> {
-    sqlite::repair_clock(url, clock, (actor, reason), columns).await
+/// The URL is not that of a file, another process has it open, or it has live leases.
+pub async fn repair_clock(url: &str, clock: Clock, (actor, reason): (&str, &str)) -> Result<Repaired> {
+    sqlite::repair_clock(url, clock, (actor, reason)).await
 }
 
 impl postgres::Postgres {
-    /// Writes something, to find out whether that is possible.
+    /// Makes a test write.
     async fn probe(&self) -> Result<()> {
         let sql =
             "INSERT INTO semel_probes (slot, at) VALUES ($1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)

@@ -4,7 +4,7 @@ pub use semel::reasons::{AWAY, DISK_FULL, FILE_HELD, FILE_LOST, NO_CONNECTION, R
 use semel::{Error, Result};
 use sqlx::{PgConnection, SqliteConnection};
 
-/// A connection to one of the two databases, inside whatever transaction it is in.
+/// A connection to one of the two databases, in its present transaction.
 pub enum Conn<'a> {
     /// PostgreSQL.
     Postgres(&'a mut PgConnection),
@@ -33,7 +33,7 @@ impl Conn<'_> {
         }
     }
 
-    /// Runs a statement whose only parameter is a JSON batch; how many rows it changed.
+    /// Runs a statement whose only parameter is a JSON batch; returns the number of changed rows.
     pub(crate) async fn batch(&mut self, sql: &'static str, rows: &[serde_json::Value]) -> Result<u64> {
         if rows.is_empty() {
             return Ok(0);
@@ -43,22 +43,22 @@ impl Conn<'_> {
     }
 }
 
-/// How an error begins that says that another transaction holds a row for longer than the statement waits.
+/// The prefix of the error for a row that another transaction holds for longer than the statement waits.
 const HELD: &str = "another transaction holds a row";
 
-/// Whether a statement gave up because another transaction holds a row: it is about that row, not about the database.
+/// Whether a statement failed because another transaction holds a row: the row is the cause, not the database.
 #[must_use]
 pub fn is_held(error: &Error) -> bool {
     matches!(error, Error::Unavailable(why) if why.starts_with(HELD))
 }
 
-/// Whether a store that failed so is asked again at once. Not if a file is lost, which a restart alone mends; nor if another
-/// process holds the file, which was waited for already: asking again would add up the waits.
+/// Whether to retry at once after this error. Not if a file is lost, which only a restart repairs; nor if another
+/// process holds the file, which was waited for already.
 pub(crate) fn is_worth_asking_again(error: &Error) -> bool {
     error.is_transient() && !matches!(error.reason(), Some(FILE_LOST | FILE_HELD))
 }
 
-/// What a database's error means to the engine, for those who run statements of their own.
+/// Converts a database's error for the engine, for callers that run their own statements.
 #[must_use]
 #[expect(clippy::needless_pass_by_value, reason = "it is given to map_err")]
 pub fn broken(error: sqlx::Error) -> Error {
@@ -71,9 +71,9 @@ pub fn broken(error: sqlx::Error) -> Error {
     if passing { Error::Unavailable(words(&error)) } else { Error::Refused(text(&error)) }
 }
 
-/// As [`broken`], for a read of rows that the store itself has written. A value that is not of its column's type, which
-/// SQLite stores all the same, or no text: then a stored row is damaged. In a table of others, or in one that is not of
-/// one row each, it would be untrue to say so.
+/// As [`broken`], for rows that the store itself has written: a value of the wrong type, which SQLite accepts, or
+/// invalid text means that a stored row is damaged. For tables of callers, or rows of several tables, that would be
+/// untrue.
 pub(crate) fn read_failed(error: sqlx::Error) -> Error {
     if matches!(error, sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_)) {
         tracing::debug!(%error, "a stored row cannot be read");
@@ -82,7 +82,7 @@ pub(crate) fn read_failed(error: sqlx::Error) -> Error {
     broken(error)
 }
 
-/// An error as it is told: it begins with the reason if that is about the database as a whole.
+/// The text of an error: it begins with the reason if the whole database is concerned.
 pub(crate) fn words(error: &sqlx::Error) -> String {
     use sqlx::Error as E;
     let reason = match error {
@@ -95,17 +95,17 @@ pub(crate) fn words(error: &sqlx::Error) -> String {
     reason.map_or_else(|| text.clone(), |reason| format!("{reason}: {text}"))
 }
 
-/// An error's own text. The driver ends those of PostgreSQL with a line number of the server's source code, which reads
-/// as if it were one of a statement.
+/// The error's own text. The driver appends the line number of the server's source code to errors of PostgreSQL, which
+/// looks like that of a statement.
 pub(crate) fn text(error: &sqlx::Error) -> String {
-    let told = error.as_database_error().and_then(|db| db.try_downcast_ref::<sqlx::postgres::PgDatabaseError>());
-    match told {
-        Some(told) => format!("error returned from database: {}", told.message()),
+    let postgres = error.as_database_error().and_then(|db| db.try_downcast_ref::<sqlx::postgres::PgDatabaseError>());
+    match postgres {
+        Some(postgres) => format!("error returned from database: {}", postgres.message()),
         None => error.to_string(),
     }
 }
 
-/// What a code says about the database as a whole.
+/// The reason for a code that concerns the whole database.
 fn reason_of(error: &dyn sqlx::error::DatabaseError) -> Option<&'static str> {
     let code = error.code().unwrap_or_default();
     match code.parse::<u32>() {
@@ -116,8 +116,8 @@ fn reason_of(error: &dyn sqlx::error::DatabaseError) -> Option<&'static str> {
             14 => Some(AWAY),
             _ => None,
         },
-        // PostgreSQL: the server stops, was stopped or starts; the connection; the disk; a standby, or a server that was
-        // told not to write; too many connections.
+        // PostgreSQL: the server stops or starts; the connection; the disk; a standby or read-only server; too many
+        // connections.
         _ => match &*code {
             "57P01" | "57P02" | "57P03" => Some(AWAY),
             "53100" | "58030" => Some(DISK_FULL),
@@ -134,14 +134,14 @@ pub(crate) fn is_lock_timeout(error: &sqlx::Error) -> bool {
     error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == "55P03")
 }
 
-/// Whether the same statement may succeed when it is sent again.
+/// Whether the same statement may succeed if it is sent again.
 pub(crate) fn is_passing(error: &dyn sqlx::error::DatabaseError) -> bool {
     if reason_of(error).is_some() {
         return true;
     }
     let code = error.code().unwrap_or_default();
-    // PostgreSQL: connection trouble, a full server, serialization and deadlocks, a server that
-    // stops or is read-only after a failover, a cancelled statement, a disk that is full or broken.
+    // PostgreSQL: connection failures, a full server, serialization failures and deadlocks, a server that stops or is
+    // read-only after a failover, a cancelled statement, a full or broken disk.
     let postgres = ["08", "53", "40", "57", "58"].iter().any(|class| code.len() == 5 && code.starts_with(class))
         || code == "25006"
         || code == "25P03"
@@ -159,7 +159,7 @@ mod tests {
     fn a_value_of_another_type_is_a_damaged_row_only_in_tables_of_the_store() {
         let mistyped = || sqlx::Error::ColumnDecode { index: "n".into(), source: "not a number".into() };
         assert!(matches!(read_failed(mistyped()), Error::Corrupt(_)));
-        // What a handler reads is its own: the ledger has no row that would be damaged.
+        // A handler reads its own tables: no row of the ledger is damaged.
         let of_others = broken(mistyped());
         assert!(matches!(&of_others, Error::Refused(why) if why.contains("not a number")), "{of_others}");
         for error in [|| sqlx::Error::PoolTimedOut, || sqlx::Error::WorkerCrashed] {

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::{from_row, rows};
 
-/// A row of the counters or of what is to be folded into them.
+/// A row of the counters or of the deltas.
 #[derive(Debug)]
 pub(crate) struct CountRow {
     tenant: String,
@@ -48,7 +48,7 @@ impl CountRow {
     }
 }
 
-/// Adds up equal counts, in key order: two nodes that fold at once do not deadlock.
+/// Adds up equal counts, in key order, so that two nodes that fold at once do not deadlock.
 pub(crate) fn fold(rows: Vec<CountRow>) -> Vec<Value> {
     let mut sums: BTreeMap<Count, i64> = BTreeMap::new();
     for row in rows {

@@ -39,8 +39,8 @@ macro_rules! from_row {
     (@read $row:ident, $field:ident, $read:expr) => { $read };
 }
 
-/// The migrations of a folder, in order: `migrations!("../migrations/postgres", "0001_ledger", …)`. The folder is
-/// seen from the file that says so; [`all_listed`] checks that none of its files was forgotten.
+/// The migrations of a folder, in order: `migrations!("../migrations/postgres", "0001_ledger", …)`. The path is
+/// relative to the calling file; [`all_listed`] checks that the list is complete.
 #[macro_export]
 macro_rules! migrations {
     ($folder:literal, $($name:literal),+ $(,)?) => {
@@ -48,10 +48,10 @@ macro_rules! migrations {
     };
 }
 
-/// A migrator of files that are called `NUMBER_what_it_does`.
+/// A migrator of files named `NUMBER_what_it_does`.
 ///
 /// # Panics
-/// When a name does not begin with a number.
+/// If a name does not begin with a number.
 #[must_use]
 pub fn migrator(files: &[(&'static str, &'static str)]) -> Migrator {
     let migration = |(name, text): &(&'static str, &'static str)| {
@@ -63,8 +63,8 @@ pub fn migrator(files: &[(&'static str, &'static str)]) -> Migrator {
     Migrator::with_migrations(files.iter().map(migration).collect())
 }
 
-/// What went wrong with migrations. A database that a newer version has upgraded is left as it is: this version may not
-/// understand what is in it.
+/// Converts an error of migrations. A database that a newer version has upgraded is not changed: this version may not
+/// understand its data.
 pub(crate) fn migration_failed(migrator: &Migrator, error: &MigrateError) -> Error {
     let table = &migrator.table_name;
     let newest = migrator.iter().map(|migration| migration.version).max().unwrap_or(0);
@@ -84,7 +84,7 @@ pub(crate) fn migration_failed(migrator: &Migrator, error: &MigrateError) -> Err
 /// Panics unless every file of a folder is in a list of migrations.
 ///
 /// # Panics
-/// When one is not, which is its purpose: it is for tests.
+/// If one is missing. For tests.
 pub fn all_listed(folder: &str, migrator: &Migrator) {
     let mut files = Vec::new();
     for file in std::fs::read_dir(folder).expect("the folder of the migrations") {

@@ -1,12 +1,15 @@
-//! SQLite and PostgreSQL behind Semel's [`Store`](semel::Store) trait.
+//! SQLite and PostgreSQL behind the traits of Semel's [`store`](semel::store).
 //!
 //! - [`Database`]: the store; `sqlite:PATH` or `postgres://…`
 //! - [`Tx`] and [`Conn`]: callers' transactions, and one way to run a statement on either database
 //! - `apply`: the general path: load, step, save
+//! - `take`: claims due operations for workers; `wakes`: tasks that wait for new rows
 //! - `sql`: the statements both share; `postgres` and `sqlite`: what differs, and why
-//! - `again`: what has completed, to be run once more
-//! - `sweep`: lapsed leases, expiry, archive, counters, and what was set aside
-//! - `rows`, `codec`, `counters`: how things are stored; `audit`: what people did
+//! - [`Projection`]: rows of a service that follow its operations
+//! - `fleet`: marks of schedules, signs of life, counts of work
+//! - `again`: completed operations, to be run once more
+//! - `sweep`: lease expiry, retention, archive, counters, and rows set aside
+//! - `rows`, `codec`, `counters`: stored forms; `audit`: actions of people
 
 mod again;
 mod apply;
@@ -18,6 +21,7 @@ mod condition;
 mod connection;
 mod counters;
 mod database;
+mod fleet;
 mod from_row;
 mod hints;
 mod look;
@@ -25,6 +29,7 @@ mod messaging;
 mod postgres;
 #[cfg(test)]
 mod prepared;
+mod project;
 mod repeats;
 mod rows;
 mod sql;
@@ -32,12 +37,16 @@ mod sqlite;
 mod sweep;
 mod take;
 mod tx;
+mod wakes;
 
 pub use again::Passed;
+pub use audit::{Audit, Audited};
 pub use clock::Clock;
 pub use condition::{Repaired, repair_clock};
 pub use connection::{AWAY, Conn, DISK_FULL, FILE_HELD, FILE_LOST, NO_CONNECTION, READ_ONLY, broken, is_held};
 pub use database::{Database, Reader, Settings};
+pub use fleet::{KindOfWork, Paused};
 pub use from_row::{all_listed, migrator};
-pub use messaging::EmbeddedBroker;
+pub use messaging::{EmbeddedBroker, HeldMessage};
+pub use project::Projection;
 pub use tx::{Tx, TxConnection};

@@ -1,163 +1,97 @@
-//! Looking: what is due, pages, sums of counters. None of it waits for a writer, or makes one wait.
+//! Reading: due kinds, pages, sums of counters. Reads wait for no writer, and block none.
 
 use std::{collections::HashMap, time::Duration};
 
 use semel::{
-    Fence, Labels, Operation, Result, Scope, State, Timestamp,
-    look::{Counted, DayTally, Due, DueKind, Filter, Listing, Page, Tallied, Tally, TallyFilter, Task, Unreadable},
+    Labels, Result, State, Timestamp,
+    look::{Counted, DayTally, DueKind, Filter, Listing, Page, Tallied, Tally, TallyFilter},
     micros,
-    store::Swept,
 };
 use serde_json::{Value, json};
 
 use crate::{
-    Conn, Database, Reader, apply,
+    Conn, Database, Reader,
     connection::{broken, read_failed},
     database::Inner,
     on, postgres,
     rows::Read,
-    sqlite,
 };
 
-/// By how much the order of ids and the order of first claims may differ. Fences are drawn moments before or after the
-/// time is read, and PostgreSQL's clock may be set back: if by more than this, a listing by time may leave out what was
-/// first claimed around then.
+/// How far the order of ids and the order of first claims may differ. Fences are drawn shortly before or after the time
+/// is read, and PostgreSQL's clock may be set back: if by more than this, a listing by time may omit operations first
+/// claimed around then.
 const GRACE: Duration = Duration::from_secs(3600);
 
-/// How PostgreSQL is to plan a look, for a transaction: what is few today may be many tomorrow, and nobody has told the
-/// planner yet. What is due is read in the order of its index, and no further than asked for;
+/// Planner settings of PostgreSQL for a read transaction: a table may have grown since it was last analysed. Due
+/// operations are read in index order, no further than requested;
 pub(crate) const IN_ORDER: &str = "BEGIN; SET LOCAL enable_sort = off; SET LOCAL enable_bitmapscan = off;
      SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off";
 
-/// sums are added up in memory: there are few of them, however many counters.
-/// The few are then sorted all the same, which looks so dear to the planner that it would compile the query first.
+/// sums are aggregated in memory: there are few of them, however many counters. They are sorted afterwards, which the
+/// planner overestimates so much that it would compile the query.
 const ADDING_UP: &str = "BEGIN; SET LOCAL enable_sort = off; SET LOCAL jit = off";
 
-/// How often a look at what is due begins anew, because all that it found had to be set aside.
-const MOST_LOOKS: u32 = 8;
-
-/// Day or kind and labels, what was counted, and how often.
+/// Day or kind and labels, what was counted, and the number.
 type TallyRow = (String, String, String, String, String, String, i64, i64);
+/// Kind, tenant, when its first is due, and the time.
+type DueRow = (String, String, Option<i64>, i64);
 type DayRow = (i64, String, String, String, i64);
 
 impl Database {
-    /// What is due. One that cannot be read is set aside, and the next in line is looked for.
-    pub(crate) async fn look_due(&self, scope: &Scope, limit: u32) -> Result<Due> {
-        for _ in 0..MOST_LOOKS {
-            let (due, unreadable) = self.look_due_once(scope, limit).await?;
-            let unreadable: Vec<_> = unreadable.into_iter().map(|row| (row.id, row.why)).collect();
-            if unreadable.is_empty() {
-                return Ok(due);
-            }
-            let set_aside = self.set_aside(Task::Run, &unreadable, &mut Swept::default()).await;
-            if let Err(error) = &set_aside {
-                tracing::warn!(%error, "what is due and cannot be read could not be set aside");
-            }
-            if set_aside.is_err() || !due.operations.is_empty() {
-                return Ok(due);
-            }
-        }
-        Ok(Due::default())
-    }
-
-    async fn look_due_once(&self, scope: &Scope, limit: u32) -> Result<(Due, Vec<Unreadable>)> {
-        let limit = limit.clamp(1, Due::MOST) as usize;
-        let sql = self.sql();
-        let mut reader = self.reader().await?;
-        begin(&mut reader, IN_ORDER).await?;
-        // One more than asked for: it tells when to ask again.
-        let waiting: Vec<(i64, i64, i64, i64)> = on!(reader.conn(), c => sqlx::query_as(sql.find_waiting)
-            .bind(scope.service())
-            .bind(scope.kind())
-            .bind(scope.tenant())
-            .bind(self.clock())
-            .bind(i64::try_from(limit + 1).unwrap_or(i64::MAX))
-            .fetch_all(&mut *c)
-            .await
-            .map_err(read_failed)?);
-        // By priority; what is due later follows what is due now, within each.
-        let (mut ids, mut bytes, mut next) = (Vec::new(), 0, None::<(Timestamp, Timestamp)>);
-        for (id, due, size, now) in waiting {
-            let is_due = due <= now;
-            bytes += if is_due { usize::try_from(size).unwrap_or(usize::MAX) } else { 0 };
-            let fits = ids.is_empty() || (ids.len() < limit && bytes <= Due::BYTES);
-            if is_due && fits {
-                ids.push(id);
-            } else {
-                let later = (Timestamp::from_micros(due), Timestamp::from_micros(now));
-                next = Some(next.map_or(later, |next| next.min(later)));
-            }
-        }
-        let (found, unreadable) = apply::load_each(&mut reader.conn(), sql, &ids).await?;
-        end(reader).await?;
-        let mut found: HashMap<i64, Operation> = found.into_iter().map(|op| (op.id, op)).collect();
-        // One may have been claimed since.
-        let waits = |op: &Operation| matches!(op.state, State::Pending | State::Failed | State::TimedOut);
-        let operations = ids.iter().filter_map(|id| found.remove(id)).filter(waits).collect();
-        let due = Due { operations, next: next.map(|(due, _)| due), wait: next.map(|(due, now)| due.since(now)) };
-        Ok((due, unreadable))
-    }
-
     pub(crate) async fn look_due_kinds(&self, service: &str, after: (&str, &str)) -> Result<Vec<DueKind>> {
-        let mut reader = self.reader().await?;
-        begin(&mut reader, IN_ORDER).await?;
-        let sql = self.sql().find_waiting_kinds;
-        let rows: Vec<(String, String, Option<i64>, i64)> = on!(reader.conn(), c => sqlx::query_as(sql)
-            .bind(service)
-            .bind(after.0)
-            .bind(after.1)
-            .bind(self.clock())
-            .bind(i64::from(DueKind::MOST))
-            .fetch_all(&mut *c)
-            .await
-            .map_err(read_failed)?);
-        end(reader).await?;
-        let kind = |(kind, tenant, due, now): (String, String, Option<i64>, i64)| {
+        let look = async |conn: Conn<'_>| -> Result<Vec<DueRow>> {
+            on!(conn, c => sqlx::query_as(self.work_sql().find_waiting_kinds)
+                .bind(service)
+                .bind(after.0)
+                .bind(after.1)
+                .bind(self.clock())
+                .bind(i64::from(DueKind::MOST))
+                .fetch_all(&mut *c)
+                .await
+                .map_err(read_failed))
+        };
+        let rows = match self.inner() {
+            // One round trip: the settings of a lane connection are those of `IN_ORDER`. A worker looks often.
+            Inner::Postgres(db) => {
+                let looked = async {
+                    let mut seat = db.lane_take().await?;
+                    let rows = look(Conn::Postgres(&mut seat)).await?;
+                    seat.leave();
+                    Ok(rows)
+                };
+                db.lane_answered(looked).await?
+            }
+            Inner::Sqlite(_) => {
+                let mut reader = self.reader().await?;
+                let rows = look(reader.conn()).await?;
+                reader.leave();
+                rows
+            }
+        };
+        let kind = |(kind, tenant, due, now): DueRow| {
             let next = Timestamp::from_micros(due?);
             Some(DueKind { kind, tenant, next, wait: next.since(Timestamp::from_micros(now)) })
         };
         Ok(rows.into_iter().filter_map(kind).collect())
     }
 
-    pub(crate) async fn take_off_due(&self, id: i64, fence: Fence) -> Result<()> {
-        match self.inner() {
-            Inner::Postgres(db) => {
-                let mut seat = db.lane_seat().await?;
-                // Whoever lets it run again holds these; only then is what we see of it the last word.
-                postgres::lock(&mut seat, &[id]).await?;
-                let off = sqlx::query(db.sql.not_due).bind(id).bind(fence.0);
-                off.execute(&mut *seat).await.map_err(broken)?;
-                postgres::commit(&mut seat).await?;
-                seat.leave();
-            }
-            Inner::Sqlite(db) => {
-                let mut tx = sqlite::Writer::begin(&db.writer).await?;
-                let off = sqlx::query(db.sql.not_due).bind(id).bind(fence.0);
-                off.execute(tx.connection()).await.map_err(broken)?;
-                tx.commit().await.map_err(broken)?;
-            }
-        }
-        Ok(())
-    }
-
     pub(crate) async fn look_list(&self, filter: &Filter, page: Page) -> Result<Listing> {
-        let sql = self.sql();
         let text = self.page_text(filter);
         let limit = page.limit.clamp(1, 500);
         let Labels([label1, label2, label3, label4]) = &filter.labels;
         let mut reader = self.reader().await?;
         let mut below = page.after.unwrap_or(i64::MAX);
         if filter.archived == Some(true) {
-            // What is archived is old: the newest of it is where to begin.
+            // Archived operations are old: the newest of them is the starting point.
             let last: Option<i64> = on!(reader.conn(), c =>
-                sqlx::query_scalar(sql.last_archived).fetch_one(&mut *c).await.map_err(read_failed)?);
+                sqlx::query_scalar(self.look_sql().last_archived).fetch_one(&mut *c).await.map_err(read_failed)?);
             below = below.min(last.map_or(0, |last| last.saturating_add(1)));
         }
         let mut above = i64::MIN;
         if let Some(since) = filter.since {
             let safely = since.as_micros().saturating_sub(micros(GRACE));
             above = on!(reader.conn(), c =>
-                sqlx::query_scalar(sql.last_before).bind(safely).fetch_one(&mut *c).await.map_err(read_failed)?);
+                sqlx::query_scalar(self.look_sql().last_before).bind(safely).fetch_one(&mut *c).await.map_err(read_failed)?);
         }
         let mut rows: Vec<Read> = on!(reader.conn(), c => sqlx::query_as(text)
             .bind(&filter.tenant)
@@ -174,13 +108,13 @@ impl Database {
             .bind(label2)
             .bind(label3)
             .bind(label4)
-            // Planned anew each time: whether to go by ids or by an index depends on how long ago.
+            // Planned anew each time: whether ids or an index are faster depends on the time range.
             .persistent(false)
             .fetch_all(&mut *c)
             .await
             .map_err(read_failed)?);
         reader.leave();
-        // One more than asked for was read: it tells whether there is another page.
+        // One more than requested was read: it shows whether there is another page.
         let more = rows.len() > limit as usize;
         rows.truncate(limit as usize);
         let next = rows.last().filter(|_| more).map(Read::id);
@@ -188,9 +122,9 @@ impl Database {
         Ok(Listing { items, unreadable, next })
     }
 
-    /// How a page finds its rows: by whatever leaves the fewest to read.
+    /// How a page finds its rows: by the filter that leaves the fewest to read.
     fn page_text(&self, filter: &Filter) -> &'static str {
-        let sql = self.sql();
+        let sql = self.look_sql();
         let [plain, since] = match (filter.state, &filter.labels.0, &filter.service, &filter.kind) {
             (Some(State::Processing), ..) => [sql.list_processing; 2],
             (Some(State::Pending | State::Failed | State::TimedOut | State::InDoubt), ..) => [sql.list_backlog; 2],
@@ -205,16 +139,16 @@ impl Database {
         if filter.since.is_some() { since } else { plain }
     }
 
-    /// The kinds of a tenant's operations of a service that begin with a text, in their order; at most
-    /// [`Database::MOST_KINDS`]. It costs by the number of kinds, however much there is of each.
+    /// The kinds of a tenant's operations of a service with this prefix, in order; at most [`Database::MOST_KINDS`].
+    /// The cost depends on the number of kinds, not on the number of operations.
     ///
     /// # Errors
-    /// When the database cannot be reached.
+    /// The database cannot be reached.
     pub async fn kinds(&self, tenant: &str, service: &str, prefix: &str) -> Result<Vec<String>> {
         self.answered(async {
             let mut reader = self.reader().await?;
             begin(&mut reader, IN_ORDER).await?;
-            let kinds = on!(reader.conn(), c => sqlx::query_scalar(self.sql().find_kinds)
+            let kinds = on!(reader.conn(), c => sqlx::query_scalar(self.look_sql().find_kinds)
                 .bind(tenant)
                 .bind(service)
                 .bind(prefix)
@@ -228,20 +162,20 @@ impl Database {
         .await
     }
 
-    /// How many kinds are told at most.
+    /// The most kinds that are returned.
     pub const MOST_KINDS: u32 = 1000;
 
-    /// When each of these operations last began anew, with newer data or because somebody decided so; those that never
-    /// did are not among them. It reads their journals from the newest note on.
+    /// When each of these operations last restarted, with newer data or by a decision; operations that never did are
+    /// omitted. It reads their journals, newest notes first.
     ///
     /// # Errors
-    /// When the database cannot be reached.
+    /// The database cannot be reached.
     pub async fn begun_anew(&self, ids: &[i64]) -> Result<HashMap<i64, Timestamp>> {
         self.answered(async {
             let ids = Value::Array(ids.iter().map(|id| json!({ "id": id })).collect()).to_string();
             let mut reader = self.reader().await?;
             let rows: Vec<(i64, Option<i64>)> = on!(reader.conn(), c =>
-                sqlx::query_as(self.sql().begun_anew).bind(ids).fetch_all(&mut *c).await.map_err(read_failed)?);
+                sqlx::query_as(self.look_sql().begun_anew).bind(ids).fetch_all(&mut *c).await.map_err(read_failed)?);
             reader.leave();
             Ok(rows.into_iter().filter_map(|(id, at)| Some((id, Timestamp::from_micros(at?)))).collect())
         })
@@ -249,7 +183,7 @@ impl Database {
     }
 
     pub(crate) async fn look_tally(&self, filter: &TallyFilter) -> Result<Tallied<Tally>> {
-        let rows: Vec<TallyRow> = self.tally_rows(self.sql().tally, filter).await?;
+        let rows: Vec<TallyRow> = self.tally_rows(self.look_sql().tally, filter).await?;
         let line = |(kind, label1, label2, from, to, answer, bucket, n): TallyRow| {
             let bucket = i32::try_from(bucket).unwrap_or(i32::MAX);
             Tally { kind, label1, label2, what: counted(from, to, answer, bucket), n }
@@ -258,7 +192,7 @@ impl Database {
     }
 
     pub(crate) async fn look_tally_days(&self, filter: &TallyFilter) -> Result<Tallied<DayTally>> {
-        let rows: Vec<DayRow> = self.tally_rows(self.sql().tally_days, filter).await?;
+        let rows: Vec<DayRow> = self.tally_rows(self.look_sql().tally_days, filter).await?;
         let line = |(day, from, to, answer, n): DayRow| DayTally { day, what: counted(from, to, answer, 0), n };
         Ok(tallied(rows, line))
     }
@@ -290,15 +224,15 @@ impl Database {
     }
 }
 
-/// Begins a look that is planned as said. Differs because SQLite plans by its indexes alone.
-async fn begin(reader: &mut Reader, planned: &'static str) -> Result<()> {
+/// Begins a read transaction with these planner settings. Differs because SQLite plans by its indexes alone.
+pub(crate) async fn begin(reader: &mut Reader, planned: &'static str) -> Result<()> {
     match reader.conn() {
         Conn::Postgres(c) => sqlx::raw_sql(planned).execute(c).await.map(drop).map_err(broken),
         Conn::Sqlite(_) => Ok(()),
     }
 }
 
-async fn end(mut reader: Reader) -> Result<()> {
+pub(crate) async fn end(mut reader: Reader) -> Result<()> {
     if let Conn::Postgres(c) = reader.conn() {
         postgres::commit(c).await?;
     }

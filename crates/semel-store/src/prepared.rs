@@ -1,73 +1,59 @@
-//! Every statement is text that both databases understand: each is prepared on the real thing.
+//! Prepares every statement on both databases.
 
-use semel_testkit::{Kind, Lab};
+use semel_testkit::{Kind, Lab, statements::prepare};
 use sqlx::{
     AssertSqlSafe, ConnectOptions as _, Connection as _, Either, Executor as _, PgConnection, SqlSafeStr as _,
     Statement as _, sqlite::SqliteConnectOptions,
 };
 
 use crate::{
+    fleet::sql::FleetSql,
     look,
     messaging::{self, MessageSql},
     postgres,
-    sql::{Dialect, Sql},
+    sql::{Dialect, LookSql, Sql, WorkSql},
     sqlite,
     sweep::sql::SweepSql,
 };
 
-/// Statements by name, with how many parameters each has.
+/// Statements by name, with the number of parameters.
 type Counted = Vec<(&'static str, usize)>;
 
 async fn on_postgres(statements: &[(&'static str, &'static str)]) -> Counted {
-    let lab = Lab::new(Kind::Postgres).await;
-    drop(lab.open().await);
-    let mut conn = PgConnection::connect(&lab.url).await.unwrap();
-    let (mut counted, mut refused) = (Vec::new(), Vec::new());
-    for (name, text) in statements {
-        match conn.prepare(AssertSqlSafe(*text).into_sql_str()).await {
-            Ok(prepared) => {
-                let Some(Either::Left(parameters)) = prepared.parameters() else { panic!("{name}") };
-                counted.push((*name, parameters.len()));
-            }
-            Err(error) => refused.push(format!("{name}: {error}\n{text}")),
-        }
-    }
-    assert!(refused.is_empty(), "{}", refused.join("\n"));
-    counted
+    prepare_on(Kind::Postgres, statements).await
 }
 
 async fn on_sqlite(statements: &[(&'static str, &'static str)]) -> Counted {
-    let lab = Lab::new(Kind::Sqlite).await;
-    drop(lab.open().await);
-    let path = lab.url.strip_prefix("sqlite:").unwrap();
-    let mut conn = SqliteConnectOptions::new().filename(path).connect().await.unwrap();
-    let (mut counted, mut refused) = (Vec::new(), Vec::new());
-    for (name, text) in statements {
-        match conn.prepare(AssertSqlSafe(*text).into_sql_str()).await {
-            Ok(prepared) => {
-                let Some(Either::Right(parameters)) = prepared.parameters() else { panic!("{name}") };
-                counted.push((*name, parameters));
-            }
-            Err(error) => refused.push(format!("{name}: {error}\n{text}")),
-        }
-    }
-    assert!(refused.is_empty(), "{}", refused.join("\n"));
-    counted
+    prepare_on(Kind::Sqlite, statements).await
 }
 
-/// A parameter that is left unbound is silently NULL on SQLite, so both readings of a shared
-/// statement must have the same number of them.
+async fn prepare_on(kind: Kind, statements: &[(&'static str, &'static str)]) -> Counted {
+    let lab = Lab::new(kind).await;
+    drop(lab.open().await);
+    prepare(&lab, statements).await
+}
+
+/// The statements of the ledger that both databases share.
+fn of_the_ledger(dialect: Dialect) -> Vec<(&'static str, &'static str)> {
+    [Sql::new(dialect).all(), WorkSql::new(dialect).all(), LookSql::new(dialect).all()].concat()
+}
+
+/// An unbound parameter is silently NULL on SQLite, so both forms of a shared statement must have the same number of
+/// parameters.
 #[tokio::test]
 async fn every_shared_statement_prepares_on_both_databases() {
-    let mut postgres = on_postgres(&Sql::new(Dialect::Postgres).all()).await;
-    let mut sqlite = on_sqlite(&Sql::new(Dialect::Sqlite).all()).await;
-    assert!(postgres.len() > 30);
-    // The one exception: keys come to PostgreSQL as four arrays.
+    let mut postgres = on_postgres(&of_the_ledger(Dialect::Postgres)).await;
+    let mut sqlite = on_sqlite(&of_the_ledger(Dialect::Sqlite)).await;
+    assert!(postgres.len() > 50);
+    // The one exception: PostgreSQL gets keys as four arrays.
     assert_eq!((postgres.remove(0), sqlite.remove(0)), (("load_by_key", 4), ("load_by_key", 1)));
     assert_eq!(postgres, sqlite);
     let sqlite = on_sqlite(&SweepSql::new(Dialect::Sqlite).all()).await;
     assert!(sqlite.len() > 15);
     assert_eq!(on_postgres(&SweepSql::new(Dialect::Postgres).all()).await, sqlite);
+    let sqlite = on_sqlite(&FleetSql::new(Dialect::Sqlite).all()).await;
+    assert!(sqlite.len() > 10);
+    assert_eq!(on_postgres(&FleetSql::new(Dialect::Postgres).all()).await, sqlite);
     let sqlite = on_sqlite(&MessageSql::new(Dialect::Sqlite).all()).await;
     assert!(sqlite.len() > 30);
     assert_eq!(on_postgres(&MessageSql::new(Dialect::Postgres).all()).await, sqlite);
@@ -81,16 +67,16 @@ async fn every_hot_statement_prepares_on_its_database() {
     on_sqlite(messaging::HOT_SQLITE).await;
 }
 
-/// How a batch finds its rows must not depend on luck: each statement that names keys or ids uses
-/// an index, also on a table that was never analysed.
+/// Each statement that names keys or ids must use an index, also on a table that was never analysed.
 #[tokio::test]
 async fn no_shared_statement_reads_the_whole_of_a_growing_table_on_sqlite() {
     let lab = Lab::new(Kind::Sqlite).await;
     drop(lab.open().await);
-    let statements = Sql::new(Dialect::Sqlite).all().into_iter().chain(MessageSql::new(Dialect::Sqlite).all());
+    let statements = of_the_ledger(Dialect::Sqlite).into_iter().chain(MessageSql::new(Dialect::Sqlite).all());
     let statements = statements.chain(SweepSql::new(Dialect::Sqlite).all());
+    let statements = statements.chain(FleetSql::new(Dialect::Sqlite).all());
     for (name, text) in statements.chain(messaging::HOT_SQLITE.iter().copied()) {
-        // Folding and counting read their own small tables, and the sweep the leases, whole.
+        // Exceptions: folding and counting read their own small tables completely, and the sweep reads all leases.
         if ["load_counts", "tally", "tally_days", "find_lapsed"].contains(&name) {
             continue;
         }
@@ -121,8 +107,8 @@ async fn no_shared_statement_reads_the_whole_of_a_growing_table_on_sqlite() {
     }
 }
 
-/// Rows enough for a plan to go wrong: a thousand live leases among twenty thousand operations, and what belongs to some
-/// of them.
+/// Enough rows for a plan to go wrong: a thousand live leases among twenty thousand operations, and related rows of
+/// some of them.
 const FILL: &str = "
     INSERT INTO semel_operations (id, tenant, service, kind, key, fingerprint, state, fence, owner, created_at, claimed_at,
                                   settled_at, outcome, outcome_kept)
@@ -143,7 +129,7 @@ const FILL: &str = "
     INSERT INTO semel_repeats (operation, repeat, repeats) SELECT i, 'duplicate', '{}' FROM generate_series(1, 5000) AS i;
     ANALYZE semel_operations, semel_leases, semel_journal, semel_backlog, semel_successors, semel_archive, semel_repeats";
 
-/// The same of messages: most are ready, one in ten waits, and one in ten stands in a line.
+/// The same for messages: most are ready, one in ten waits, and one in ten has an ordering key.
 const FILL_MESSAGES: &str = "
     INSERT INTO semel_outbox (tenant, message_id, topic, kind, body, headers, ordering_key, number, receipt, put_at, state,
                               due_at)
@@ -164,16 +150,16 @@ const FILL_MESSAGES: &str = "
     SELECT 'acme', 'books', 'k' || i, '\\x00', 'queue 1', 'k', '\\x00', '{}', 1, 'no', i FROM generate_series(1, 5000) AS i;
     ANALYZE semel_outbox, semel_outbox_keys, semel_receipts, semel_queues, semel_queue, semel_retries, semel_dead_letters";
 
-/// How a batch finds its rows must not depend on luck on PostgreSQL either: with the settings of its connections each
-/// statement of the lanes, and of relays and consumers, uses an index, on tables that were never analysed and are empty,
-/// and on full ones.
+/// The same on PostgreSQL: with the settings of its connections each statement of the lanes, relays and consumers uses
+/// an index, on empty tables that were never analysed, and on full ones.
 #[tokio::test]
 async fn no_statement_of_a_lane_reads_the_whole_of_a_growing_table_on_postgres() {
-    // Folding and counting read their own small tables; the sweep, and who has lost answers, the live leases.
+    // Exceptions: folding and counting read their own small tables; the sweep and the look-up of lost answers read the
+    // live leases.
     const WHOLE: [&str; 6] = ["load_counts", "tally", "tally_days", "find_lapsed", "find_tokens", "TAKE_DELTAS"];
     // These read no table.
     const NONE: [&str; 2] = ["CHANNEL", "NOTIFY"];
-    let (shared, messages) = (Sql::new(Dialect::Postgres).all(), MessageSql::new(Dialect::Postgres).all());
+    let (shared, messages) = (of_the_ledger(Dialect::Postgres), MessageSql::new(Dialect::Postgres).all());
     let all = shared.iter().chain(postgres::HOT).chain(&messages).chain(messaging::HOT_POSTGRES);
     let on_lane = all.filter(|(name, _)| !WHOLE.contains(name) && !NONE.contains(name));
     let lab = Lab::new(Kind::Postgres).await;
@@ -199,8 +185,8 @@ async fn no_statement_of_a_lane_reads_the_whole_of_a_growing_table_on_postgres()
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// A relay and a consumer read what they take in the order of its index, and no further than they need: everything else
-/// may wait in the same table by the million.
+/// A relay and a consumer read the rows they take in index order, no further than needed: the same table may hold
+/// millions of other rows.
 #[tokio::test]
 async fn messages_are_taken_in_the_order_of_their_index() {
     let sql = MessageSql::new(Dialect::Postgres);
@@ -238,15 +224,14 @@ async fn plan_of(conn: &mut PgConnection, settings: &'static str, text: &'static
     plan.into_iter().map(|(line,)| line).collect::<Vec<_>>().join("\n")
 }
 
-/// What is due is read in the order of its index and no further than asked for, and its kinds by one step of the index
-/// each, also where the table was empty when it was last analysed, or never was: whoever runs such things asks every
-/// second.
+/// Due operations are read in index order, no further than requested, and their kinds by one index step each, also if
+/// the table was empty when it was last analysed, or never was: workers run these statements every second.
 #[tokio::test]
-async fn what_is_due_is_found_in_the_order_of_its_index() {
+async fn due_operations_are_read_in_index_order() {
     const FILL: &str = "INSERT INTO semel_backlog (operation, tenant, state, service, kind, due)
          SELECT i, 't' || (i % 2), 'failed', 'bank', 'k' || (i % 3), i FROM generate_series(1, 20000) AS i";
-    let sql = Sql::new(Dialect::Postgres);
-    let waiting = format!("PREPARE waiting AS {}", sql.find_waiting);
+    let sql = WorkSql::new(Dialect::Postgres);
+    let pick = format!("PREPARE pick AS {}", sql.pick);
     let kinds = format!("PREPARE kinds AS {}", sql.find_waiting_kinds);
     for (known, mode) in [
         ("SELECT 1", "force_custom_plan"),
@@ -258,18 +243,18 @@ async fn what_is_due_is_found_in_the_order_of_its_index() {
         drop(lab.open().await);
         let mut conn = PgConnection::connect(&lab.url).await.unwrap();
         let mode = format!("SET plan_cache_mode = {mode}");
-        for text in [known, FILL, &mode, look::IN_ORDER, &waiting, &kinds] {
+        for text in [known, FILL, &mode, look::IN_ORDER, &pick, &kinds] {
             sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut conn).await.unwrap();
         }
         for (execute, looks, by) in [
-            ("waiting('bank', 'k1', 't1', NULL, 65)", 5, &["(kind = ", "(tenant = ", "(priority = "][..]),
+            ("pick('bank', 'k1', 't1', NULL, 65, 1)", 5, &["(kind = ", "(tenant = ", "(priority = "][..]),
             (
                 "kinds('bank', '', '', NULL, 9)",
-                9,
-                &["(ROW(kind, tenant) > ROW(kinds_1.kind, kinds_1.tenant))", "(tenant = kinds.tenant)"],
+                13,
+                &["(tenant > kinds_1.tenant)", "(kind > kinds_1.kind)", "(tenant = kinds.tenant)"],
             ),
         ] {
-            // Carried out too: else a part of the second one is not told.
+            // Executed too: otherwise EXPLAIN omits a part of the second one.
             let explain = AssertSqlSafe(format!("EXPLAIN (ANALYZE, COSTS OFF) EXECUTE {execute}"));
             let plan: Vec<(String,)> = sqlx::query_as(explain).fetch_all(&mut conn).await.unwrap();
             let plan = plan.into_iter().map(|(line,)| line).collect::<Vec<_>>().join("\n");
@@ -285,12 +270,16 @@ async fn what_is_due_is_found_in_the_order_of_its_index() {
     drop(lab.open().await);
     let path = lab.url.strip_prefix("sqlite:").unwrap();
     let mut conn = SqliteConnectOptions::new().filename(path).connect().await.unwrap();
-    let sql = Sql::new(Dialect::Sqlite);
+    let sql = WorkSql::new(Dialect::Sqlite);
     for (text, by) in [
-        (sql.find_waiting, &["(service=? AND kind=? AND tenant=? AND priority=? AND due>?)"][..]),
+        (sql.pick, &["(service=? AND kind=? AND tenant=? AND priority=? AND due<?)"][..]),
         (
             sql.find_waiting_kinds,
-            &["(service=? AND (kind,tenant)>(?,?))", "(service=? AND kind=? AND tenant=? AND priority=? AND due>?)"],
+            &[
+                "(service=? AND kind=? AND tenant>?)",
+                "(service=? AND kind>?)",
+                "(service=? AND kind=? AND tenant=? AND priority=? AND due>?)",
+            ],
         ),
     ] {
         let explain = AssertSqlSafe(format!("EXPLAIN QUERY PLAN {text}"));
@@ -301,8 +290,26 @@ async fn what_is_due_is_found_in_the_order_of_its_index() {
     }
 }
 
-/// A phase of the sweep reads its rows in the order of their index, from where it left off, and no further than asked
-/// for: a million rows may be due, and PostgreSQL may know nothing of the table yet.
+/// A worker finds each operation that it takes by its id, also with a plan from when the tables were empty: a plan is
+/// cached until the next vacuum or analyse, and a queue fills faster.
+#[tokio::test]
+async fn work_is_taken_by_id_also_where_the_plan_is_older_than_the_queue() {
+    let (sql, lab) = (WorkSql::new(Dialect::Postgres), Lab::new(Kind::Postgres).await);
+    drop(lab.open().await);
+    let mut conn = PgConnection::connect(&lab.url).await.unwrap();
+    sqlx::raw_sql("VACUUM ANALYZE semel_operations, semel_backlog, semel_successors").execute(&mut conn).await.unwrap();
+    let (_, take) = postgres::HOT.iter().find(|(name, _)| *name == "TAKE").unwrap();
+    for text in [sql.pick, sql.pick_oldest, take] {
+        let plan = plan_of(&mut conn, postgres::LANE, text).await;
+        let lines: Vec<_> = plan.lines().collect();
+        let scans = lines.windows(2).filter(|pair| pair[0].contains("Scan using semel_"));
+        let whole: Vec<_> = scans.filter(|pair| !pair[1].contains("Index Cond")).map(|pair| pair[0]).collect();
+        assert!(whole.is_empty() && !plan.contains("Seq Scan on semel_"), "{whole:?}: {plan}");
+    }
+}
+
+/// A phase of the sweep reads its rows in index order, from where it left off, no further than requested: a million
+/// rows may be due, and PostgreSQL may have no statistics yet.
 #[tokio::test]
 async fn the_sweep_finds_its_rows_in_the_order_of_their_index() {
     const FILL: &str = "INSERT INTO semel_operations

@@ -1,25 +1,34 @@
-//! How the repeats of an operation are written down: short, because those of every key that came again are read and
-//! written once a second.
+//! The stored form of an operation's repeats: short, because those of every repeated key are read and written once a
+//! second.
 //!
-//! `4|1700000000000000=replay,1204,88|-3=in_flight:9f86…`: the count, the first ones, the last ones. A time is told as
-//! the microseconds since the one before it, an answer only where it differs from the one before it.
+//! `4|1700000000000000=replay,1204,88|-3=in_flight:9f86…`: the count, the first ones, the last ones. A time is the
+//! number of microseconds since the previous one, and an answer is written only if it differs from the previous one.
 
-use std::{borrow::Cow, collections::HashSet, fmt::Write as _};
+use std::{
+    borrow::Cow,
+    collections::{HashMap, HashSet},
+    fmt::Write as _,
+};
 
 use semel::{
     Error, Result, Timestamp,
-    journal::{Repeats, Sighting},
+    journal::{Repeat, Repeats, Sighting},
+    store::{AnswerCount, SeenAgain},
 };
+use serde_json::json;
 
 use crate::{
     Conn,
-    connection::broken,
+    connection::{broken, read_failed},
+    on,
     postgres::{HOLD, THERE},
+    rows,
+    sql::Sql,
 };
 
-/// Keeps other nodes from adding repeats of these operations until the commit: two that both add to what they have read
-/// would lose one addition. A row that is not there yet cannot be locked: so PostgreSQL takes a lock by number. Differs
-/// because SQLite has one writer anyway.
+/// Keeps other nodes from adding repeats of these operations until the commit: otherwise two nodes that read and add
+/// would lose one addition. A row that does not exist yet cannot be locked, so PostgreSQL takes an advisory lock.
+/// Differs because SQLite has one writer anyway.
 pub(crate) async fn lock(conn: &mut Conn<'_>, ids: &[i64]) -> Result<()> {
     if let Conn::Postgres(conn) = conn {
         sqlx::query("SELECT pg_advisory_xact_lock(7305807, (id % 64)::int) FROM (SELECT DISTINCT id % 64 AS id FROM unnest($1::bigint[]) AS r(id) ORDER BY 1) AS slots")
@@ -31,16 +40,16 @@ pub(crate) async fn lock(conn: &mut Conn<'_>, ids: &[i64]) -> Result<()> {
     Ok(())
 }
 
-/// Operations to which repeats are to be added.
+/// Operations that get repeats.
 pub(crate) struct Held {
-    /// These stay until the commit. A transaction that removes one waits for it, and then removes what was added, too.
+    /// Locked until the commit. A transaction that deletes one waits, and then also deletes what was added.
     pub(crate) here: HashSet<i64>,
-    /// Another transaction has these locked, and may be about to remove them. They are not waited for: a caller's
-    /// transaction stays open for long.
+    /// Locked by another transaction, which may be about to delete them. They are skipped: a caller's transaction may
+    /// stay open for long.
     pub(crate) locked: HashSet<i64>,
 }
 
-/// Keeps operations from being removed until the commit: a row that is added meanwhile would be left behind. Differs
+/// Keeps operations from being deleted until the commit: a row that is added meanwhile would be orphaned. Differs
 /// because SQLite has one writer.
 pub(crate) async fn hold(conn: &mut Conn<'_>, ids: &[i64]) -> Result<Held> {
     let Conn::Postgres(conn) = conn else {
@@ -107,6 +116,51 @@ fn read(text: &str) -> Option<Repeats> {
     parts.next().is_none().then_some(repeats)
 }
 
+/// Adds repeats to the stored ones, and answers to the counters. Returns the repeats of operations that another
+/// transaction has locked.
+pub(crate) async fn add(
+    mut conn: Conn<'_>,
+    sql: &Sql,
+    mut again: Vec<SeenAgain>,
+    answers: Vec<AnswerCount>,
+    hour: i64,
+) -> Result<Vec<SeenAgain>> {
+    // In order of id, so that two nodes lock the same rows in the same order.
+    again.sort_by_key(|seen| (seen.id, seen.repeat));
+    lock(&mut conn, &again.iter().map(|seen| seen.id).collect::<Vec<_>>()).await?;
+    let mut left = Vec::new();
+    for part in again.chunks(1000) {
+        let ids: Vec<i64> = part.iter().map(|seen| seen.id).collect();
+        let mut stored = load(&mut conn, sql, &ids).await?;
+        let held = hold(&mut conn, &ids).await?;
+        left.extend(part.iter().filter(|seen| held.locked.contains(&seen.id)).cloned());
+        let mut rows = Vec::new();
+        for seen in part.iter().filter(|seen| held.here.contains(&seen.id)) {
+            let mut sum = stored.remove(&(seen.id, seen.repeat)).unwrap_or_default();
+            sum.merge(seen.repeats.clone());
+            rows.push(json!({ "id": seen.id, "repeat": seen.repeat.as_str(), "repeats": encode(&sum) }));
+        }
+        conn.batch(sql.put_repeats, &rows).await?;
+    }
+    let deltas: Vec<_> =
+        answers.iter().map(|count| rows::delta(&count.group, hour, "", "", count.answer, 0, count.n)).collect();
+    conn.batch(sql.insert_deltas, &deltas).await?;
+    Ok(left)
+}
+
+/// The stored repeats of operations.
+pub(crate) async fn load(conn: &mut Conn<'_>, sql: &Sql, ids: &[i64]) -> Result<HashMap<(i64, Repeat), Repeats>> {
+    let rows: Vec<_> = ids.iter().map(|id| json!({ "id": id })).collect();
+    let json = serde_json::Value::Array(rows).to_string();
+    let found: Vec<(i64, String, String)> =
+        on!(conn, c => sqlx::query_as(sql.load_repeats).bind(json).fetch_all(&mut **c).await.map_err(read_failed)?);
+    let read = |(id, repeat, text): (i64, String, String)| {
+        let repeat = if repeat == Repeat::Conflict.as_str() { Repeat::Conflict } else { Repeat::Duplicate };
+        Ok(((id, repeat), decode(&text)?))
+    };
+    found.into_iter().map(read).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -123,13 +177,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(count in any::<i64>(), first in sightings(), last in sightings()) {
+        fn encoded_repeats_decode_to_themselves(count in any::<i64>(), first in sightings(), last in sightings()) {
             let repeats = Repeats { count, first, last };
             prop_assert_eq!(decode(&encode(&repeats)).unwrap(), repeats);
         }
 
         #[test]
-        fn what_is_no_such_text_is_told(text in ".*") {
+        fn invalid_stored_repeats_are_reported(text in ".*") {
             if let Ok(repeats) = decode(&text) {
                 prop_assert_eq!(decode(&encode(&repeats)).unwrap(), repeats);
             }

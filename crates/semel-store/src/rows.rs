@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use sqlx::Row as _;
 
 use crate::{
-    codec::{decode, encode, hex},
+    codec::{decode, encode},
     from_row,
 };
 
@@ -163,8 +163,7 @@ impl OperationRow {
     }
 }
 
-/// An operation, or what can be told of one that cannot be read: one row must not fail the others that were asked for
-/// with it.
+/// An operation, or the readable columns of an unreadable one: one row must not fail the others of its query.
 pub(crate) struct Read(std::result::Result<Box<Operation>, Unreadable>);
 
 impl Read {
@@ -175,7 +174,7 @@ impl Read {
         }
     }
 
-    /// Those that can be read, and those that cannot.
+    /// The readable ones and the unreadable ones.
     pub(crate) fn sorted(rows: Vec<Self>) -> (Vec<Operation>, Vec<Unreadable>) {
         let (mut operations, mut unreadable) = (Vec::new(), Vec::new());
         for Self(row) in rows {
@@ -199,7 +198,7 @@ macro_rules! read_from {
                 };
                 let text = |column| row.try_get::<String, _>(column).unwrap_or_default();
                 Ok(Self(Err(Unreadable {
-                    // Without a number there is nothing that anybody could do about it.
+                    // Without an id, no action is possible.
                     id: row.try_get("id")?,
                     tenant: text("tenant"),
                     service: text("service"),
@@ -224,7 +223,7 @@ fn text(stored: Vec<u8>) -> Result<String> {
 }
 
 fn stored(bytes: &Bytes) -> String {
-    hex(&encode(bytes))
+    hex::encode(encode(bytes))
 }
 
 fn at(time: Option<Timestamp>) -> Option<i64> {
@@ -240,7 +239,7 @@ pub(crate) fn operation(op: &Operation, old_fence: Fence) -> Value {
         "service": op.scope.service(),
         "kind": op.scope.kind(),
         "key": op.key.as_str(),
-        "fingerprint": hex(op.fingerprint.as_bytes()),
+        "fingerprint": hex::encode(op.fingerprint.as_bytes()),
         "payload_order": op.order,
         "payload": op.payload.as_ref().map(stored),
         "label1": op.labels.0[0],
@@ -266,7 +265,7 @@ pub(crate) fn operation(op: &Operation, old_fence: Fence) -> Value {
         "look_at": at(op.look_at),
         "outcome": op.outcome.as_ref().map(|outcome| stored(&outcome.body)),
         "outcome_kept": op.outcome.as_ref().map(|outcome| outcome.kept),
-        "error": op.error.as_ref().map(|error| hex(&encode(error.as_bytes()))),
+        "error": op.error.as_ref().map(|error| hex::encode(encode(error.as_bytes()))),
         "checkpoint": op.checkpoint.as_ref().map(stored),
     })
 }
@@ -302,25 +301,26 @@ pub(crate) fn is_brief(old: &Operation, new: &Operation) -> bool {
         && (old.priority, &old.terms) == (new.priority, &new.terms)
 }
 
-/// An operation's lease, if it has one.
-pub(crate) fn lease(op: &Operation) -> Option<Value> {
+/// An operation's lease, if it has one. If newer data waits, or a row of a service follows the operation, the hot
+/// statement must not complete it: the column `successor` prevents that.
+pub(crate) fn lease(op: &Operation, followed: bool) -> Option<Value> {
     let lease = op.lease.as_ref()?;
     Some(json!({
         "id": op.id,
         "fence": op.fence.0,
-        "token": hex(&lease.token.0),
+        "token": hex::encode(lease.token.0),
         "deadline": lease.deadline.as_micros(),
         "run_until": lease.run_until.as_micros(),
         "term": micros(lease.terms.lease),
         "retention": lease.terms.retention.map(micros),
         "tombstone": lease.terms.tombstone.map(micros),
-        "successor": op.successor.is_some(),
+        "successor": followed || op.successor.is_some(),
         "terms": lease.terms.to_terms(),
         "cancelled": lease.cancelled,
     }))
 }
 
-/// An operation that nobody runs, and from when on somebody may.
+/// A row of the backlog: an operation, and from when on it may run.
 pub(crate) fn listed(op: &Operation, due: Option<Timestamp>) -> Value {
     json!({
         "id": op.id,
@@ -333,18 +333,18 @@ pub(crate) fn listed(op: &Operation, due: Option<Timestamp>) -> Value {
     })
 }
 
-/// An operation's newer data, if some waits.
+/// An operation's newer data, if any.
 pub(crate) fn successor(op: &Operation) -> Option<Value> {
     let successor = op.successor.as_ref()?;
     Some(json!({
         "id": op.id,
-        "fingerprint": hex(successor.fingerprint.as_bytes()),
+        "fingerprint": hex::encode(successor.fingerprint.as_bytes()),
         "payload_order": successor.order,
         "payload": successor.payload.as_ref().map(stored),
     }))
 }
 
-/// The data of an operation that goes to the archive.
+/// The data of an operation for the archive.
 pub(crate) fn archived(op: &Operation, now: Timestamp) -> Option<Value> {
     let outcome = op.outcome.as_ref()?;
     Some(json!({
@@ -356,7 +356,7 @@ pub(crate) fn archived(op: &Operation, now: Timestamp) -> Option<Value> {
     }))
 }
 
-/// A line of the story.
+/// A row of the journal.
 pub(crate) fn note(id: i64, note: &Note) -> Value {
     json!({
         "id": id,
@@ -364,7 +364,7 @@ pub(crate) fn note(id: i64, note: &Note) -> Value {
         "event": note.event.as_str(),
         "fence": note.fence.0,
         "actor": note.actor.replace(char::is_control, " "),
-        "detail": hex(&encode(note.detail.as_bytes())),
+        "detail": hex::encode(encode(note.detail.as_bytes())),
     })
 }
 
@@ -380,8 +380,8 @@ pub(crate) struct NoteRow {
 from_row!(NoteRow { at, event, fence, actor, detail });
 
 impl NoteRow {
-    /// The note; none if a newer version has written of something that this one does not know. One that cannot be read
-    /// says so in place of its text: the rest of the story is told all the same.
+    /// The note; `None` if a newer version has written an event that this one does not know. An unreadable note says so
+    /// in its text, so that the others can be shown.
     pub(crate) fn read(self) -> Option<Note> {
         Some(Note {
             at: Timestamp::from_micros(self.at),

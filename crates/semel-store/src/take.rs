@@ -1,16 +1,17 @@
-//! Taking: what is due is claimed in one transaction, for as many as a worker has free hands for.
+//! Take: claims due operations in one transaction, as many as a worker has free seats for.
 //!
-//! Rows are found in the order of the index of what waits, and locked without waiting for others. What becomes of each is
-//! decided as for any claim, by the machine.
+//! It finds rows in the order of the backlog's index, and locks them without waiting for others. The state machine
+//! decides about each, as for any claim.
 
 use std::collections::{HashMap, HashSet};
 
 use semel::{
-    Error, Fence, Operation, Result, Store as _, Timestamp, crash_point,
-    look::{Due, Task},
+    Error, Fence, Operation, Result, Scope, Timestamp, crash_point,
+    look::Task,
     machine::{Answer, Request},
     micros,
-    store::{Applied, LeaseWrite, Swept, Take, Want},
+    prelude::*,
+    store::{Applied, Swept, Take, Want},
 };
 use serde_json::{Value, json};
 
@@ -21,47 +22,81 @@ use crate::{
     batch::{self, ByKey},
     connection::{broken, read_failed},
     database::Inner,
-    look::IN_ORDER,
-    messaging::News,
     on, postgres,
-    sql::Sql,
+    project::Tables,
+    sql::WorkSql,
     sqlite,
 };
 
-/// How many rows of each priority are looked at beyond those that are wanted: other nodes may hold that many.
+/// How many rows of each priority are read beyond those wanted: other nodes may have locked that many.
 const MARGIN: u32 = 64;
 
-/// What a transaction that takes needs of its database.
+/// How long to wait for an operation without attempts left: the worker waits with it.
+const NOT_LONG: &str = "SET LOCAL lock_timeout = '250ms'";
+
+/// The context of a take's transaction.
 struct Taking<'a> {
-    sql: &'a Sql,
+    sql: &'a Tables,
+    work: &'a WorkSql,
     take: &'a Take,
     clock: Option<i64>,
 }
 
-/// A row that was picked: the number of the want, and the operation.
-struct Picked {
-    want: usize,
-    id: i64,
+/// Picked operations that could not be claimed.
+#[derive(Default)]
+struct Left {
+    /// Unreadable operations, with the reason.
+    unreadable: Vec<(i64, String)>,
+    /// Operations without attempts left that a row of a service follows.
+    exhausted: Vec<(i64, Fence)>,
 }
+
+/// A picked row: the index of the want, and the operation.
+#[derive(Clone, Copy)]
+pub(crate) struct Picked {
+    pub(crate) want: usize,
+    pub(crate) id: i64,
+}
+
+/// Taken operations, by the index of their want; and those that could not be claimed.
+type Taken = (Vec<(usize, Applied)>, Left);
 
 impl Database {
     pub(crate) async fn take_work(&self, take: &Take) -> Result<Vec<(usize, Applied)>> {
-        let taking = Taking { sql: self.sql(), take, clock: self.clock() };
-        let (taken, unreadable) = match self.inner() {
-            Inner::Postgres(db) => {
-                let take = async {
-                    let mut seat = db.lane_take().await?;
-                    sqlx::raw_sql(IN_ORDER).execute(&mut *seat).await.map_err(broken)?;
-                    let picked = taking.pick(&mut Conn::Postgres(&mut seat)).await?;
-                    // Drawn under the locks: fences from before them may be lower than what the rows have by now.
-                    let (now, fences) = db.draw(&mut seat, picked.len()).await?;
-                    let taken = taking.claim(&mut Conn::Postgres(&mut seat), picked, fences, now).await?;
-                    postgres::commit(&mut seat).await?;
-                    seat.leave();
-                    Ok(taken)
-                };
-                db.lane_answered(take).await?
+        let mut picked = Vec::new();
+        match self.take_once(take, &mut picked).await {
+            Err(error) if !error.is_transient() && !picked.is_empty() => self.take_apart(take).await,
+            taken => taken,
+        }
+    }
+
+    /// Takes one by one, after the database refused all of them together: the offending one is set aside, and the
+    /// others run.
+    async fn take_apart(&self, take: &Take) -> Result<Vec<(usize, Applied)>> {
+        let mut taken = Vec::new();
+        for (n, want) in take.wants.iter().enumerate() {
+            let one = Take { wants: vec![Want { most: 1, oldest: 0, ..want.clone() }], ..take.clone() };
+            for _ in 0..want.most.min(MARGIN) {
+                let mut picked = Vec::new();
+                match self.take_once(&one, &mut picked).await {
+                    Ok(_) if picked.is_empty() => break,
+                    Ok(found) => taken.extend(found.into_iter().map(|(_, applied)| (n, applied))),
+                    Err(error) if error.is_transient() || picked.is_empty() => return Err(error),
+                    Err(error) => {
+                        let refused: Vec<_> = picked.into_iter().map(|id| (id, error.to_string())).collect();
+                        self.set_aside(Task::Run, &refused, &mut Swept::default()).await?;
+                    }
+                }
             }
+        }
+        Ok(taken)
+    }
+
+    /// Takes in one transaction; `ids` are those that it found.
+    async fn take_once(&self, take: &Take, ids: &mut Vec<i64>) -> Result<Vec<(usize, Applied)>> {
+        let taking = Taking { sql: self.sql(), work: self.work_sql(), take, clock: self.clock() };
+        let (taken, left) = match self.inner() {
+            Inner::Postgres(db) => db.lane_answered(taking.in_postgres(db, ids)).await?,
             Inner::Sqlite(db) => {
                 let mut tx = sqlite::Writer::begin(&db.writer).await?;
                 let picked = taking.pick(&mut Conn::Sqlite(tx.connection())).await?;
@@ -69,108 +104,140 @@ impl Database {
                     tx.roll_back().await;
                     return Ok(Vec::new());
                 }
+                ids.extend(picked.iter().map(|picked| picked.id));
                 let (now, fences) = db.draw(tx.connection(), picked.len()).await?;
                 let taken = taking.claim(&mut Conn::Sqlite(tx.connection()), picked, fences, now).await?;
+                crash_point!("store.take.claimed");
                 tx.commit().await.map_err(broken)?;
                 taken
             }
         };
-        // In a transaction of its own: what was taken is taken.
-        if let Err(error) = self.set_aside(Task::Run, &unreadable, &mut Swept::default()).await {
-            tracing::warn!(%error, "what is due and cannot be read could not be set aside");
+        // In separate transactions: the take has committed.
+        let mut aside = left.unreadable;
+        for (id, fence) in left.exhausted {
+            match self.take_off_due(id, fence).await {
+                Err(error) if !error.is_transient() => aside.push((id, error.to_string())),
+                Err(error) => tracing::debug!(operation = id, %error, "left for the next look at what is due"),
+                Ok(()) => {}
+            }
+        }
+        if let Err(error) = self.set_aside(Task::Run, &aside, &mut Swept::default()).await {
+            tracing::warn!(%error, "what is due and cannot be run could not be set aside");
         }
         Ok(taken)
     }
 
-    /// Lets no node begin work of a kind, of any tenant, until it is resumed. What runs goes on.
-    ///
-    /// # Errors
-    /// When the database cannot be reached.
-    pub async fn pause_kind(&self, service: &str, kind: &str, actor: &str, reason: &str) -> Result<()> {
-        let now = self.now().await?.as_micros();
-        self.change_pause(self.sql().pause, (service, kind), (actor, reason), now, "work.pause").await
-    }
-
-    /// Lets nodes begin work of a kind again.
-    ///
-    /// # Errors
-    /// When the database cannot be reached.
-    pub async fn resume_kind(&self, service: &str, kind: &str, actor: &str, reason: &str) -> Result<()> {
-        let now = self.now().await?.as_micros();
-        self.change_pause(self.sql().resume_kind, (service, kind), (actor, reason), now, "work.resume").await?;
-        self.tell_due();
+    /// Removes an operation without attempts left from the due ones, if it still has this fence.
+    async fn take_off_due(&self, id: i64, fence: Fence) -> Result<()> {
+        match self.inner() {
+            Inner::Postgres(db) => {
+                let take_off = async {
+                    let mut seat = db.lane_seat().await?;
+                    sqlx::raw_sql(NOT_LONG).execute(&mut *seat).await.map_err(broken)?;
+                    // A transaction that lets it run again locks these; so what is read under this lock is final.
+                    postgres::lock(&mut seat, &[id]).await?;
+                    self.give_up(&mut Conn::Postgres(&mut seat), id, fence).await?;
+                    postgres::commit(&mut seat).await?;
+                    seat.leave();
+                    Ok(())
+                };
+                db.lane_answered(take_off).await?;
+            }
+            Inner::Sqlite(db) => {
+                let mut tx = sqlite::Writer::begin(&db.writer).await?;
+                self.give_up(&mut Conn::Sqlite(tx.connection()), id, fence).await?;
+                tx.commit().await.map_err(broken)?;
+            }
+        }
         Ok(())
     }
 
+    /// Pauses a kind, of all tenants, until it is resumed: no node starts it, and schedules enqueue no runs of it.
+    /// Running operations continue.
+    ///
+    /// # Errors
+    /// The database cannot be reached.
+    pub async fn pause_kind(&self, service: &str, kind: &str, actor: &str, reason: &str) -> Result<()> {
+        self.change_pause(self.work_sql().pause, (service, kind), (actor, reason), "work.pause").await.map(drop)
+    }
+
+    /// Resumes a kind. False if it was not paused.
+    ///
+    /// # Errors
+    /// The database cannot be reached.
+    pub async fn resume_kind(&self, service: &str, kind: &str, actor: &str, reason: &str) -> Result<bool> {
+        let resumed =
+            self.change_pause(self.work_sql().resume_kind, (service, kind), (actor, reason), "work.resume").await?;
+        self.tell_due();
+        Ok(resumed)
+    }
+
+    /// Whether anything was changed. A change is audited.
     async fn change_pause(
         &self,
         text: &'static str,
         (service, kind): (&str, &str),
         (actor, reason): (&str, &str),
-        now: i64,
         action: &'static str,
-    ) -> Result<()> {
-        let subject = format!("{service}/{kind}");
-        let audit = || Audit { tenant: "*", actor, action, subject: &subject, reason };
-        let change = async |conn: &mut Conn<'_>| -> Result<()> {
+    ) -> Result<bool> {
+        let (now, subject) = (self.now().await?.as_micros(), format!("{service}/{kind}"));
+        // PostgreSQL cannot store this character.
+        let reason = reason.replace('\0', "\u{fffd}");
+        self.in_short(async |conn| {
             let actor = actor.replace(char::is_control, " ");
-            on!(conn, c => sqlx::query(text)
-                .bind(service).bind(kind).bind(now).bind(actor).bind(reason)
-                .execute(&mut **c).await.map(drop).map_err(broken)?);
-            audit().write(conn, self.sql(), None, None, Some(now)).await
-        };
-        match self.inner() {
-            Inner::Postgres(db) => {
-                let mut seat = db.lane_seat().await?;
-                change(&mut Conn::Postgres(&mut seat)).await?;
-                postgres::commit(&mut seat).await?;
-                seat.leave();
+            let changed = on!(conn, c => sqlx::query(text)
+                .bind(service).bind(kind).bind(now).bind(&actor).bind(&reason)
+                .execute(&mut **c).await.map(|done| done.rows_affected() > 0).map_err(broken)?);
+            if changed {
+                let audit = Audit { tenant: "*", actor: &actor, action, subject: &subject, reason: &reason };
+                audit.write(conn, self.sql(), None, None, Some(now)).await?;
             }
-            Inner::Sqlite(db) => {
-                let mut tx = sqlite::Writer::begin(&db.writer).await?;
-                change(&mut Conn::Sqlite(tx.connection())).await?;
-                tx.commit().await.map_err(broken)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Wakes workers of this process, if something was enqueued.
-    pub(crate) fn tell_enqueued(&self, requests: &[std::sync::Arc<Request>]) {
-        if requests.iter().any(|request| request.later.is_some()) {
-            self.tell_due();
-        }
-    }
-
-    /// Wakes workers of this process, if something may run again.
-    pub(crate) fn tell_put_back(&self, writes: &[LeaseWrite]) {
-        use semel::machine::Write;
-        let runs_again =
-            |write: &LeaseWrite| matches!(write.write, Write::Fail(_) | Write::Release { .. } | Write::Withdraw);
-        if writes.iter().any(runs_again) {
-            self.tell_due();
-        }
-    }
-
-    /// Wakes workers of this process.
-    pub(crate) fn tell_due(&self) {
-        self.messages().wakes.tell(News::Due);
+            Ok(changed)
+        })
+        .await
     }
 }
 
 impl Taking<'_> {
-    /// Finds and locks what is due, for each want that may be met.
+    async fn in_postgres(&self, db: &postgres::Postgres, ids: &mut Vec<i64>) -> Result<Taken> {
+        let mut seat = db.lane_seat().await?;
+        let mut picked = self.pick(&mut Conn::Postgres(&mut seat)).await?;
+        ids.extend(picked.iter().map(|picked| picked.id));
+        let (mut taken, mut left) = (Vec::new(), Left::default());
+        match db.take_first(&mut seat, self.take, self.sql, &picked).await? {
+            Some(first) => taken = first,
+            // One is unreadable: the general path finds out which.
+            None => {
+                postgres::roll_back(&mut seat).await?;
+                postgres::begin(&mut seat).await?;
+                picked = self.pick(&mut Conn::Postgres(&mut seat)).await?;
+            }
+        }
+        let done: HashSet<i64> = taken.iter().filter_map(|(_, applied)| Some(applied.operation.as_ref()?.id)).collect();
+        picked.retain(|picked| !done.contains(&picked.id));
+        if !picked.is_empty() {
+            // Drawn under the locks: earlier fences may be lower than those of the rows.
+            let (now, fences) = db.draw(&mut seat, picked.len()).await?;
+            let (more, more_left) = self.claim(&mut Conn::Postgres(&mut seat), picked, fences, now).await?;
+            taken.extend(more);
+            left = more_left;
+        }
+        crash_point!("store.take.claimed");
+        postgres::commit(&mut seat).await?;
+        seat.leave();
+        Ok((taken, left))
+    }
+
+    /// Finds and locks due operations, for each want within its limits.
     async fn pick(&self, conn: &mut Conn<'_>) -> Result<Vec<Picked>> {
-        let paused = self.paused(conn).await?;
         let (mut picked, mut bytes) = (Vec::<Picked>::new(), 0);
         for (n, want) in self.take.wants.iter().enumerate() {
-            if paused.contains(&(want.scope.service().to_owned(), want.scope.kind().to_owned())) {
-                continue;
-            }
-            let most = self.allowed(conn, want).await?;
+            let of_kind = |picked: &&Picked| is_of_kind(&self.take.wants[picked.want].scope, &want.scope);
+            let already = u32::try_from(picked.iter().filter(of_kind).count()).unwrap_or(u32::MAX);
+            let (most, free_at) = self.allowed(conn, want, already).await?;
             let mut here = HashSet::new();
             let oldest = want.oldest.min(most);
-            for (text, most) in [(self.sql.pick_oldest, oldest), (self.sql.pick, most)] {
+            for (text, most) in [(self.work.pick_oldest, oldest), (self.work.pick, most)] {
                 if most == 0 || here.len() >= most as usize {
                     continue;
                 }
@@ -186,80 +253,74 @@ impl Taking<'_> {
                     .map_err(read_failed)?);
                 for (id, size) in rows {
                     bytes += usize::try_from(size).unwrap_or(usize::MAX);
-                    let fits = picked.is_empty() || bytes <= Due::BYTES;
+                    let fits = picked.is_empty() || bytes <= Take::BYTES;
                     if fits && here.len() < most as usize && here.insert(id) {
                         picked.push(Picked { want: n, id });
                     }
                 }
             }
-            if !want.limits.is_none() {
-                self.note_started(conn, want, here.len()).await?;
-            }
+            self.note_started(conn, want, here.len(), free_at).await?;
         }
         Ok(picked)
     }
 
-    /// The kinds that a person has paused.
-    async fn paused(&self, conn: &mut Conn<'_>) -> Result<HashSet<(String, String)>> {
-        let kinds: Vec<Value> = self
-            .take
-            .wants
-            .iter()
-            .map(|want| json!({ "service": want.scope.service(), "kind": want.scope.kind() }))
-            .collect();
-        let kinds = Value::Array(kinds).to_string();
-        let paused: Vec<(String, String)> = on!(conn, c =>
-            sqlx::query_as(self.sql.find_paused).bind(kinds).fetch_all(&mut **c).await.map_err(read_failed)?);
-        Ok(paused.into_iter().collect())
-    }
-
-    /// How many may start, by what the fleet may do.
-    async fn allowed(&self, conn: &mut Conn<'_>, want: &Want) -> Result<u32> {
+    /// How many may start within the limits of the fleet, when this take has picked `already` others of the kind; and
+    /// from when on the next start is free, by the rate. None may while another node takes work of this kind.
+    async fn allowed(&self, conn: &mut Conn<'_>, want: &Want, already: u32) -> Result<(u32, i64)> {
         if want.limits.is_none() {
-            return Ok(want.most);
+            return Ok((want.most, 0));
         }
+        let Some(free_at) = self.lock_limit(conn, want).await? else { return Ok((0, 0)) };
         let (service, kind) = (want.scope.service(), want.scope.kind());
-        let free_at: i64 = on!(conn, c =>
-            sqlx::query_scalar(self.sql.hold_limit).bind(service).bind(kind).fetch_one(&mut **c).await.map_err(broken)?);
         let mut most = want.most;
         if let Some(at_once) = want.limits.at_once {
-            let running: i64 = on!(conn, c => sqlx::query_scalar(self.sql.count_running)
+            let running: i64 = on!(conn, c => sqlx::query_scalar(self.work.count_running)
                 .bind(service).bind(kind).bind(self.clock).fetch_one(&mut **c).await.map_err(broken)?);
-            most = most.min(at_once.saturating_sub(u32::try_from(running).unwrap_or(u32::MAX)));
+            let running = u32::try_from(running).unwrap_or(u32::MAX).saturating_add(already);
+            most = most.min(at_once.saturating_sub(running));
         }
         if let Some(every) = want.limits.every {
             let now = self.now(conn).await?;
             let starts = if free_at > now { 0 } else { (now - free_at.max(now - BURST)) / micros(every).max(1) + 1 };
             most = most.min(u32::try_from(starts).unwrap_or(u32::MAX));
         }
-        Ok(most)
+        Ok((most, free_at))
     }
 
-    /// Notes that so many were started, for the rate.
-    async fn note_started(&self, conn: &mut Conn<'_>, want: &Want, n: usize) -> Result<()> {
+    /// Locks the limits of a kind until the end of the transaction, without waiting: from when on the next start is free.
+    async fn lock_limit(&self, conn: &mut Conn<'_>, want: &Want) -> Result<Option<i64>> {
+        for text in [self.work.lock_limit, self.work.make_limit] {
+            let found: Option<i64> = on!(conn, c => sqlx::query_scalar(text)
+                .bind(want.scope.service()).bind(want.scope.kind()).fetch_optional(&mut **c).await.map_err(broken)?);
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Counts starts, for the rate.
+    async fn note_started(&self, conn: &mut Conn<'_>, want: &Want, n: usize, free_at: i64) -> Result<()> {
         let (Some(every), true) = (want.limits.every, n > 0) else { return Ok(()) };
         let now = self.now(conn).await?;
-        let (service, kind) = (want.scope.service(), want.scope.kind());
-        let free_at: i64 = on!(conn, c =>
-            sqlx::query_scalar(self.sql.hold_limit).bind(service).bind(kind).fetch_one(&mut **c).await.map_err(broken)?);
         let n = i64::try_from(n).unwrap_or(i64::MAX);
         let next = free_at.max(now - BURST) + n.saturating_mul(micros(every));
-        on!(conn, c => sqlx::query(self.sql.put_limit)
-            .bind(service).bind(kind).bind(next).execute(&mut **c).await.map(drop).map_err(broken))
+        on!(conn, c => sqlx::query(self.work.put_limit).bind(want.scope.service()).bind(want.scope.kind())
+            .bind(next).execute(&mut **c).await.map(drop).map_err(broken))
     }
 
     async fn now(&self, conn: &mut Conn<'_>) -> Result<i64> {
-        on!(conn, c => sqlx::query_scalar(self.sql.now).bind(self.clock).fetch_one(&mut **c).await.map_err(broken))
+        on!(conn, c => sqlx::query_scalar(self.work.now).bind(self.clock).fetch_one(&mut **c).await.map_err(broken))
     }
 
-    /// Claims what was picked. What cannot be read, and why, comes beside it.
+    /// Claims the picked operations. Those that could not be claimed are returned separately.
     async fn claim(
         &self,
         conn: &mut Conn<'_>,
         picked: Vec<Picked>,
         fences: Vec<Fence>,
         now: Timestamp,
-    ) -> Result<(Vec<(usize, Applied)>, Vec<(i64, String)>)> {
+    ) -> Result<Taken> {
         let ids: Vec<i64> = picked.iter().map(|picked| picked.id).collect();
         let (found, unreadable) = load_each(conn, self.sql, &ids).await?;
         let unreadable = unreadable.into_iter().map(|row| (row.id, row.why)).collect();
@@ -268,22 +329,26 @@ impl Taking<'_> {
         let mut requests = Vec::new();
         for (Picked { want, id }, fence) in picked.iter().zip(fences) {
             let Some(op) = found.remove(id) else { continue };
-            requests.push((*want, *id, self.request(&op, *want)?, fence));
+            requests.push((*want, self.request(&op, *want)?, fence));
             rows.insert((op.scope.clone(), op.key.clone()), op);
         }
         let mut changes = Changes::default();
-        let claims = requests.iter().enumerate().map(|(n, (_, _, request, fence))| (n, request, *fence));
+        let claims = requests.iter().enumerate().map(|(n, (_, request, fence))| (n, request, *fence));
         let answers = batch::claim_all(&mut changes, &mut rows, claims, now);
         batch::saved(changes.save(conn, self.sql).await?)?;
         let given_up = answers.iter().filter(|(_, applied)| applied.answer == Answer::Exhausted);
-        let given_up: Vec<Value> = given_up.map(|(n, _)| json!({ "id": requests[*n].1 })).collect();
-        conn.batch(self.sql.none_due, &given_up).await?;
-        crash_point!("store.take.claimed");
+        // A row that follows one of them may be locked, or refuse: each has its own transaction.
+        let (followed, given_up): (Vec<_>, Vec<_>) = given_up
+            .filter_map(|(_, applied)| applied.operation.as_ref())
+            .partition(|op| self.sql.projections.follow(&op.scope));
+        let given_up: Vec<Value> = given_up.into_iter().map(|op| json!({ "id": op.id })).collect();
+        conn.batch(self.work.none_due, &given_up).await?;
+        let exhausted = followed.into_iter().map(|op| (op.id, op.fence)).collect();
         let acquired = answers.into_iter().filter(|(_, applied)| applied.answer == Answer::Acquired);
-        Ok((acquired.map(|(n, applied)| (requests[n].0, applied)).collect(), unreadable))
+        Ok((acquired.map(|(n, applied)| (requests[n].0, applied)).collect(), Left { unreadable, exhausted }))
     }
 
-    /// The claim of what is stored, as it is stored.
+    /// The claim of an operation with its stored data.
     fn request(&self, op: &Operation, want: usize) -> Result<Request> {
         let want = self.take.wants.get(want).ok_or(Error::Contradiction("the number of a want"))?;
         Ok(Request {
@@ -302,5 +367,10 @@ impl Taking<'_> {
     }
 }
 
-/// Starts that were not made are made up for within this time, not for ever: a rate is no budget to be saved.
+/// Missed starts are caught up within this time only: a rate is not a budget to save.
 const BURST: i64 = 1_000_000;
+
+/// Whether two scopes are of the same service and kind, whatever their tenants.
+fn is_of_kind(scope: &Scope, other: &Scope) -> bool {
+    (scope.service(), scope.kind()) == (other.service(), other.kind())
+}

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    sync::{Arc, OnceLock, PoisonError},
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
@@ -21,29 +21,29 @@ use tokio::{
 use crate::{
     Conn,
     connection::{broken, is_passing, words},
-    messaging::{News, Wakes},
     postgres::Seat,
     sqlite::WriteTx,
+    wakes::{News, Wakes},
 };
 
-/// A transaction: a handle that can be shared with the code that works in it.
+/// A transaction: a handle that can be shared with the code that uses it.
 ///
-/// It ends by commit, by rollback, or by itself when its time is over; then the handle and its
-/// clones are dead. Dropping the last handle rolls back.
+/// It ends by commit, by rollback, or by its time limit; then the handle and its clones are unusable. Dropping the last
+/// handle rolls back.
 #[derive(Clone)]
 pub struct Tx(Arc<Shared>);
 
 struct Shared {
     state: Mutex<State>,
-    /// Ends it when its time is over.
+    /// Ends it at its time limit.
     watch: OnceLock<AbortHandle>,
-    /// What there will be to tell when it has committed, and whom.
-    news: std::sync::Mutex<Option<(Arc<Wakes>, BTreeSet<News>)>>,
+    /// The wakes to send after the commit.
+    news: parking_lot::Mutex<Option<(Arc<Wakes>, BTreeSet<News>)>>,
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // Most transactions end long before their time: nothing of them should stay behind.
+        // Most transactions end long before their limit: nothing of them should stay behind.
         if let Some(watch) = self.watch.get() {
             watch.abort();
         }
@@ -56,14 +56,14 @@ enum State {
     Over,
 }
 
-/// The transaction's connection, for as long as it is held.
+/// The transaction's connection, while it is held.
 pub struct TxConnection<'a> {
     state: MutexGuard<'a, State>,
 }
 
 impl Tx {
-    /// The server ends it too when its time is over: a process that is frozen in the middle of it
-    /// cannot do so, and whoever takes over would wait for its locks.
+    /// The server ends it too at its time limit: a process that is frozen cannot, and the node that takes over would
+    /// wait for its locks.
     pub(crate) async fn postgres(mut seat: Seat, limit: Duration) -> Result<Self> {
         let idle = limit.as_millis().max(1);
         let begin = format!("BEGIN; SET LOCAL idle_in_transaction_session_timeout = {idle}");
@@ -75,16 +75,16 @@ impl Tx {
         Self::limited(State::Sqlite(tx), limit)
     }
 
-    /// Nobody may forget an open transaction: on SQLite it holds the only writer, on PostgreSQL
-    /// locks and a snapshot.
+    /// An open transaction must never be forgotten: on SQLite it holds the only writer, on PostgreSQL locks and a
+    /// snapshot.
     fn limited(state: State, limit: Duration) -> Self {
         let shared =
-            Arc::new(Shared { state: Mutex::new(state), watch: OnceLock::new(), news: std::sync::Mutex::default() });
+            Arc::new(Shared { state: Mutex::new(state), watch: OnceLock::new(), news: parking_lot::Mutex::default() });
         let watched = Arc::downgrade(&shared);
         let watch = tokio::spawn(async move {
             tokio::time::sleep(limit).await;
             if let Some(shared) = watched.upgrade() {
-                // Dropping what is in it rolls back.
+                // Dropping its content rolls back.
                 *shared.state.lock().await = State::Over;
             }
         });
@@ -95,7 +95,7 @@ impl Tx {
     /// The connection to work with.
     ///
     /// # Errors
-    /// [`Error::Refused`] when the transaction is over.
+    /// [`Error::Refused`] if the transaction is over.
     pub async fn connection(&self) -> Result<TxConnection<'_>> {
         let state = self.0.state.lock().await;
         match *state {
@@ -104,52 +104,52 @@ impl Tx {
         }
     }
 
-    /// Has this told when it has committed.
-    pub(crate) fn tell(&self, wakes: &Arc<Wakes>, news: News) {
-        let mut told = self.0.news.lock().unwrap_or_else(PoisonError::into_inner);
-        told.get_or_insert_with(|| (wakes.clone(), BTreeSet::new())).1.insert(news);
+    /// Sends this wake after the commit.
+    pub(crate) fn wake_after_commit(&self, wakes: &Arc<Wakes>, news: News) {
+        let mut news_of = self.0.news.lock();
+        news_of.get_or_insert_with(|| (wakes.clone(), BTreeSet::new())).1.insert(news);
     }
 
     pub(crate) async fn commit(&self) -> Commit {
         let state = std::mem::replace(&mut *self.0.state.lock().await, State::Over);
-        let news = self.0.news.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // In its own task: a caller that goes away half-way must not leave it undecided.
+        let news = self.0.news.lock().take();
+        // In its own task: a caller that goes away must not leave it undecided.
         let done = tokio::spawn(async move {
             let done = match state {
                 State::Over => Commit::Refused("the transaction is over".into()),
                 State::Sqlite(tx) => match tx.commit().await {
                     Ok(()) => Commit::Done,
-                    Err(error) => told(&error),
+                    Err(error) => commit_error(&error),
                 },
                 State::Postgres(mut seat) => {
-                    // A transaction in which a statement failed is rolled back by COMMIT, which
-                    // reports success all the same; the statement before it tells.
+                    // COMMIT rolls back a transaction in which a statement failed, and reports success; the statement
+                    // before it shows that.
                     let limit = seat.answer_limit();
                     match timeout(limit, sqlx::raw_sql("SELECT 1; COMMIT").execute(&mut *seat)).await {
                         Ok(Ok(_)) => {
                             seat.leave();
                             Commit::Done
                         }
-                        Ok(Err(error)) => told(&error),
+                        Ok(Err(error)) => commit_error(&error),
                         Err(_) => Commit::Unknown("no answer to the commit in time".into()),
                     }
                 }
             };
-            // Whoever is woken for nothing finds nothing: better than to sleep over what was committed.
+            // A superfluous wake is harmless; a missing one would delay committed rows.
             if let (Some((wakes, news)), Commit::Done | Commit::Unknown(_)) = (news, &done) {
-                news.into_iter().for_each(|news| wakes.tell(news));
+                news.into_iter().for_each(|news| wakes.wake(news));
             }
             done
         });
         done.await.unwrap_or_else(|error| Commit::Unknown(error.to_string()))
     }
 
-    /// The completion of an operation and the commit, in one trip; `None` if that cannot be had so, and nothing was
-    /// ended.
+    /// The completion of an operation and the commit, in one round trip; `None` if that is not possible, and nothing
+    /// was ended.
     pub(crate) async fn complete_and_commit(&self, last: Last) -> Option<Ended> {
         let state = std::mem::replace(&mut *self.0.state.lock().await, State::Over);
-        let news = self.0.news.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // In its own task, as any commit.
+        let news = self.0.news.lock().take();
+        // In its own task, like any commit.
         let done = tokio::spawn(async move {
             let (ended, state) = match (state, last) {
                 (State::Postgres(seat), Last::Postgres(complete)) => match on_postgres(seat, &complete).await {
@@ -160,13 +160,13 @@ impl Tx {
                     match tx.complete_and_commit(&held, &outcome, host_clock).await {
                         Ok(None) => (None, Some(State::Sqlite(tx))),
                         Ok(Some(now)) => (Some(Ended::Committed(completed(now))), None),
-                        Err(error) => (Some(ended(told(&error))), None),
+                        Err(error) => (Some(ended(commit_error(&error))), None),
                     }
                 }
                 (state, _) => (None, Some(state)),
             };
             if let (Some((wakes, news)), Some(Ended::Committed(_) | Ended::Unknown { .. })) = (&news, &ended) {
-                news.iter().for_each(|news| wakes.tell(news.clone()));
+                news.iter().for_each(|news| wakes.wake(news.clone()));
             }
             (ended, state.map(|state| (state, news)))
         });
@@ -175,7 +175,7 @@ impl Tx {
             Err(error) => (Some(ended(Commit::Unknown(error.to_string()))), None),
         };
         if let Some((state, news)) = open {
-            *self.0.news.lock().unwrap_or_else(PoisonError::into_inner) = news;
+            *self.0.news.lock() = news;
             *self.0.state.lock().await = state;
         }
         ended
@@ -186,8 +186,7 @@ impl Tx {
             State::Over => {}
             State::Sqlite(tx) => tx.roll_back().await,
             State::Postgres(mut seat) => {
-                // Nothing depends on the answer: without one the connection is closed, and that
-                // rolls back as well.
+                // The answer does not matter: without one the connection is closed, which also rolls back.
                 let rolled_back = timeout(Duration::from_secs(1), sqlx::raw_sql("ROLLBACK").execute(&mut *seat)).await;
                 if matches!(rolled_back, Ok(Ok(_))) {
                     seat.leave();
@@ -209,7 +208,7 @@ impl TxConnection<'_> {
     /// The connection, whichever database it is.
     ///
     /// # Errors
-    /// [`Error::Refused`] when the transaction is over.
+    /// [`Error::Refused`] if the transaction is over.
     pub fn get(&mut self) -> Result<Conn<'_>> {
         match &mut *self.state {
             State::Postgres(seat) => Ok(Conn::Postgres(seat)),
@@ -230,18 +229,17 @@ pub(crate) enum Last {
     },
 }
 
-/// What PostgreSQL says of a completion that is not plain, see `semel_complete`.
+/// The error of PostgreSQL for a completion that is not plain, see `semel_complete`.
 const NOT_PLAIN: &str = "SM001";
 
-/// What a database of many nodes says when one of them was lost during the commit.
+/// The error of a distributed database if one of its nodes was lost during the commit.
 const MAYBE_DONE: &str = "40003";
 
-/// What PostgreSQL says when a transaction was open for too long without a statement.
+/// The error of PostgreSQL for a transaction that was idle for too long.
 const HELD_TOO_LONG: &str = "25P03";
 
-/// Completes and commits. If that is no plain completion, the seat comes back, with the transaction as it was before:
-/// without the savepoint, all of it would be lost. In a transaction in which a statement failed, not even the savepoint
-/// can be set.
+/// Completes and commits. If it is not a plain completion, it returns the seat with the transaction as it was before:
+/// without the savepoint, all of it would be lost. After a failed statement even the savepoint cannot be set.
 async fn on_postgres(mut seat: Seat, complete: &str) -> Result<Ended, Seat> {
     let limit = seat.answer_limit();
     let all = format!("SAVEPOINT semel; {complete}; COMMIT");
@@ -250,8 +248,8 @@ async fn on_postgres(mut seat: Seat, complete: &str) -> Result<Ended, Seat> {
             seat.leave();
             match rows.first().map(|row| row.try_get(0)) {
                 Some(Ok(now)) => Ended::Committed(completed(now)),
-                // It is committed all the same, which reading it back will show.
-                _ => Ended::Unknown { why: "the completion told no time".into(), successor: false },
+                // It has committed; reading it back will show that.
+                _ => Ended::Unknown { why: "the completion returned no time".into(), successor: false },
             }
         }
         Ok(Err(sqlx::Error::Database(refused))) if refused.code().as_deref() == Some(NOT_PLAIN) => {
@@ -261,7 +259,7 @@ async fn on_postgres(mut seat: Seat, complete: &str) -> Result<Ended, Seat> {
                 _ => Ended::Unavailable("the connection was lost before the commit".into()),
             }
         }
-        Ok(Err(error)) => ended(told(&error)),
+        Ok(Err(error)) => ended(commit_error(&error)),
         Err(_) => Ended::Unknown { why: "no answer to the commit in time".into(), successor: false },
     })
 }
@@ -276,7 +274,7 @@ fn ended(commit: Commit) -> Ended {
         Commit::Refused(why) => Ended::Refused(why),
         Commit::Unavailable(why) => Ended::Unavailable(why),
         Commit::Unknown(why) => Ended::Unknown { why, successor: false },
-        Commit::Done => Ended::Unknown { why: "the commit was not asked for its answer".into(), successor: false },
+        Commit::Done => Ended::Unknown { why: "the answer of the commit was not read".into(), successor: false },
     }
 }
 
@@ -284,10 +282,10 @@ fn over() -> Error {
     Error::Refused("the transaction is over: its time was up, or it has been committed or rolled back".into())
 }
 
-/// What an error in answer to a commit tells. Refused is what the database said no to; when the
-/// connection broke, or the server was stopping, it may have been done all the same. A caller that
-/// held it open for too long has that from himself, not from the database.
-pub(crate) fn told(error: &sqlx::Error) -> Commit {
+/// The meaning of an error in answer to a commit. A refusal was not committed. If the connection broke, or the server
+/// was stopping, it may have been. A transaction that was open for too long failed through its caller, not through the
+/// database.
+pub(crate) fn commit_error(error: &sqlx::Error) -> Commit {
     let why = words(error);
     match error {
         sqlx::Error::Database(db) => match db.code().as_deref() {
@@ -301,7 +299,7 @@ pub(crate) fn told(error: &sqlx::Error) -> Commit {
     }
 }
 
-/// Begins on a connection that may have died while it was idle, once more on a new one if so.
+/// Begins; if the connection has died while idle, once more on a new one.
 pub(crate) async fn begin_on(seats: &Arc<crate::postgres::Seats>, limit: Duration) -> Result<Tx> {
     let seat = seats.take().await?;
     let reused = seat.is_reused();

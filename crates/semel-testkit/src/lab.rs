@@ -1,4 +1,4 @@
-//! A database of its own for one test.
+//! A private database for one test.
 
 use std::{
     sync::atomic::{AtomicU32, Ordering},
@@ -21,11 +21,11 @@ pub enum Kind {
     Postgres,
 }
 
-/// A fresh database, gone when the lab is dropped.
+/// A fresh database, removed when the lab is dropped.
 pub struct Lab {
-    /// How to open it.
+    /// Its URL.
     pub url: String,
-    /// The time in it, which stands until the test moves it.
+    /// Its clock, which stands still until the test moves it.
     pub clock: Clock,
     kind: Kind,
     scratch: Scratch,
@@ -39,7 +39,7 @@ enum Scratch {
 /// The address of the PostgreSQL server to test with.
 ///
 /// # Panics
-/// When there is none: a missing server fails the tests, it does not skip them.
+/// If there is none: a missing server fails the tests, it does not skip them.
 #[must_use]
 pub fn postgres_server() -> String {
     #[expect(clippy::expect_used, reason = "tests must not be skipped silently")]
@@ -50,11 +50,10 @@ pub fn postgres_server() -> String {
 
 #[expect(clippy::unwrap_used, reason = "a test that cannot set up its database fails")]
 impl Lab {
-    /// Noon of a day long gone: far from the real time, so that a statement which forgets the
-    /// test's clock is found out.
+    /// Noon of a past day: far from the real time, so that a statement without the test's clock is detected.
     pub const START: Timestamp = Timestamp::from_micros(1_600_000_000_000_000);
 
-    /// A fresh database with a clock that stands.
+    /// A fresh database with a manual clock.
     pub async fn new(kind: Kind) -> Self {
         Self::with_clock(kind, Clock::manual(Self::START)).await
     }
@@ -64,7 +63,7 @@ impl Lab {
         Self::with_clock(kind, Clock::default()).await
     }
 
-    /// A role that finds the lab's schema by itself, for what takes no options of a connection. PostgreSQL only.
+    /// A role whose default schema is the lab's, for programs without connection options. PostgreSQL only.
     pub async fn guest(&self) -> Guest {
         let Scratch::Schema { server, name } = &self.scratch else { panic!("SQLite has no roles") };
         let role = format!("{name}_guest");
@@ -113,7 +112,7 @@ impl Lab {
         self
     }
 
-    /// How [`Lab::open`] opens it.
+    /// The settings of [`Lab::open`].
     #[must_use]
     pub fn settings(&self) -> Settings {
         Settings { clock: self.clock.clone(), ..Settings::default() }
@@ -135,24 +134,24 @@ impl Lab {
         Ledger::new(self.open().await, options).unwrap()
     }
 
-    /// Runs a statement as somebody at the database's own prompt would: past the store.
+    /// Runs a statement without the store, as a person at the database's prompt.
     ///
     /// # Errors
-    /// What the database says.
+    /// Errors of the database.
     pub async fn execute(&self, sql: &str) -> Result<u64, sqlx::Error> {
         let mut conn = self.connect().await?;
         let sql = AssertSqlSafe(sql);
         on!(conn.conn(), c => sqlx::query(sql).execute(c).await.map(|done| done.rows_affected()))
     }
 
-    /// The first column of a query, as text, the same way.
+    /// The first column of a query, as text, likewise.
     pub async fn texts(&self, sql: &str) -> Vec<String> {
         let mut conn = self.connect().await.unwrap();
         let sql = AssertSqlSafe(sql);
         on!(conn.conn(), c => sqlx::query_scalar(sql).fetch_all(c).await.unwrap())
     }
 
-    /// The one number that a query yields, the same way.
+    /// The single number of a query, likewise.
     pub async fn number(&self, sql: &str) -> i64 {
         let mut conn = self.connect().await.unwrap();
         let sql = AssertSqlSafe(sql);
@@ -178,7 +177,7 @@ impl Lab {
     }
 }
 
-/// A connection that knows nothing of the store.
+/// A connection without the store.
 enum Prompt {
     Postgres(PgConnection),
     Sqlite(SqliteConnection),
@@ -200,9 +199,9 @@ impl Drop for Lab {
     }
 }
 
-/// A role with a lab's schema, gone when this is dropped.
+/// A role with a lab's schema, removed when this is dropped.
 pub struct Guest {
-    /// How it opens the database.
+    /// Its URL.
     pub url: String,
     role: String,
     server: String,
@@ -230,10 +229,10 @@ fn clean_up(server: String, sql: String) {
 
 fn fastrand_suffix() -> String {
     let token = Token::random().map_or([0; 16], |token| token.0);
-    token[..4].iter().map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(&token[..4])
 }
 
-/// The scope that the suite works in.
+/// The scope of the suite.
 #[must_use]
 #[expect(clippy::unwrap_used, reason = "it is constant")]
 pub fn scope() -> Scope {
@@ -247,7 +246,7 @@ pub fn key(text: &str) -> Key {
     Key::new(text).unwrap()
 }
 
-/// Work under a key, its payload the same text, with a policy.
+/// Work under a key with the same text as payload, and a policy.
 #[must_use]
 pub fn work(text: &str, policy: Policy) -> Work {
     work_with(text, text, policy)
@@ -259,7 +258,7 @@ pub fn work_with(text: &str, payload: &str, policy: Policy) -> Work {
     Work::new(scope(), key(text), Fingerprint::of_bytes(payload.as_bytes())).policy(policy)
 }
 
-/// A claim as the store sees it.
+/// A claim as the store gets it.
 #[must_use]
 #[expect(clippy::unwrap_used, reason = "tests have randomness")]
 pub fn request(text: &str, payload: &[u8], policy: Policy) -> Request {

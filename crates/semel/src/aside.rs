@@ -1,28 +1,30 @@
-//! Keys whose rows other transactions hold: their claims go in a lane of their own.
+//! Busy keys: claims of keys whose rows other transactions have locked use a separate lane.
 //!
-//! A claim that meets an uncommitted insert of its key waits for it. In the lane that everybody uses, the claims beside
-//! it and behind it would wait as well, once for every claim of such a key. So a key of which the store has just said
+//! A claim that meets an uncommitted insert of its key waits for it. In the common lane, the claims in the same batch
+//! and behind it would wait as well, once for every claim of such a key. So a key that the store answered
 //! [`Busy`](crate::machine::Answer::Busy) is remembered for a while.
 
 use std::{
     collections::HashMap,
     hash::{BuildHasher, RandomState},
-    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
+use parking_lot::Mutex;
+
 use crate::{Uptime, machine::Request};
 
-/// How long after it was last busy. A key that is free by then only takes the other lane a little longer.
+/// How long a key stays here after it was last busy. If it is free before, its claims only take the other lane a little
+/// longer.
 const FOR: Duration = Duration::from_secs(5);
 
-/// How many are remembered at most: a hundred kilobytes. Beyond that, keys are forgotten and waited for once more.
+/// The most keys: a hundred kilobytes. Further ones are forgotten and waited for once more.
 const MOST: usize = 4096;
 
 #[derive(Default)]
 pub(crate) struct Aside {
     hasher: RandomState,
-    /// By hash: two keys that share one share the lane, which harms nobody.
+    /// By hash: two keys with the same hash share the lane, which is harmless.
     keys: Mutex<HashMap<u64, Uptime>>,
 }
 
@@ -30,7 +32,7 @@ impl Aside {
     /// Notes that the key of a claim is busy.
     pub(crate) fn note(&self, request: &Request) {
         let hash = self.hash(request);
-        let mut keys = self.lock();
+        let mut keys = self.keys.lock();
         if keys.len() >= MOST {
             keys.retain(|_, until| !until.has_passed());
         }
@@ -42,16 +44,12 @@ impl Aside {
 
     /// Whether the key of a claim was busy a moment ago.
     pub(crate) fn has(&self, request: &Request) -> bool {
-        let keys = self.lock();
+        let keys = self.keys.lock();
         !keys.is_empty() && keys.get(&self.hash(request)).is_some_and(|until| !until.has_passed())
     }
 
     fn hash(&self, request: &Request) -> u64 {
         self.hasher.hash_one((&request.scope, &request.key))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Uptime>> {
-        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -90,6 +88,6 @@ mod tests {
         for n in 0..3 * MOST {
             aside.note(&request(&n.to_string()));
         }
-        assert!(aside.lock().len() <= MOST);
+        assert!(aside.keys.lock().len() <= MOST);
     }
 }

@@ -1,11 +1,10 @@
 //! The canonical form of a JSON text (RFC 8785, "JCS"), for fingerprints that must not change when
 //! a client orders its members or lays out its white space differently on a retry.
 //!
-//! The reader is our own. `serde_json::Value` keeps the last of two equal members, so that two
-//! texts which other languages read differently would be told apart by nobody, and it forgets how a
-//! number was written, so that `1` and `1.0` would count as one payload. A fingerprint that merges
-//! what the client did not mean to be equal replays the wrong outcome, so whatever has two readings
-//! is refused here, and whatever RFC 8785 merges is kept beside the bytes as a [`Literal`].
+//! The reader is our own, because `serde_json::Value` keeps the last of two equal members, although other languages
+//! read such a text differently, and forgets how a number was written, so that `1` and `1.0` would be one payload. A
+//! fingerprint that merges different payloads replays the wrong outcome. So a text with two readings is refused here,
+//! and what RFC 8785 merges is kept beside the bytes as a [`Literal`].
 
 mod exclusion;
 mod reader;
@@ -14,35 +13,28 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
-/// The deepest nesting of arrays and objects that is read. Reader and writer recurse once per
-/// level: 128 is what other JSON readers allow by default, deeper than any honest payload, and
-/// takes 64 KiB of stack (a debug build: 320 KiB) where a thread has 2 MiB.
+/// The deepest nesting of arrays and objects that is read. Reader and writer recurse once per level. 128 is the default
+/// of other JSON readers and takes 64 KiB of stack (a debug build: 320 KiB) of a thread's 2 MiB.
 const MAX_DEPTH: usize = 128;
-
-/// The canonical form of `bytes`.
-///
-/// Members are sorted by the UTF-16 code units of their names, strings are escaped in one way,
-/// numbers are printed as ECMAScript prints the nearest double, and no white space is left. Strings
-/// are not normalised: `é` as one code point and as two are different strings.
-pub fn canonicalize(bytes: &[u8]) -> Result<Canonical, JsonError> {
-    canonicalize_without(bytes, &[])
-}
 
 /// The canonical form of `bytes` without the values that `pointers` name, for payloads in which
 /// some member differs on an honest retry (`/pending_webhooks`, `/meta/sent_at`).
 ///
-/// Pointers are those of RFC 6901 and speak of the text as it was received, so the second of `/a/0`
-/// and `/a/1` still means the second element. A pointer that leads nowhere excludes nothing.
-/// Excluded values must be well formed, but the limits on numbers do not concern them: a nanosecond
-/// timestamp is a reason to exclude one.
-pub fn canonicalize_without(bytes: &[u8], pointers: &[&str]) -> Result<Canonical, JsonError> {
+/// Members are sorted by the UTF-16 code units of their names, strings are escaped in one way,
+/// numbers are printed as ECMAScript prints the nearest double, and no white space is left. Strings
+/// are not normalised: `é` as one code point and as two are different strings.
+///
+/// Pointers (RFC 6901) refer to the text as received, so the second of `/a/0` and `/a/1` still means the second
+/// element. A pointer without a match excludes nothing. Excluded values must be well formed, but may exceed the limits
+/// of numbers: a nanosecond timestamp is a reason to exclude one.
+pub(crate) fn canonicalize_without(bytes: &[u8], pointers: &[&str]) -> Result<Canonical, JsonError> {
     canonical(bytes, pointers, Inexact::Refused)
 }
 
-/// What becomes of an integer that no double holds.
+/// How to treat an integer that no double holds.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Inexact {
-    /// There is no canonical form.
+    /// Refuse it.
     Refused,
     /// It is printed as its nearest double, and its [`Literal`] keeps the digits.
     Kept,
@@ -59,24 +51,24 @@ pub(crate) fn canonical(bytes: &[u8], pointers: &[&str], inexact: Inexact) -> Re
 
 /// A JSON text in canonical form, and what that form does not show.
 ///
-/// The two together tell any two texts apart that differ in more than member order, white space and
-/// the escaping of strings; `bytes` alone are exactly what RFC 8785 asks for.
+/// The two together distinguish any two texts that differ in more than member order, white space and the escaping of
+/// strings; `bytes` alone is exactly the form of RFC 8785.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Canonical {
+pub(crate) struct Canonical {
     /// The canonical text.
-    pub bytes: Vec<u8>,
-    /// The numbers that were not written canonically, in the order in which they stand in `bytes`.
-    pub literals: Vec<Literal>,
+    pub(crate) bytes: Vec<u8>,
+    /// The numbers that were not written canonically, in the order of `bytes`.
+    pub(crate) literals: Vec<Literal>,
 }
 
 /// A number as the sender wrote it, where that is not how RFC 8785 writes it: `1.0`, `1e2`, `-0`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Literal {
+pub(crate) struct Literal {
     /// Where the canonical number begins in [`Canonical::bytes`]: it ties the literal to its field,
     /// so that `[1,1.0]` and `[1.0,1]` stay different.
-    pub at: usize,
+    pub(crate) at: usize,
     /// The number as it was written.
-    pub text: String,
+    pub(crate) text: String,
 }
 
 /// Why a text has no canonical form. Offsets count bytes from the start of the input; nothing of
@@ -99,16 +91,16 @@ pub enum JsonError {
     Syntax {
         /// The first byte that does not fit, or the length of a text that ends too early.
         at: usize,
-        /// What would have fitted.
+        /// The expected token.
         expected: &'static str,
     },
-    /// Something follows the value.
+    /// More text follows the value.
     #[error("trailing data at byte {at}")]
     TrailingData {
         /// Where it begins.
         at: usize,
     },
-    /// A name occurs twice in one object; readers differ in which of them they believe.
+    /// A name occurs twice in one object; readers differ in which member they use.
     #[error("duplicate member at byte {at}")]
     DuplicateMember {
         /// The opening quote of the repeated name.
@@ -149,7 +141,7 @@ pub enum JsonError {
 }
 
 impl JsonError {
-    /// Where in the input the fault lies; `None` when the input is not at fault.
+    /// The position of the fault in the input; `None` if the input is not at fault.
     pub fn offset(&self) -> Option<usize> {
         match *self {
             Self::ByteOrderMark => Some(0),

@@ -1,4 +1,4 @@
-//! Work and claim: what is asked of the ledger, and its seven answers.
+//! Work and claim: a request to the ledger, and its seven answers.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use crate::{
     store::Applied,
 };
 
-/// What should take effect once: the key it goes by, and what the ledger should know about it.
+/// Something that should take effect once: its scope, key and fingerprint, and options.
 #[derive(Clone, Debug)]
 pub struct Work {
     scope: Scope,
@@ -25,7 +25,7 @@ pub struct Work {
 }
 
 impl Work {
-    /// The largest payload that is kept with an operation.
+    /// The largest payload that is stored with an operation.
     pub const MAX_PAYLOAD: usize = 8 << 20;
 
     /// Work under a key, with the default policy.
@@ -36,72 +36,62 @@ impl Work {
         Self { scope, key, fingerprint, order: None, payload: None, labels, policy, at_once: false, later }
     }
 
-    /// The work of an operation that is there, as it was stored: [`Ledger::claim_due`](crate::Ledger::claim_due)
-    /// claims with it. The policy is not stored, and is the default one until it is given.
-    #[must_use]
-    pub fn again(operation: &Operation) -> Self {
-        let Operation { scope, key, fingerprint, order, payload, labels, .. } = operation.clone();
-        Self { order, payload, labels, ..Self::new(scope, key, fingerprint) }
-    }
-
-    /// The rules it goes by. Of work that is enqueued they are kept until it settles; without them, its runs go by the
-    /// rules of the worker.
+    /// Its policy. For an enqueue it is stored until the operation settles; without one, the worker's policy applies.
     #[must_use]
     pub fn policy(self, policy: Policy) -> Self {
         Self { policy, later: Later { keeps_policy: true, ..self.later }, ..self }
     }
 
-    /// The rules of the worker, which are not kept: only how newer data is taken and how long to keep it is known now.
+    /// The worker's policy, for an enqueue. It is not stored; only `on_mismatch` and the retention apply now.
     #[must_use]
     pub fn policy_of_worker(self, policy: Policy) -> Self {
         Self { policy, later: Later { keeps_policy: false, ..self.later }, ..self }
     }
 
-    /// Not to be run before this time, by the database's clock. Only for work that is enqueued, as the two below.
+    /// Not to be run before this time, by the database's clock. Only for an enqueue, like the next two.
     #[must_use]
     pub fn not_before(self, time: Timestamp) -> Self {
         Self { later: Later { not_before: Some(time), ..self.later }, ..self }
     }
 
-    /// Not to be run before this long after it is stored.
+    /// Not to be run before this delay after it is stored.
     #[must_use]
     pub fn delay(self, delay: Duration) -> Self {
         Self { later: Later { delay, ..self.later }, ..self }
     }
 
-    /// Its place among what is due.
+    /// Its priority among due operations.
     #[must_use]
     pub fn priority(self, priority: Priority) -> Self {
         Self { later: Later { priority, ..self.later }, ..self }
     }
 
-    /// The payload's place in time, for supersede-if-newer.
+    /// The order of the payload, for supersede-if-newer.
     #[must_use]
     pub fn order(self, order: i64) -> Self {
         Self { order: Some(order), ..self }
     }
 
-    /// The input, to be kept with the operation: what is accepted this way is never lost, and a
-    /// successor needs it.
+    /// The input, to be stored with the operation: accepted data is then never lost. A successor needs it.
     #[must_use]
     pub fn payload(self, payload: impl Into<Bytes>) -> Self {
         Self { payload: Some(payload.into()), ..self }
     }
 
-    /// What to find it by.
+    /// Texts to find it by.
     #[must_use]
     pub fn labels(self, labels: Labels) -> Self {
         Self { labels, ..self }
     }
 
-    /// Claims it without waiting for a backoff: whoever brings it again, such as a provider that redelivers, asks for
-    /// it to be tried now. What is exhausted, in doubt or completed stays so.
+    /// Ignores the backoff, for callers that send the work again, such as a provider that redelivers. Exhausted, in
+    /// doubt and completed operations are not affected.
     #[must_use]
     pub fn at_once(self) -> Self {
         Self { at_once: true, ..self }
     }
 
-    /// What is asked of the store to have it run later.
+    /// The request of an enqueue.
     pub(crate) fn into_enqueue(self, owner: &str) -> Result<Request> {
         let later = self.later;
         if later.delay > Policy::LONGEST {
@@ -110,7 +100,7 @@ impl Work {
         Ok(Request { later: Some(later), ..self.into_request(owner)? })
     }
 
-    /// Refuses what fits no rule, before anything is claimed.
+    /// The request of a claim; refuses invalid work before anything is claimed.
     pub(crate) fn into_request(self, owner: &str) -> Result<Request> {
         self.policy.check()?;
         self.labels.check()?;
@@ -133,45 +123,45 @@ impl Work {
     }
 }
 
-/// The answer to a claim: exactly one of seven. `A` is what the claimer gets when it is the one:
-/// a [`Lease`](crate::Lease) from [`Ledger::claim`](crate::Ledger::claim), the end of the run from
+/// The answer to a claim: exactly one of seven. `A` is what the claimer acquires: a
+/// [`Lease`](crate::Lease) from [`Ledger::claim`](crate::Ledger::claim), the end of the run from
 /// [`Ledger::run`](crate::Ledger::run).
 #[derive(Debug)]
-#[must_use = "a claim that is not looked at leaves its operation to lapse"]
+#[must_use = "an unused claim leaves its lease to expire"]
 pub enum Claim<A> {
-    /// You are the one who executes.
+    /// This caller executes.
     Acquired(A),
     /// It took effect before.
     Replay(Replay),
-    /// Somebody is at it now.
+    /// Another caller holds the lease.
     InFlight(InFlight),
-    /// It failed before and may be tried again later.
+    /// It failed, and its backoff is not over.
     NotYet(NotYet),
     /// The key belongs to another payload.
     Mismatch(Arc<Operation>),
-    /// It failed as often as it may; a person can have it run again.
+    /// No attempts are left, or it is parked; a person can have it run again.
     Exhausted(Arc<Operation>),
-    /// It may or may not have taken effect; a probe or a person can settle that.
+    /// It may or may not have taken effect; a probe or a person resolves it.
     InDoubt(Arc<Operation>),
 }
 
-/// What took effect before.
+/// It took effect before.
 #[derive(Clone, Debug)]
 pub struct Replay {
-    /// The outcome of that time, kept or not.
+    /// The stored outcome, kept or not.
     pub outcome: Outcome,
-    /// This claim came with another payload (policy replay).
+    /// This claim had another payload (`on_mismatch = replay`).
     pub mismatch: bool,
     /// The operation.
     pub operation: Arc<Operation>,
 }
 
-/// Somebody is at it.
+/// Another caller holds the lease.
 #[derive(Clone, Debug)]
 pub struct InFlight {
-    /// How long the present lease lasts unless it is renewed: a hint for when to ask again.
+    /// How long the present lease lasts unless renewed: a hint for the next try.
     pub retry_after: Duration,
-    /// This claim brought newer data, which is kept and runs when the present run has settled.
+    /// This claim brought newer data, which is stored as the successor.
     pub kept: bool,
     /// The operation.
     pub operation: Arc<Operation>,
@@ -182,7 +172,7 @@ pub struct InFlight {
 pub struct NotYet {
     /// How long until it may be claimed.
     pub retry_after: Duration,
-    /// From when on, by the database's clock.
+    /// The end of the backoff, by the database's clock.
     pub until: Timestamp,
     /// The operation.
     pub operation: Arc<Operation>,
@@ -203,10 +193,10 @@ impl<A> Claim<A> {
         }
     }
 
-    /// What was acquired, or whichever other answer it is.
+    /// The acquired value.
     ///
     /// # Errors
-    /// The six other answers, ready to be handed on.
+    /// The six other answers.
     pub fn acquired<B>(self) -> Result<A, Claim<B>> {
         Err(match self {
             Self::Acquired(acquired) => return Ok(acquired),
@@ -219,7 +209,7 @@ impl<A> Claim<A> {
         })
     }
 
-    /// The same answer with something else for the one who acquired.
+    /// The same answer with another acquired value.
     pub fn map<B>(self, then: impl FnOnce(A) -> B) -> Claim<B> {
         match self.acquired() {
             Ok(acquired) => Claim::Acquired(then(acquired)),
@@ -243,7 +233,7 @@ impl<A> Claim<A> {
 }
 
 impl Claim<Arc<Operation>> {
-    /// From what the store answered.
+    /// From the store's answer.
     pub(crate) fn from_applied(applied: Applied) -> Result<Self> {
         let applied = applied.decided()?;
         let operation = applied.operation.ok_or(Error::Contradiction("a claim was answered without its operation"))?;
@@ -265,7 +255,7 @@ impl Claim<Arc<Operation>> {
             Answer::Mismatch => Self::Mismatch(operation),
             Answer::Exhausted => Self::Exhausted(operation),
             Answer::InDoubt { .. } => Self::InDoubt(operation),
-            _ => return Err(Error::Contradiction("a claim got an answer that is none")),
+            _ => return Err(Error::Contradiction("a claim got the answer of another event")),
         })
     }
 }
@@ -273,18 +263,18 @@ impl Claim<Arc<Operation>> {
 /// The answer to an enqueue.
 #[derive(Debug)]
 pub enum Enqueued {
-    /// It is stored, and a worker will run it. Newer data has taken the place of older, if there was some.
+    /// It is stored, and a worker will run it. Newer data replaced older data, if there was some.
     New(Arc<Operation>),
     /// It was enqueued before and has not run yet.
     Waiting(Waiting),
-    /// It has run, or runs: what a claim of it is answered. It is not [`Claim::Acquired`].
+    /// It has run, or runs: the answer that a claim would get. Never [`Claim::Acquired`].
     Known(Claim<Infallible>),
 }
 
-/// It waits to be run.
+/// It is pending.
 #[derive(Clone, Debug)]
 pub struct Waiting {
-    /// From when on it may run, by the database's clock.
+    /// The time from which it may run, by the database's clock.
     pub from: Timestamp,
     /// The operation.
     pub operation: Arc<Operation>,
@@ -310,7 +300,7 @@ impl Enqueued {
         }
     }
 
-    /// From what the store answered.
+    /// From the store's answer.
     pub(crate) fn from_applied(applied: Applied) -> Result<Self> {
         let applied = applied.decided()?;
         let operation =
@@ -328,7 +318,7 @@ impl Enqueued {
 }
 
 impl Claim<Infallible> {
-    /// The operation: nobody has acquired it.
+    /// The operation.
     fn known(&self) -> &Operation {
         match self {
             Self::Acquired(never) => match *never {},
@@ -342,7 +332,7 @@ impl Claim<Infallible> {
     }
 }
 
-/// About how much of a batch a claim takes up.
+/// The approximate size of a claim in a batch.
 pub(crate) fn weight(request: &Arc<Request>) -> usize {
     512 + request.payload.as_ref().map_or(0, Bytes::len)
 }

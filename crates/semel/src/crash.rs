@@ -1,12 +1,11 @@
 //! Crash points: places where a process may die, each with a test that kills it there.
 
-/// Kills this process with SIGKILL on the n-th hit of a named point, when the environment says
-/// `SEMEL_CRASH=name` (or `name:n`). With `name:n:stop` it stops there instead, as in a long pause
-/// of its host, until somebody sends it SIGCONT; with `name:n:panic` only the task that is there
-/// dies, by a panic. `SEMEL_CRASH_LOG=file` appends the name of each point that is hit, so that a
-/// run can tell which were never reached.
+/// Kills this process with SIGKILL on the n-th hit of a named point, if the environment has `SEMEL_CRASH=name` (or
+/// `name:n`). With `name:n:stop` it stops there until it gets SIGCONT, as in a long pause of its host; with
+/// `name:n:panic` only the current task dies, by a panic. `SEMEL_CRASH_LOG=file` appends the name of each point that is
+/// hit, so that a test can find points that were never reached.
 ///
-/// Compiled into debug builds only, unless the feature `crash-points` asks for it.
+/// Compiled into debug builds only, unless the feature `crash-points` is on.
 #[macro_export]
 macro_rules! crash_point {
     ($name:literal) => {
@@ -14,7 +13,7 @@ macro_rules! crash_point {
     };
 }
 
-/// Every crash point of the engine and the stores, for the run that hits them all.
+/// Every crash point of the engine and the stores. A test hits them all.
 pub const POINTS: &[&str] = &[
     "claim.before",
     "claim.after",
@@ -32,11 +31,15 @@ pub const POINTS: &[&str] = &[
     "atomic.before_complete",
     "atomic.before_commit",
     "atomic.after_commit",
+    "step.begun",
+    "step.before_commit",
+    "step.after_commit",
     "store.claim.inserted",
     "store.claim.taken_over",
     "store.take.claimed",
     "store.write.completed",
     "store.write.saved",
+    "store.projected",
     "sweep.before",
     "sweep.lapsed",
     "sweep.tended",
@@ -46,7 +49,10 @@ pub const POINTS: &[&str] = &[
     "repeats.noted",
 ];
 
-/// Every crash point of the relay and the consumer, for the run with messages that hits them all.
+/// Every crash point of a worker's timetable. A test with schedules hits them all.
+pub const SCHEDULE_POINTS: &[&str] = &["schedule.before_commit", "schedule.after_commit"];
+
+/// Every crash point of the relay and the consumer. A test with messages hits them all.
 pub const MESSAGING_POINTS: &[&str] = &[
     "relay.taken",
     "relay.published",
@@ -62,29 +68,28 @@ pub const MESSAGING_POINTS: &[&str] = &[
     "queue.said",
 ];
 
-/// Every crash point of the server's services, for the runs of the server that hit them all.
+/// Every crash point of the server's services. Tests of the server hit them all.
 pub const SERVER_POINTS: &[&str] = &[
     "events.stored",
     "fanout.inserted",
     "fanout.goes_on",
     "fanout.chunk",
     "in_app.given",
-    "job.stepped",
-    "job.committed",
+    "job.carried",
     "deliver.sent",
-    "deliver.marked",
+    "deliveries.carried",
     "streams.looked",
     "webhooks.after_store",
     "webhooks.after_effect",
     "webhooks.before_answer",
 ];
 
-/// What [`crash_point!`](crate::crash_point) calls: nothing, in a release build.
+/// Called by [`crash_point!`](crate::crash_point): does nothing in a release build.
 #[cfg(not(any(debug_assertions, feature = "crash-points")))]
 #[inline(always)]
 pub fn hit(_name: &str) {}
 
-/// What [`crash_point!`](crate::crash_point) calls.
+/// Called by [`crash_point!`](crate::crash_point).
 ///
 /// # Panics
 /// When the environment asks for it.
@@ -105,7 +110,7 @@ pub fn hit(name: &str) {
     static LOG: OnceLock<Option<std::path::PathBuf>> = OnceLock::new();
     static HITS: AtomicU32 = AtomicU32::new(0);
 
-    let known = [POINTS, MESSAGING_POINTS, SERVER_POINTS].concat().contains(&name);
+    let known = [POINTS, SCHEDULE_POINTS, MESSAGING_POINTS, SERVER_POINTS].concat().contains(&name);
     debug_assert!(known, "{name} is not in the list of crash points");
     if let Some(path) = LOG.get_or_init(|| env::var_os("SEMEL_CRASH_LOG").map(Into::into))
         && let Ok(mut file) = std::fs::OpenOptions::new().create(true).append(true).open(path)
@@ -128,6 +133,9 @@ pub fn hit(name: &str) {
         match how.as_deref() {
             Some("panic") => panic!("on purpose, at {name}"),
             Some("stop") => {
+                // What other threads have begun ends first. A process that stops in the middle of their short transactions
+                // would hold the only writer of an SQLite file, which is not what these tests are about.
+                std::thread::sleep(std::time::Duration::from_millis(100));
                 let _ = kill_process(getpid(), Signal::STOP);
                 std::thread::sleep(std::time::Duration::from_millis(50));
             }

@@ -1,4 +1,4 @@
-//! The ledger's own threads, and the tasks that it cannot do without.
+//! The ledger's own threads, and its background tasks.
 
 use std::future::Future;
 
@@ -6,11 +6,11 @@ use tokio::sync::watch;
 
 use crate::{Error, Result};
 
-/// Threads of our own. Handlers run on the caller's runtime and may block it; renewals, lanes and
-/// waiters go on all the same.
+/// The engine's own threads. Handlers run on the caller's runtime and may block it; renewals, lanes and waiters
+/// continue.
 pub(crate) struct Engine {
     runtime: Option<tokio::runtime::Runtime>,
-    /// The task that panicked, should one have.
+    /// The name of a task that panicked.
     broken: watch::Sender<Option<&'static str>>,
 }
 
@@ -32,7 +32,7 @@ impl Engine {
         self.runtime.as_ref().map(|runtime| runtime.spawn(task))
     }
 
-    /// Runs a task that the ledger cannot do without.
+    /// Runs a background task that the ledger needs.
     pub(crate) fn keep(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
         let broken = self.broken.clone();
         self.spawn(async move {
@@ -43,7 +43,7 @@ impl Engine {
         });
     }
 
-    /// Waits until a task that was to be kept has panicked, and says which.
+    /// Waits until a background task has panicked, and returns its name.
     pub(crate) fn broken(&self) -> impl Future<Output = &'static str> + Send + use<> {
         let mut broken = self.broken.subscribe();
         async move {
@@ -52,7 +52,7 @@ impl Engine {
             {
                 return task;
             }
-            // The ledger is gone, and nothing can break any more.
+            // The ledger is gone, so no task can fail any more.
             std::future::pending().await
         }
     }
@@ -60,7 +60,7 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // A runtime may not be dropped where blocking is forbidden, which is where ledgers end.
+        // A runtime must not be dropped where blocking is forbidden, and ledgers are dropped there.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }

@@ -1,9 +1,8 @@
-//! The journal: the durable story of an operation.
+//! The journal: the durable history of an operation.
 //!
-//! The ordinary life (claimed once, settled once) is told by the operation's own row and costs no
-//! extra write. A note is written, with the change that it tells of, for what is out of the
-//! ordinary. Repeats (duplicates and conflicts) would flood it, so they are kept as an exact count
-//! with the first and the last ten.
+//! An ordinary life (claimed once, settled once) is in the operation's row and needs no note. Every other
+//! event writes a note, in the transaction of the change. Repeats (duplicates and conflicts) would flood
+//! the journal, so they are stored as an exact count with the first and the last ten.
 
 use std::{borrow::Cow, fmt, str::FromStr};
 
@@ -11,48 +10,56 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Fence, Timestamp};
 
-/// What the note of a run says that was put back without a reason.
+/// The note of a release without a reason.
 pub const PUT_BACK: &str = "put back; this costs no attempt";
 
-/// What the note says of a person who skipped a message of an operation: it never went out.
+/// The note about a skipped message of an operation: it is never published.
 #[must_use]
 pub fn skipped(message: &str, reason: &str) -> String {
     format!("its message {message} was skipped: {reason}")
 }
 
-/// Who acts when a lapsed lease is found, by the sweep or by a claim that came before it.
+/// The note of an expired lease: its owner, and since when it was held.
+pub(crate) fn lapsed(owner: &str, since: Timestamp) -> String {
+    format!("the lease of {owner}{HELD_SINCE}{since}{UNSETTLED}")
+}
+
+const HELD_SINCE: &str = ", held since ";
+const UNSETTLED: &str = ", expired";
+
+/// The actor of a lease expiry, found by the sweep or by an earlier claim.
 pub(crate) const SWEEP: &str = "sweep";
 
-/// What a note tells of.
+/// The event of a note.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Event {
-    /// It was claimed again after an earlier run ended badly.
+    /// It was claimed again after a run that did not complete.
     TakenOver,
-    /// A run completed. Told only when it is run once more: until then the row says it.
+    /// A run completed. Written only before another run: until then the row has it.
     Completed,
     /// A run failed.
     Failed,
-    /// A lease ended without a word; it may run again.
+    /// A lease expired; it may run again.
     TimedOut,
-    /// Nobody knows whether it took effect.
+    /// It may or may not have taken effect.
     Doubted,
-    /// It was put back before its work began.
+    /// A run was released.
     Released,
     /// A write under an old fence was refused.
     Refused,
-    /// Newer data took the place of the older.
+    /// Newer data replaced the older.
     Superseded,
     /// A renewal came later than half a lease.
     RenewedLate,
-    /// A person or a probe said how it ended, or that it should run again.
+    /// A person or a probe resolved it.
     Resolved,
-    /// A person or a program has asked for its run to stop.
+    /// A person or a program asked its run to stop.
     CancelAsked,
-    /// It was withdrawn, or its run was stopped, because somebody asked for that.
+    /// It was cancelled: withdrawn, or its run stopped.
     Cancelled,
-    /// Its data went to the archive.
+    /// Its data was archived.
     Archived,
-    /// A person freed the key.
+    /// A person purged it.
     Purged,
 }
 
@@ -74,7 +81,7 @@ impl Event {
         Self::Purged,
     ];
 
-    /// The word for it, in SQL and JSON.
+    /// Its word in SQL and JSON.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -109,30 +116,38 @@ impl FromStr for Event {
     }
 }
 
-/// One line of an operation's story.
+/// One entry of the journal.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Note {
     /// When, by the database's clock.
     pub at: Timestamp,
-    /// What happened.
+    /// The event.
     pub event: Event,
-    /// The fence it concerns.
+    /// The fence of the operation.
     pub fence: Fence,
-    /// Who did it: a node, a person, a probe, the sweep.
+    /// The actor: a node, a person, a probe, the sweep.
     pub actor: String,
-    /// The rest, in words.
+    /// The details, in words.
     pub detail: String,
 }
 
 impl Note {
-    /// Whether it tells of a lease that ended without a word.
+    /// Whether it is about lease expiry.
     #[must_use]
     pub fn is_lapse(&self) -> bool {
         self.event == Event::TimedOut || (self.event == Event::Doubted && self.actor == SWEEP)
     }
+
+    /// The owner of the expired lease, in words, and since when it was held. Notes of earlier versions lack the time.
+    #[must_use]
+    pub fn lapsed_lease(&self) -> Option<(&str, Timestamp)> {
+        let (lease, since) = self.detail.strip_suffix(UNSETTLED)?.rsplit_once(HELD_SINCE)?;
+        let time = chrono::DateTime::parse_from_rfc3339(since).ok()?;
+        Some((lease, Timestamp::from_micros(time.timestamp_micros())))
+    }
 }
 
-/// The two ways in which a claim can come again.
+/// The two kinds of repeated claims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Repeat {
@@ -143,7 +158,7 @@ pub enum Repeat {
 }
 
 impl Repeat {
-    /// The word for it, in SQL and JSON.
+    /// Its word in SQL and JSON.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -158,17 +173,17 @@ impl Repeat {
 pub struct Sighting {
     /// When.
     pub at: Timestamp,
-    /// What it was answered.
+    /// Its answer.
     pub answer: Cow<'static, str>,
-    /// The fingerprint it came with, in hex; nothing if it was the operation's own.
+    /// Its fingerprint in hex; empty if it equals the operation's.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub fingerprint: String,
 }
 
-/// How often an operation's key came again: an exact count, with the first and the last ten.
+/// The repeats of an operation's key: an exact count, with the first and the last ten.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Repeats {
-    /// How many.
+    /// The number.
     pub count: i64,
     /// The first ten.
     pub first: Vec<Sighting>,
@@ -186,7 +201,7 @@ impl Repeats {
         self.keep(sighting);
     }
 
-    /// Adds what another node (or a later second) has seen.
+    /// Adds the repeats of another node, or of a later second.
     pub fn merge(&mut self, later: Self) {
         self.count += later.count;
         for sighting in later.first.into_iter().chain(later.last) {
@@ -212,6 +227,19 @@ mod tests {
 
     fn sighting(at: i64) -> Sighting {
         Sighting { at: Timestamp::from_micros(at), answer: "replay".into(), fingerprint: String::new() }
+    }
+
+    #[test]
+    fn the_note_of_an_expiry_has_the_time_of_the_claim() {
+        let lapse = |detail: String| {
+            let (at, fence, actor) = (Timestamp::from_micros(9), Fence(1), SWEEP.to_owned());
+            Note { at, event: Event::TimedOut, fence, actor, detail }
+        };
+        let since = Timestamp::from_micros(1_700_000_000_000_001);
+        let note = lapse(lapsed("a, held since noon", since));
+        assert_eq!(note.lapsed_lease(), Some(("the lease of a, held since noon", since)));
+        let earlier = lapse("the lease of a ended without a word".to_owned());
+        assert_eq!(earlier.lapsed_lease(), None, "as earlier versions wrote it");
     }
 
     #[test]

@@ -1,10 +1,9 @@
-//! Group commit: calls that wait while a batch is in flight go together in the next one.
+//! Group commit: calls that wait while a batch is in flight share the next one.
 //!
-//! A lane is a bounded queue and one task. The task takes whatever has queued up while the last
-//! batch was in flight (there is no timer: an idle lane sends a single call at once), flushes it
-//! as one, and answers each caller after that flush is durable. A batch that is refused is halved
-//! until only the culprit fails. Where that is asked for, a large batch does not wait for the one
-//! before it.
+//! A lane is a bounded queue and one task. The task takes all calls that were queued while the last batch was in flight
+//! (there is no timer: an idle lane sends a single call at once), flushes them as one, and answers each caller after
+//! that flush is durable. A refused batch is halved until only the offending call fails. If enabled, a large batch does
+//! not wait for the one before it.
 
 use std::{
     future::poll_fn,
@@ -18,22 +17,22 @@ use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::{Error, Result};
 
-/// How large a batch may grow.
+/// The limits of a batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Calls in one batch. Larger ones gain nothing (the fsync is already shared by many) and
-    /// hold locks longer.
+    /// The most calls per batch. Larger batches gain nothing (many calls share the fsync already) and hold locks
+    /// longer.
     pub calls: usize,
-    /// Bytes in one batch, so that large payloads do not add up to a statement of gigabytes.
+    /// The most bytes per batch, so that large payloads do not add up to a statement of gigabytes.
     pub bytes: usize,
-    /// Calls that may wait in the queue; beyond it, callers wait to enter it.
+    /// The most queued calls; further callers wait to enter.
     pub queue: usize,
-    /// Whether callers that were just answered are given a moment to come back before the next
-    /// batch leaves. Otherwise they miss it by microseconds and travel in two groups for ever, each
-    /// waiting for the other's flush. Not where two lanes overlap: their flushes leave time enough.
+    /// Whether callers that were just answered get a moment to call again before the next batch leaves. Otherwise they
+    /// miss it by microseconds and stay in two groups, each waiting for the other's flush. Not needed if two lanes
+    /// overlap: their flushes leave time enough.
     pub regroup: bool,
-    /// From how many calls on a batch leaves while another is in flight, and does not wait for it: a
-    /// store that waits for its disk with one can work on the other. Never two besides it.
+    /// The number of calls from which a batch leaves while another is in flight: a store that waits for its disk with
+    /// one can work on the other. At most two are in flight.
     pub alongside: usize,
 }
 
@@ -53,7 +52,7 @@ struct Call<I, O> {
 pub struct Lane<I, O> {
     queue: mpsc::Sender<Call<I, O>>,
     alongside: usize,
-    /// Told when so many wait that a batch may leave beside another.
+    /// Notified when enough calls wait for a second batch.
     crowd: Arc<Notify>,
 }
 
@@ -64,11 +63,11 @@ impl<I, O> Clone for Lane<I, O> {
 }
 
 impl<I, O> Lane<I, O> {
-    /// Queues a call of about `bytes` bytes. The answer comes through the receiver, also when the
-    /// caller has stopped waiting for it: the call is made all the same.
+    /// Queues a call of about `bytes` bytes. The answer comes through the receiver. The call is made even if the caller
+    /// stops waiting.
     ///
     /// # Errors
-    /// [`Error::Stopping`] when the lane has ended.
+    /// [`Error::Stopping`] if the lane has ended.
     pub async fn send(&self, input: I, bytes: usize) -> Result<oneshot::Receiver<Result<O>>> {
         let (answer, receiver) = oneshot::channel();
         self.queue.send(Call { input, bytes, answer }).await.map_err(|_| Error::Stopping)?;
@@ -81,21 +80,20 @@ impl<I, O> Lane<I, O> {
     /// Makes a call and waits for its answer.
     ///
     /// # Errors
-    /// What the flush answered, or [`Error::Stopping`].
+    /// The error of the flush, or [`Error::Stopping`].
     pub async fn call(&self, input: I, bytes: usize) -> Result<O> {
         self.send(input, bytes).await?.await.map_err(|_| Error::Stopping)?
     }
 }
 
-/// Makes a lane. The future is its task and ends when every [`Lane`] handle is gone and the
-/// queue is empty.
+/// Creates a lane. The future is its task, which ends when every [`Lane`] handle is dropped and the queue is empty.
 pub fn lane<I, O, F, Fut>(limits: Limits, flush: F) -> (Lane<I, O>, impl Future<Output = ()>)
 where
     I: Clone,
     F: Fn(Vec<I>) -> Fut,
     Fut: Future<Output = Result<Vec<O>>>,
 {
-    // A batch of nothing would never end.
+    // A limit of zero would never end.
     let limits = Limits { calls: limits.calls.max(1), alongside: limits.alongside.max(1), ..limits };
     let ((sender, receiver), crowd) = (mpsc::channel(limits.queue), Arc::<Notify>::default());
     (Lane { queue: sender, alongside: limits.alongside, crowd: crowd.clone() }, serve(limits, receiver, crowd, flush))
@@ -115,7 +113,7 @@ where
             (took, calls) = flights.landing(), if !flights.is_empty() => {
                 last = Last { took, callers: calls + next.len() + queue.len() };
             }
-            // Calls that queue up meanwhile wake nobody, unless they are a crowd.
+            // Calls that are queued meanwhile do not wake the task, unless there are enough for a second batch.
             () = crowd.notified(), if flights.len() == 1 => {}
             call = queue.recv(), if flights.is_empty() => match call {
                 Some(call) => next.add(call),
@@ -133,27 +131,27 @@ where
     }
 }
 
-/// Gives callers that were just answered the moment that they need to come back.
+/// Gives callers that were just answered a moment to call again.
 async fn regroup<I, O>(next: &mut Batch<I, O>, queue: &mut mpsc::Receiver<Call<I, O>>, last: &Last) {
     let end = Instant::now() + last.patience();
     while (1..last.callers).contains(&next.len()) && !next.is_full() && Instant::now() < end {
-        // Far less than what a timer can measure: the threads of the callers run now.
+        // Shorter than any timer: the threads of the callers run now.
         tokio::task::yield_now().await;
         std::thread::yield_now();
         next.fill(queue);
     }
 }
 
-/// What is known of the batch that landed last.
+/// Facts about the last batch.
 #[derive(Default)]
 struct Last {
     took: Duration,
-    /// Its callers, and those who waited meanwhile.
+    /// Its callers, and those that waited meanwhile.
     callers: usize,
 }
 
 impl Last {
-    /// How long its callers may take to come back: little next to what a flush of their own costs.
+    /// How long its callers may take to call again: little compared with the cost of a separate flush.
     fn patience(&self) -> Duration {
         (self.took / 8).min(Duration::from_millis(1))
     }
@@ -164,7 +162,7 @@ struct Batch<I, O> {
     limits: Limits,
     calls: Vec<Call<I, O>>,
     bytes: usize,
-    /// The call that did not fit, if any: the first of the batch after this.
+    /// The call that did not fit, if any: the first of the next batch.
     left_over: Option<Call<I, O>>,
 }
 
@@ -194,7 +192,7 @@ impl<I, O> Batch<I, O> {
         }
     }
 
-    /// Adds what has queued up.
+    /// Adds the queued calls.
     fn fill(&mut self, queue: &mut mpsc::Receiver<Call<I, O>>) {
         while !self.is_full()
             && let Ok(call) = queue.try_recv()
@@ -203,7 +201,7 @@ impl<I, O> Batch<I, O> {
         }
     }
 
-    /// The calls; what was left over begins the next batch.
+    /// The calls; a call that did not fit starts the next batch.
     fn take(&mut self) -> Vec<Call<I, O>> {
         let calls = std::mem::take(&mut self.calls);
         self.bytes = 0;
@@ -242,7 +240,7 @@ impl<F: Future<Output = ()>> Flights<F> {
         self.0.push(Flight { flush: Box::pin(flush), begun: Instant::now(), calls });
     }
 
-    /// Waits until one has ended; how long it took, with how many calls.
+    /// Waits until one has ended; returns its duration and number of calls.
     fn landing(&mut self) -> impl Future<Output = (Duration, usize)> {
         poll_fn(|cx| {
             let landed = |flight: &mut Flight<F>| flight.flush.as_mut().poll(cx).is_ready();
@@ -253,7 +251,7 @@ impl<F: Future<Output = ()>> Flights<F> {
     }
 }
 
-/// Flushes a batch; one that the store refuses is halved until only the culprit fails.
+/// Flushes a batch; a refused one is halved until only the offending call fails.
 async fn flush_halving<I, O, F, Fut>(batch: Vec<Call<I, O>>, flush: &F)
 where
     I: Clone,
@@ -266,7 +264,7 @@ where
         match flush(batch.iter().map(|call| call.input.clone()).collect()).await {
             Ok(answers) if answers.len() == size => {
                 for (call, answer) in batch.into_iter().zip(answers) {
-                    // A caller that has gone away is nobody's error.
+                    // A caller that has gone away is not an error.
                     let _ = call.answer.send(Ok(answer));
                 }
             }
@@ -285,10 +283,10 @@ where
     }
 }
 
-/// Flushes a batch in a task of its own: one that panics fails its callers, not the lane.
+/// Flushes a batch in its own task: a panic fails its callers, not the lane.
 ///
 /// # Errors
-/// What the flush answered, or that it ended early.
+/// The answer of the flush, or an error if its task ended early.
 pub async fn guarded<O: Send + 'static>(flush: impl Future<Output = Result<O>> + Send + 'static) -> Result<O> {
     let done = tokio::spawn(flush).await;
     done.unwrap_or_else(|error| Err(Error::Unavailable(format!("a batch ended early: {error}"))))

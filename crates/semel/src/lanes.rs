@@ -1,5 +1,5 @@
-//! The ledger's lanes: claims, writes under leases, and claims of keys that are busy; on a store with one writer they are
-//! one.
+//! The ledger's lanes: claims, writes under leases, and claims of busy keys. A store with one writer has a single lane
+//! for claims and writes.
 
 use std::{future::Future, sync::Arc};
 
@@ -17,19 +17,19 @@ pub(crate) enum Call {
     Write(LeaseWrite),
 }
 
-/// With so many claims waiting, a second batch of them leaves beside the one in flight. A claim costs the store three
-/// times what a completion does: with 512 callers their lane is what everybody waits for, and a CPU was idle meanwhile.
+/// The number of waiting claims from which a second batch leaves beside the one in flight. A claim costs the store
+/// three times as much as a completion: with 512 callers the claims lane was the bottleneck while a CPU was idle.
 const ALONGSIDE: usize = 96;
 
 pub(crate) struct Lanes {
     pub(crate) claims: Lane<Call, Applied>,
     pub(crate) writes: Lane<Call, Applied>,
-    /// For claims of keys that another transaction holds: they wait, and nobody else does.
+    /// For claims of keys that another transaction has locked: only they wait.
     pub(crate) aside: Lane<Call, Applied>,
 }
 
 impl Lanes {
-    /// Opens the lanes and gives their tasks to `spawn`. `flush` brings a batch to the store.
+    /// Opens the lanes and gives their tasks to `spawn`. `flush` sends a batch to the store.
     pub(crate) fn open<F, Fut, T>(one: bool, flush: F, mut spawn: impl FnMut(BoxedTask) -> T) -> Self
     where
         F: Fn(Vec<Call>) -> Fut + Clone + Send + Sync + 'static,
@@ -53,7 +53,7 @@ impl Lanes {
 /// A lane's task.
 pub(crate) type BoxedTask = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Brings a batch to the store: by kind, or both together.
+/// Sends a batch to the store: by type, or both together.
 pub(crate) async fn flush<S: Store>(store: &S, batch: &[Call]) -> Result<Vec<Applied>> {
     let (mut claims, mut writes) = (Vec::new(), Vec::new());
     for call in batch {

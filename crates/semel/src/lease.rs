@@ -1,4 +1,4 @@
-//! Lease: the right to execute until a deadline, and the only door to a change of state.
+//! Lease: the right to execute until a deadline, and the only way to change the state of an operation.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,18 +12,39 @@ use crate::{
     machine::{Answer, Failure, Write},
     renewer::OwnDeadline,
     store::{LeaseWrite, Store},
+    worker::targets::{Targets, patience},
 };
 
-/// The right to execute an operation. Ending it consumes it: it cannot be ended twice.
+/// The right to execute an operation. A settle consumes it: it cannot be settled twice.
 ///
-/// A lease that is dropped instead lapses, and what happens then is up to the policy.
-#[must_use = "a lease that is dropped leaves its operation to lapse"]
+/// A lease that is dropped expires, and the policy decides what happens then.
+#[must_use = "a lease that is dropped is held until it expires"]
 pub struct Lease<S: Store> {
     ledger: Ledger<S>,
     operation: Arc<Operation>,
     deadline: OwnDeadline,
-    /// Turns true when the run has to end, because its worker does.
-    leave: Option<watch::Receiver<bool>>,
+    /// Its turn on a worker, if one runs it.
+    turn: Option<Turn>,
+}
+
+/// The turn of a run on a worker.
+#[derive(Clone)]
+pub(crate) struct Turn {
+    /// When the turn is over, if it has an end.
+    pub(crate) until: Option<Uptime>,
+    /// Turns true when the worker stops: a run in steps ends after the present one.
+    pub(crate) stop: watch::Receiver<bool>,
+    /// Turns true when the run has to end at once.
+    pub(crate) leave: watch::Receiver<bool>,
+    /// The unreachable targets of this kind.
+    pub(crate) targets: Arc<Targets>,
+}
+
+impl Turn {
+    pub(crate) fn is_over(&self) -> bool {
+        // A dropped sender counts as a stop.
+        self.until.is_some_and(Uptime::has_passed) || *self.stop.borrow() || self.stop.has_changed().is_err()
+    }
 }
 
 /// Whether the lease is still held.
@@ -36,16 +57,16 @@ pub enum Held {
     LeaseLost,
 }
 
-/// Whether the lease was ended as asked.
+/// The result of a settle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Settled {
-    /// It was.
+    /// It was settled.
     Yes {
-        /// Newer data arrived meanwhile; the operation is pending with it.
+        /// There was a successor, and the operation is pending with it.
         successor: bool,
     },
-    /// Somebody else decides about the operation now. Nothing was written.
+    /// Another node has ended the lease. Nothing was written.
     LeaseLost,
 }
 
@@ -54,20 +75,30 @@ impl<S: Store> Lease<S> {
     pub const MAX_CHECKPOINT: usize = 64 << 10;
 
     pub(crate) fn new(ledger: Ledger<S>, operation: Arc<Operation>, deadline: OwnDeadline) -> Self {
-        Self { ledger, operation, deadline, leave: None }
+        Self { ledger, operation, deadline, turn: None }
     }
 
-    /// Lets its run end when this turns true.
-    pub(crate) fn leaving(self, leave: watch::Receiver<bool>) -> Self {
-        Self { leave: Some(leave), ..self }
+    /// Gives its run a turn on a worker.
+    pub(crate) fn in_turn(self, turn: Turn) -> Self {
+        Self { turn: Some(turn), ..self }
     }
 
-    /// Done when the worker that runs it has to end.
+    pub(crate) fn turn(&self) -> Option<&Turn> {
+        self.turn.as_ref()
+    }
+
+    /// Completes when its worker has to stop.
     pub(crate) async fn is_to_leave(&self) {
-        let Some(leave) = &self.leave else { return std::future::pending().await };
-        if leave.clone().wait_for(|leave| *leave).await.is_err() {
+        let Some(turn) = &self.turn else { return std::future::pending().await };
+        if turn.leave.clone().wait_for(|leave| *leave).await.is_err() {
             std::future::pending::<()>().await;
         }
+    }
+
+    /// Reports an unreachable target to the worker; returns how long the operation waits.
+    pub(crate) fn pause(&self, target: &str, why: &str) -> Option<Duration> {
+        let turn = self.turn.as_ref()?;
+        Some(patience(turn.targets.is_away(target, why), &self.operation))
     }
 
     /// The operation as it was when it was claimed.
@@ -76,20 +107,25 @@ impl<S: Store> Lease<S> {
         &self.operation
     }
 
-    /// The number that every write under this lease names.
+    /// The operation, shared instead of copied.
+    pub(crate) fn shared(&self) -> Arc<Operation> {
+        self.operation.clone()
+    }
+
+    /// The fence, which every write under this lease names.
     #[must_use]
     pub fn fence(&self) -> Fence {
         self.operation.fence
     }
 
-    /// How long the work may go on before it must have been renewed, by our own cautious clock.
+    /// The time until the lease must be renewed, by the node's own, cautious clock.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         self.deadline.at().remaining()
     }
 
-    /// The key for a step's call to another service: the same on every attempt, so that whatever
-    /// that service has already done is recognised.
+    /// The key for a step's call to another service: the same on every attempt, so that the service can
+    /// deduplicate.
     #[must_use]
     pub fn derived_key(&self, step: &str) -> String {
         derived_key(&self.operation, step)
@@ -98,7 +134,7 @@ impl<S: Store> Lease<S> {
     /// Extends the lease by its term.
     ///
     /// # Errors
-    /// When the store cannot be asked.
+    /// Errors of the store.
     pub async fn renew(&mut self) -> Result<Held> {
         let sent = Uptime::now();
         match self.ledger.renew(self.operation.id, self.fence()).await? {
@@ -110,48 +146,47 @@ impl<S: Store> Lease<S> {
         }
     }
 
-    /// Keeps small data on the operation for the next attempt.
+    /// Stores a checkpoint for the next attempt.
     ///
     /// # Errors
-    /// When it is too large, or the store cannot be asked.
+    /// It is too large, or errors of the store.
     pub async fn checkpoint(&self, data: impl Into<Bytes>) -> Result<Held> {
         save_checkpoint(&self.ledger, &self.operation, Write::Checkpoint(data.into())).await
     }
 
-    /// It took effect, with this outcome.
+    /// Complete: it took effect, with this outcome.
     ///
     /// # Errors
-    /// [`Error::OutcomeUnknown`] when the store did not answer until the lease ended.
+    /// [`Error::OutcomeUnknown`] if the store did not answer before the lease expired.
     pub async fn complete(self, outcome: Outcome) -> Result<Settled> {
         self.settle(Write::Complete(outcome)).await
     }
 
-    /// The run failed.
+    /// Fail: the run failed.
     ///
     /// # Errors
-    /// [`Error::OutcomeUnknown`] when the store did not answer until the lease ended.
+    /// [`Error::OutcomeUnknown`] if the store did not answer before the lease expired.
     pub async fn fail(self, failure: Failure) -> Result<Settled> {
         self.settle(Write::Fail(failure)).await
     }
 
-    /// The work has not begun: put it back, at no cost of an attempt, to be claimed after `delay`.
+    /// Release: the work had no effect. It may be claimed after `delay`, and no attempt is counted.
     ///
     /// # Errors
-    /// [`Error::OutcomeUnknown`] when the store did not answer until the lease ended.
+    /// [`Error::OutcomeUnknown`] if the store did not answer before the lease expired.
     pub async fn release(self, delay: Duration) -> Result<Settled> {
         self.settle(Write::Release { delay, why: None }).await
     }
 
-    /// The work has begun, and nobody knows how it ended.
+    /// The work has begun, and its end is unknown.
     ///
     /// # Errors
-    /// [`Error::OutcomeUnknown`] when the store did not answer until the lease ended.
+    /// [`Error::OutcomeUnknown`] if the store did not answer before the lease expired.
     pub async fn doubt(self, reason: impl Into<String>) -> Result<Settled> {
         self.settle(Write::Doubt { reason: reason.into() }).await
     }
 
-    /// Ends the lease. A store that is away is asked again until the lease has ended: work that
-    /// has been done is worth waiting for.
+    /// Settles. An unavailable store is retried until the lease has expired: finished work is worth waiting for.
     pub(crate) async fn settle(self, write: Write) -> Result<Settled> {
         self.ledger.settle(&self.operation, write, self.deadline.at()).await
     }
@@ -174,13 +209,20 @@ pub(crate) fn derived_key(op: &Operation, step: &str) -> String {
 }
 
 pub(crate) async fn save_checkpoint<S: Store>(ledger: &Ledger<S>, op: &Operation, write: Write) -> Result<Held> {
-    if matches!(&write, Write::Checkpoint(data) | Write::Progress(data) if data.len() > Lease::<S>::MAX_CHECKPOINT) {
-        return Err(Error::Invalid(format!("checkpoint: is larger than {} bytes", Lease::<S>::MAX_CHECKPOINT)));
+    if let Write::Checkpoint(data) | Write::Progress(data) = &write {
+        check_checkpoint::<S>(data)?;
     }
     let write = LeaseWrite { id: op.id, fence: op.fence, write };
     let stored = stored_bytes(op);
     match patiently(ledger.store(), || ledger.write_of(write.clone(), stored)).await?.answer {
         Answer::Written => Ok(Held::Yes),
         _ => Ok(Held::LeaseLost),
+    }
+}
+
+pub(crate) fn check_checkpoint<S: Store>(data: &Bytes) -> Result<()> {
+    match data.len() > Lease::<S>::MAX_CHECKPOINT {
+        true => Err(Error::Invalid(format!("checkpoint: is larger than {} bytes", Lease::<S>::MAX_CHECKPOINT))),
+        false => Ok(()),
     }
 }

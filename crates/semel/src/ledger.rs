@@ -1,7 +1,8 @@
-//! Ledger: the door to everything.
+//! Ledger: the entry point of the crate.
 
 mod ask;
 mod enqueue;
+mod signs;
 mod take;
 
 use std::{future::Future, sync::Arc, time::Duration};
@@ -10,7 +11,7 @@ use bytes::Bytes;
 use tokio::sync::watch;
 
 use crate::{
-    Error, Fence, Lease, Operation, Outcome, Policy, Result, Scope, Uptime,
+    Error, Fence, Operation, Outcome, Result, Uptime,
     aside::Aside,
     claim::{Claim, Work},
     crash_point,
@@ -19,7 +20,7 @@ use crate::{
     lanes::{Call, Lanes, flush},
     lease::Settled,
     log,
-    look::{Due, DueKind},
+    look::DueKind,
     machine::{Answer, Request, Write},
     renewer::Renewer,
     repeats::Gatherer,
@@ -30,23 +31,25 @@ use crate::{
     withdrawals::Withdrawals,
 };
 
-/// How long a lane asks a store that is away before it tells its callers.
+/// How long a lane retries an unavailable store before it answers its callers.
 const PATIENCE: Duration = Duration::from_secs(3);
 
+/// How many rows a phase of the sweep takes in a round: this keeps transactions short.
+const ROUND: u32 = 1000;
+
 tokio::task_local! {
-    /// Set while a handler runs inside a transaction of the ledger's.
+    /// Set while a handler runs inside a transaction of the ledger.
     pub(crate) static IN_TRANSACTION: ();
 }
 
-/// How a ledger works.
+/// Options of a ledger.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Who this process is, in the story of operations.
+    /// The name of this process, for the journal.
     pub owner: String,
-    /// Whether claims and settles share commits. Off, each is its own: for measuring.
+    /// Whether claims and settles share commits. Off only for benchmarks.
     pub group_commit: bool,
-    /// How much memory may be used to answer replays of pinned operations without asking the store,
-    /// in bytes; with 0, none is.
+    /// The memory for replays of pinned operations without the store, in bytes; 0 switches it off.
     pub replay_cache_bytes: u64,
 }
 
@@ -58,7 +61,7 @@ impl Default for Options {
     }
 }
 
-/// The ledger: claims, leases, runs, the sweep, and a look at all of it. Cheap to clone.
+/// The ledger: claims, leases, runs, the sweep, listings. Cheap to clone.
 pub struct Ledger<S: Store> {
     inner: Arc<Inner<S>>,
 }
@@ -79,11 +82,11 @@ struct Inner<S: Store> {
     withdrawals: Arc<Withdrawals>,
     aside: Aside,
     replays: Replays,
-    /// Turns true when nothing new is taken.
+    /// Turns true when nothing new is accepted.
     stopping: watch::Sender<bool>,
     /// Turns true when running work has to end.
     halt: watch::Sender<bool>,
-    /// How many runs there are: each holds a receiver.
+    /// The number of runs: each holds a receiver.
     runs: watch::Sender<()>,
     engine: Engine,
 }
@@ -92,10 +95,10 @@ impl<S: Store> Ledger<S> {
     /// Opens a ledger on a store.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when the owner is no name; [`Error::Unavailable`] when the engine's
-    /// threads cannot be started.
+    /// [`Error::Invalid`] if the owner is not a valid name; [`Error::Unavailable`] if the engine's threads
+    /// cannot be started.
     pub fn new(store: S, options: Options) -> Result<Self> {
-        // A row without an owner is one that nobody has claimed yet.
+        // A row without an owner was not claimed yet.
         if options.owner.is_empty() || options.owner.len() > 255 || options.owner.chars().any(char::is_control) {
             return Err(Error::Invalid("owner: must be 1 to 255 bytes without control characters".into()));
         }
@@ -131,16 +134,16 @@ impl<S: Store> Ledger<S> {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// The store, for looking and for transactions.
+    /// The store, for listings and transactions.
     #[must_use]
     pub fn store(&self) -> &S {
         &self.inner.store
     }
 
-    /// A decision by a person or a probe.
+    /// Applies a decision of a person or a probe.
     ///
     /// # Errors
-    /// What a store can break with.
+    /// Errors of the store.
     pub async fn decide(&self, id: i64, decision: Decision, actor: &str, reason: &str) -> Result<Applied> {
         outside_transactions()?;
         let (store, actor, reason) = (self.inner.store.clone(), actor.to_owned(), bounded(reason.to_owned()));
@@ -149,14 +152,13 @@ impl<S: Store> Ledger<S> {
         Ok(applied)
     }
 
-    /// The kinds of a service of which something is due or will be, of each tenant, in the order of kind and tenant, from
-    /// the first one after `after` (two empty texts come before all of them). Whoever runs such things by themselves asks this every so often, and
-    /// then [`Ledger::due`] for the kinds that they have hands free for: so one kind of which there is much, or that
-    /// nobody here can run, keeps no other one waiting. It costs by the number of kinds, of which it tells of
-    /// [`DueKind::MOST`] at a time.
+    /// The kinds and tenants of a service with operations that are due now or later, ordered by kind and tenant, after
+    /// `after` (two empty texts come before all). A worker reads this, then [takes](Self::take) of the kinds that have
+    /// free seats: so a kind with a long backlog, or without a handler, delays no other. The cost depends on the number
+    /// of kinds; one call returns at most [`DueKind::MOST`].
     ///
     /// # Errors
-    /// What a store can break with.
+    /// Errors of the store.
     pub async fn due_kinds(&self, service: &str, after: (&str, &str)) -> Result<Vec<DueKind>> {
         outside_transactions()?;
         let (store, service) = (self.inner.store.clone(), service.to_owned());
@@ -164,42 +166,12 @@ impl<S: Store> Ledger<S> {
         self.on_engine(async move { store.due_kinds(&service, (&kind, &tenant)).await }).await
     }
 
-    /// What nobody runs and may be claimed now, of one scope: failed and its backoff over, released, timed out, put back
-    /// by a person, or newer data that has its turn. Each is claimed with [`Ledger::claim_due`].
+    /// Sweeps until nothing is left to do: orphans, expiry, archive, folding of counters. Each round is bounded, and
+    /// rounds of several nodes do not disturb one another. [`Swept::troubles`] has the phases that failed.
     ///
     /// # Errors
-    /// What a store can break with.
-    pub async fn due(&self, scope: &Scope, limit: u32) -> Result<Due> {
-        outside_transactions()?;
-        let (store, scope) = (self.inner.store.clone(), scope.clone());
-        self.on_engine(async move { store.due(&scope, limit).await }).await
-    }
-
-    /// Claims what [`Ledger::due`] has found, as it is stored. If the policy allows fewer attempts than it has had, it
-    /// is no longer due: it would be found again for ever. Whatever the answer, nobody has brought the key again, so
-    /// none is counted as that.
-    ///
-    /// # Errors
-    /// As [`Ledger::claim`].
-    pub async fn claim_due(&self, operation: &Operation, policy: Policy) -> Result<Claim<Lease<S>>> {
-        let request = self.request(Work::again(operation).policy(policy))?;
-        let claim = self.ask(&request).await?;
-        if let Claim::Exhausted(there) = &claim {
-            let (store, id, fence) = (self.inner.store.clone(), there.id, there.fence);
-            self.on_engine(async move { store.not_due(id, fence).await }).await?;
-        }
-        Ok(claim)
-    }
-
-    /// Sweeps until nothing is left to do: orphans, expiry, archive, folding of counters. Each
-    /// round is bounded, and rounds of several nodes do not disturb one another. What could not be done is told in
-    /// [`Swept::troubles`].
-    ///
-    /// # Errors
-    /// What a store can break with, if nothing could be done at all.
+    /// Errors of the store, if every phase failed.
     pub async fn sweep(&self) -> Result<Swept> {
-        /// Rows per phase and round: short enough a transaction to go unnoticed.
-        const ROUND: u32 = 1000;
         outside_transactions()?;
         let mut total = Swept::default();
         loop {
@@ -213,11 +185,22 @@ impl<S: Store> Ledger<S> {
         }
     }
 
-    /// Sweeps every so often, on the engine's threads, until the ledger stops.
+    /// Ends leases that have expired, a bounded number of them, so that workers can take their operations. Part of every
+    /// [sweep](Self::sweep); a [worker](crate::Worker) does this every few seconds.
+    ///
+    /// # Errors
+    /// Errors of the store.
+    pub async fn end_expired_leases(&self) -> Result<Swept> {
+        outside_transactions()?;
+        let store = self.inner.store.clone();
+        self.on_engine(async move { store.end_expired_leases(ROUND).await }).await
+    }
+
+    /// Sweeps at this interval, on the engine's threads, until the ledger stops.
     pub fn sweep_every(&self, pause: Duration) {
         let weak = Arc::downgrade(&self.inner);
         self.inner.engine.keep("sweep", async move {
-            let mut told = Vec::new();
+            let mut logged = Vec::new();
             loop {
                 // Nodes that started together should not sweep together.
                 tokio::time::sleep(pause.mul_f64(0.9 + 0.2 * fastrand::f64())).await;
@@ -228,7 +211,7 @@ impl<S: Store> Ledger<S> {
                 }
                 match ledger.sweep().await {
                     Ok(swept) => {
-                        tell_troubles(&mut told, swept.troubles.clone());
+                        log_troubles(&mut logged, swept.troubles.clone());
                         if swept != Swept::default() {
                             tracing::debug!(?swept, "swept");
                         }
@@ -239,14 +222,14 @@ impl<S: Store> Ledger<S> {
         });
     }
 
-    /// Waits until a background task of this ledger has panicked, and says which: the sweep, the renewals … It is not
-    /// begun anew, so whoever cannot do without it should end, and be started again: all that runs is under leases.
+    /// Waits until a background task of this ledger has panicked, and returns its name: the sweep, the renewals … It is
+    /// not restarted, so a program that needs it should end and be restarted: all its work is under leases.
     pub fn broken(&self) -> impl Future<Output = &'static str> + Send + use<S> {
         self.inner.engine.broken()
     }
 
-    /// Stops: takes nothing new, gives running work `grace` to end, then ends it (released where it
-    /// may run again, in doubt where that would be a guess), and writes what is still in memory.
+    /// Stops: accepts nothing new, gives running work `grace` to end, then ends it (released if it may run
+    /// again, else in doubt), and writes what is still in memory.
     pub async fn stop(&self, grace: Duration) {
         self.inner.stopping.send_replace(true);
         if tokio::time::timeout(grace, self.inner.runs.closed()).await.is_err() {
@@ -257,16 +240,16 @@ impl<S: Store> Ledger<S> {
         self.flush().await;
     }
 
-    /// Looks once more for claims whose answers were lost: a node that is gone cannot.
+    /// Looks once more for claims whose answers were lost: after the stop this node cannot.
     async fn withdraw(&self) {
         let (withdrawals, store) = (self.inner.withdrawals.clone(), self.inner.store.clone());
         let round = self.on_engine(async move { withdrawals.round(&store).await });
         if !matches!(tokio::time::timeout(PATIENCE, round).await, Ok(Ok(()))) {
-            tracing::warn!("claims with lost answers could not be looked up; those that were made lapse");
+            tracing::warn!("claims with lost answers could not be looked up; their leases will expire");
         }
     }
 
-    /// Writes the counts and notes that are still in memory. [`Ledger::stop`] does so too.
+    /// Writes the counts and notes that are still in memory. [`Ledger::stop`] does this too.
     pub async fn flush(&self) {
         let (gatherer, store) = (self.inner.gatherer.clone(), self.inner.store.clone());
         let flush = async move {
@@ -278,7 +261,7 @@ impl<S: Store> Ledger<S> {
         }
     }
 
-    /// Renews a lease by hand.
+    /// Renews a lease at once.
     pub(crate) async fn renew(&self, id: i64, fence: Fence) -> Result<Answer> {
         outside_transactions()?;
         let store = self.inner.store.clone();
@@ -289,7 +272,7 @@ impl<S: Store> Ledger<S> {
                 if answer == Answer::Busy { Err(locked()) } else { Ok(answer) }
             };
             let answer = patiently(&store, ask).await?;
-            // The answer does not depend on what is noted.
+            // The answer does not depend on the note.
             if let Err(error) = store.tell_renewals().await {
                 tracing::warn!(%error, "a renewal could not be noted in the journal");
             }
@@ -314,8 +297,7 @@ impl<S: Store> Ledger<S> {
         *self.inner.stopping.borrow()
     }
 
-    /// Receivers for a run: it is counted while the first lives, and must end when the second
-    /// turns true.
+    /// Receivers for a run: the run counts while the first lives, and must end when the second turns true.
     pub(crate) fn enter(&self) -> (watch::Receiver<()>, watch::Receiver<bool>) {
         (self.inner.runs.subscribe(), self.inner.halt.subscribe())
     }
@@ -324,12 +306,12 @@ impl<S: Store> Ledger<S> {
         &self.inner.renewer
     }
 
-    /// Sends a write under a lease through its lane. One whose row stays locked is unavailable for now.
+    /// Sends a write under a lease through its lane. If its row stays locked, the error is unavailable.
     pub(crate) async fn write(&self, write: LeaseWrite) -> Result<Applied> {
         self.write_of(write, 0).await
     }
 
-    /// The same; `stored` is how many bytes the operation has, all of which most writes load and save.
+    /// The same; `stored` is the number of stored bytes, which most writes load and save.
     pub(crate) async fn write_of(&self, mut write: LeaseWrite, stored: usize) -> Result<Applied> {
         outside_transactions()?;
         write.write = write.write.bounded();
@@ -345,7 +327,7 @@ impl<S: Store> Ledger<S> {
         }
     }
 
-    /// Ends a lease. A store that is away is asked again until `deadline`.
+    /// Settles a lease. An unavailable store is retried until `deadline`.
     pub(crate) async fn settle(&self, operation: &Operation, write: Write, deadline: Uptime) -> Result<Settled> {
         let write = match write {
             Write::Complete(outcome) => Write::Complete(outcome.to_store()),
@@ -383,7 +365,7 @@ impl<S: Store> Ledger<S> {
         }
     }
 
-    /// Remembers what this node has completed, for its replays; `sent` is from before that.
+    /// Caches a completed operation for replays; `sent` is the time before the settle was sent.
     pub(crate) fn completed(&self, held: &Operation, outcome: &Outcome, applied: &Applied, sent: Uptime) {
         if applied.answer == (Answer::Settled { successor: false }) {
             self.inner.replays.remember_completed(held, outcome, applied, sent);
@@ -394,28 +376,28 @@ impl<S: Store> Ledger<S> {
         self.inner.waiters.wake(id);
     }
 
-    /// Counts a claim that did not get the lease.
+    /// Counts a claim without the lease.
     pub(crate) fn note<A>(&self, claim: &Claim<A>, request: &Request) {
         if let Some(operation) = claim.operation() {
             self.note_as(claim.word(), operation, request);
         }
     }
 
-    /// Counts a claim of `operation` that was answered in this word.
+    /// Counts a claim of `operation` with this answer.
     pub(crate) fn note_as(&self, word: &'static str, operation: &Operation, request: &Request) {
         self.inner.gatherer.note(operation, request, word, wall_clock());
     }
 
-    /// Runs on the engine's threads. Connections belong to the threads that opened them, so those
-    /// of the lanes must never be opened where a handler could block.
+    /// Runs on the engine's threads. Connections belong to the threads that opened them, so those of the lanes
+    /// must never be opened on a thread that a handler could block.
     async fn on_engine<T: Send + 'static>(&self, task: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
         let Some(task) = self.inner.engine.spawn(task) else { return Err(Error::Stopping) };
         task.await.map_err(|e| Error::Unavailable(format!("an engine task ended: {e}")))?
     }
 }
 
-/// Refuses what a handler asks of the ledger from inside its transaction: on SQLite that holds the
-/// only writer, and the ledger would wait for it until the transaction's time is over.
+/// Refuses calls to the ledger from inside a handler's transaction: on SQLite that holds the only writer, and
+/// the call would wait until the transaction times out.
 fn outside_transactions() -> Result<()> {
     match IN_TRANSACTION.try_with(|()| ()) {
         Ok(()) => Err(Error::InsideTransaction),
@@ -423,36 +405,36 @@ fn outside_transactions() -> Result<()> {
     }
 }
 
-/// How many bytes of an operation are loaded and saved with it.
+/// The number of bytes that are loaded and saved with an operation.
 pub(crate) fn stored_bytes(op: &Operation) -> usize {
     let successor = op.successor.as_ref().and_then(|successor| successor.payload.as_ref());
     [op.payload.as_ref(), op.checkpoint.as_ref(), successor].into_iter().flatten().map(Bytes::len).sum()
 }
 
-/// What is told of a row that another transaction has locked.
+/// The error for a row that another transaction has locked.
 fn locked() -> Error {
     Error::Unavailable("another transaction holds the row; ask again".into())
 }
 
-/// Logs what the sweep could not do, once for as long as it stays so: a phase that fails does so every few seconds.
-fn tell_troubles(told: &mut Vec<Trouble>, troubles: Vec<Trouble>) {
-    for Trouble { phase, why } in troubles.iter().filter(|trouble| !told.contains(trouble)) {
-        tracing::warn!(phase, why, "a phase of the sweep failed; the others go on, and every round tries it again");
+/// Logs a failing phase of the sweep once, and again after a change: it would fail every few seconds.
+fn log_troubles(logged: &mut Vec<Trouble>, troubles: Vec<Trouble>) {
+    for Trouble { phase, why } in troubles.iter().filter(|trouble| !logged.contains(trouble)) {
+        tracing::warn!(phase, why, "a phase of the sweep failed; the others go on, and every round retries it");
     }
-    for Trouble { phase, why } in told.iter().filter(|former| !troubles.iter().any(|now| now.phase == former.phase)) {
+    for Trouble { phase, why } in logged.iter().filter(|former| !troubles.iter().any(|now| now.phase == former.phase)) {
         tracing::info!(phase, after = why, "a phase of the sweep works again");
     }
-    *told = troubles;
+    *logged = troubles;
 }
 
-/// When a repeat was seen. It is told, never compared, so the node's own clock will do.
+/// The time of a repeat. It is never compared, so the node's clock is enough.
 fn wall_clock() -> crate::Timestamp {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     crate::Timestamp::from_micros(crate::time::micros(since))
 }
 
-/// Asks a store again while it is away, for a while. That is harmless: claims are known by their
-/// token and writes by their fence, so what was made before its answer was lost is told again.
+/// Retries an unavailable store for a while. This is harmless: claims are recognised by their token and writes
+/// by their fence, so a call whose answer was lost gets the same answer again.
 pub(crate) async fn patiently<S: Store, T, F, Fut>(store: &S, ask: F) -> Result<T>
 where
     F: Fn() -> Fut,

@@ -1,8 +1,7 @@
-//! The log: one line for each run that failed, was put back for a reason, was lost, or ended in doubt.
+//! The log: one line for each run that failed, was released with a reason, was lost, or ended in doubt.
 //!
 //! A line names the operation by its scope and by a hash of its key, which `semel why` accepts. Keys, payloads and
-//! outcomes are never in it. What a service knows beside that (a webhook's source, a request's route) comes from the
-//! span that the run is in.
+//! outcomes are never in it. Fields of a service (a webhook's source, a request's route) come from the span of the run.
 
 use std::borrow::Cow;
 
@@ -14,8 +13,7 @@ use crate::{
 /// How much of an error is logged, in bytes. The operation has all of it.
 const LONGEST_ERROR: usize = 512;
 
-/// A lease was ended by its holder, and that is durable. What completed, and what was put back without a reason, is no
-/// news.
+/// A run was settled, durably. Completions and releases without a reason are not logged.
 pub(crate) fn settled(op: &Operation, write: &Write) {
     match write {
         Write::Fail(failure) if gives_up(op, failure) => {
@@ -26,7 +24,7 @@ pub(crate) fn settled(op: &Operation, write: &Write) {
             line(op, reason, "a run ended in doubt; a probe or a person decides whether it took effect");
         }
         Write::Release { why: Some(why), .. } => {
-            line(op, why, "a run was put back; it runs again, at no cost of an attempt")
+            line(op, why, "a run was released; it runs again, and no attempt is counted")
         }
         Write::Complete(_)
         | Write::Release { why: None, .. }
@@ -42,24 +40,24 @@ pub(crate) fn lost(op: &Operation, what: &str) {
     line(op, what, "a run lost its lease; what it still writes is refused");
 }
 
-/// The end of a run could not be stored: the lease lapses, and the policy decides.
+/// The end of a run could not be stored: the lease expires, and the policy decides.
 pub(crate) fn not_stored(op: &Operation, error: &crate::Error) {
-    line(op, &error.to_string(), "the end of a run could not be stored; its lease will lapse");
+    line(op, &error.to_string(), "the end of a run could not be stored; its lease will expire");
 }
 
-/// The store could not commit a run, for trouble of its own: it is put back.
+/// A transient commit failure: the run is released.
 pub(crate) fn not_committed(op: &Operation, why: &str) {
-    line(op, why, "a run could not be committed and is put back, at no cost of an attempt");
+    line(op, why, "a run could not be committed and is released; no attempt is counted");
 }
 
-/// Newer data that waited for a run was claimed, and its own run broke off with an error: nobody else hears of that, since
-/// the caller of the first run has had its answer.
+/// The run of a successor ended with an error. It is logged here, because the caller of the first run already has its
+/// answer.
 pub(crate) fn newer_data_not_run(op: &Operation, error: &crate::Error) {
     line(op, &error.to_string(), "newer data could not be run to its end");
 }
 
-/// The lease of a run that was not heard of again has lapsed. For stores, which are where that is found out: `held` is
-/// the operation as that run had it, `now` as it has become.
+/// A lease expired. Called by stores, which find this out: `held` is the operation of that run, `now` the operation
+/// afterwards.
 pub fn lapsed(held: &Operation, now: &Operation, error: &str) {
     line(
         held,
@@ -78,10 +76,10 @@ fn gives_up(op: &Operation, failure: &Failure) -> bool {
     failure.retry == Retry::Never || most.is_some_and(|most| op.failures + 1 >= most)
 }
 
-/// `op` is the operation as its run had it.
+/// `op` is the operation of the run.
 fn line(op: &Operation, error: &str, message: &'static str) {
     // The message is formatted: as a field called `message` it would come after the other fields, not before them.
-    // The error is a string field, so that the subscriber escapes line breaks: it may hold what others sent.
+    // The error is a string field, so that the subscriber escapes line breaks: it may contain text from outside.
     tracing::warn!(scope = %op.scope, key = op.short_hash(), attempt = op.attempt(), error = &*cut(error), "{message}");
 }
 

@@ -1,4 +1,4 @@
-//! Looking: by id, by key, by label, by state and age; counters. Keyset pages, never offsets.
+//! Reading operations: by id, key, label, state and age; counters. Keyset pages, never offsets.
 
 mod tally;
 
@@ -9,35 +9,35 @@ pub use self::tally::{
 };
 use crate::{Labels, Operation, Scope, State, Timestamp};
 
-/// Which operations to list. Everything set must hold.
+/// Selects operations. All set fields must match.
 #[derive(Clone, Debug, Default)]
 pub struct Filter {
-    /// Of this tenant. A listing never crosses tenants.
+    /// The tenant. A listing never crosses tenants.
     pub tenant: String,
-    /// Of this service.
+    /// The service.
     pub service: Option<String>,
-    /// Of this kind.
+    /// The kind.
     pub kind: Option<String>,
-    /// With the text of each label that is set.
+    /// The labels that are set must match.
     pub labels: Labels,
-    /// In this state.
+    /// The state.
     pub state: Option<State>,
-    /// First claimed at this moment or later.
+    /// First claimed at this time or later.
     pub since: Option<Timestamp>,
-    /// First claimed before this moment.
+    /// First claimed before this time.
     pub before: Option<Timestamp>,
-    /// Whether its data has gone to the archive.
+    /// Whether its data is archived.
     pub archived: Option<bool>,
 }
 
 impl Filter {
-    /// Everything of a tenant.
+    /// All operations of a tenant.
     #[must_use]
     pub fn tenant(tenant: &str) -> Self {
         Self { tenant: tenant.to_owned(), ..Self::default() }
     }
 
-    /// Everything of a scope.
+    /// All operations of a scope.
     #[must_use]
     pub fn scope(scope: &Scope) -> Self {
         Self {
@@ -48,12 +48,12 @@ impl Filter {
     }
 }
 
-/// Where a page begins and how long it may be.
+/// The start and the length of a page.
 #[derive(Clone, Copy, Debug)]
 pub struct Page {
-    /// Only operations with a lower id than this; the `next` of the page before.
+    /// Only operations with a lower id; the `next` of the previous page.
     pub after: Option<i64>,
-    /// How many at most.
+    /// The most operations.
     pub limit: u32,
 }
 
@@ -63,76 +63,75 @@ impl Default for Page {
     }
 }
 
-/// One page, newest first. What may be large is left out: payloads, outcomes' bodies, checkpoints;
-/// errors are cut to 512 bytes.
+/// One page, newest first, without payloads, outcomes' bodies and checkpoints; errors are cut to 512 bytes.
 #[derive(Clone, Debug, Default)]
 pub struct Listing {
     /// The operations.
     pub items: Vec<Operation>,
-    /// Those of the page that cannot be read, newest first.
+    /// The unreadable operations of the page, newest first.
     pub unreadable: Vec<Unreadable>,
-    /// Where the next page begins, if there is one.
+    /// The start of the next page, if there is one.
     pub next: Option<i64>,
 }
 
-/// An operation that this version cannot read: damaged, or written by a newer version or with another key. What can be
-/// told of it all the same, as it is stored.
+/// An operation that this version cannot read: damaged, or written by a newer version or with another encryption key.
+/// These are its readable columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unreadable {
-    /// Its number.
+    /// Its id.
     pub id: i64,
-    /// Whose it is.
+    /// Its tenant.
     pub tenant: String,
-    /// Of which service.
+    /// Its service.
     pub service: String,
-    /// Of which kind.
+    /// Its kind.
     pub kind: String,
-    /// The caller's name for it.
+    /// Its key.
     pub key: String,
-    /// The word of its state.
+    /// Its state.
     pub state: String,
     /// When it was first claimed.
     pub created_at: Timestamp,
-    /// What is wrong with it.
+    /// The reason.
     pub why: String,
 }
 
-/// What the sweep or a worker could not do to a row, because the row cannot be read or the database refuses to change
-/// it. It is left alone until `retry_at`, so that the other rows have their turn.
+/// A task of the sweep or a worker that failed for one row, because the row cannot be read or the database refuses to
+/// change it. The row is skipped until `retry_at`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SetAside {
-    /// What could not be done.
+    /// The task.
     pub what: Task,
-    /// The operation; for [`Task::Fold`], the number of a row of the counters.
+    /// The operation; for [`Task::Fold`], the id of a row of the counters.
     pub id: i64,
-    /// Since when.
+    /// The time of the first failure.
     pub since: Timestamp,
-    /// How often it was tried.
+    /// The number of tries.
     pub tries: i64,
-    /// When it is tried again.
+    /// The time of the next try.
     pub retry_at: Timestamp,
-    /// What was wrong the last time.
+    /// The last error.
     pub reason: String,
 }
 
-/// What can fail for one row.
+/// The tasks that can fail for one row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Task {
-    /// The sweep ends a lapsed lease.
+    /// The sweep ends an expired lease.
     Lapse,
-    /// The sweep removes, archives or puts off an operation by its age.
+    /// The sweep deletes, archives or postpones an operation by its age.
     Age,
     /// The sweep adds a row to the counters.
     Fold,
-    /// A worker takes up an operation that is due.
+    /// A worker claims a due operation.
     Run,
 }
 
 impl Task {
-    /// All of them.
+    /// All tasks.
     pub const ALL: [Self; 4] = [Self::Lapse, Self::Age, Self::Fold, Self::Run];
 
-    /// The word for it, in SQL and JSON.
+    /// Its word in SQL and JSON.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -143,56 +142,37 @@ impl Task {
         }
     }
 
-    /// What could not be done, in words that follow "cannot".
+    /// The task in words that follow "cannot".
     #[must_use]
     pub const fn in_words(self) -> &'static str {
         match self {
-            Self::Lapse => "end its lapsed lease",
-            Self::Age => "remove, archive or put it off by its age",
+            Self::Lapse => "end its expired lease",
+            Self::Age => "remove, archive or postpone it by its age",
             Self::Fold => "add it to the counters",
             Self::Run => "run it",
         }
     }
 }
 
-/// What nobody runs and may be claimed of a scope, the longest due first.
-#[derive(Clone, Debug, Default)]
-pub struct Due {
-    /// The operations, whole: what was stored with them is what should run.
-    pub operations: Vec<Operation>,
-    /// When the first one is due that is not among these. If that is in the past, there are more already.
-    pub next: Option<Timestamp>,
-    /// How long that is from now, by the database's clock.
-    pub wait: Option<Duration>,
-}
-
-impl Due {
-    /// How many operations are told of at most.
-    pub const MOST: u32 = 64;
-
-    /// How many bytes of stored data, unless the first one alone has more.
-    pub const BYTES: usize = 16 << 20;
-}
-
-/// A kind of which a tenant has something that is due or will be.
+/// A kind and tenant with operations that are due now or later.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DueKind {
     /// The kind.
     pub kind: String,
     /// The tenant.
     pub tenant: String,
-    /// When the first of it is due.
+    /// When the first of them is due.
     pub next: Timestamp,
-    /// How long that is from now, by the database's clock; zero if it is due already.
+    /// The time until then, by the database's clock; zero if it is due.
     pub wait: Duration,
 }
 
 impl DueKind {
-    /// How many kinds are told of at most. If it is that many, the rest come after the last of them.
+    /// The most kinds of one listing. If it has that many, the rest follow after the last.
     pub const MOST: u32 = 1000;
 }
 
-/// What a counter counts by: the first two labels are few-valued by contract.
+/// The dimensions of a counter: the first two labels must have few values.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Group {
     /// Tenant.
@@ -208,7 +188,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// The group an operation is counted in.
+    /// The group of an operation.
     #[must_use]
     pub fn of(operation: &Operation) -> Self {
         Self::new(&operation.scope, &operation.labels)
@@ -228,38 +208,38 @@ impl Group {
     }
 }
 
-/// One line of the counters: how often something happened in an hour.
+/// One line of the counters: the number of events in an hour.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Count {
-    /// By what.
+    /// The group.
     pub group: Group,
-    /// In which hour since 1970.
+    /// The hour since 1970.
     pub hour: i64,
-    /// What was counted.
+    /// The event.
     pub what: Counted,
-    /// How often.
+    /// The number.
     pub n: i64,
 }
 
-/// What is counted.
+/// The events that are counted.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Counted {
-    /// Operations that went from one state to another; the empty word is absence. The number in
-    /// a state is what came in less what went out, exact whatever died in between.
+    /// Operations that changed from one state to another; the empty word is absence. The number in a state
+    /// is the entries less the exits, exact after any crash.
     Change {
         /// From.
         from: String,
         /// To.
         to: String,
-        /// For a run that ended: its duration's bucket, see [`bucket`].
+        /// For the end of a run: the bucket of its duration, see [`bucket`].
         bucket: i32,
     },
-    /// Claims that did not get the lease, by answer. These may lag a second.
+    /// Claims without the lease, by answer. These may lag a second.
     Answer(String),
 }
 
-/// The histogram bucket of a run's duration: four to each doubling of microseconds, so that a
-/// quantile is known to within 19%.
+/// The histogram bucket of a run's duration: four per doubling of microseconds, so a quantile is exact
+/// to 19%.
 #[must_use]
 pub fn bucket(duration: Duration) -> i32 {
     let micros = u32::try_from(duration.as_micros()).map_or(f64::from(u32::MAX), f64::from).max(1.0);
@@ -270,7 +250,7 @@ pub fn bucket(duration: Duration) -> i32 {
 
 /// The lower end of a bucket.
 #[must_use]
-pub fn bucket_floor(bucket: i32) -> Duration {
+pub(crate) fn bucket_floor(bucket: i32) -> Duration {
     Duration::from_secs_f64((f64::from(bucket) / 4.0).exp2() / 1e6)
 }
 

@@ -6,11 +6,11 @@ use bytes::Bytes;
 
 use crate::{Error, Fingerprint, Key, Policy, Scope, time::Timestamp};
 
-/// A number from one database-wide counter that never goes back. New with every claim; every
-/// later write of a lease names it, and a write that names an old one is refused.
+/// A number from one database-wide counter that only grows, new with every claim. Every write under a
+/// lease names it, and a write with an old fence is refused.
 ///
-/// It does not come from the row: a row may be purged and made again under the same key, and a
-/// zombie of the first one must not match the second.
+/// It does not come from the row: a row may be purged and created again under the same key, and a stale
+/// worker of the first must not match the second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fence(pub i64);
 
@@ -20,8 +20,7 @@ impl fmt::Display for Fence {
     }
 }
 
-/// A random number that a claim carries, so that one whose answer was lost is recognised as its
-/// own when it is sent again.
+/// A random number of one claim. A claim whose answer was lost is sent again and recognised by its token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(pub [u8; 16]);
 
@@ -29,7 +28,7 @@ impl Token {
     /// A new random token.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] when the system gives no randomness.
+    /// [`Error::Unavailable`] if the system has no random numbers.
     pub fn random() -> Result<Self, Error> {
         DRAWN.with_borrow_mut(|drawn| {
             if drawn.is_empty() {
@@ -37,43 +36,43 @@ impl Token {
                 getrandom::fill(&mut bytes).map_err(|e| Error::Unavailable(format!("no randomness: {e}")))?;
                 drawn.extend(bytes.as_chunks().0);
             }
-            drawn.pop().map(Self).ok_or(Error::Contradiction("no token was drawn"))
+            drawn.pop().map(Self).ok_or(Error::Contradiction("no token was generated"))
         })
     }
 }
 
-/// How many tokens are drawn at once: asking the system for each would be a tenth of what a replay from memory costs.
+/// How many tokens are drawn at once: one system call per token would be a tenth of the cost of a replay from memory.
 const AT_ONCE: usize = 64;
 
 thread_local! {
-    /// Tokens that nobody has got yet.
+    /// Drawn, unused tokens.
     static DRAWN: std::cell::RefCell<Vec<[u8; 16]>> = const { std::cell::RefCell::new(Vec::new()) };
 }
 
-/// Where an operation is in its life. The rules are in [`machine`](crate::machine).
+/// The state of an operation. The rules are in [`machine`](crate::machine).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum State {
-    /// Known and waiting to be run: enqueued, released, put back by a person, or newer data whose
+    /// Stored and waiting to run: enqueued, released, resolved as retry by a person, or newer data whose
     /// predecessor has settled.
     Pending,
-    /// Somebody holds the lease.
+    /// Leased.
     Processing,
-    /// It has taken effect; the outcome is kept (or known not to be).
+    /// It has taken effect; the outcome is kept, or was too large.
     Completed,
     /// The last run failed.
     Failed,
-    /// The last lease ended without a word and the policy lets it run again.
+    /// The last lease expired, and the policy lets it run again.
     TimedOut,
-    /// It may or may not have taken effect. Never ends by itself.
+    /// It may or may not have taken effect. Only a probe or a person ends this.
     InDoubt,
 }
 
 impl State {
-    /// Every state, in the order of the story.
+    /// Every state, in the order of its life.
     pub const ALL: [Self; 6] =
         [Self::Pending, Self::Processing, Self::Completed, Self::Failed, Self::TimedOut, Self::InDoubt];
 
-    /// The word for it, in SQL, JSON, metrics and logs.
+    /// Its word in SQL, JSON, metrics and logs.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -103,18 +102,18 @@ impl FromStr for State {
     }
 }
 
-/// What is stored at completion and handed back on every replay.
+/// The result that is stored at completion and returned by every replay.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Outcome {
-    /// Whether `body` is the whole outcome. When not (it was too large, or has been archived),
-    /// `body` may still hold a short note, such as where the result can be found.
+    /// Whether `body` is the whole outcome. If not (it was too large, or is archived), `body` may have a
+    /// short note, such as the location of the result.
     pub kept: bool,
-    /// The outcome's bytes. Empty bytes that were kept are an outcome like any other.
+    /// The outcome's bytes. They may be empty.
     pub body: Bytes,
 }
 
 impl Outcome {
-    /// An outcome to be replayed as it is.
+    /// An outcome to be replayed.
     #[must_use]
     pub fn kept(body: impl Into<Bytes>) -> Self {
         Self { kept: true, body: body.into() }
@@ -123,8 +122,7 @@ impl Outcome {
     /// The largest outcome that is kept.
     pub const MAX_BYTES: usize = 8 << 20;
 
-    /// The outcome as it is stored: one that is too large is not kept, which is no reason to fail
-    /// what took effect.
+    /// The stored form: an outcome that is too large is not kept, but the operation still completes.
     #[must_use]
     pub(crate) fn to_store(&self) -> Self {
         match self.body.len() {
@@ -133,17 +131,17 @@ impl Outcome {
         }
     }
 
-    /// The fact that it took effect, without the outcome, and a note.
+    /// A completion without the outcome, with a note.
     #[must_use]
     pub fn not_kept(note: impl Into<Bytes>) -> Self {
         Self { kept: false, body: note.into() }
     }
 }
 
-/// Up to four small text fields to find operations by.
+/// Up to four small texts to find operations by.
 ///
-/// The first two are also dimensions of the counters: put few-valued things there (an event
-/// type, a function), and many-valued ones (a process instance, a customer) in the last two.
+/// The first two are also dimensions of the counters: use them for texts with few values (an event type,
+/// a function), and the last two for texts with many (a process instance, a customer).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Labels(pub [Option<String>; 4]);
 
@@ -154,7 +152,7 @@ impl Labels {
     /// Sets the label in slot 1 to 4.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when there is no such slot or the text is not allowed.
+    /// [`Error::Invalid`] if there is no such slot or the text is not allowed.
     pub fn with(mut self, slot: usize, text: &str) -> Result<Self, Error> {
         let place = slot
             .checked_sub(1)
@@ -179,18 +177,18 @@ impl Labels {
     }
 }
 
-/// Which of several operations that are due runs first: the higher one. From -2 to 2.
+/// The order of due operations: higher first. From -2 to 2.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Priority(i8);
 
 impl Priority {
-    /// All of them, the highest first: the order in which a worker looks for what is due.
+    /// All priorities, the highest first: the order in which a worker claims.
     pub const ALL: [Self; 5] = [Self(2), Self(1), Self(0), Self(-1), Self(-2)];
 
     /// A priority by its number.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when there is no such priority.
+    /// [`Error::Invalid`] if there is no such priority.
     pub fn new(number: i64) -> Result<Self, Error> {
         let known = Self::ALL.into_iter().find(|priority| i64::from(priority.0) == number);
         known.ok_or_else(|| Error::Invalid(format!("priority: is {number}, must be -2 to 2")))
@@ -203,22 +201,22 @@ impl Priority {
     }
 }
 
-/// The live right to execute an operation, as the row holds it.
+/// A live lease, as it is stored.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LeaseRow {
-    /// The claim that got it.
+    /// The token of its claim.
     pub token: Token,
-    /// When it ends unless renewed.
+    /// When it expires unless renewed.
     pub deadline: Timestamp,
-    /// When it ends however often it is renewed.
+    /// When it expires at the latest, whatever the renewals.
     pub run_until: Timestamp,
-    /// The policy of the claim that got it.
+    /// The policy of its claim.
     pub terms: Policy,
-    /// Whether somebody has asked for the run to be cancelled.
+    /// Whether a cancellation of the run was requested.
     pub cancelled: bool,
 }
 
-/// Newer data that arrived while the older ran; it runs when that one settles.
+/// Newer data that arrived while the older ran or was in doubt. It runs after that is settled or resolved.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Successor {
     /// The newer data's fingerprint.
@@ -234,59 +232,59 @@ pub struct Successor {
 pub struct Operation {
     /// An opaque number, never used twice (it is the fence of the first claim).
     pub id: i64,
-    /// Whose operation, of which kind.
+    /// The scope.
     pub scope: Scope,
     /// The caller's name for it.
     pub key: Key,
-    /// What to find it by.
+    /// Texts to find it by.
     pub labels: Labels,
-    /// Tells a retry from a reuse of the key.
+    /// The hash of the payload: tells a retry from a reuse of the key.
     pub fingerprint: Fingerprint,
-    /// The payload's place in time, for supersede-if-newer.
+    /// The order of the payload, for supersede-if-newer.
     pub order: Option<i64>,
     /// The input, if the claim brought it.
     pub payload: Option<Bytes>,
-    /// Where it is in its life.
+    /// The state.
     pub state: State,
-    /// The fence of the last claim or of the last change made over its head.
+    /// The fence of the last claim, or of the event that ended its lease.
     pub fence: Fence,
     /// Runs that ended in failure.
     pub failures: u32,
-    /// Leases that ended without a word.
+    /// Leases that expired.
     pub crashes: u32,
-    /// Whether it runs again only when a person says so.
+    /// Whether it runs again only after a person said so.
     pub parked: bool,
-    /// Whether it stays as it is once it has completed, by the policy of the last claim.
+    /// Whether it is final once completed, by the policy of the last claim.
     pub pinned: bool,
-    /// Its place among what is due.
+    /// Its priority among due operations.
     pub priority: Priority,
-    /// The policy that it was enqueued with, if it was: every run goes by this one.
+    /// The policy of its enqueue, if it had one: it applies to every run.
     pub terms: Option<Policy>,
-    /// Who claimed it last; empty if nobody has claimed the data that is stored now.
+    /// The last claimer; empty if the stored data was not claimed yet.
     pub owner: String,
-    /// When it was first claimed, or enqueued.
+    /// When it was first claimed or enqueued.
     pub created_at: Timestamp,
-    /// When it was last claimed; [`Timestamp::NEVER`] if it was only enqueued so far.
+    /// When it was last claimed; [`Timestamp::NEVER`] if never.
     pub claimed_at: Timestamp,
-    /// When it reached the settled state it is in.
+    /// When it reached its settled state.
     pub settled_at: Option<Timestamp>,
-    /// The end of its backoff.
+    /// The end of its backoff or delay.
     pub not_before: Option<Timestamp>,
     /// The end of its retention.
     pub expires_at: Option<Timestamp>,
-    /// When its data goes to the archive.
+    /// When its data is archived.
     pub archive_at: Option<Timestamp>,
-    /// Whether its data has gone to the archive: what is left is the tombstone.
+    /// Whether its data is archived: the row is a tombstone.
     pub archived: bool,
-    /// When the sweep should next look at it. Written at claim, so that settling touches no index.
+    /// When the sweep should next look at it. Written at claim, so that a settle touches no index.
     pub look_at: Option<Timestamp>,
-    /// What is replayed.
+    /// The outcome, for replays.
     pub outcome: Option<Outcome>,
-    /// What the last failed run said, or why it is in doubt.
+    /// The error of the last failed run, or the reason of a doubt or release.
     pub error: Option<String>,
-    /// Small data that a run leaves for the next attempt.
+    /// Small data of a run for the next attempt.
     pub checkpoint: Option<Bytes>,
-    /// The live lease; there is one exactly while the state is processing.
+    /// The live lease; present exactly in the state processing.
     pub lease: Option<LeaseRow>,
     /// Newer data that waits for this one to settle.
     pub successor: Option<Successor>,
@@ -303,25 +301,25 @@ impl Operation {
         }
     }
 
-    /// What stands for the key in a log line, where the key itself must not be.
+    /// The short hash of the key, for log lines, which must not contain the key.
     #[must_use]
     pub fn short_hash(&self) -> String {
         crate::short_hash(self.scope.tenant(), self.scope.service(), self.scope.kind(), self.key.as_str())
     }
 
-    /// Whether nobody can change it or free its key any more before its retention ends.
+    /// Whether it is pinned and completed: nothing can change it or free its key before its retention ends.
     #[must_use]
-    pub fn is_final(&self, now: Timestamp) -> bool {
+    pub(crate) fn is_final(&self, now: Timestamp) -> bool {
         self.pinned && self.state == State::Completed && !self.has_expired(now)
     }
 
-    /// Whether any worker has claimed it yet.
+    /// Whether it was ever claimed.
     #[must_use]
     pub fn was_claimed(&self) -> bool {
         self.claimed_at != Timestamp::NEVER
     }
 
-    /// Whether its retention is over, so that it counts as absent.
+    /// Whether its retention has ended, so that it counts as absent.
     #[must_use]
     pub fn has_expired(&self, now: Timestamp) -> bool {
         self.expires_at.is_some_and(|end| end <= now)

@@ -1,4 +1,4 @@
-//! Policy: the rules a scope lives by.
+//! Policy: the rules of a scope.
 
 use std::time::Duration;
 
@@ -8,35 +8,33 @@ use crate::{Error, time::micros};
 
 /// The rules for the operations of a scope.
 ///
-/// A policy comes with every claim. What must outlive the call (what to do with a lost lease, how
-/// long to keep the row) is written next to the lease, so that the sweep of another node decides
-/// as the owner would have.
+/// Every claim brings its policy. The parts that must outlive the call (`on_lost`, retention) are stored with the
+/// lease, so that the sweep of another node decides in the same way.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Policy {
     /// How long a lease lasts unless renewed.
     pub lease: Duration,
-    /// The longest a run may go on, however often it renews: bounds a live but stuck one.
+    /// The longest run, however often it renews: bounds a run that lives but is stuck.
     pub max_run: Duration,
     /// How long a settled operation is kept, counted from when it was settled; `None` is for ever.
     pub retention: Option<Duration>,
-    /// When a completed operation is archived, counted from when it was settled: its data moves
-    /// to the archive, its key stays taken. `None` is never.
+    /// When a completed operation is archived, counted from its settle: its data moves to the archive,
+    /// its key stays taken. `None` is never.
     pub tombstone: Option<Duration>,
-    /// How many runs may fail before the operation counts as exhausted; `None` is no limit.
-    /// Lost leases are counted apart, by `max_crashes`.
+    /// How many runs may fail before the operation is exhausted; `None` is no limit. Expired leases are
+    /// counted separately, by `max_crashes`.
     pub max_attempts: Option<u32>,
-    /// How many leases may be lost before the operation is parked: a payload that kills its
-    /// process must not take down one node after the other.
+    /// How many leases may expire before the operation is parked: a payload that kills its process must
+    /// not kill one node after the other.
     pub max_crashes: u32,
-    /// How long to wait after a failure.
+    /// The wait after a failure.
     pub backoff: Backoff,
-    /// What a claim with another fingerprint gets.
+    /// The answer to a claim with another fingerprint.
     pub on_mismatch: OnMismatch,
-    /// What becomes of an operation whose lease ended without a word.
+    /// The next state of the operation after lease expiry.
     pub on_lost: OnLost,
-    /// Whether a completed operation stays as it is until its retention ends: nobody can purge it or
-    /// run it again before, with newer data or without. That is what makes it safe for a node to
-    /// answer a replay from memory.
+    /// Whether a completed operation is final until its retention ends: it cannot be purged or run again,
+    /// not even with newer data. So a node may replay it from memory.
     pub pinned: bool,
 }
 
@@ -58,13 +56,20 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// The shortest lease: below this, an ordinary pause of a busy machine would lose it.
+    /// The shortest lease: an ordinary pause of a busy machine would let a shorter one expire.
     pub const SHORTEST_LEASE: Duration = Duration::from_millis(100);
 
-    /// The longest duration: sums of times must not run over.
+    /// The longest duration: sums of times must not overflow.
     pub const LONGEST: Duration = Duration::from_secs(1000 * 366 * 24 * 3600);
 
-    /// Refuses a policy that cannot be kept.
+    /// How long after the claim the sweep first looks at an operation: when its outcome expires or is archived,
+    /// whichever is first.
+    #[must_use]
+    pub fn first_look(&self) -> Option<Duration> {
+        self.retention.into_iter().chain(self.tombstone).min()
+    }
+
+    /// Refuses an invalid policy.
     ///
     /// # Errors
     /// [`Error::Invalid`], naming every wrong field.
@@ -77,7 +82,7 @@ impl Policy {
             wrong.push("max_run: is shorter than the lease");
         }
         if self.max_attempts == Some(0) {
-            wrong.push("max_attempts: is 0, so nothing would ever run");
+            wrong.push("max_attempts: is 0, so the operation would never run");
         }
         if self.max_crashes == 0 {
             wrong.push("max_crashes: is 0, so the first lost lease would park the operation");
@@ -90,7 +95,7 @@ impl Policy {
             wrong.push("backoff: the cap is below the first delay");
         }
         if self.pinned && self.on_mismatch == OnMismatch::SupersedeIfNewer {
-            wrong.push("pinned: what newer data may supersede cannot be pinned");
+            wrong.push("pinned: cannot be combined with on_mismatch = supersede_if_newer");
         }
         match wrong[..] {
             [] => Ok(()),
@@ -99,39 +104,39 @@ impl Policy {
     }
 }
 
-/// What a claim gets that comes with another fingerprint than the stored one.
+/// The answer to a claim with another fingerprint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnMismatch {
-    /// It is refused as a mismatch, whatever state the operation is in.
+    /// A mismatch, in every state of the operation.
     Reject,
-    /// It is answered as if it were equal; a replay says that it did not match.
+    /// The answer of an equal fingerprint; a replay is marked as a mismatch.
     Replay,
-    /// Data with a higher `order` replaces the older; anything else is a mismatch.
+    /// Data with a higher `order` replaces the older; any other data is a mismatch.
     SupersedeIfNewer,
 }
 
-/// What becomes of an operation whose lease ended without a word.
+/// The next state of an operation after lease expiry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnLost {
-    /// It may run again: right where the effect is atomic with the completion, or harmless twice.
+    /// It may run again: right if the effect is atomic with the completion, or idempotent.
     Rerun,
-    /// It is in doubt until a person says what happened.
+    /// It is in doubt until a person resolves it.
     Hold,
-    /// It is in doubt until a probe (or a person) finds out what happened.
+    /// It is in doubt until a probe (or a person) resolves it.
     Probe,
 }
 
 impl OnLost {
-    /// Whether an end nobody knows about is doubt (rather than one more run).
+    /// Whether a run with an unknown end is in doubt (instead of run again).
     #[must_use]
     pub fn doubts(self) -> bool {
         matches!(self, Self::Hold | Self::Probe)
     }
 }
 
-/// The wait after a failure: `first`, then twice as long each time, up to `cap`.
+/// The wait after a failure: `first`, doubling up to `cap`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Backoff {
     /// The wait after the first failure.
@@ -147,16 +152,16 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// No wait at all.
+    /// No wait.
     pub const NONE: Self = Self { first: Duration::ZERO, cap: Duration::ZERO };
 
-    /// The wait after the `nth` failure (from 1), up to a fifth shorter by the operation's id, so
-    /// that a thousand operations that failed together do not come back together.
+    /// The wait after the `nth` failure (from 1), up to a fifth shorter by the operation's id, so that a
+    /// thousand operations that failed together do not run again together.
     #[must_use]
     pub fn after(&self, nth: u32, id: i64) -> Duration {
         let doublings = nth.saturating_sub(1).min(40);
         let whole = self.first.saturating_mul(1_u32 << doublings.min(31)).min(self.cap);
-        // A fixed mix of the two numbers (Weyl's constant): the machine must stay a function.
+        // A fixed mix of the two numbers (Weyl's constant), not a random number: the machine must stay a pure function.
         let mixed = id.unsigned_abs().wrapping_add(u64::from(nth)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         let fifth = u64::try_from(micros(whole) / 5).unwrap_or(0);
         let off = if fifth == 0 { 0 } else { (mixed >> 33) % fifth };
@@ -164,9 +169,8 @@ impl Backoff {
     }
 }
 
-/// A policy as it is written next to a lease: whole microseconds, no names. It is part of every
-/// claim, so it must be short. The last part is left out where it says nothing: nodes from before it
-/// was added go on reading and writing the rest.
+/// A policy as it is stored with a lease: whole microseconds, no names. Every claim writes it, so it must be
+/// short. The last part is left out if it has its default, so that older nodes can read the rest.
 #[derive(Serialize, Deserialize)]
 struct Terms(
     i64,
@@ -183,7 +187,7 @@ struct Terms(
 );
 
 impl Policy {
-    /// The policy in the form that is stored with a lease.
+    /// The stored form of the policy.
     #[must_use]
     pub fn to_terms(&self) -> String {
         let terms = Terms(
@@ -262,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_survives_being_stored() {
+    fn a_stored_policy_is_read_back_unchanged() {
         let policy = Policy { tombstone: Some(Duration::from_secs(5)), ..Policy::default() };
         for pinned in [false, true] {
             let policy = Policy { pinned, ..policy.clone() };
@@ -272,14 +276,14 @@ mod tests {
     }
 
     #[test]
-    fn the_terms_of_older_nodes_are_read_and_written() {
+    fn terms_are_compatible_with_older_nodes() {
         let older = r#"[30000000,900000000,86400000000,null,null,5,1000000,300000000,"reject","rerun"]"#;
         assert_eq!(Policy::from_terms(older).unwrap(), Policy::default());
         assert_eq!(Policy::default().to_terms(), older);
     }
 
     #[test]
-    fn what_newer_data_may_supersede_cannot_be_pinned() {
+    fn supersede_if_newer_cannot_be_pinned() {
         for (on_mismatch, fits) in
             [(OnMismatch::Reject, true), (OnMismatch::Replay, true), (OnMismatch::SupersedeIfNewer, false)]
         {

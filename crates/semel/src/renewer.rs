@@ -1,20 +1,18 @@
-//! Renewing leases in the background.
+//! Renews leases in the background.
 //!
-//! One task asks for all leases of this process that are due, in one statement. It lives on the engine's own threads,
-//! so a handler that blocks every thread of the caller's runtime does not starve it. A lease that was not renewed in
-//! time is lost by our own clock before it is lost by the database's: its holder is told while it can still stop.
+//! One task renews all leases of this process that are due, in one statement. It runs on the engine's own threads, so a
+//! handler that blocks every thread of the caller's runtime does not starve it. A lease that was not renewed in time
+//! expires by the node's clock before it expires by the database's: the run is cancelled while it can still stop.
 //!
-//! No lease waits for another. A late answer is waited for by the leases that have the time; the others are asked for
-//! again meanwhile, in a request of their own. A lease whose row is locked by another transaction is left out by the
-//! store, and asked for again soon. What was renewed is told to its run before anything about it goes to the journal.
+//! No lease waits for another. Leases that have the time wait for a late answer; the others are requested again
+//! meanwhile, in a separate request. The store skips a lease whose row is locked, and it is requested again soon. A run
+//! gets its answer before anything is written to the journal.
 
 mod agenda;
 
-use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use tokio::{
     sync::{Notify, watch},
     task::JoinSet,
@@ -26,15 +24,15 @@ use crate::{Fence, Policy, Result, Uptime, crash_point, machine::Answer, store::
 /// A lease is renewed when a third of it is over: two more rounds can fail before it is lost.
 const ROUNDS_PER_LEASE: u32 = 3;
 
-/// Requests that may wait for their answers at the same time. One is usual; a second one goes when leases of the first
-/// cannot wait any longer. More than a few only means that the store answers nothing.
+/// The most concurrent requests. One is usual; a second one is sent if leases of the first cannot wait any longer. More
+/// than a few only means that the store does not answer.
 const AT_ONCE: usize = 4;
 
-/// How often the clock is looked at while no further request may be sent.
+/// How often to check the clock while no further request may be sent.
 const CROWDED: Duration = Duration::from_millis(10);
 
-/// How long to wait before the journal is tried again.
-const STORY_PAUSE: Duration = Duration::from_secs(1);
+/// How long to wait before the journal is written again.
+const JOURNAL_PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 pub(crate) struct Renewer {
@@ -42,23 +40,23 @@ pub(crate) struct Renewer {
     changed: Notify,
 }
 
-/// How a lease stands.
+/// The state of a lease.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Standing {
-    /// Until when it may be used; nothing once it is lost.
+    /// Until when it may be used; `None` once it is lost.
     pub(crate) until: Option<Uptime>,
-    /// Whether somebody has asked for the run to stop.
+    /// Whether the run was asked to stop.
     pub(crate) cancelled: bool,
 }
 
-/// Keeps a lease alive until it is dropped, and tells when it is lost all the same.
+/// Renews a lease until it is dropped, and signals its loss.
 pub(crate) struct Renewal {
     id: LeaseId,
     standing: watch::Receiver<Standing>,
     renewer: Arc<Renewer>,
 }
 
-/// A request that was answered, or given up.
+/// A request that was answered or given up.
 struct Answered {
     asked: Vec<LeaseId>,
     sent: Uptime,
@@ -66,47 +64,47 @@ struct Answered {
 }
 
 impl Renewer {
-    /// Begins to renew. `deadline` is counted from before the claim was sent.
+    /// Starts to renew. `deadline` is counted from before the claim was sent.
     pub(crate) fn keep(self: &Arc<Self>, id: i64, fence: Fence, term: Duration, deadline: OwnDeadline) -> Renewal {
         self.keep_from(Uptime::now() + term / ROUNDS_PER_LEASE, (id, fence), term, deadline)
     }
 
     fn keep_from(self: &Arc<Self>, due: Uptime, id: LeaseId, term: Duration, deadline: OwnDeadline) -> Renewal {
-        let (told, standing) = watch::channel(Standing { until: Some(deadline.at()), cancelled: false });
+        let (signal, standing) = watch::channel(Standing { until: Some(deadline.at()), cancelled: false });
         // The task is woken only if it would sleep for too long.
-        if self.lock().add(id, Held { term, due, deadline, told }) {
+        if self.agenda.lock().add(id, Held { term, due, deadline, signal }) {
             self.changed.notify_one();
         }
         Renewal { id, standing, renewer: self.clone() }
     }
 
-    /// Tells the run of an operation, if it is here, that somebody asks for it to stop.
+    /// Asks the run of an operation to stop, if it runs here.
     pub(crate) fn cancel(&self, operation: i64) {
-        self.lock().cancel(operation);
+        self.agenda.lock().cancel(operation);
     }
 
-    /// Renews whatever is due. Never ends.
+    /// Renews leases that are due. Never ends.
     pub(crate) async fn work<S: Store>(self: Arc<Self>, store: S) {
-        let stories = store.clone();
+        let journal = store.clone();
         let renew = move |asked| {
             let store = store.clone();
             async move { store.renew(asked).await }
         };
-        let tell = move || {
-            let store = stories.clone();
+        let note = move || {
+            let store = journal.clone();
             async move { store.tell_renewals().await }
         };
-        self.serve(renew, tell).await;
+        self.serve(renew, note).await;
     }
 
-    async fn serve<R, Renewed, T, Telling>(&self, renew: R, tell: T)
+    async fn serve<R, Renewed, T, Noting>(&self, renew: R, note: T)
     where
         R: Fn(Vec<LeaseId>) -> Renewed,
         Renewed: Future<Output = Result<Vec<Answer>>> + Send + 'static,
-        T: Fn() -> Telling + Clone + Send + 'static,
-        Telling: Future<Output = Result<()>> + Send + 'static,
+        T: Fn() -> Noting + Clone + Send + 'static,
+        Noting: Future<Output = Result<()>> + Send + 'static,
     {
-        let (mut requests, mut stories) = (JoinSet::new(), JoinSet::new());
+        let (mut requests, mut notes) = (JoinSet::new(), JoinSet::new());
         loop {
             let crowded = requests.len() >= AT_ONCE;
             let pause = self.until_next().max(if crowded { CROWDED } else { Duration::ZERO });
@@ -114,22 +112,22 @@ impl Renewer {
                 Some(answered) = requests.join_next() => {
                     // A request that panicked is sent again when its leases are due again.
                     answered.map_or_else(|error| tracing::error!(%error, "a renewal ended early"), |a| self.take_note(a));
-                    if stories.is_empty() {
-                        stories.spawn(until_told(tell.clone()));
+                    if notes.is_empty() {
+                        notes.spawn(write_notes(note.clone()));
                     }
                     continue;
                 }
-                Some(_) = stories.join_next() => continue,
+                Some(_) = notes.join_next() => continue,
                 () = self.changed.notified() => continue,
                 () = tokio::time::sleep(pause) => {}
             }
             if crowded {
-                self.lock().end_overdue(Uptime::now());
+                self.agenda.lock().end_overdue(Uptime::now());
                 continue;
             }
             let sent = Uptime::now();
             let (asked, patience) = {
-                let mut agenda = self.lock();
+                let mut agenda = self.agenda.lock();
                 let asked = agenda.take_due(sent);
                 let patience = agenda.longest_patience(&asked);
                 (asked, patience)
@@ -141,11 +139,11 @@ impl Renewer {
     }
 
     fn until_next(&self) -> Duration {
-        self.lock().next().map_or(Duration::from_secs(3600), Uptime::remaining)
+        self.agenda.lock().next().map_or(Duration::from_secs(3600), Uptime::remaining)
     }
 
     fn take_note(&self, Answered { asked, sent, answers }: Answered) {
-        let mut agenda = self.lock();
+        let mut agenda = self.agenda.lock();
         match answers {
             Ok(answers) => {
                 asked.iter().zip(&answers).for_each(|(id, answer)| agenda.answered(*id, answer, sent));
@@ -155,10 +153,6 @@ impl Renewer {
                 asked.iter().for_each(|id| agenda.ask_soon(*id));
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Agenda> {
-        self.agenda.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -176,15 +170,15 @@ async fn ask(
     Answered { asked, sent, answers }
 }
 
-/// Writes what renewals left to tell. They do not wait for it.
-async fn until_told<T: Fn() -> Telling, Telling: Future<Output = Result<()>>>(tell: T) {
-    while let Err(error) = tell().await {
+/// Writes the journal notes of renewals. Renewals do not wait for it.
+async fn write_notes<T: Fn() -> Noting, Noting: Future<Output = Result<()>>>(note: T) {
+    while let Err(error) = note().await {
         tracing::warn!(%error, "renewals could not be noted in the journal; trying again");
-        tokio::time::sleep(STORY_PAUSE).await;
+        tokio::time::sleep(JOURNAL_PAUSE).await;
     }
 }
 
-/// When a holder must have stopped, by its own clock: before the database says so.
+/// When a holder must have stopped, by the node's clock: before the database's deadline.
 #[derive(Clone, Copy)]
 pub(crate) struct OwnDeadline {
     term: Duration,
@@ -194,14 +188,14 @@ pub(crate) struct OwnDeadline {
 }
 
 impl OwnDeadline {
-    /// Of a lease whose claim was sent at that moment.
+    /// The deadline of a lease whose claim was sent at this moment.
     pub(crate) fn of_claim(sent: Uptime, policy: &Policy) -> Self {
         let term = policy.lease;
         let end = sent + policy.max_run.saturating_sub(margin(term));
         Self { term, at: end, end }.renewed(sent)
     }
 
-    /// The same lease, renewed by what was sent at that moment.
+    /// The deadline of the same lease, renewed by a request that was sent at this moment.
     pub(crate) fn renewed(self, sent: Uptime) -> Self {
         let at = (sent + self.term.saturating_sub(margin(self.term))).min(self.end);
         Self { at, ..self }
@@ -213,30 +207,30 @@ impl OwnDeadline {
     }
 }
 
-/// What is left of a term for the clocks' drift, and for the last write to arrive.
+/// The margin of a term for clock drift, and for the last write to arrive.
 fn margin(term: Duration) -> Duration {
     term / 10
 }
 
 impl Renewal {
-    /// Done when the lease is lost.
+    /// Completes when the lease is lost.
     pub(crate) async fn lost(&self) {
         self.stands(|standing| standing.until.is_none()).await;
     }
 
-    /// Done when somebody has asked for the run to stop.
+    /// Completes when the run was asked to stop.
     pub(crate) async fn cancelled(&self) {
         self.stands(|standing| standing.cancelled).await;
     }
 
     async fn stands(&self, so: impl FnMut(&Standing) -> bool) {
-        // The sender goes only after it has said so, or when the renewal ends.
+        // The sender is dropped only after it has sent this, or when the renewal ends.
         if self.standing.clone().wait_for(so).await.is_err() {
             std::future::pending::<()>().await;
         }
     }
 
-    /// How the lease stands, by our own clock.
+    /// The state of the lease, by the node's clock.
     pub(crate) fn watch(&self) -> watch::Receiver<Standing> {
         self.standing.clone()
     }
@@ -244,7 +238,7 @@ impl Renewal {
 
 impl Drop for Renewal {
     fn drop(&mut self) {
-        self.renewer.lock().remove(self.id);
+        self.renewer.agenda.lock().remove(self.id);
     }
 }
 

@@ -1,15 +1,15 @@
-//! Claims that came again, gathered for a second and written together.
+//! Repeated claims, collected for a second and written together.
 //!
-//! A replay must cost no write of its own, so repeats are counted in memory and flushed once a
-//! second: a process that is killed loses at most that second of them. The states of operations
-//! are never counted here.
+//! A replay must not cost a write, so repeats are counted in memory and flushed once a second: a killed process loses
+//! at most that second of them. The states of operations are never counted here.
 
 use std::{
     collections::{HashMap, HashSet, hash_map::Entry},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::{
@@ -26,8 +26,7 @@ const EVERY: Duration = Duration::from_secs(1);
 /// How many operations may have unwritten repeats before they are written at once.
 const MOST: usize = 16_384;
 
-/// In how many parts they are gathered, each with a lock of its own: replays from memory are quick enough to meet at
-/// a single one.
+/// The number of shards, each with its own lock: replays from memory are fast enough to contend on a single one.
 const PARTS: usize = 8;
 
 #[derive(Default)]
@@ -37,24 +36,23 @@ struct Gathered {
     more: HashMap<Counted, i64>,
 }
 
-/// What was seen of an operation.
+/// The repeats of an operation.
 struct Seen {
     repeats: Repeats,
     scope: Scope,
     labels: [Option<String>; 2],
-    /// How often it was answered in which word; there are one or two of them.
+    /// How often each answer was given; there are one or two different ones.
     answers: Vec<(&'static str, i64)>,
 }
 
-/// What an answer is counted by: the scope, the first two labels, and its word. The group of the
-/// counters in a form that costs nothing to make.
+/// The group of a counter: the scope, the first two labels, and the answer's word. In a form that is cheap to build.
 type Counted = (Scope, [Option<String>; 2], &'static str);
 
 #[derive(Default)]
 pub(crate) struct Gatherer {
     gathered: [Mutex<Gathered>; PARTS],
     full: Notify,
-    /// Held while they are written.
+    /// Held during a flush.
     writing: tokio::sync::Mutex<()>,
 }
 
@@ -82,18 +80,18 @@ impl Gatherer {
     pub(crate) fn note(&self, operation: &Operation, request: &Request, word: &'static str, at: Timestamp) {
         let repeat =
             if operation.fingerprint.matches(&request.fingerprint) { Repeat::Duplicate } else { Repeat::Conflict };
-        // A duplicate has the operation's own fingerprint; only a conflict's is worth keeping.
+        // A duplicate has the operation's own fingerprint; only a conflict's is stored.
         let fingerprint = match repeat {
             Repeat::Duplicate => String::new(),
             Repeat::Conflict => request.fingerprint.to_hex(),
         };
         let sighting = Sighting { at, answer: word.into(), fingerprint };
         let part = usize::try_from(operation.id.unsigned_abs()).unwrap_or(0) % PARTS;
-        let mut gathered = self.lock(part);
+        let mut gathered = self.gathered[part].lock();
         let room = gathered.repeats.len() < 2 * MOST / PARTS;
         match gathered.repeats.entry((operation.id, repeat)) {
             Entry::Vacant(_) if !room => {
-                // With the store away for long, further operations are only counted by their answer.
+                // While the store is unavailable for long, further operations are only counted by their answer.
                 let counted = (operation.scope.clone(), labels_of(operation), word);
                 *gathered.more.entry(counted).or_default() += 1;
             }
@@ -109,7 +107,7 @@ impl Gatherer {
         }
     }
 
-    /// Writes what has gathered, every second. Never ends.
+    /// Flushes every second. Never ends.
     pub(crate) async fn work<S: Store>(self: Arc<Self>, store: S) {
         loop {
             tokio::select! {
@@ -120,12 +118,12 @@ impl Gatherer {
         }
     }
 
-    /// Writes what has gathered. What cannot be written now, also if it is only for some operations that another
-    /// transaction has locked, is kept for the next time, as long as there is room for it. Ends after a flush that was on its way already: whoever stops when this
-    /// has ended loses nothing that another had taken out of here.
+    /// Flushes. Repeats that cannot be written now, for example because another transaction has locked their
+    /// operations, are kept for the next flush as long as there is room. It also waits for a flush that is already in
+    /// flight, so that nothing is lost if the process ends afterwards.
     pub(crate) async fn flush<S: Store>(&self, store: &S) {
         let _writing = self.writing.lock().await;
-        let parts: Vec<Gathered> = (0..PARTS).map(|part| std::mem::take(&mut *self.lock(part))).collect();
+        let parts: Vec<Gathered> = (0..PARTS).map(|part| std::mem::take(&mut *self.gathered[part].lock())).collect();
         let seen = parts.iter().flat_map(|part| &part.repeats).map(|((id, repeat), seen)| SeenAgain {
             id: *id,
             repeat: *repeat,
@@ -158,12 +156,12 @@ impl Gatherer {
             }
             Err(error) => {
                 tracing::warn!(%error, "repeats could not be written; trying again");
-                parts.into_iter().enumerate().for_each(|(part, gathered)| self.put_back(part, gathered));
+                parts.into_iter().enumerate().for_each(|(part, gathered)| self.restore(part, gathered));
             }
         }
     }
 
-    /// Keeps repeats that were left out. Their answers have been counted.
+    /// Keeps repeats that were not written. Their answers have been counted.
     fn keep(&self, parts: Vec<Gathered>, left: &[SeenAgain]) {
         if left.is_empty() {
             return;
@@ -172,12 +170,12 @@ impl Gatherer {
         for (part, Gathered { mut repeats, .. }) in parts.into_iter().enumerate() {
             repeats.retain(|about, _| left.contains(about));
             repeats.values_mut().for_each(|seen| seen.answers.clear());
-            self.put_back(part, Gathered { repeats, more: HashMap::new() });
+            self.restore(part, Gathered { repeats, more: HashMap::new() });
         }
     }
 
-    fn put_back(&self, part: usize, earlier: Gathered) {
-        let mut now = self.lock(part);
+    fn restore(&self, part: usize, earlier: Gathered) {
+        let mut now = self.gathered[part].lock();
         for (id, mut seen) in earlier.repeats {
             match now.repeats.remove(&id) {
                 Some(later) => {
@@ -197,9 +195,5 @@ impl Gatherer {
         for (counted, n) in earlier.more {
             *now.more.entry(counted).or_default() += n;
         }
-    }
-
-    fn lock(&self, part: usize) -> MutexGuard<'_, Gathered> {
-        self.gathered[part].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

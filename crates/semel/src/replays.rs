@@ -1,9 +1,9 @@
 //! Replays from memory.
 //!
-//! Only what nobody can change any more is remembered: completed operations that are pinned, until
-//! they expire or are archived, when this node has completed or replayed them. When that is, this node counts by its own boot clock, from before it
-//! asked, less a tenth: it forgets early, and asks again. What it remembers is bounded in bytes; what
-//! is asked for most stays.
+//! Only operations that cannot change any more are cached: pinned and completed ones, until they expire or are
+//! archived, if this node has completed or replayed them. The node measures that time by its boot clock, from before
+//! its request, less a tenth: it evicts early, and asks again. The cache is bounded in bytes and keeps the most
+//! requested entries.
 
 use std::{hash::Hash, sync::Arc};
 
@@ -19,15 +19,15 @@ use crate::{
     store::Applied,
 };
 
-/// About what an entry takes beside its payload and its outcome.
+/// The approximate size of an entry beside its payload and outcome.
 const ENTRY: usize = 1024;
 
-/// How many parts of the cache have a lock of their own. None holds what is larger than itself, and
-/// of the default size a part has room for some answers of a MiB.
+/// The number of shards, each with its own lock. An entry must fit into a shard; at the default size a shard has room
+/// for several answers of a MiB.
 const PARTS: usize = 16;
 
 pub(crate) struct Replays {
-    /// None where nothing is to be remembered.
+    /// `None` if the cache is off.
     cache: Option<Cache<(Scope, Key), Remembered, Bytes>>,
 }
 
@@ -36,11 +36,11 @@ struct Remembered {
     operation: Arc<Operation>,
     /// The database's time when it was read.
     read_at: Timestamp,
-    /// When to forget it; `None` is never.
+    /// When to evict it; `None` is never.
     until: Option<Uptime>,
 }
 
-/// A place in the cache, borrowed: a look costs no allocation.
+/// A borrowed cache key: a look-up does not allocate.
 #[derive(Hash)]
 struct Place<'a>(&'a Scope, &'a Key);
 
@@ -73,9 +73,9 @@ impl Replays {
         Self { cache }
     }
 
-    /// The answer to a claim, if what it is about is remembered at this moment.
+    /// The answer to a claim, if its operation is cached now.
     pub(crate) fn recall(&self, request: &Request, now: Uptime) -> Option<Result<Claim<Arc<Operation>>>> {
-        // Others are not told that a key can no longer be freed, and may rely on it.
+        // A claim whose policy is not pinned always asks the store.
         let cache = self.cache.as_ref().filter(|_| request.policy.pinned)?;
         let Remembered { operation, read_at, until } = cache.get(&Place(&request.scope, &request.key))?;
         if until.is_some_and(|until| until <= now) {
@@ -85,8 +85,8 @@ impl Replays {
         Some(Claim::from_answer(answer, operation, read_at))
     }
 
-    /// Remembers an operation if nobody can change it any more. It was asked for after `sent`, and
-    /// read at `read_at` by the database's clock.
+    /// Caches an operation that cannot change any more. It was requested after `sent`, and read at `read_at` by the
+    /// database's clock.
     pub(crate) fn remember(&self, operation: &Arc<Operation>, sent: Uptime, read_at: Timestamp) {
         let Some(cache) = self.cache.as_ref() else { return };
         // Without its outcome there is little to save: that is rare, or a tombstone.
@@ -103,14 +103,14 @@ impl Replays {
         cache.insert((operation.scope.clone(), operation.key.clone()), remembered);
     }
 
-    /// Remembers what this node has completed, after `sent`: `held` is the operation as it was claimed.
+    /// Caches an operation that this node has completed, after `sent`: `held` is the operation as it was claimed.
     pub(crate) fn remember_completed(&self, held: &Operation, outcome: &Outcome, applied: &Applied, sent: Uptime) {
         if self.cache.is_none() || !held.pinned {
             return;
         }
         let completed = match &applied.operation {
             Some(operation) => Some(Arc::new(operation.clone())),
-            // A plain completion does not bring its row back; this is what it wrote.
+            // A plain completion does not return its row; this is what it wrote.
             None => {
                 let event = Event::Write { fence: held.fence, write: Write::Complete(outcome.clone()) };
                 match step(Some(held), &event, applied.now).next {
@@ -154,7 +154,7 @@ mod tests {
         Timestamp::from_micros(0) + time
     }
 
-    /// What was replayed `since` its completion, with an outcome of so many bytes.
+    /// An operation that was replayed `since` its completion, with an outcome of this many bytes.
     fn remember(replays: &Replays, request: &Request, since: Duration, bytes: usize, sent: Uptime) {
         let fence = Fence(1);
         let Next::Anew(claimed) = step(None, &Event::Claim { request, fence }, at(Duration::ZERO)).next else {
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_ends_a_tenth_early_counted_from_before_it_was_asked_for() {
+    fn a_cached_operation_ends_a_tenth_early_counted_from_before_the_request() {
         let (replays, asked, sent) = (Replays::new(1 << 20), request("k"), Uptime::now());
         remember(&replays, &asked, HOUR / 2, 1, sent);
         let early = HOUR / 2 * 9 / 10;
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_for_ever_is_remembered_for_ever() {
+    fn an_operation_without_an_end_is_cached_for_ever() {
         let (replays, mut asked) = (Replays::new(1 << 20), request("k"));
         asked.policy.retention = None;
         remember(&replays, &asked, HOUR, 1, Uptime::now());

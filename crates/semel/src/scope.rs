@@ -1,10 +1,10 @@
-//! Scope and key: whose operation it is, and the caller's name for it.
+//! Scope and key.
 
 use std::{fmt, sync::Arc};
 
 use crate::Error;
 
-/// Tenant + service + kind of operation. Equal keys in two scopes never meet.
+/// Tenant + service + kind. Equal keys in two scopes are different operations.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Scope {
     tenant: Arc<str>,
@@ -13,7 +13,7 @@ pub struct Scope {
 }
 
 impl Scope {
-    /// The tenant of everything until tokens say otherwise.
+    /// The tenant of requests without authentication.
     pub const DEFAULT_TENANT: &str = "default";
 
     /// A scope. Tenant and service are 1-64 bytes without `/` (so that a scope can be written as
@@ -41,19 +41,19 @@ impl Scope {
         }
     }
 
-    /// Who it belongs to.
+    /// The tenant.
     #[must_use]
     pub fn tenant(&self) -> &str {
         &self.tenant
     }
 
-    /// The part of the system that does it.
+    /// The service.
     #[must_use]
     pub fn service(&self) -> &str {
         &self.service
     }
 
-    /// What kind of operation it is within the service.
+    /// The kind of operation within the service.
     #[must_use]
     pub fn kind(&self) -> &str {
         &self.kind
@@ -90,7 +90,7 @@ impl Key {
     /// A key.
     ///
     /// # Errors
-    /// [`Error::Invalid`], saying what is wrong with it.
+    /// [`Error::Invalid`], with the reason.
     pub fn new(text: &str) -> Result<Self, Error> {
         part("key", text, Self::MAX_BYTES, true).map(Self)
     }
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scope_is_read_as_it_is_written() {
+    fn a_printed_scope_is_parsed_back() {
         let scope = Scope::new("acme", "http", "POST /orders/{id}").unwrap();
         assert_eq!(Scope::parse(&scope.to_string()).unwrap(), scope);
         assert_eq!(Scope::parse("cli/once").unwrap().tenant(), "default");
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn shifting_text_between_parts_makes_another_scope() {
+    fn text_moved_between_parts_makes_another_scope() {
         assert!(Scope::new("a/b", "c", "d").is_err());
         assert_ne!(Scope::new("a", "b", "c/d").unwrap().to_string(), Scope::new("a", "b", "c").unwrap().to_string());
     }

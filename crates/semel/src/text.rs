@@ -1,11 +1,12 @@
-//! Texts that come from outside, cut to a size.
+//! Texts that come from outside: cut to a size, or out of a panic.
 
-/// The longest error, reason of a doubt or reason of a person that is stored, in bytes. It is for a person to read; it
-/// is stored on the operation and in its journal, and goes through the same batches as everything else. What is longer
-/// is cut, and says so.
+use std::any::Any;
+
+/// The longest stored error, reason of a doubt or reason of a person, in bytes. It is stored on the operation and in
+/// its journal, and people read it. A longer text is cut, and marked.
 pub const MAX_TEXT: usize = 8 << 10;
 
-/// The text, cut at a character if it is longer than [`MAX_TEXT`], with a mark that tells how long it was.
+/// The text, cut at a character if it is longer than [`MAX_TEXT`], with a mark that has its full length.
 pub(crate) fn bounded(text: String) -> String {
     if text.len() <= MAX_TEXT {
         return text;
@@ -16,6 +17,13 @@ pub(crate) fn bounded(text: String) -> String {
         end -= 1;
     }
     format!("{}{mark}", &text[..end])
+}
+
+/// The text of a panic, as `catch_unwind` or a task's join gives it.
+#[must_use]
+pub fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no text")
 }
 
 #[cfg(test)]
@@ -38,5 +46,13 @@ mod tests {
             assert!(cut.ends_with(&format!(" … (cut, {} bytes in all)", text.len())), "{cut}");
             assert!(text.starts_with(cut.split(" … ").next().unwrap()));
         }
+    }
+
+    #[test]
+    fn a_panic_has_the_text_it_was_made_with() {
+        let text = |work: fn()| panic_text(&*std::panic::catch_unwind(work).unwrap_err()).to_owned();
+        assert_eq!(text(|| panic!("plain")), "plain");
+        assert_eq!(text(|| panic!("with {}", 1 + 1)), "with 2");
+        assert_eq!(text(|| std::panic::panic_any(7)), "no text");
     }
 }

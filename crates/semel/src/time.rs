@@ -1,7 +1,7 @@
-//! Time as the ledger knows it: microseconds since 1970 by the **database's** clock.
+//! Time in the ledger: microseconds since 1970 by the **database's** clock.
 //!
-//! A node's own clock never takes part in a comparison of stored times; it decides only when a
-//! lease holder must stop early (see [`Uptime`]).
+//! A node's own clock is never compared with stored times; it decides only when a lease holder must stop early (see
+//! [`Uptime`]).
 
 use std::{fmt, ops, time::Duration};
 
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 pub struct Timestamp(i64);
 
 impl Timestamp {
-    /// What stands for a time that has not come.
+    /// The value of a time that has not come.
     pub const NEVER: Self = Self(0);
 
     /// From microseconds since 1970.
@@ -64,9 +64,9 @@ impl fmt::Display for Timestamp {
     }
 }
 
-/// A moment by this machine's boot clock, which goes on while the machine is suspended and cannot
-/// be set. A lease holder counts its own deadline with it: a laptop that slept through its lease
-/// must know so when it wakes, and `std::time::Instant` would not tell.
+/// A moment by this machine's boot clock, which runs while the machine is suspended and cannot be set. A lease holder
+/// measures its deadline with it: a laptop that slept through its lease must notice when it wakes, and
+/// `std::time::Instant` would not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Uptime(Duration);
 
@@ -80,7 +80,7 @@ impl Uptime {
         Self(Duration::new(seconds, nanos))
     }
 
-    /// How long until this moment; zero when it has passed.
+    /// How long until this moment; zero if it has passed.
     #[must_use]
     pub fn remaining(self) -> Duration {
         self.0.saturating_sub(Self::now().0)

@@ -1,15 +1,11 @@
-//! Waiting for somebody else's run, without holding a connection.
+//! Waits for another caller's run, without holding a connection.
 //!
-//! A settle in this process wakes its waiters at once. For runs on other nodes one task glances at
-//! all operations that anybody here waits for, in one statement, every 50 ms; with no waiters it
-//! does nothing.
+//! A settle in this process wakes its waiters at once. For runs on other nodes one task reads all operations that this
+//! node waits for, in one statement, every 50 ms; without waiters it does nothing.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::{
@@ -17,7 +13,7 @@ use crate::{
     store::{Glance, Store},
 };
 
-/// Half of what we promise (about 100 ms from another node), so that it holds with a slow query.
+/// Half of the promised time (about 100 ms from another node), to leave room for a slow query.
 const EVERY: Duration = Duration::from_millis(50);
 
 #[derive(Default)]
@@ -32,7 +28,7 @@ struct Entry {
     wake: Arc<Notify>,
 }
 
-/// One waiter's place; it is given up on drop.
+/// The place of one waiter; released on drop.
 pub(crate) struct Place {
     id: i64,
     wake: Arc<Notify>,
@@ -40,11 +36,11 @@ pub(crate) struct Place {
 }
 
 impl Waiters {
-    /// Takes a place to wait for the run of `id` under `fence` to end.
+    /// Registers a waiter for the end of the run of `id` under `fence`.
     pub(crate) fn join(self: &Arc<Self>, id: i64, fence: Fence) -> Place {
-        let mut waiting = self.lock();
+        let mut waiting = self.waiting.lock();
         let entry = waiting.entry(id).or_insert_with(|| Entry { fence, waiters: 0, wake: Arc::default() });
-        // Whoever looked last knows the run that is waited for.
+        // The latest reader has the fence of the present run.
         entry.fence = entry.fence.max(fence);
         entry.waiters += 1;
         let wake = entry.wake.clone();
@@ -53,9 +49,9 @@ impl Waiters {
         Place { id, wake, waiters: self.clone() }
     }
 
-    /// Wakes everybody who waits for `id`.
+    /// Wakes all waiters of `id`.
     pub(crate) fn wake(&self, id: i64) {
-        if let Some(entry) = self.lock().get(&id) {
+        if let Some(entry) = self.waiting.lock().get(&id) {
             entry.wake.notify_waiters();
         }
     }
@@ -63,12 +59,12 @@ impl Waiters {
     /// Watches the runs of other nodes. Never ends.
     pub(crate) async fn watch<S: Store>(self: Arc<Self>, store: S) {
         loop {
-            let ids: Vec<i64> = self.lock().keys().copied().collect();
+            let ids: Vec<i64> = self.waiting.lock().keys().copied().collect();
             if ids.is_empty() {
                 self.arrived.notified().await;
                 continue;
             }
-            // A store that cannot be asked now is asked again; waiters have their own time limit.
+            // An unavailable store is asked again; waiters have their own time limit.
             if let Ok(seen) = store.glance(ids.clone()).await {
                 self.wake_ended(&ids, &seen);
             }
@@ -76,26 +72,22 @@ impl Waiters {
         }
     }
 
-    /// Wakes those whose run has ended, by a glance at each of `ids`.
+    /// Wakes waiters whose run has ended, by one read of all `ids`.
     fn wake_ended(&self, ids: &[i64], seen: &[Glance]) {
         let running = seen.iter().filter(|glance| glance.live && glance.state == State::Processing);
         let running: HashMap<i64, Fence> = running.map(|glance| (glance.id, glance.fence)).collect();
-        let waiting = self.lock();
+        let waiting = self.waiting.lock();
         for id in ids {
             if let Some(entry) = waiting.get(id).filter(|entry| running.get(id) != Some(&entry.fence)) {
                 entry.wake.notify_waiters();
             }
         }
     }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<i64, Entry>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Place {
-    /// A future that is done when the run has ended. It must be enabled (polled once) before the
-    /// last look at the row, so that no wake-up falls in between.
+    /// Completes when the run has ended. It must be enabled (polled once) before the last read of the row, so that no
+    /// wake is missed in between.
     pub(crate) fn woken(&self) -> tokio::sync::futures::Notified<'_> {
         self.wake.notified()
     }
@@ -103,7 +95,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut waiting = self.waiters.lock();
+        let mut waiting = self.waiters.waiting.lock();
         if let Some(entry) = waiting.get_mut(&self.id) {
             entry.waiters -= 1;
             if entry.waiters == 0 {
@@ -119,14 +111,14 @@ mod tests {
 
     use super::*;
 
-    /// As many runs, each with somebody who waits for it.
+    /// This many runs, each with a waiter.
     fn crowd(n: i64) -> (Arc<Waiters>, Vec<Place>) {
         let waiters = Arc::<Waiters>::default();
         let places = (0..n).map(|id| waiters.join(id, Fence(id))).collect();
         (waiters, places)
     }
 
-    /// The least of several measurements: whatever else the machine does only adds to them.
+    /// The least of several measurements: other load of the machine only adds to them.
     fn least(measured: impl Fn()) -> Duration {
         let times = (0..10).map(|_| {
             let begun = Instant::now();
@@ -136,7 +128,7 @@ mod tests {
         times.min().unwrap_or_default()
     }
 
-    /// A look through all of them would take a thousand times as long among a thousand times as many.
+    /// A linear scan would take a thousand times as long among a thousand times as many.
     #[test]
     fn a_wake_up_costs_the_same_however_many_wait() {
         let cost = |n| {
@@ -152,7 +144,7 @@ mod tests {
         assert!(many < 30 * few, "{few:?} among a hundred, {many:?} among a hundred thousand");
     }
 
-    /// A look through all of them for each would take forty thousand times as long for two hundred times as many.
+    /// A linear scan for each would take forty thousand times as long for two hundred times as many.
     #[test]
     fn a_glance_costs_each_run_the_same_however_many_are_waited_for() {
         let cost = |n: i64| {

@@ -32,7 +32,7 @@ impl Shop {
         Self { child, address }
     }
 
-    /// Sends an order; the answer, or nothing from a shop that dies of it.
+    /// Sends an order; returns the answer, or nothing if the shop dies.
     fn order(&self, key: &str, item: &str) -> Option<String> {
         send(&self.address, key, item)
     }
@@ -75,7 +75,7 @@ fn body(answer: &str) -> &str {
     answer.split_once("\r\n\r\n").unwrap().1
 }
 
-/// Asks as a client would until there is a final answer.
+/// Asks like a client until there is a final answer.
 fn until_answered(shop: &Shop, key: &str, item: &str) -> String {
     let begun = Instant::now();
     loop {
@@ -148,7 +148,7 @@ async fn killed_before_the_commit_it_has_not_happened_and_is_done_once(lab: Lab)
     shop.was_killed();
     assert_eq!(items(&lab).await.len(), 0);
     let shop = Shop::open(&lab.url, None);
-    // Until the dead one's lease is over, its order is in flight: nobody else can know that it is dead.
+    // Until its lease has expired, the order of the dead process is in flight.
     assert!(shop.order("k", "another desk").unwrap().starts_with("HTTP/1.1 422"));
     // Half a minute goes by.
     lab.execute("UPDATE semel_leases SET deadline = deadline - 30000000").await.unwrap();

@@ -1,4 +1,4 @@
-//! What RabbitMQ is told, and what it says.
+//! Requests to RabbitMQ, and its answers.
 
 use futures_util::StreamExt as _;
 use lapin::{
@@ -14,9 +14,9 @@ use semel_testkit::conformance::brokers::{BrokerLab as _, drain, envelope, publi
 
 use crate::lab::{RabbitLab, until};
 
-/// Somebody else's consumer, in another language, sees the same message.
+/// A consumer in another language gets the same message.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_message_carries_what_others_can_read() {
+async fn a_message_is_readable_for_other_clients() {
     let lab = RabbitLab::new().await;
     let (amqp, queue) = (lab.amqp().await, lab.name());
     amqp.declare(vec![Queue::new(&queue)]).await.unwrap();
@@ -53,7 +53,7 @@ async fn a_message_carries_what_others_can_read() {
     lab.end().await;
 }
 
-/// A message from somebody who knows nothing of Semel is delivered as far as it goes.
+/// A message from a program without Semel is delivered as far as possible.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stranger_s_message_is_delivered() {
     let lab = RabbitLab::new().await;
@@ -78,7 +78,7 @@ async fn a_stranger_s_message_is_delivered() {
     lab.end().await;
 }
 
-/// Never "sent": it is told, and goes through when the queue is back.
+/// Never "sent": it is unroutable, and is delivered when the queue is back.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_queue_that_was_deleted_makes_messages_unroutable_until_it_is_declared() {
     let lab = RabbitLab::new().await;
@@ -94,7 +94,7 @@ async fn a_queue_that_was_deleted_makes_messages_unroutable_until_it_is_declared
     lab.end().await;
 }
 
-/// The server ends the consumer of a deleted queue; it comes back with the queue, which it makes itself.
+/// The server ends the consumer of a deleted queue; it comes back with the queue, which it declares itself.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_consumer_outlives_the_deletion_of_its_queue() {
     let lab = RabbitLab::new().await;
@@ -108,9 +108,9 @@ async fn a_consumer_outlives_the_deletion_of_its_queue() {
     lab.end().await;
 }
 
-/// What RabbitMQ gives up on is kept, with the reason and the queue that it was in.
+/// Messages that RabbitMQ gives up on are kept, with the reason and their queue.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_server_gives_up_on_reaches_the_dead() {
+async fn messages_that_the_server_gives_up_on_become_dead_letters() {
     let lab = RabbitLab::new().await;
     let (amqp, queue) = (lab.amqp().await, lab.name());
     amqp.declare(vec![Queue::new(&queue)]).await.unwrap();
@@ -122,7 +122,7 @@ async fn what_the_server_gives_up_on_reaches_the_dead() {
     let delivery = consumer.next().await.unwrap().unwrap();
     delivery.reject(BasicRejectOptions { requeue: false }).await.unwrap();
 
-    // Others use this server, too: theirs are put back.
+    // Other tests use this server, too: their messages are returned.
     let mut dead = amqp.consume(DEAD, 1).await.unwrap();
     let letter = loop {
         let delivery = dead.next().await;
@@ -139,7 +139,7 @@ async fn what_the_server_gives_up_on_reaches_the_dead() {
     lab.end().await;
 }
 
-/// Queues are of the kind that survives the loss of a server.
+/// Queues are quorum queues, which survive the loss of a server.
 #[tokio::test(flavor = "multi_thread")]
 async fn queues_are_quorum_queues_and_classic_ones_are_accepted() {
     let lab = RabbitLab::new().await;
@@ -148,20 +148,20 @@ async fn queues_are_quorum_queues_and_classic_ones_are_accepted() {
     let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
     let mut arguments = FieldTable::default();
     arguments.insert("x-dead-letter-exchange".into(), AMQPValue::LongString(DEAD.into()));
-    // Declared as a classic queue, it turns out to be another.
+    // A declaration as a classic queue shows that it is another kind.
     let mut all_but_the_type = arguments.clone();
     all_but_the_type.insert("x-dead-letter-strategy".into(), AMQPValue::LongString("at-least-once".into()));
     all_but_the_type.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
     let (_connection, channel) = lab.raw().await;
     let refused = channel.queue_declare(queue.as_str().into(), durable, all_but_the_type).await.unwrap_err();
     assert!(refused.to_string().contains("x-queue-type"), "{refused}");
-    // One that was made where there were no others serves as well.
+    // An existing classic queue is accepted.
     let (_connection, channel) = lab.raw().await;
     channel.queue_declare(old.as_str().into(), durable, arguments).await.unwrap();
     amqp.declare(vec![Queue::new(&old)]).await.unwrap();
     assert_eq!(publish(&amqp, vec![envelope(&old, "it")]).await, [Published::Confirmed]);
     assert_eq!(drain(&amqp, &old, 1).await, ["it"]);
-    // One that would lose messages does not, and the reason is told; the others are made all the same.
+    // A queue that would lose messages is refused with the reason; the others are declared.
     let (bad, good) = (lab.name(), lab.name());
     let (connection, channel) = lab.raw().await;
     channel.queue_declare(bad.as_str().into(), QueueDeclareOptions::default(), FieldTable::default()).await.unwrap();

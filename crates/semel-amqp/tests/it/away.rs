@@ -1,14 +1,14 @@
-//! What is said of a RabbitMQ that is away.
+//! Errors about an unreachable RabbitMQ.
 
 use std::{net::TcpListener, time::Duration};
 
 use semel::messaging::{Broker as _, Queue};
 use semel_amqp::{Amqp, Options};
 
-/// It is not the database that is away, and a reader of the log must not go looking there.
+/// The error names the broker, not the database, so that a reader of the log looks at the right one.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_error_of_a_server_that_is_away_names_rabbitmq_and_no_password() {
-    // A port that nobody listens on any more.
+async fn an_error_of_an_unreachable_server_names_rabbitmq_and_no_password() {
+    // A port without a listener.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let options = Options { timeout: Duration::from_millis(200), ..Options::default() };
     let amqp = Amqp::connect(&format!("amqp://ann:s3same@127.0.0.1:{port}/"), options).unwrap();

@@ -1,4 +1,4 @@
-//! RabbitMQ itself, stopped, killed and starved. Each test has a server of its own.
+//! RabbitMQ stopped, killed and starved. Each test has a private server.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,9 +19,9 @@ use tokio::{sync::watch, task::JoinHandle};
 
 use crate::lab::{RabbitLab, healthy, until};
 
-/// Everything that was confirmed is delivered, whatever happens to the server: it is stopped in order, and killed.
+/// Every confirmed message is delivered, also after a graceful stop and a kill of the server.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_confirmed_survives_a_server_that_is_stopped_and_killed() {
+async fn confirmed_messages_survive_a_stop_and_a_kill_of_the_server() {
     let rabbit = Arc::new(tokio::task::spawn_blocking(Rabbit::start).await.unwrap());
     let lab = RabbitLab::at(rabbit.url()).await;
     let (amqp, queue) = (lab.amqp().await, lab.name());
@@ -34,7 +34,7 @@ async fn what_is_confirmed_survives_a_server_that_is_stopped_and_killed() {
         loop {
             let delivery = deliveries.next().await;
             let it = text(&delivery);
-            // If this cannot be said, it comes again.
+            // If the acknowledgement fails, it is delivered again.
             let _ = delivery.acknowledge.ack().await;
             if it == "the end" {
                 return came;
@@ -79,7 +79,7 @@ async fn what_is_confirmed_survives_a_server_that_is_stopped_and_killed() {
     assert!(count.contains_key("not sent"), "nothing broke: {count:?}");
 }
 
-/// Publishes until it is stopped; what was answered, by body.
+/// Publishes until it is stopped; returns the answers, by body.
 fn pump(
     amqp: Amqp,
     queue: String,
@@ -94,14 +94,14 @@ fn pump(
             let batch = bodies.iter().map(|body| envelope(&queue, body.clone())).collect();
             let until = Uptime::now() + Duration::from_secs(15);
             answers.extend(bodies.into_iter().zip(amqp.publish(batch, until).await));
-            // No faster than that: it goes on while the server is away.
+            // Not faster: it goes on while the server is unreachable.
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         answers
     })
 }
 
-/// A server that is short of memory asks for a pause: nothing is sent and nothing is counted against the messages.
+/// A server that is short of memory asks for a pause: nothing is sent, and no failure is counted.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_short_of_memory_pauses_publishers_but_not_consumers() {
     let rabbit = Arc::new(tokio::task::spawn_blocking(Rabbit::start).await.unwrap());
@@ -114,14 +114,14 @@ async fn a_server_short_of_memory_pauses_publishers_but_not_consumers() {
     let first = deliveries.next().await;
     let node = rabbit.clone();
     tokio::task::spawn_blocking(move || node.ctl(&["set_vm_memory_high_watermark", "0.000001"])).await.unwrap();
-    // It says so to whoever publishes, and not before.
+    // Only publishers are blocked.
     let (stop, stopped) = watch::channel(false);
     let publishing = pump(amqp.clone(), queue.clone(), 0, stopped);
     healthy(&amqp, BrokerHealth::Blocked(String::new())).await;
     stop.send_replace(true);
     let answers = publish(&amqp, vec![envelope(&queue, "3")]).await;
     assert!(matches!(&answers[..], [Published::NotSent(why)] if why.contains("pause")), "{answers:?}");
-    // Consumers are on another connection, and go on.
+    // Consumers use another connection, and go on.
     first.acknowledge.ack().await.unwrap();
     let second = tokio::time::timeout(Duration::from_secs(10), deliveries.next()).await.unwrap();
     assert_eq!(text(&second), "2");
@@ -136,7 +136,7 @@ async fn a_server_short_of_memory_pauses_publishers_but_not_consumers() {
     assert_eq!(publish(&amqp, vec![envelope(&queue, "4")]).await, [Published::Confirmed]);
 }
 
-/// The server closes the channel over a message that is too large for it. Only that one suffers.
+/// The server closes the channel because of a message that is too large. Only that one is refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_too_large_for_the_server_is_refused_and_the_others_go() {
     let start = || Rabbit::start_with("max_message_size = 100000\n");
@@ -156,7 +156,7 @@ async fn a_message_too_large_for_the_server_is_refused_and_the_others_go() {
             }
         }
     }
-    // Some may be there twice, for their first confirms were lost with the channel: that is what ids are for.
+    // Some may be delivered twice, because their first confirmations were lost with the channel: ids are for that.
     let mut deliveries = amqp.consume(&queue, 100).await.unwrap();
     let mut came = BTreeSet::new();
     assert_eq!(publish(&amqp, vec![envelope(&queue, "the end")]).await, [Published::Confirmed]);

@@ -1,4 +1,4 @@
-//! RabbitMQ behind a wire, and queues of the test's own on it.
+//! RabbitMQ behind a wire, with private queues.
 
 use std::{
     sync::{Arc, Mutex},
@@ -16,7 +16,7 @@ use semel_testkit::{
     faults::{Flow, Wire, rabbitmq_server},
 };
 
-/// A RabbitMQ, and the wire that brokers of this lab reach it by.
+/// A RabbitMQ, and the wire through which brokers of this lab reach it.
 pub(crate) struct RabbitLab {
     pub(crate) wire: Wire,
     url: String,
@@ -39,7 +39,7 @@ impl RabbitLab {
         self.amqp_with(options()).await
     }
 
-    /// One more node, with options of its own.
+    /// One more node, with its own options.
     pub(crate) async fn amqp_with(&self, options: Options) -> Amqp {
         let amqp = Amqp::connect(&self.wire.url(&self.url), options).unwrap();
         healthy(&amqp, BrokerHealth::Up).await;
@@ -53,7 +53,7 @@ impl RabbitLab {
         (connection, channel)
     }
 
-    /// Deletes a queue behind everybody's back.
+    /// Deletes a queue without Semel.
     pub(crate) async fn delete(&self, name: &str) {
         let (connection, channel) = self.raw().await;
         channel.queue_delete(name.into(), QueueDeleteOptions::default()).await.unwrap();
@@ -91,13 +91,13 @@ impl BrokerLab for RabbitLab {
     }
 }
 
-/// Quick to notice and to come back.
+/// Short timeouts and backoff.
 pub(crate) fn options() -> Options {
     let backoff = Backoff { first: Duration::from_millis(20), cap: Duration::from_millis(200) };
     Options { backoff, ..Options::default() }
 }
 
-/// Waits until a broker says that it is like this.
+/// Waits until a broker is in this state.
 pub(crate) async fn healthy(amqp: &Amqp, expected: BrokerHealth) {
     let expected = std::mem::discriminant(&expected);
     for _ in 0..6000 {
@@ -109,7 +109,7 @@ pub(crate) async fn healthy(amqp: &Amqp, expected: BrokerHealth) {
     panic!("this should have been so long ago: {:?}", amqp.health());
 }
 
-/// Asks until it is so.
+/// Polls until it is true.
 pub(crate) async fn until(mut is_so: impl AsyncFnMut() -> bool) {
     let asking = async {
         while !is_so().await {

@@ -1,4 +1,4 @@
-//! RabbitMQ, tested on the real thing.
+//! RabbitMQ, tested on a real server.
 #![expect(clippy::unwrap_used, reason = "these are tests")]
 
 mod answers;

@@ -16,7 +16,7 @@ use tracing::{
 
 use crate::lab::RabbitLab;
 
-/// Writes down everything that anybody logs, at every level.
+/// Records all log lines, at every level.
 #[derive(Clone, Default)]
 struct Everything(Arc<Mutex<String>>);
 
@@ -45,7 +45,7 @@ impl Subscriber for Everything {
     fn exit(&self, _: &span::Id) {}
 }
 
-/// lapin would log a message that comes back, with all that is in it; and the URL has a password in it.
+/// lapin would log a returned message with its payload; and the URL has a password in it.
 #[tokio::test(flavor = "multi_thread")]
 async fn neither_payloads_nor_passwords_are_logged() {
     let log = Everything::default();
@@ -68,7 +68,7 @@ async fn neither_payloads_nor_passwords_are_logged() {
     }
     amqp.close().await;
     let said = log.0.lock().unwrap();
-    assert!(said.contains("connected to RabbitMQ"), "this test hears nothing");
+    assert!(said.contains("connected to RabbitMQ"), "this test records nothing");
     let leak = said.lines().find(|line| line.contains("the-secret"));
     assert_eq!(leak, None);
 }

@@ -1,4 +1,4 @@
-//! Connections that break in the worst moment.
+//! Connections that break at the worst moment.
 
 use std::time::Duration;
 
@@ -14,18 +14,18 @@ use semel_testkit::{
 
 use crate::lab::{RabbitLab, healthy, options, until};
 
-/// The server has it, but its word is lost: nobody may say that it was sent, nor that it was not.
+/// The server has the message, but its confirmation is lost: the answer is neither sent nor not sent.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connection_cut_before_the_confirm_leaves_it_unknown_and_the_next_works() {
     let lab = RabbitLab::new().await;
     let (amqp, queue) = (lab.amqp().await, lab.name());
     amqp.declare(vec![Queue::new(&queue)]).await.unwrap();
-    // The channel is there already, so that only the confirm is lost.
+    // The channel is open already, so that only the confirmation is lost.
     assert_eq!(publish(&amqp, vec![envelope(&queue, "0")]).await, [Published::Confirmed]);
     lab.wire.set(Flow::Deaf);
     let (node, batch) = (amqp.clone(), (1..4).map(|i| envelope(&queue, i.to_string())).collect());
     let publishing = tokio::spawn(async move { publish(&node, batch).await });
-    // They are in the queue, as somebody else can see.
+    // They are in the queue, as another client can see.
     let (_connection, channel) = lab.raw().await;
     let passive = lapin::options::QueueDeclareOptions { passive: true, ..Default::default() };
     until(async || {
@@ -38,7 +38,7 @@ async fn a_connection_cut_before_the_confirm_leaves_it_unknown_and_the_next_work
     let answers = publishing.await.unwrap();
     assert!(answers.iter().all(|it| matches!(it, Published::Unknown(_))), "{answers:?}");
 
-    // Confirms are on again, and those of the old channel are not taken for new ones.
+    // Confirmations work again, and those of the old channel are not taken for new ones.
     healthy(&amqp, BrokerHealth::Up).await;
     let again = (1..4).map(|i| envelope(&queue, i.to_string())).collect();
     assert_eq!(publish(&amqp, again).await, vec![Published::Confirmed; 3]);
@@ -46,7 +46,7 @@ async fn a_connection_cut_before_the_confirm_leaves_it_unknown_and_the_next_work
     lab.end().await;
 }
 
-/// A server that says nothing at all is given up on, message by message.
+/// A silent server times out, message by message.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_confirm_that_does_not_come_is_not_waited_for_for_ever() {
     let lab = RabbitLab::new().await;
@@ -57,7 +57,7 @@ async fn a_confirm_that_does_not_come_is_not_waited_for_for_ever() {
     lab.wire.set(Flow::Deaf);
     let answers = publish(&amqp, vec![envelope(&queue, "1"), envelope(&queue, "2")]).await;
     assert!(answers.iter().all(|it| matches!(it, Published::Unknown(_))), "{answers:?}");
-    // Late words are not taken for those on later messages.
+    // Late confirmations are not taken for those of later messages.
     lab.wire.set(Flow::Open);
     let nowhere = lab.name();
     let answers = publish(&amqp, vec![envelope(&nowhere, "3"), envelope(&queue, "4")]).await;
@@ -66,9 +66,9 @@ async fn a_confirm_that_does_not_come_is_not_waited_for_for_ever() {
     lab.end().await;
 }
 
-/// What the socket did not take before the time was up must not go out after it: another relay may have gone on.
+/// What the socket did not accept in time must not be sent later: another relay may have continued.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_stuck_when_the_time_is_up_is_never_sent() {
+async fn a_message_stuck_at_the_deadline_is_never_sent() {
     let lab = RabbitLab::new().await;
     let (amqp, queue) = (lab.amqp().await, lab.name());
     amqp.declare(vec![Queue::new(&queue)]).await.unwrap();
@@ -86,7 +86,7 @@ async fn what_is_stuck_when_the_time_is_up_is_never_sent() {
     lab.wire.set(Flow::Open);
     healthy(&amqp, BrokerHealth::Up).await;
     super::lab::until(async || publish(&amqp, vec![envelope(&queue, "last")]).await == [Published::Confirmed]).await;
-    // Those of which nobody knows may be there; those that were not sent are not.
+    // Unknown ones may be there; those that were not sent are not.
     let mut deliveries = amqp.consume(&queue, 1).await.unwrap();
     let mut came = 0;
     loop {
@@ -102,8 +102,8 @@ async fn what_is_stuck_when_the_time_is_up_is_never_sent() {
     lab.end().await;
 }
 
-/// A consumer whose connection is cut gets all that it has not acknowledged again, and says so; old words fail and do
-/// no harm.
+/// A consumer whose connection is cut gets its unacknowledged messages again, as redelivered; old acknowledgements fail
+/// and are harmless.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_consumer_goes_on_after_its_connection_was_cut() {
     let lab = RabbitLab::new().await;
@@ -126,14 +126,14 @@ async fn a_consumer_goes_on_after_its_connection_was_cut() {
     lab.end().await;
 }
 
-/// Queues are made again before anything is published on a new connection.
+/// Queues are declared again before anything is published on a new connection.
 #[tokio::test(flavor = "multi_thread")]
 async fn queues_are_made_again_after_a_reconnect() {
     let lab = RabbitLab::new().await;
     let (amqp, queue) = (lab.amqp().await, lab.name());
     lab.wire.set(Flow::Away);
     healthy(&amqp, BrokerHealth::Down(String::new())).await;
-    // Declared while it was away: refused now, and made later.
+    // Declared while it was unreachable: refused now, and declared later.
     let declaring = amqp.declare(vec![Queue::new(&queue)]);
     assert!(declaring.await.unwrap_err().is_transient());
     lab.wire.set(Flow::Open);
@@ -147,9 +147,9 @@ async fn queues_are_made_again_after_a_reconnect() {
     lab.end().await;
 }
 
-/// No more than the window is on its way, however many publish at once.
+/// No more than the window is unconfirmed, however many publish at once.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_window_bounds_what_is_on_its_way() {
+async fn the_window_limits_unconfirmed_messages() {
     let lab = RabbitLab::new().await;
     let amqp = lab.amqp_with(Options { window: 10, ..options() }).await;
     let queue = lab.name();
@@ -170,9 +170,9 @@ async fn the_window_bounds_what_is_on_its_way() {
     lab.end().await;
 }
 
-/// Closing waits for what is on its way, and then nothing goes any more.
+/// Closing waits for messages in flight; then nothing is sent any more.
 #[tokio::test(flavor = "multi_thread")]
-async fn closing_waits_for_what_is_on_its_way() {
+async fn closing_waits_for_messages_in_flight() {
     let lab = RabbitLab::new().await;
     let (amqp, queue) = (lab.amqp().await, lab.name());
     amqp.declare(vec![Queue::new(&queue)]).await.unwrap();

@@ -1,4 +1,4 @@
-//! Where a delivery carries its signatures, its timestamp and its id.
+//! Reads the signatures, the timestamp and the id from the headers of a delivery.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
@@ -9,15 +9,15 @@ static WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
 static WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
 static WEBHOOK_SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature");
 
-/// The longest id: what a key of the ledger may have.
+/// The longest id: the longest key of the ledger.
 const MAX_ID_BYTES: usize = semel::Key::MAX_BYTES;
 
-/// Where to look.
+/// The format of the headers.
 #[derive(Clone, Debug)]
 pub(super) enum Format {
     /// `Stripe-Signature: t=1700000000,v1=…,v1=…`
     Stripe,
-    /// `webhook-signature: v1,… v1,…`, with the timestamp and the id in headers of their own.
+    /// `webhook-signature: v1,… v1,…`, with the timestamp and the id in separate headers.
     Standard,
     /// One signature in a header.
     Single(Single),
@@ -33,17 +33,17 @@ pub(super) struct Single {
     pub(super) id_header: Option<HeaderName>,
 }
 
-/// What a delivery says of itself. Nothing of it is proved yet.
+/// The contents of the headers, before verification.
 #[derive(Default)]
 pub(super) struct Sent<'h> {
     pub(super) signatures: Vec<Vec<u8>>,
-    /// The number, and how it was written.
+    /// The number, and its text.
     pub(super) timestamp: Option<(i64, &'h [u8])>,
     pub(super) id: Option<&'h str>,
 }
 
 impl Format {
-    /// Reads the headers. All that the template signs is there afterwards.
+    /// Reads the headers. All signed parts are present afterwards.
     pub(super) fn read<'h>(
         &self,
         headers: &'h HeaderMap,
@@ -54,7 +54,7 @@ impl Format {
             Self::Stripe => stripe(signature(headers, &STRIPE_SIGNATURE)?, algorithm),
             Self::Standard => {
                 let listed = signature(headers, &WEBHOOK_SIGNATURE)?;
-                // Not split as text: a header may hold bytes that are none.
+                // Split as bytes, because a header may contain invalid UTF-8.
                 let v1 = listed.split(|byte| *byte == b' ').filter_map(|item| item.strip_prefix(b"v1,"));
                 Ok(Sent {
                     signatures: codes(v1, Encoding::Base64, algorithm, &WEBHOOK_SIGNATURE)?,
@@ -90,7 +90,7 @@ impl Format {
         headers.into_iter().map(|(name, value)| Some((name.clone(), HeaderValue::from_bytes(&value).ok()?))).collect()
     }
 
-    /// The header that an id belongs in, if there is one.
+    /// The header for the id, if the format has one.
     pub(super) fn id_header(&self) -> Option<&HeaderName> {
         match self {
             Self::Stripe => None,
@@ -105,9 +105,9 @@ impl Single {
         let malformed = |why| Refused::Malformed { header: self.header.clone(), why };
         let signature = signature(headers, &self.header)?;
         let Some(text) = signature.strip_prefix(self.prefix.as_bytes()) else {
-            return Err(malformed("it does not begin as the scheme says"));
+            return Err(malformed("it does not begin with the prefix of the scheme"));
         };
-        let code = self.encoding.read(text, algorithm).ok_or_else(|| malformed("it is no code of this algorithm"))?;
+        let code = self.encoding.read(text, algorithm).ok_or_else(|| malformed("it has a wrong length or encoding"))?;
         let mut sent = Sent { signatures: vec![code], ..Sent::default() };
         if let Some(header) = &self.timestamp_header {
             sent.timestamp = Some(timestamp(header, needed(headers, header)?)?);
@@ -120,8 +120,8 @@ impl Single {
     }
 }
 
-/// Pairs such as `v1=…`. Spaces around a pair do not count, for proxies write them after a comma; nor do empty pairs,
-/// and what is neither `t` nor `v1` is a scheme of tomorrow or of yesterday.
+/// Pairs such as `v1=…`. Spaces around a pair and empty pairs are ignored, because proxies write `, ` between items.
+/// Pairs other than `t` and `v1` belong to other versions of the scheme, and are ignored.
 fn stripe(header: &[u8], algorithm: Algorithm) -> Result<Sent<'_>, Refused> {
     let malformed = |why| Refused::Malformed { header: STRIPE_SIGNATURE.clone(), why };
     let pairs = || header.split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
@@ -138,7 +138,7 @@ fn stripe(header: &[u8], algorithm: Algorithm) -> Result<Sent<'_>, Refused> {
     })
 }
 
-/// The signatures of the scheme that counts. One that cannot be read is passed over: another may be right.
+/// The signatures of the accepted scheme. An unreadable one is skipped, because another may match.
 fn codes<'h>(
     texts: impl Iterator<Item = &'h [u8]> + Clone,
     encoding: Encoding,
@@ -152,7 +152,7 @@ fn codes<'h>(
     }
 }
 
-/// The header with the signature, if it is there once and not too long.
+/// The signature header, if it is present once and not too long.
 fn signature<'h>(headers: &'h HeaderMap, header: &HeaderName) -> Result<&'h [u8], Refused> {
     let value = needed(headers, header)?;
     if value.len() > MAX_HEADER_BYTES { Err(Refused::TooLong { header: header.clone() }) } else { Ok(value) }
@@ -162,7 +162,7 @@ fn needed<'h>(headers: &'h HeaderMap, header: &HeaderName) -> Result<&'h [u8], R
     single(headers, header)?.ok_or_else(|| Refused::Missing { header: header.clone() })
 }
 
-/// A header that may be there once.
+/// A header that may be present once.
 fn single<'h>(headers: &'h HeaderMap, header: &HeaderName) -> Result<Option<&'h [u8]>, Refused> {
     let mut lines = headers.get_all(header).iter();
     match (lines.next(), lines.next()) {
@@ -171,19 +171,19 @@ fn single<'h>(headers: &'h HeaderMap, header: &HeaderName) -> Result<Option<&'h 
     }
 }
 
-/// Seconds since 1970 in the one way to write them: digits without sign, leading zero or space. Two texts for one
-/// moment would be two signatures for one delivery.
+/// Seconds since 1970 in their only spelling: digits without sign, leading zero or space. Two spellings of one time
+/// would allow two signatures of one delivery.
 fn timestamp<'h>(header: &HeaderName, written: &'h [u8]) -> Result<(i64, &'h [u8]), Refused> {
     let malformed = |why| Refused::Malformed { header: header.clone(), why };
     if !written.iter().all(u8::is_ascii_digit) || written.is_empty() || written[0] == b'0' {
-        return Err(malformed("its timestamp is no plain number of seconds"));
+        return Err(malformed("its timestamp is not a plain number of seconds"));
     }
     let number = std::str::from_utf8(written).ok().and_then(|text| text.parse().ok());
     number.map(|number| (number, written)).ok_or_else(|| malformed("its timestamp is too large"))
 }
 
-/// An id that can be a key: visible ASCII, neither empty nor too long, and with nothing in it that separates it from
-/// what is signed beside it.
+/// An id that can be a key: visible ASCII, neither empty nor too long, and without the separator that follows it in the
+/// signed text.
 pub(super) fn id<'h>(header: &HeaderName, value: &'h [u8], template: &Template) -> Result<&'h str, Refused> {
     let malformed = |why| Refused::Malformed { header: header.clone(), why };
     if !(1..=MAX_ID_BYTES).contains(&value.len()) {
@@ -191,7 +191,7 @@ pub(super) fn id<'h>(header: &HeaderName, value: &'h [u8], template: &Template) 
     }
     match std::str::from_utf8(value) {
         Ok(id) if !id.bytes().all(|byte| byte.is_ascii_graphic()) => Err(malformed("its id is not visible ASCII")),
-        Ok(id) if !template.admits(id) => Err(malformed("its id has in it what ends an id in what is signed")),
+        Ok(id) if !template.admits(id) => Err(malformed("its id contains the separator of the signed text")),
         Ok(id) => Ok(id),
         Err(_) => Err(malformed("its id is not visible ASCII")),
     }

@@ -1,4 +1,4 @@
-//! Codes over bytes, and how they are written.
+//! HMACs and their encodings.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use hmac::{Hmac, KeyInit, Mac as _};
@@ -7,7 +7,7 @@ use sha2::{Sha256, Sha512};
 
 use super::{Algorithm, Encoding};
 
-/// An HMAC in the making. The one that a verifier keeps has taken in the secret and nothing else.
+/// An HMAC in progress. A verifier keeps one that has read only the secret.
 #[derive(Clone)]
 pub(super) enum Mac {
     Sha1(Hmac<Sha1>),
@@ -16,7 +16,7 @@ pub(super) enum Mac {
 }
 
 impl Mac {
-    /// Begins with a secret. An HMAC takes one of any length, so there always is one.
+    /// Begins with a secret. It never fails, because an HMAC takes a secret of any length.
     pub(super) fn new(algorithm: Algorithm, key: &[u8]) -> Option<Self> {
         Some(match algorithm {
             Algorithm::Sha1 => Self::Sha1(Hmac::new_from_slice(key).ok()?),
@@ -33,7 +33,7 @@ impl Mac {
         }
     }
 
-    /// Whether this is the code of what was taken in. How long it takes says nothing about where they differ.
+    /// Compares in constant time.
     pub(super) fn fits(&self, code: &[u8]) -> bool {
         match self.clone() {
             Self::Sha1(mac) => mac.verify_slice(code).is_ok(),
@@ -52,7 +52,7 @@ impl Mac {
 }
 
 impl Algorithm {
-    /// The length of its codes in bytes.
+    /// The length of an HMAC in bytes.
     fn size(self) -> usize {
         match self {
             Self::Sha1 => 20,
@@ -65,28 +65,20 @@ impl Algorithm {
 impl Encoding {
     pub(super) fn write(self, code: &[u8]) -> String {
         match self {
-            Self::Hex => code.iter().map(|byte| format!("{byte:02x}")).collect(),
+            Self::Hex => hex::encode(code),
             Self::Base64 => STANDARD.encode(code),
         }
     }
 
-    /// Reads a code; nothing if it is not written in this way, or too short or too long for the algorithm.
+    /// Decodes an HMAC; none if the encoding or the length is wrong.
     pub(super) fn read(self, text: &[u8], algorithm: Algorithm) -> Option<Vec<u8>> {
         let code = match self {
-            Self::Hex => hex(text)?,
-            // One code is written in one way: with its padding, and without stray bits at the end.
+            Self::Hex => hex::decode(text).ok()?,
+            // An HMAC has one spelling: with padding, and without stray bits at the end.
             Self::Base64 => STANDARD.decode(text).ok()?,
         };
         (code.len() == algorithm.size()).then_some(code)
     }
-}
-
-/// Bytes from hex digits, upper or lower case.
-fn hex(text: &[u8]) -> Option<Vec<u8>> {
-    let (pairs, rest) = text.as_chunks::<2>();
-    let digit = |byte: u8| char::from(byte).to_digit(16);
-    let byte = |[high, low]: &[u8; 2]| u8::try_from(digit(*high)? * 16 + digit(*low)?).ok();
-    if rest.is_empty() { pairs.iter().map(byte).collect() } else { None }
 }
 
 #[cfg(test)]
@@ -94,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_code_is_read_as_it_was_written_and_in_no_other_length() {
+    fn an_hmac_is_decoded_only_in_its_exact_length() {
         for (algorithm, size) in [(Algorithm::Sha1, 20), (Algorithm::Sha256, 32), (Algorithm::Sha512, 64)] {
             let code: Vec<u8> = (0..size).map(|i| 251_u8.wrapping_mul(i)).collect();
             assert_eq!(Mac::new(algorithm, b"key").unwrap().finish().len(), code.len());
@@ -110,9 +102,10 @@ mod tests {
 
     #[test]
     fn hex_is_pairs_of_hex_digits() {
-        assert_eq!(hex(b"00fFaB"), Some(vec![0, 255, 171]));
-        for wrong in ["0", "0g", " 00", "0x00", "+1", "\u{e9}"] {
-            assert_eq!(hex(wrong.as_bytes()), None, "{wrong}");
+        let read = |text: &str| Encoding::Hex.read(format!("{text}{}", "0a".repeat(17)).as_bytes(), Algorithm::Sha1);
+        assert_eq!(read("00fFaB").unwrap()[..4], [0, 255, 171, 10]);
+        for wrong in ["00fFa", "00fFag", " 0fFaB", "0xfFaB", "+1fFaB", "00fF\u{e9}"] {
+            assert_eq!(read(wrong), None, "{wrong}");
         }
     }
 

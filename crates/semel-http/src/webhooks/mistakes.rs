@@ -1,13 +1,13 @@
-//! What is wrong with the settings of a verifier.
+//! Mistakes in the settings of a verifier.
 
 use std::{error::Error, fmt};
 
-/// One setting that cannot be used. It never repeats a secret.
+/// A setting that cannot be used. It never repeats a secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mistake {
     /// The setting: `tolerance`, `secrets`, `secrets[1]`, or a field of [`HmacScheme`](super::HmacScheme).
     pub field: String,
-    /// What is wrong with it; completes a sentence that begins with the field.
+    /// The mistake; completes a sentence that begins with the field.
     pub what: String,
 }
 
@@ -17,12 +17,12 @@ impl fmt::Display for Mistake {
     }
 }
 
-/// Everything that is wrong with the settings of a verifier, so that it can be put right in one go.
+/// All mistakes in the settings of a verifier.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mistakes(Vec<Mistake>);
 
 impl Mistakes {
-    /// The mistakes, one at least, in the order of the settings.
+    /// The mistakes, at least one, in the order of the settings.
     #[must_use]
     pub fn all(&self) -> &[Mistake] {
         &self.0

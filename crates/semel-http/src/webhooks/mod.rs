@@ -1,15 +1,14 @@
-//! Whether a webhook was signed by who claims to have sent it.
+//! Verifies the signatures of webhook deliveries.
 //!
-//! A [`Verifier`] is built once per source and then asked about each delivery: its headers, the bytes of its body as
-//! they came over the wire, and the time. It keeps nothing and asks nobody; that a delivery came *before* is the
-//! ledger's to know.
+//! A [`Verifier`] is built once per source. It checks each delivery: the headers, the raw bytes of the body, and the
+//! time. It stores nothing; the ledger deduplicates.
 //!
 //! ```
 //! use std::time::{Duration, SystemTime};
 //!
 //! use semel_http::webhooks::{DEFAULT_TOLERANCE, Refused, Verifier};
 //!
-//! // The new secret and the old one: both count while a secret is being changed.
+//! // The new secret and the old one: both are valid during a rotation.
 //! let verifier = Verifier::stripe(["whsec_new", "whsec_old"], DEFAULT_TOLERANCE)?;
 //!
 //! let (body, now) = (br#"{"id":"evt_1","object":"event"}"#, SystemTime::now());
@@ -22,7 +21,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A verifier that would let everything pass cannot be built: [`Mistakes`] names what is wrong with its settings.
+//! A verifier that accepts everything cannot be built: [`Mistakes`] lists the mistakes in its settings.
 
 mod format;
 mod mac;
@@ -41,11 +40,11 @@ pub use scheme::{Algorithm, Encoding, HmacScheme};
 pub use secret::Secret;
 pub use verifier::{Verified, Verifier};
 
-/// How far a signed timestamp may be from now, either way, unless set: what Stripe and Standard Webhooks use.
+/// The default tolerance between a signed timestamp and now, in both directions: that of Stripe and Standard Webhooks.
 pub const DEFAULT_TOLERANCE: Duration = Duration::from_secs(300);
 
-/// The longest signature header, in bytes. Servers commonly refuse longer ones; an honest one has a few hundred.
+/// The longest signature header, in bytes. Servers commonly refuse longer ones; a genuine one has a few hundred.
 pub const MAX_HEADER_BYTES: usize = 8 * 1024;
 
-/// The most signatures that one delivery may carry. A sender adds one per secret in use: two, while it changes them.
+/// The most signatures of one delivery. A sender adds one per valid secret: two during a rotation.
 pub const MAX_SIGNATURES: usize = 32;

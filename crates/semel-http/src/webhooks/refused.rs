@@ -1,4 +1,4 @@
-//! Why a delivery does not count as signed.
+//! The reasons why a delivery is refused.
 
 use std::{error::Error, fmt};
 
@@ -6,16 +6,16 @@ use http::HeaderName;
 
 use super::{MAX_HEADER_BYTES, MAX_SIGNATURES};
 
-/// Why a delivery was refused. Its sentence repeats nothing of what was sent, and no secret.
+/// The reason why a delivery is refused. Its text repeats nothing of the request, and no secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refused {
-    /// A header that the scheme needs is not there.
+    /// A required header is missing.
     Missing {
         /// Which one.
         header: HeaderName,
     },
-    /// A header came twice. Whoever reads the first and whoever reads the last would see different deliveries.
+    /// A header is present twice. Readers of the first and of the last one would see different deliveries.
     Repeated {
         /// Which one.
         header: HeaderName,
@@ -27,28 +27,28 @@ pub enum Refused {
     },
     /// There are more signatures than [`MAX_SIGNATURES`].
     TooMany,
-    /// A header cannot be read.
+    /// A header cannot be parsed.
     Malformed {
         /// Which one.
         header: HeaderName,
-        /// What is wrong with it.
+        /// The reason.
         why: &'static str,
     },
-    /// Signed, but with none of the schemes that count: only a `v0`, say.
+    /// There are signatures, but none of an accepted scheme: only a `v0`, say.
     Unsupported {
-        /// The header that has no signature that counts.
+        /// The header without an accepted signature.
         header: HeaderName,
     },
-    /// No signature is right: another secret, or other bytes than those that were signed.
+    /// No signature matches: another secret, or other bytes than those that were signed.
     Wrong,
-    /// Rightly signed, but longer ago than the tolerance: late, or sent again by who listened.
+    /// A valid signature, but older than the tolerance: a late delivery, or a replayed one.
     TooOld {
         /// How many seconds ago.
         age: u64,
         /// The tolerance in seconds.
         tolerance: u64,
     },
-    /// Rightly signed, but further in the future than the tolerance: one of the clocks is wrong.
+    /// A valid signature, but further in the future than the tolerance: one of the clocks is wrong.
     TooNew {
         /// How many seconds ahead.
         ahead: u64,
@@ -58,7 +58,7 @@ pub enum Refused {
 }
 
 impl Refused {
-    /// All that [`word`](Self::word) can say.
+    /// All values of [`word`](Self::word).
     pub const WORDS: [&str; 9] =
         ["missing", "repeated", "too_long", "too_many", "malformed", "unsupported", "wrong", "too_old", "too_new"];
 
@@ -87,8 +87,8 @@ impl fmt::Display for Refused {
             Self::TooLong { header } => write!(f, "the header {header} is longer than {MAX_HEADER_BYTES} bytes"),
             Self::TooMany => write!(f, "the delivery has more than {MAX_SIGNATURES} signatures"),
             Self::Malformed { header, why } => write!(f, "the header {header} cannot be read: {why}"),
-            Self::Unsupported { header } => write!(f, "the header {header} has no signature of a scheme that counts"),
-            Self::Wrong => f.write_str("no signature fits these bytes and any of the secrets"),
+            Self::Unsupported { header } => write!(f, "the header {header} has no signature of an accepted scheme"),
+            Self::Wrong => f.write_str("no signature matches these bytes and any of the secrets"),
             Self::TooOld { age, tolerance } => {
                 write!(f, "the delivery was signed {age} s ago, and {tolerance} s are allowed")
             }

@@ -1,4 +1,4 @@
-//! How a sender that has no scheme of its own here signs.
+//! Configurable HMAC schemes.
 
 use std::{fmt, str::FromStr};
 
@@ -13,7 +13,7 @@ use super::{
 /// The hash of an HMAC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Algorithm {
-    /// SHA-1. Its known weakness does not touch HMAC, but prefer another one where the sender has it.
+    /// SHA-1. HMAC is not affected by its known weakness, but prefer another one if the sender offers it.
     Sha1,
     /// SHA-256.
     #[default]
@@ -22,13 +22,13 @@ pub enum Algorithm {
     Sha512,
 }
 
-/// How the bytes of a signature are written.
+/// The encoding of a signature.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Encoding {
     /// Hex digits, upper or lower case.
     #[default]
     Hex,
-    /// The standard alphabet, with padding.
+    /// Base64 in the standard alphabet, with padding.
     Base64,
 }
 
@@ -76,8 +76,8 @@ impl fmt::Display for Encoding {
     }
 }
 
-/// An HMAC in one header: how most senders sign. [`Default`] is HMAC-SHA256 in hex over the body alone, in a header
-/// that has to be named.
+/// An HMAC in one header: the most common scheme. [`Default`] is HMAC-SHA256 in hex over the body, in a header that
+/// must be named.
 ///
 /// ```
 /// use semel_http::webhooks::{DEFAULT_TOLERANCE, HmacScheme, Verifier};
@@ -93,20 +93,20 @@ impl fmt::Display for Encoding {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HmacScheme {
-    /// The header that has the signature.
+    /// The header with the signature.
     pub header: String,
     /// The hash.
     pub algorithm: Algorithm,
-    /// How the signature is written.
+    /// The encoding of the signature.
     pub encoding: Encoding,
-    /// What stands before the signature in its header: `sha256=`, say.
+    /// The prefix of the signature in its header, such as `sha256=`.
     pub prefix: String,
-    /// What is signed: `{body}`, with `{timestamp}` and `{id}` where the sender signs those too, and punctuation
-    /// between them. A brace stands for nothing but the beginning or end of such a part.
+    /// The signed text: `{body}`, optionally with `{timestamp}` and `{id}`, and punctuation between them. Braces have
+    /// no other use.
     pub signed: String,
-    /// The header that has the timestamp, in seconds since 1970. Only for one that is signed: any other proves nothing.
+    /// The header with the timestamp, in seconds since 1970. Only for a signed timestamp: any other proves nothing.
     pub timestamp_header: Option<String>,
-    /// The header that has the sender's id of the event, signed or not.
+    /// The header with the event's id, signed or not.
     pub id_header: Option<String>,
 }
 
@@ -138,13 +138,13 @@ impl HmacScheme {
         Self {
             header: "x-shopify-hmac-sha256".to_owned(),
             encoding: Encoding::Base64,
-            // Not the event's id: one event may be told under several topics, and each is a delivery to be handled.
+            // Not the event's id: one event may be sent under several topics, and each delivery must be handled.
             id_header: Some("x-shopify-webhook-id".to_owned()),
             ..Self::default()
         }
     }
 
-    /// What is to be read and what is signed, if every field can be used.
+    /// The format and the template, if every field is valid.
     pub(super) fn parse(&self, mistakes: &mut Mistakes) -> Option<(Format, Template)> {
         let header = name("header", &self.header, mistakes);
         if !self.prefix.bytes().all(|byte| byte.is_ascii_graphic()) {
@@ -156,17 +156,17 @@ impl HmacScheme {
         let id_header = other("id_header", &self.id_header);
         if let Some(template) = &template {
             match (template.signs_timestamp(), &self.timestamp_header) {
-                (true, None) => mistakes.add("timestamp_header", "is needed: the timestamp is signed"),
-                (false, Some(_)) => mistakes.add("timestamp_header", "is of no use: {timestamp} is not in signed"),
+                (true, None) => mistakes.add("timestamp_header", "is required: the timestamp is signed"),
+                (false, Some(_)) => mistakes.add("timestamp_header", "is useless: {timestamp} is not in signed"),
                 _ => {}
             }
             if template.signs_id() && self.id_header.is_none() {
-                mistakes.add("id_header", "is needed: the id is signed");
+                mistakes.add("id_header", "is required: the id is signed");
             }
         }
         let names = [&header, &timestamp_header, &id_header];
         if (1..3).any(|i| names[i].is_some() && names[..i].contains(&names[i])) {
-            mistakes.add("header", "must be another one than timestamp_header and id_header, and those two differ");
+            mistakes.add("header", "must differ from timestamp_header and id_header, and those from each other");
         }
         let (prefix, encoding) = (self.prefix.clone(), self.encoding);
         Some((Format::Single(Single { header: header?, prefix, encoding, timestamp_header, id_header }), template?))

@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-/// A secret, seen only by who asks for it by name: printed, it is `***`.
+/// A secret. Its `Debug` and `Display` show `***`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
 impl Secret {
-    /// The secret itself: to sign with, never for a log.
+    /// The secret itself, for signing; never for a log.
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.0

@@ -1,8 +1,8 @@
-//! What a signature is over: the body, and what else is signed with it.
+//! The signed text: the body, and the other signed parts.
 
 use super::{format::Sent, mac::Mac};
 
-/// What is signed, piece by piece.
+/// The signed text, part by part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Template(Vec<Part>);
 
@@ -26,7 +26,7 @@ impl Template {
         Self(vec![Part::Id, stop(), Part::Timestamp, stop(), Part::Body])
     }
 
-    /// Reads `{id}.{timestamp}.{body}`. The message completes "signed …".
+    /// Parses `{id}.{timestamp}.{body}`. The error completes "signed …".
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let mut parts = Vec::new();
         let mut rest = text;
@@ -57,8 +57,8 @@ impl Template {
         template.check().map_err(str::to_owned).map(|()| template)
     }
 
-    /// Signed bytes must be readable in one way only. Otherwise who has seen one delivery could move the end of its id
-    /// into the timestamp, and send another delivery under the same signature.
+    /// The signed text must be unambiguous. Otherwise a third party that has seen a delivery could move the end of its
+    /// id into the timestamp, and send another delivery under the same signature.
     fn check(&self) -> Result<(), &'static str> {
         if !self.has(&Part::Body) {
             return Err("must have {body} in it");
@@ -67,12 +67,12 @@ impl Template {
             return Err("must have a separator, such as a full stop, between two parts");
         }
         if self.separators().any(|text| !text.chars().all(|char| char.is_ascii_punctuation())) {
-            return Err("must have nothing but punctuation between two parts");
+            return Err("must have only punctuation between two parts");
         }
         Ok(())
     }
 
-    /// The texts between two parts.
+    /// The separators between parts.
     fn separators(&self) -> impl Iterator<Item = &str> {
         self.0.windows(3).filter_map(|window| match window {
             [_, Part::Text(text), _] => Some(text.as_str()),
@@ -92,17 +92,17 @@ impl Template {
         self.has(&Part::Id)
     }
 
-    /// Whether an id can be told from what stands next to it.
+    /// Whether an id can be separated from the next part.
     pub(super) fn admits(&self, id: &str) -> bool {
         !self.signs_id() || !self.separators().any(|text| id.contains(|char| text.contains(char)))
     }
 
-    /// Takes in what is signed. What was not sent counts as empty; the reader has seen to it that nothing is missing.
+    /// Feeds the signed text. A missing part counts as empty; the reader has checked that none is missing.
     pub(super) fn feed(&self, mac: &mut Mac, sent: &Sent<'_>, body: &[u8]) {
         for part in &self.0 {
             match part {
                 Part::Text(text) => mac.update(text.as_bytes()),
-                // As it was written: a number printed again could be another text.
+                // The text as it was sent: the number printed again could differ.
                 Part::Timestamp => mac.update(sent.timestamp.map_or(b"", |(_, written)| written)),
                 Part::Id => mac.update(sent.id.unwrap_or_default().as_bytes()),
                 Part::Body => mac.update(body),
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_can_be_read_in_two_ways_cannot_be_signed() {
+    fn an_ambiguous_template_is_refused() {
         for (text, why) in [
             ("", "must have {body}"),
             ("body", "must have {body}"),
@@ -142,18 +142,18 @@ mod tests {
     }
 
     #[test]
-    fn the_known_templates_are_what_they_say() {
+    fn the_built_in_templates_equal_their_texts() {
         assert_eq!(Template::parse("{timestamp}.{body}"), Ok(Template::stripe()));
         assert_eq!(Template::parse("{id}.{timestamp}.{body}"), Ok(Template::standard()));
     }
 
     #[test]
-    fn an_id_cannot_hold_what_separates_it() {
+    fn a_signed_id_cannot_contain_the_separator() {
         let template = Template::parse("v0:{id}.{timestamp}::{body}").unwrap();
         for (id, admitted) in [("msg_1", true), ("v0", true), ("a.b", false), ("a:b", false), (".", false)] {
             assert_eq!(template.admits(id), admitted, "{id}");
         }
         let unsigned = Template::parse("{timestamp}.{body}").unwrap();
-        assert!(unsigned.admits("a.b"), "an id that is not signed may look as it likes");
+        assert!(unsigned.admits("a.b"), "an unsigned id may contain anything");
     }
 }

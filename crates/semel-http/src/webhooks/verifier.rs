@@ -19,48 +19,49 @@ use super::{
     template::Template,
 };
 
-/// Secrets are copied by hand, and lose their padding on the way.
+/// Secrets that are copied by hand often lose their padding.
 const PADDED_OR_NOT: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// What a signature proved about a delivery.
+/// What a valid signature proves about a delivery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Verified {
-    /// The sender's id from its header, where the scheme has one and the delivery came with it.
+    /// The sender's id from its header, if the scheme has one and the delivery has it.
     pub id: Option<String>,
-    /// Whether the signature is over the id, too. An id that is not signed can be changed by who sends the same bytes
-    /// again, so it must not be the only thing that tells a duplicate.
+    /// Whether the signature covers the id. An unsigned id can be changed by anyone who re-sends the same bytes, so it
+    /// must not be the only key for deduplication.
     pub id_is_signed: bool,
-    /// When it was signed, in seconds since 1970, where the scheme says so.
+    /// The signed time, in seconds since 1970, if the scheme has one.
     pub timestamp: Option<i64>,
-    /// Whether the signature is over the body alone. Then it never grows old: who has seen it can send it for ever.
+    /// Whether the signature covers only the body. Such a signature never expires: a third party that has seen it can
+    /// re-send it for ever.
     pub signs_only_body: bool,
-    /// Which of the secrets it was signed with, counted from 0: when a change of secrets is over shows here.
+    /// The index of the matching secret, from 0: shows when a rotation is complete.
     pub secret: usize,
 }
 
-/// Tells whether a delivery was signed with one of the secrets, and not too long ago.
+/// Verifies that a delivery was signed with one of the secrets, within the tolerance.
 ///
-/// Each constructor refuses settings that would let forged deliveries pass, and names all of them.
+/// Each constructor refuses settings that would accept forged deliveries, and reports all mistakes.
 #[derive(Clone)]
 pub struct Verifier {
     format: Format,
     template: Template,
     algorithm: Algorithm,
     keys: Vec<Mac>,
-    /// In seconds; nothing where no timestamp is signed.
+    /// In seconds; none if no timestamp is signed.
     tolerance: Option<u64>,
 }
 
 impl Verifier {
-    /// Stripe's scheme: `Stripe-Signature: t=…,v1=…`, signed over `{timestamp}.{body}`. The whole secret is the key,
-    /// with its `whsec_`.
+    /// Stripe's scheme: `Stripe-Signature: t=…,v1=…`, signed over `{timestamp}.{body}`. The key is the whole secret,
+    /// including `whsec_`.
     ///
     /// # Errors
-    /// No secret, one that cannot be used, or a tolerance under a second.
+    /// No secret, an invalid one, or a tolerance under a second.
     pub fn stripe<S: Into<Secret>>(
         secrets: impl IntoIterator<Item = S>,
         tolerance: Duration,
@@ -74,10 +75,10 @@ impl Verifier {
     }
 
     /// [Standard Webhooks](https://www.standardwebhooks.com) with shared secrets: `webhook-signature: v1,…`, signed
-    /// over `{id}.{timestamp}.{body}`. The key is what the secret says in base64, after its `whsec_` if it has that.
+    /// over `{id}.{timestamp}.{body}`. The key is the base64 text after an optional `whsec_`.
     ///
     /// # Errors
-    /// No secret, one that cannot be used, or a tolerance under a second.
+    /// No secret, an invalid one, or a tolerance under a second.
     pub fn standard<S: Into<Secret>>(
         secrets: impl IntoIterator<Item = S>,
         tolerance: Duration,
@@ -90,11 +91,10 @@ impl Verifier {
         Ok(Self { format, template, algorithm, keys, tolerance })
     }
 
-    /// GitHub's scheme: `X-Hub-Signature-256: sha256=…` over the body. The SHA-1 signature that GitHub sends beside it
-    /// does not count.
+    /// GitHub's scheme: `X-Hub-Signature-256: sha256=…` over the body. GitHub's SHA-1 signature is ignored.
     ///
     /// # Errors
-    /// No secret, or one that cannot be used.
+    /// No secret, or an invalid one.
     pub fn github<S: Into<Secret>>(secrets: impl IntoIterator<Item = S>) -> Result<Self, Mistakes> {
         Self::hmac(&HmacScheme::github(), secrets, DEFAULT_TOLERANCE)
     }
@@ -102,16 +102,16 @@ impl Verifier {
     /// Shopify's scheme: `X-Shopify-Hmac-SHA256` over the body.
     ///
     /// # Errors
-    /// No secret, or one that cannot be used.
+    /// No secret, or an invalid one.
     pub fn shopify<S: Into<Secret>>(secrets: impl IntoIterator<Item = S>) -> Result<Self, Mistakes> {
         Self::hmac(&HmacScheme::shopify(), secrets, DEFAULT_TOLERANCE)
     }
 
-    /// A scheme of one's own. The tolerance is for a timestamp that is signed; it is looked at in any case, so that a
-    /// wrong one does not wait until somebody adds the timestamp.
+    /// A configured scheme. The tolerance applies to a signed timestamp. It is checked in any case, so that a wrong one
+    /// is found before a timestamp is added.
     ///
     /// # Errors
-    /// What is wrong with the scheme, the secrets and the tolerance.
+    /// The mistakes in the scheme, the secrets and the tolerance.
     pub fn hmac<S: Into<Secret>>(
         scheme: &HmacScheme,
         secrets: impl IntoIterator<Item = S>,
@@ -124,7 +124,7 @@ impl Verifier {
         let tolerance = seconds(tolerance, &mut mistakes);
         match (parts, mistakes.none_or_err()) {
             (_, Err(mistakes)) => Err(mistakes),
-            // Cannot come: what could not be read is a mistake. If it came, nothing would be let pass.
+            // Cannot happen: an unreadable scheme is a mistake. If it did, everything would be refused.
             (None, Ok(())) => Err(Mistakes::default()),
             (Some((format, template)), Ok(())) => {
                 let tolerance = template.signs_timestamp().then_some(tolerance);
@@ -133,13 +133,13 @@ impl Verifier {
         }
     }
 
-    /// Whether this delivery is signed. `body` is what came over the wire, before anybody parsed or inflated it.
+    /// Verifies a delivery. `body` is the raw body, before parsing or decompression.
     ///
-    /// The signature is looked at before the time, so that [`Refused::TooOld`] and [`Refused::TooNew`] are never said of
-    /// what a stranger made up: they mean a late delivery, one sent again, or a wrong clock.
+    /// The signature is checked before the time, so [`Refused::TooOld`] and [`Refused::TooNew`] are only returned for
+    /// deliveries of the sender: late ones, replayed ones, or with a wrong clock.
     ///
     /// # Errors
-    /// Why it does not count as signed.
+    /// The reason of the refusal.
     pub fn verify(&self, headers: &HeaderMap, body: &[u8], now: SystemTime) -> Result<Verified, Refused> {
         let sent = self.format.read(headers, self.algorithm, &self.template)?;
         let fits = |key: &Mac| {
@@ -166,12 +166,12 @@ impl Verifier {
         })
     }
 
-    /// The headers of a delivery that is signed with the first secret: for those who send, and for tests.
+    /// The headers of a delivery, signed with the first secret: for senders and for tests.
     ///
-    /// An id is left out where the scheme has no header for it.
+    /// The id is left out if the scheme has no header for it.
     ///
     /// # Errors
-    /// An id that cannot be sent, or none where it is signed.
+    /// An id that cannot be sent, or a missing one that must be signed.
     pub fn sign(&self, id: Option<&str>, at: SystemTime, body: &[u8]) -> Result<HeaderMap, Refused> {
         let at = unix(at);
         let written = at.to_string();
@@ -182,14 +182,14 @@ impl Verifier {
                 return Err(Refused::Missing { header: header.clone() });
             }
         }
-        // There is a key: a verifier without one cannot be built.
+        // There is a key: a verifier cannot be built without one.
         let mut mac = self.keys.first().ok_or(Refused::Wrong)?.clone();
         self.template.feed(&mut mac, &sent, body);
         self.format.write(&sent, &mac.finish()).ok_or(Refused::Wrong)
     }
 }
 
-/// How many secrets, not which.
+/// The number of secrets, not the secrets.
 impl fmt::Debug for Verifier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Verifier")
@@ -202,7 +202,7 @@ impl fmt::Debug for Verifier {
     }
 }
 
-/// The keys that the secrets stand for.
+/// The keys of the secrets.
 fn keys<S: Into<Secret>>(
     secrets: impl IntoIterator<Item = S>,
     algorithm: Algorithm,
@@ -220,16 +220,16 @@ fn keys<S: Into<Secret>>(
         number += 1;
     }
     if number == 0 {
-        mistakes.add("secrets", "must have one secret at least");
+        mistakes.add("secrets", "must have at least one secret");
     }
     keys
 }
 
-/// The secret's own bytes. White space around them came with the file or the variable that it was read from; every
-/// delivery would be refused, and nobody would see why.
+/// The bytes of a secret. White space around it comes from the file or variable that it was read from; with it every
+/// delivery would be refused without a visible reason.
 fn plain(secret: &str) -> Result<Vec<u8>, &'static str> {
     match secret {
-        // What `whsec_${SECRET}` becomes without the variable: a secret that everybody can guess.
+        // The value of `whsec_${SECRET}` without the variable: a secret that anyone can guess.
         "whsec_" => Ok(Vec::new()),
         _ if secret.trim() != secret => Err("must not begin or end with white space"),
         _ => Ok(secret.into()),
@@ -241,15 +241,15 @@ fn from_base64(secret: &str) -> Result<Vec<u8>, &'static str> {
     PADDED_OR_NOT.decode(secret).map_err(|_| "must be base64, with or without whsec_ before it")
 }
 
-/// Whole seconds, because that is what senders sign. Other libraries take 0 for "do not look at the time".
+/// Whole seconds, because senders sign whole seconds. Other libraries take 0 for "do not check the time".
 fn seconds(tolerance: Duration, mistakes: &mut Mistakes) -> u64 {
     if tolerance.as_secs() == 0 {
-        mistakes.add("tolerance", "must be a second at least");
+        mistakes.add("tolerance", "must be at least a second");
     }
     tolerance.as_secs()
 }
 
-/// Seconds since 1970; before it is 0, which no signed timestamp is near.
+/// Seconds since 1970; earlier times are 0, which no signed timestamp is near.
 fn unix(time: SystemTime) -> i64 {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_secs()).unwrap_or(i64::MAX)

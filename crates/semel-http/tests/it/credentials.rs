@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use semel::{OnLost, Policy, Store as _};
+use semel::{OnLost, Policy, prelude::*};
 use semel_http::{Credentials, Route};
 use semel_testkit::Kind;
 

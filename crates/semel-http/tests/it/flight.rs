@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use axum::response::IntoResponse as _;
-use semel::{State, Store as _};
+use semel::{State, prelude::*};
 use semel_http::{Idempotency, Route};
 use semel_testkit::Kind;
 

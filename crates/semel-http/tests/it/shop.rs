@@ -16,7 +16,7 @@ use axum::{
     response::{IntoResponse as _, Response},
     routing::any,
 };
-use semel::{Backoff, Key, Ledger, Operation, Policy, Scope, Store as _};
+use semel::{Backoff, Key, Ledger, Operation, Policy, Scope, prelude::*};
 use semel_http::{Attempt, Idempotency, Route, Transaction};
 use semel_store::{Database, on};
 use semel_testkit::{Kind, Lab};

@@ -182,7 +182,7 @@ async fn a_row_damaged_while_its_handler_ran_is_told_as_an_unknown_outcome(kind:
         shop.desk.let_go();
         let told = soon(first).await.unwrap();
         told.is_problem(503, "outcome-unknown");
-        assert!(told.text().contains("was carried out") && !told.text().contains("purge"), "{}", told.text());
+        assert!(told.text().contains("was executed") && !told.text().contains("purge"), "{}", told.text());
         assert_eq!(told.header("retry-after").as_deref(), Some("1"));
     }
     // At the claim it is known that nothing is done, and which row it is.

@@ -3,21 +3,15 @@
 use std::{process::ExitCode, time::Duration};
 
 use anyhow::Context as _;
-use semel::{Store as _, Timestamp};
+use semel::{Timestamp, prelude::*};
 use semel_store::{Clock, repair_clock};
 use serde_json::json;
 
-use super::{
-    ledger::{LedgerFlags, actor, said},
-    words::span,
-};
-use crate::{config::DatabaseUrl, log};
+use super::ledger::{LedgerFlags, actor, said};
+use crate::{config::DatabaseUrl, log, view::words::span};
 
-/// How many times as long as it is ahead a ledger takes to be caught up with: its time goes on a tenth slower.
+/// The time to catch up, as a multiple of the lead: the ledger's time advances a tenth slower.
 const CATCHES_UP: u32 = 10;
-
-/// Columns of the services that say when something is due.
-const DUE: [(&str, &str); 1] = [("notifications", "due_at")];
 
 /// Look at the time in a SQLite ledger, and set it back after this host's clock was ahead
 #[derive(clap::Subcommand)]
@@ -28,11 +22,11 @@ pub(super) enum ClockCommand {
 
 /// Show whether the time in the ledger is ahead of this host's clock
 ///
-/// The time in a ledger never goes back: a lease that has lapsed stays lapsed. If this host's clock was ahead for a
-/// while, the time in the ledger is ahead, too. It goes on a tenth slower than real time until the clock has caught up.
+/// The time in a ledger never goes back: an expired lease stays expired. If this host's clock was ahead for a while,
+/// the time in the ledger is ahead, too. It advances a tenth slower than real time until the clock has caught up.
 #[derive(clap::Args)]
 pub(super) struct Show {
-    /// Show it as JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -41,13 +35,13 @@ pub(super) struct Show {
 
 /// Set the time in the ledger back to this host's clock
 ///
-/// For a ledger that is so far ahead that it would not be caught up with. No other process may have the file open, and
-/// nothing in it may be leased. What was due is due now; what waits for a delay waits for the rest of it; what is kept until some
-/// moment is kept until then by the right clock, so for longer. Times that were written down stay as they are.
+/// Use this if the ledger is too far ahead to wait. No other process may have the file open, and nothing in it may be
+/// leased. Due operations stay due, delays keep their remaining time, and retentions end at their stored time by the
+/// corrected clock, so they last longer. Recorded times do not change.
 #[derive(clap::Args)]
 pub(super) struct Repair {
     /// Why, for the audit
-    #[arg(long, value_name = "TEXT", value_parser = super::words::reason)]
+    #[arg(long, value_name = "TEXT", value_parser = super::arguments::reason)]
     reason: String,
     #[command(flatten)]
     ledger: LedgerFlags,
@@ -82,7 +76,7 @@ impl Show {
             None => format!("The time in the ledger is {now}. It is not ahead of this host's clock.\n"),
             Some(ahead) => format!(
                 "The time in the ledger is {now}, {} ahead of this host's clock.\n\
-                 It goes on a tenth slower than real time until the clock has caught up, in about {}.\n\
+                 It advances a tenth slower than real time until the clock has caught up, in about {}.\n\
                  To set it back at once: {} --reason '…'\n",
                 span(ahead),
                 span(ahead * CATCHES_UP),
@@ -92,7 +86,7 @@ impl Show {
     }
 }
 
-/// Spans of time in milliseconds. On PostgreSQL the time is the server's, and never ahead.
+/// Durations in milliseconds. On PostgreSQL the time is the server's, and never ahead.
 fn to_json(now: Timestamp, ahead: Option<Duration>) -> String {
     let millis = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
     let said = json!({
@@ -109,15 +103,15 @@ impl Repair {
         let place = self.ledger.place()?;
         anyhow::ensure!(
             matches!(place, DatabaseUrl::Sqlite(_)),
-            "the ledger in {} has the clock of its server; set that one",
+            "the ledger in {} uses the clock of its server; set that clock",
             place.place()
         );
-        // Leases that have lapsed are ended first: they would come alive again.
+        // Expired leases are ended first: they would become valid again.
         let opened = self.ledger.look().await?;
         let swept = opened.ledger.sweep().await;
         opened.close().await;
         swept?;
-        let repaired = repair_clock(&place.expose(), Clock::default(), (&actor(), &self.reason), &DUE)
+        let repaired = repair_clock(&place.expose(), Clock::default(), (&actor(), &self.reason))
             .await
             .map_err(said)
             .with_context(|| format!("the time in {} was not set back", place.place()))?;

@@ -5,22 +5,23 @@ use std::process::ExitCode;
 use crate::{
     Error,
     config::{DATA_DIR, Environment, Flags},
+    services::webhooks::config::refuse_handlers,
 };
 
 /// Check or show the configuration
 #[derive(clap::Subcommand)]
 pub(super) enum ConfigCommand {
-    /// Check the configuration and list everything that is wrong with it
+    /// Check the configuration and report all mistakes at once
     Check {
-        /// Tell it as JSON
+        /// Print the result as JSON
         #[arg(long)]
         json: bool,
         #[command(flatten)]
         flags: Flags,
     },
-    /// Show the configuration in effect and where each value came from, secrets hidden
+    /// Show the configuration in effect and the source of each value, with secrets hidden
     Show {
-        /// Show it as JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
         #[command(flatten)]
@@ -32,7 +33,7 @@ impl ConfigCommand {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         match self {
             Self::Check { json: true, flags } => {
-                let report = crate::config::read(&flags, &Environment::of_process(), DATA_DIR).without_handlers();
+                let report = refuse_handlers(crate::config::read(&flags, &Environment::of_process(), DATA_DIR));
                 super::say(&format!("{:#}\n", report.verdict()))?;
                 if report.config().is_err() {
                     return Ok(ExitCode::FAILURE);
@@ -40,7 +41,7 @@ impl ConfigCommand {
             }
             Self::Check { json: false, flags } => {
                 super::load(&flags)?;
-                super::say("the configuration is right\n")?;
+                super::say("the configuration is valid\n")?;
             }
             Self::Show { json, flags } => {
                 let report = super::read(&flags);

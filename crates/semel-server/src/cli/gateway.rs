@@ -1,4 +1,4 @@
-//! `semel gateway`: a reverse proxy that gives Idempotency-Key to what is behind it.
+//! `semel gateway`: a reverse proxy that adds Idempotency-Key to the service behind it.
 
 use std::{convert::Infallible, process::ExitCode, sync::Arc};
 
@@ -8,12 +8,16 @@ use axum::{
     http::{Request, Response},
 };
 use hyper::body::Incoming;
-use semel::{Ledger, Options};
+use semel::{Ledger, Options, fleet::Sign};
 use semel_http::Credentials;
 use semel_store::Database;
+use tokio::sync::watch;
 use tower::Service;
 
-use super::{ledger, serve::until_stopped};
+use super::{
+    ledger,
+    serve::{VERSION, until_stopped},
+};
 use crate::{
     config::{self, Config, Flags, StoreFlags, Upstream},
     gateway,
@@ -24,18 +28,18 @@ use crate::{
     stop::Stop,
 };
 
-/// Run a reverse proxy that makes keyed requests take effect once
+/// Run a reverse proxy that makes requests with an Idempotency-Key take effect once
 #[derive(clap::Args)]
 pub(super) struct Gateway {
-    /// Pass requests on to this service, such as http://127.0.0.1:3000 [env: SEMEL_GATEWAY_UPSTREAM]
+    /// Forward requests to this service, such as http://127.0.0.1:3000 [env: SEMEL_GATEWAY_UPSTREAM]
     #[arg(long, value_name = "URL")]
     upstream: Option<String>,
 
-    /// Serve HTTP on this address; port 0 takes any free one [env: SEMEL_LISTEN] [default: 127.0.0.1:8080]
+    /// Serve HTTP on this address; port 0 selects a free one [env: SEMEL_LISTEN] [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDR")]
     listen: Option<String>,
 
-    /// Write a line to the log for each request [env: SEMEL_HTTP_LOG_REQUESTS] [default: false]
+    /// Log each request [env: SEMEL_HTTP_LOG_REQUESTS] [default: false]
     #[arg(long)]
     log_requests: bool,
 
@@ -49,11 +53,11 @@ impl Gateway {
         let config = super::load(&Flags { upstream, listen, log_requests, ..Flags::from(store) })?;
         let upstream = config.gateway.upstream.clone();
         let upstream =
-            upstream.context("which service? Say it by --upstream, SEMEL_GATEWAY_UPSTREAM or [gateway] upstream")?;
+            upstream.context("which service? Set --upstream, SEMEL_GATEWAY_UPSTREAM or [gateway] upstream")?;
         let outage = log::start_server();
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start")?;
         let served = runtime.block_on(serve(&config, upstream, outage));
-        // Whatever is still running was given its time; waiting for it here would break the promise to end.
+        // Requests in flight have had their time; waiting for them here would delay the exit.
         runtime.shutdown_background();
         served?;
         Ok(ExitCode::SUCCESS)
@@ -61,7 +65,7 @@ impl Gateway {
 }
 
 async fn serve(config: &Config, upstream: Upstream, outage: log::Outage) -> anyhow::Result<()> {
-    // Before the port is bound: from the first line on stdout on, a signal means a graceful stop.
+    // Before the port is bound: from the first line on stdout, a signal means a graceful stop.
     let stop = Stop::on_signals().context("cannot listen to signals")?;
     let listener = serve::bind(&config.listen).await?;
     let ledger = ledger::open(&config.database_url, Options::default()).await?.ledger;
@@ -75,7 +79,7 @@ async fn serve(config: &Config, upstream: Upstream, outage: log::Outage) -> anyh
         "Semel {} listens on http://{}\n\
          Requests go to {upstream}; the ledger is in {}.\n\
          Press Ctrl-C to stop.\n",
-        env!("CARGO_PKG_VERSION"),
+        VERSION,
         listener.local_addr()?,
         config.database_url.place(),
     );
@@ -86,11 +90,19 @@ async fn serve(config: &Config, upstream: Upstream, outage: log::Outage) -> anyh
     let app = logged(app, config.http.log_requests);
     super::greet(&greeting);
     let limits = Limits::of_process(&config.http);
-    until_stopped(listener, app, limits, &ledger, stop, std::future::ready(())).await;
+    let (end, ends) = watch::channel(false);
+    let (node, sign) =
+        (ledger.clone(), Sign { roles: vec!["gateway".to_owned()], version: VERSION.to_owned(), ..Sign::default() });
+    let signs = tokio::spawn(async move { node.show_life(sign, ends).await });
+    let others = async move {
+        end.send_replace(true);
+        let _ = signs.await;
+    };
+    until_stopped(listener, app, limits, &ledger, stop, others).await;
     super::serve::verdict(&fault)
 }
 
-/// The gateway, with a line in the log for each request if that is asked for.
+/// The gateway, with a log line per request if `each` is set.
 fn logged(
     app: gateway::Gateway,
     each: bool,
@@ -108,7 +120,7 @@ fn logged(
     })
 }
 
-/// By what callers are told apart, unless the configuration says that they are not, or that a proxy does it.
+/// How callers are distinguished; `None` if the configuration shares answers or a proxy separates tenants.
 async fn credentials(config: &config::Gateway, ledger: &Ledger<Database>) -> anyhow::Result<Option<Credentials>> {
     if config.shares_answers() {
         return Ok(None);

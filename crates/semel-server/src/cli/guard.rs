@@ -6,16 +6,16 @@ use humantime::Duration;
 
 use crate::guard;
 
-/// Run a command that dies with the process that asked for it
+/// Run a command and kill it when the parent process dies
 #[derive(clap::Args)]
 pub(super) struct Guard {
-    /// The process that asked
+    /// The parent process
     #[arg(long, value_name = "PID")]
     parent: u32,
-    /// How long the command may take to end after it was asked to
+    /// The time between SIGTERM and SIGKILL
     #[arg(long, value_name = "TIME", default_value_t = guard::GRACE.into())]
     grace: Duration,
-    /// End the command when the process that asked was not heard of for this long
+    /// End the command if the parent process was silent for this long
     #[arg(long, value_name = "TIME")]
     silence: Option<Duration>,
     #[arg(last = true, required = true)]
@@ -31,7 +31,7 @@ impl Guard {
     }
 }
 
-/// Become a command that dies with its guard
+/// Execute a command that is killed when its guard dies
 #[derive(clap::Args)]
 pub(super) struct GuardExec {
     /// The guard

@@ -3,6 +3,7 @@
 use std::{
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
+    process::ExitCode,
     time::Duration,
 };
 
@@ -10,23 +11,24 @@ use anyhow::Context as _;
 use semel::{Ledger, Options};
 use semel_store::{Database, Settings};
 
-use super::words::quoted;
 use crate::{
     Error,
     config::{self, Config, DatabaseUrl, Environment, Flags, StoreFlags},
+    services,
+    view::words::quoted,
 };
 
-/// How long closing may take. Whatever has not gone from the log into the file by then does so the next time.
+/// How long closing may take. What is not checkpointed by then is checkpointed the next time.
 const CLOSE: Duration = Duration::from_secs(2);
 
-/// The flags that say where the ledger is: for every command that a person uses on it.
+/// The flags that locate the ledger, for every command for people.
 #[derive(clap::Args)]
 pub(super) struct LedgerFlags {
     /// The ledger: sqlite:PATH or postgres://… [env: SEMEL_DATABASE_URL] [default: semel.db in the data dir]
     #[arg(long, value_name = "URL")]
     database_url: Option<String>,
 
-    /// The directory for files [env: SEMEL_DATA_DIR] [default: $XDG_STATE_HOME/semel or ~/.local/state/semel]
+    /// The data directory [env: SEMEL_DATA_DIR] [default: $XDG_STATE_HOME/semel or ~/.local/state/semel]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<String>,
 
@@ -34,19 +36,19 @@ pub(super) struct LedgerFlags {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Say nothing on stderr but what went wrong
+    /// Print only errors and warnings on stderr
     #[arg(long, short)]
     pub(super) quiet: bool,
 }
 
 impl LedgerFlags {
-    /// Where the ledger is. Cron and shell must agree on it, so the default hangs on the user and not, as the server's,
-    /// on the directory that a command happens to be started in.
+    /// The URL of the ledger. Cron and shell must use the same one, so the default depends on the user and not, like the
+    /// server's, on the working directory.
     pub(super) fn place(&self) -> anyhow::Result<DatabaseUrl> {
         Ok(self.read()?.database_url)
     }
 
-    /// The configuration, with the ledger where these flags say.
+    /// The configuration, with the ledger of these flags.
     fn read(&self) -> anyhow::Result<Config> {
         let store = StoreFlags {
             config: self.config.clone(),
@@ -55,23 +57,35 @@ impl LedgerFlags {
         };
         let home = state_dir();
         let report = config::read(&Flags::from(store), &Environment::of_process(), home.clone().unwrap_or_default());
-        // Also with --quiet: a variable that is misspelt may have been meant to name another ledger.
+        // Also with --quiet: a misspelt variable may have been meant to name another ledger.
         for warning in report.warnings() {
             super::complain(format_args!("{warning}"));
         }
         let config = report.config().map_err(Error::from)?;
         if home.is_none() && report.is_default("database_url") && report.is_default("data_dir") {
             anyhow::bail!(
-                "where is the ledger? Neither HOME nor XDG_STATE_HOME is set: say it by --data-dir or --database-url, or by \
+                "where is the ledger? Neither HOME nor XDG_STATE_HOME is set: set --data-dir or --database-url, or \
                  SEMEL_DATA_DIR or SEMEL_DATABASE_URL"
             );
         }
         Ok(config.clone())
     }
 
-    /// Opens the ledger to look at it. A file that is not there is not made just to say that nothing is in it.
+    /// Opens an existing ledger. A missing file is not created only to report that it is empty.
     pub(super) async fn look(&self) -> anyhow::Result<Opened> {
         Ok(self.look_with_config().await?.0)
+    }
+
+    /// Opens an existing ledger for a command, closes it, and prints what the command says.
+    pub(super) async fn print(
+        &self,
+        command: impl AsyncFnOnce(&Opened) -> anyhow::Result<String>,
+    ) -> anyhow::Result<ExitCode> {
+        let opened = self.look().await?;
+        let said = command(&opened).await;
+        opened.close().await;
+        super::say(&said?)?;
+        Ok(ExitCode::SUCCESS)
     }
 
     /// As [`LedgerFlags::look`], for a command that needs other parts of the configuration, too.
@@ -86,7 +100,7 @@ impl LedgerFlags {
         Ok((self.open_at(place).await?, config))
     }
 
-    /// Opens the ledger to work with it; a file that is not there is made.
+    /// Opens the ledger to work with it; a missing file is created.
     pub(super) async fn open(&self) -> anyhow::Result<Opened> {
         self.open_at(&self.place()?).await
     }
@@ -97,8 +111,8 @@ impl LedgerFlags {
         Ok(Opened { flags: self.again(place), ..opened })
     }
 
-    /// The flags by which another command finds the same ledger. What the environment says, that command reads too. A
-    /// URL with a password is not repeated: a placeholder stands for it.
+    /// The flags with which another command finds the same ledger. It reads the same environment. A placeholder
+    /// replaces a URL with a password.
     pub(super) fn again(&self, place: &DatabaseUrl) -> String {
         let has_password = matches!(place, DatabaseUrl::Postgres(_)) && place.to_string().contains("***");
         let url = self.database_url.as_ref().map(|url| if has_password { "…" } else { url.as_str() });
@@ -119,15 +133,14 @@ impl LedgerFlags {
 /// An open ledger.
 pub(super) struct Opened {
     pub(super) ledger: Ledger<Database>,
-    /// Where it is, for people.
+    /// Its location, for people.
     pub(super) place: String,
-    /// The flags by which a person's next command finds it, see [`LedgerFlags::again`].
+    /// The flags for a suggested command, see [`LedgerFlags::again`].
     pub(super) flags: String,
 }
 
 impl Opened {
-    /// Ends what is left to do and closes the database, so that a SQLite file is all there is if no other process has it
-    /// open.
+    /// Stops the ledger and closes the database. If no other process has it open, a SQLite database is then one file.
     pub(super) async fn close(self) {
         self.ledger.stop(Duration::ZERO).await;
         let _ = tokio::time::timeout(CLOSE, self.ledger.store().close()).await;
@@ -144,26 +157,27 @@ pub(super) async fn open(place: &DatabaseUrl, options: Options) -> anyhow::Resul
         let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
         made.map_err(|error| no_directory(folder, &error)).with_context(cannot)?;
     }
-    let database = Database::open(&place.expose(), Settings::default()).await.map_err(said).with_context(cannot)?;
+    let settings = Settings { projections: services::projections(), ..Settings::default() };
+    let database = Database::open(&place.expose(), settings).await.map_err(said).with_context(cannot)?;
     let ledger = Ledger::new(database, options).with_context(cannot)?;
     Ok(Opened { ledger, place: place.place(), flags: String::new() })
 }
 
-/// Why there is no directory for the ledger, and what to do.
+/// The error for a directory that cannot be created, with the remedy.
 fn no_directory(folder: &Path, error: &std::io::Error) -> anyhow::Error {
-    let instead = "name another directory by --data-dir, or another file by --database-url";
+    let instead = "set another directory by --data-dir, or another file by --database-url";
     let file = folder.ancestors().find(|path| path.exists()).filter(|path| !path.is_dir());
     match file {
         _ if error.kind() == std::io::ErrorKind::ReadOnlyFilesystem => anyhow::anyhow!(
-            "the directory {} cannot be made: its file system is mounted read-only; mount it for writing, or {instead}",
+            "the directory {} cannot be created: its file system is mounted read-only; mount it for writing, or {instead}",
             folder.display()
         ),
-        Some(file) => anyhow::anyhow!("{} is a file and no directory; {instead}", file.display()),
-        None => anyhow::anyhow!("the directory {} cannot be made: {error}; {instead}", folder.display()),
+        Some(file) => anyhow::anyhow!("{} is a file, not a directory; {instead}", file.display()),
+        None => anyhow::anyhow!("the directory {} cannot be created: {error}; {instead}", folder.display()),
     }
 }
 
-/// The engine's words without the preamble, which "cannot open the ledger" says already.
+/// The engine's error without its prefix, which "cannot open the ledger" replaces.
 pub(super) fn said(error: semel::Error) -> anyhow::Error {
     match error {
         semel::Error::Unavailable(why) | semel::Error::Invalid(why) => anyhow::Error::msg(why),
@@ -171,22 +185,21 @@ pub(super) fn said(error: semel::Error) -> anyhow::Error {
     }
 }
 
-/// Where a user's programs keep what should outlive a restart, by the XDG rules: an empty or relative path counts as
-/// not set.
+/// The state directory by the XDG rules: an empty or relative path counts as not set.
 fn state_dir() -> Option<PathBuf> {
     let variable = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let state = variable("XDG_STATE_HOME").or_else(|| Some(variable("HOME")?.join(".local/state")))?;
     Some(state.join("semel"))
 }
 
-/// Who acts, when a person does.
+/// The person who acts, for the audit.
 pub(super) fn actor() -> String {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let uid = rustix::process::getuid().as_raw();
     let name =
         ["USER", "LOGNAME"].into_iter().find_map(|name| std::env::var(name).ok().filter(|name| !name.is_empty()));
     match name {
-        // The name is only what the environment says; the number is what the system knows.
+        // The name comes from the environment; the uid comes from the system.
         Some(name) => format!("{name}@{host} (uid {uid})"),
         None => format!("uid {uid}@{host}"),
     }
@@ -197,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn advice_repeats_no_password() {
+    fn a_suggested_command_contains_no_password() {
         let advice = |url: &str| {
             let url = Some(url.to_owned());
             let flags = LedgerFlags { database_url: url, data_dir: None, config: None, quiet: true };

@@ -1,25 +1,23 @@
 //! The commands, one file each.
 //!
-//! The server keeps its data in the directory that it is started in. The commands for people (`once`, `why`,
-//! `operations`, `sweep`, `clock`, `webhooks`) look in the user's own place (`ledger`), so that cron and shell mean the
-//! same ledger.
-//! `target` finds the operation that is meant, `story` and `words` are for people, `json` is for programs.
+//! The server keeps its data in its working directory. The commands for people (`once`, `why`, `operations`, `work`,
+//! `sweep`, `clock`, `webhooks`) use the user's state directory (`ledger`), so that cron and shell use the same ledger.
+//! `target` finds the named operation; [`view`](crate::view) shows it.
 
+mod arguments;
 mod clock;
 mod config;
 mod gateway;
 mod guard;
-mod json;
 mod ledger;
 mod once;
 mod operations;
 mod serve;
-mod story;
 mod sweep;
 mod target;
 mod webhooks;
 mod why;
-mod words;
+mod work;
 
 use std::{
     io::{self, Write as _},
@@ -30,9 +28,12 @@ use anyhow::Context as _;
 use clap::Parser;
 use tokio::runtime::{Builder, Runtime};
 
-use crate::config::{Config, DATA_DIR, Environment, Flags, Report};
+use crate::{
+    config::{Config, DATA_DIR, Environment, Flags, Report},
+    services::webhooks::config::refuse_handlers,
+};
 
-/// Makes each operation take effect once.
+/// Make each operation take effect once, although clients, brokers and workers retry
 #[derive(Parser)]
 #[command(name = "semel", version, arg_required_else_help = true)]
 struct Cli {
@@ -48,6 +49,8 @@ enum Command {
     Why(why::Why),
     #[command(subcommand)]
     Operations(operations::OperationsCommand),
+    #[command(subcommand)]
+    Work(work::WorkCommand),
     Sweep(sweep::Sweep),
     #[command(subcommand)]
     Clock(clock::ClockCommand),
@@ -63,7 +66,7 @@ enum Command {
 
 /// Runs the command line that this process was started with.
 ///
-/// Every command starts the runtime that it needs by itself: the guard must stay a process of one thread.
+/// Every command starts its own runtime, because the guard must stay a process of one thread.
 #[must_use]
 pub fn main() -> ExitCode {
     let done = match Cli::parse().command {
@@ -72,6 +75,7 @@ pub fn main() -> ExitCode {
         Command::Once(command) => command.run(),
         Command::Why(command) => command.run(),
         Command::Operations(command) => command.run(),
+        Command::Work(command) => command.run(),
         Command::Sweep(command) => command.run(),
         Command::Clock(command) => command.run(),
         Command::Webhooks(command) => command.run(),
@@ -85,13 +89,12 @@ pub fn main() -> ExitCode {
     })
 }
 
-/// Reads the configuration for a command that needs it. This program has no handlers of its own, so a rule that names one
-/// is a mistake.
+/// Reads the configuration. This program has no handlers, so a rule that names one is a mistake.
 fn load(flags: &Flags) -> crate::Result<Config> {
-    Ok(read(flags).without_handlers().config()?.clone())
+    Ok(refuse_handlers(read(flags)).config()?.clone())
 }
 
-/// Reads the configuration, its warnings told on stderr.
+/// Reads the configuration and prints its warnings on stderr.
 fn read(flags: &Flags) -> Report {
     let report = crate::config::read(flags, &Environment::of_process(), DATA_DIR);
     for warning in report.warnings() {
@@ -100,12 +103,12 @@ fn read(flags: &Flags) -> Report {
     report
 }
 
-/// The threads of a command for people: the ledger has its own beside these.
+/// The runtime of a command for people. The ledger has separate threads.
 fn runtime() -> anyhow::Result<Runtime> {
     Builder::new_multi_thread().worker_threads(2).enable_all().build().context("cannot start")
 }
 
-/// Prints what a command was asked for. A reader that went away, such as `head`, is no error.
+/// Prints the output of a command. A closed pipe (`| head`) is no error.
 fn say(text: &str) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
@@ -114,7 +117,7 @@ fn say(text: &str) -> io::Result<()> {
     }
 }
 
-/// Says where a server listens. One that cannot write to stdout serves all the same, and says it in its log.
+/// Prints the address of a server. A server that cannot write to stdout logs it and continues.
 fn greet(greeting: &str) {
     let mut stdout = io::stdout().lock();
     if let Err(error) = stdout.write_all(greeting.as_bytes()).and_then(|()| stdout.flush()) {
@@ -122,7 +125,7 @@ fn greet(greeting: &str) {
     }
 }
 
-/// Prints a message to people. If even that fails, it is lost.
+/// Prints a text for people on stderr; if that fails, it is lost.
 fn complain(message: std::fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr(), "semel: {message}");
 }

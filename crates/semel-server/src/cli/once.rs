@@ -1,80 +1,85 @@
-//! `semel once`: the flags, the words and the exit codes. What it does is in [`crate::once`].
+//! `semel once`: the flags, the texts and the exit codes. [`crate::once`] does the work.
 
 use std::{ffi::OsString, io::Write as _, process::ExitCode, time::Duration};
 
 use anyhow::Context as _;
 use semel::{
-    Claim, Key, OnLost, Operation, Policy, Ran, Replay, Scope, State, Store as _,
+    Claim, Key, OnLost, Operation, Policy, Ran, Replay, Scope, State,
     journal::{Event, Note},
+    prelude::*,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::{
+    arguments::duration,
     ledger::{LedgerFlags, Opened},
-    words::{DEFAULT_SCOPE, command_line, duration, hint, plain, resolve, span, times},
 };
 use crate::{
     log,
-    once::{Began, Done, Once, outcome::Stored},
+    once::{Began, DEFAULT_SCOPE, Done, Once, outcome::Stored},
     stop::Stop,
+    view::{
+        about::command_line,
+        words::{hint, plain, resolve, span, times},
+    },
 };
 
 /// The key belongs to another command.
 const MISMATCH: u8 = 65;
-/// The ledger could not be opened or asked; nothing was run.
+/// The ledger could not be opened or queried; nothing was run.
 const UNAVAILABLE: u8 = 69;
-/// The lease was lost, or the ledger could not be told how the command ended.
+/// The lease was lost, or the end of the command could not be stored.
 const LEASE_LOST: u8 = 70;
-/// What was printed could not be passed on.
+/// The output could not be written to stdout.
 const NOT_WRITTEN: u8 = 74;
-/// Another process is at it, or it is too early: try again later.
+/// Another process runs it, or it is too early: try again later.
 const LATER: u8 = 75;
-/// It is not known whether it took effect.
+/// It may or may not have taken effect.
 const IN_DOUBT: u8 = 76;
-/// It failed as often as it may, or a person resolved it as failed.
+/// No attempts are left, or a person resolved it as failed.
 const EXHAUSTED: u8 = 77;
 
 const EXIT_CODES: &str = "\
 Exit codes:
-  0    it took effect, now or before: a replay prints what the command printed then
+  0    it took effect, now or before; a replay prints the stored output
   65   the key belongs to another command line
-  69   the ledger could not be opened or asked; nothing was run
-  70   the lease was lost, so the command was ended; or its end could not be recorded
-  74   it took effect, but what it printed could not be passed on; run it again for a replay
-  75   nothing was run: another process is at it, it is too early, or a signal came; try again later
-  76   it is in doubt whether it took effect; a person has to say
-  77   it failed as often as it may, or a person resolved it as failed; nothing was run
-  126  the command cannot be run; the key is still free
-  127  there is no such command; the key is still free
+  69   the ledger could not be opened or queried; nothing was run
+  70   the lease was lost and the command killed; or its end could not be recorded
+  74   it took effect, but its output could not be written; run it again for a replay
+  75   nothing was run: another process runs it, it is too early, or a signal came; try again later
+  76   it is in doubt whether it took effect; a person has to decide
+  77   no attempts are left, or a person resolved it as failed; nothing was run
+  126  the command is not executable; the key is still free
+  127  the command was not found; the key is still free
   2    the flags are wrong
-Any other code is the command's own: it ran, and failed. 128 + n means that signal n ended it.";
+Any other code is the command's exit code: it ran and failed. 128 + n means that signal n ended it.";
 
-/// Run a command once per key, however often this is called
+/// Run a command once per key, however often it is called
 ///
-/// Exit code 0 of the command is final: from then on its output is replayed. Any other is a failure, which may be
-/// tried again up to --attempts times.
+/// Exit code 0 of the command is final: later calls replay its output. Any other code is a failure; the command may run
+/// up to --attempts times.
 #[derive(clap::Args)]
 #[command(after_help = EXIT_CODES)]
 pub(super) struct OnceCommand {
-    /// What the command is run once per
+    /// The key: the command runs once per key
     #[arg(long, short, value_parser = Key::new)]
     key: Key,
-    /// Where the key belongs: service/kind or tenant/service/kind
+    /// The scope of the key: service/kind or tenant/service/kind
     #[arg(long, default_value = DEFAULT_SCOPE, value_parser = scope)]
     scope: Scope,
-    /// How often the command may fail before a person has to decide; a run that is killed is not counted
+    /// How often the command may fail before a person has to decide; a run whose semel was killed is not counted
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     attempts: u32,
-    /// How long others wait before they take over from a process that was killed
+    /// How long other processes wait before they take over from a killed one
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = lease)]
     lease: Duration,
-    /// Wait this long for another process that is at it, then replay
+    /// Wait this long for another process that runs the command, then replay
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = duration)]
     wait: Duration,
-    /// What becomes of a run that ended without a word: it may run again, or it is held until a person decides
+    /// After a lost run (semel was killed): run again, or hold until a person decides
     #[arg(long, default_value = "rerun")]
     on_lost: Lost,
-    /// How long the outcome is kept and the key stays taken, or forever
+    /// How long the outcome is kept and the key stays taken: a duration, or forever
     #[arg(long, value_name = "TIME", default_value = "30d", value_parser = retention)]
     retention: Retention,
     #[command(flatten)]
@@ -90,8 +95,7 @@ enum Lost {
     Hold,
 }
 
-/// The kind of an operation may have slashes in it, such as that of an HTTP route. In a scope of one's own, a fourth
-/// part is a mistake.
+/// The kind of an HTTP route may contain slashes. Here a fourth part is a mistake.
 fn scope(text: &str) -> Result<Scope, String> {
     match text.split('/').count() {
         2 | 3 => Scope::parse(text).map_err(|error| error.to_string()),
@@ -111,7 +115,7 @@ fn lease(text: &str) -> Result<Duration, String> {
 #[derive(Clone, Copy)]
 struct Retention(Option<Duration>);
 
-/// The shortest time that a key is kept: below this, a retry that comes a moment later would run the command again.
+/// The shortest retention: below this, a retry a moment later would run the command again.
 const SHORTEST_RETENTION: Duration = Duration::from_secs(1);
 
 fn retention(text: &str) -> Result<Retention, String> {
@@ -120,7 +124,7 @@ fn retention(text: &str) -> Result<Retention, String> {
         time => match duration(time).map_err(|error| format!("{error}, or forever"))? {
             kept if kept < SHORTEST_RETENTION => {
                 let shortest = humantime::format_duration(SHORTEST_RETENTION);
-                Err(format!("must be at least {shortest}: a key that is forgotten at once protects from nothing"))
+                Err(format!("must be at least {shortest}: a shorter retention protects from nothing"))
             }
             kept => Ok(Retention(Some(kept))),
         },
@@ -132,14 +136,14 @@ impl OnceCommand {
         log::start("error");
         let runtime = super::runtime()?;
         let code = runtime.block_on(self.once());
-        // Nothing is left running but what may be cut off.
+        // The remaining tasks may be cut off.
         runtime.shutdown_background();
         code
     }
 
     async fn once(self) -> anyhow::Result<ExitCode> {
         let stop = Stop::on_signals_of_a_job().context("cannot listen to signals")?;
-        // The process that started us may ignore the deaths of children; the system would then not tell how they ended.
+        // The parent process may ignore SIGCHLD; the exit status of children would then be lost.
         let _children = signal(SignalKind::child()).context("cannot listen to signals")?;
         let opened = match self.ledger.open().await {
             Ok(opened) => opened,
@@ -171,7 +175,7 @@ impl OnceCommand {
         let (code, said) = match done {
             Ok(Done::Answer(Claim::Replay(replay), _)) => return replayed(&replay, self.ledger.quiet),
             Ok(done) => teller.tell(done),
-            Err(error) => (NOT_WRITTEN, Some(format!("what the command printed could not be passed on: {error}"))),
+            Err(error) => (NOT_WRITTEN, Some(format!("the output of the command could not be written: {error}"))),
         };
         if let Some(said) = said {
             super::complain(format_args!("{said}"));
@@ -180,11 +184,11 @@ impl OnceCommand {
     }
 }
 
-/// Prints what was printed then.
+/// Prints the stored output.
 fn replayed(replay: &Replay, quiet: bool) -> anyhow::Result<ExitCode> {
     let by_a_person = Stored::read(&replay.outcome.body).is_none();
     let Stored { exit_code, printed } = Stored::decode(&replay.outcome.body);
-    // What was cut is not what the command printed: whoever reads it by a program must not take it for the whole.
+    // Also with --quiet: a program that reads cut output must not take it for the whole.
     if !quiet || printed.is_cut() {
         let when = replay.operation.settled_at.map(|at| format!(", at {at}")).unwrap_or_default();
         let what = match (replay.outcome.kept, printed.is_cut()) {
@@ -204,24 +208,23 @@ fn replayed(replay: &Replay, quiet: bool) -> anyhow::Result<ExitCode> {
     let mut stdout = std::io::stdout().lock();
     match stdout.write_all(&printed.kept).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            super::complain(format_args!("what the command printed could not be passed on: {error}"));
+            super::complain(format_args!("the output of the command could not be written: {error}"));
             Ok(NOT_WRITTEN.into())
         }
         _ => Ok(exit_code.into()),
     }
 }
 
-/// What a person is told of an answer.
+/// Turns an answer into an exit code and a line for people.
 struct Teller<'a> {
     once: &'a Once,
-    /// The flags by which the next command finds the ledger.
+    /// The flags of the ledger, for a suggested command.
     ledger: String,
     /// The note of the person who resolved it as failed, if one did.
     decided: Option<Note>,
 }
 
-/// The note of the person who resolved an operation as failed, if that is how it stands. A journal that cannot be read
-/// costs no more than the name.
+/// The note of the person who resolved an operation as failed, if a person did. An unreadable journal counts as none.
 async fn resolved_as_failed(opened: &Opened, operation: &Operation) -> Option<Note> {
     if operation.state != State::Failed {
         return None;
@@ -245,11 +248,13 @@ impl Teller<'_> {
                 };
                 (
                     LATER,
-                    Some(format!("not run: {owner} is at it, and its lease lasts {left} unless it is renewed; {then}")),
+                    Some(format!(
+                        "not run: {owner} runs it now, and its lease lasts {left} unless it is renewed; {then}"
+                    )),
                 )
             }
             Done::Answer(Claim::NotYet(there), _) => {
-                (LATER, Some(format!("not run: it failed before, and may be tried again after {}", there.until)))
+                (LATER, Some(format!("not run: it failed before, and may run again after {}", there.until)))
             }
             Done::Answer(Claim::Mismatch(operation), _) => {
                 let command = command_line(&operation).map_or_else(String::new, |command| format!(": {command}"));
@@ -261,7 +266,7 @@ impl Teller<'_> {
                 let doubt = plain(operation.error.as_deref().unwrap_or("the reason is not known"));
                 let why = hint("semel why", "", &self.once.scope, &self.once.key, &self.ledger);
                 let said = format!(
-                    "not run: it is in doubt whether it took effect ({doubt}). See {why}; then say what happened: {}",
+                    "not run: it is in doubt whether it took effect ({doubt}). See {why}; then decide: {}",
                     self.resolve()
                 );
                 (IN_DOUBT, Some(said))
@@ -270,7 +275,7 @@ impl Teller<'_> {
             Done::Broken(error, began) => {
                 let (end, then) = (ended(began), after(self.once));
                 let said = format!(
-                    "{end}, but that may not be recorded: {error}. If not, the lease ends by itself; then {then}"
+                    "{end}, but that may not be recorded: {error}. If it is not, the lease expires, and then {then}"
                 );
                 (LEASE_LOST, Some(said))
             }
@@ -295,27 +300,27 @@ impl Teller<'_> {
                 (code, Some(format!("the command failed: {}{attempt}", failure.error)))
             }
             Ran::Released if matches!(began, Began::Ended { .. }) => {
-                let said = "the command was killed, for semel was suspended for longer than its lease allows; it may run again";
+                let said =
+                    "the command was killed, because semel was suspended for too long for its lease; it may run again";
                 (LEASE_LOST, Some(said.to_owned()))
             }
-            Ran::Released => (LATER, Some("put back before anything was run".to_owned())),
+            Ran::Released => (LATER, Some("released before anything was run".to_owned())),
             Ran::Doubted(reason) => {
                 let hint = self.resolve();
-                let said =
-                    format!("it is in doubt whether the command took effect: {reason}. Say what happened: {hint}");
+                let said = format!("it is in doubt whether the command took effect: {reason}. Decide: {hint}");
                 (IN_DOUBT, Some(said))
             }
             Ran::LeaseLost => {
                 let end = match began {
                     Began::Ended { .. } => ended(began),
-                    Began::Yes | Began::No => "the command was ended".to_owned(),
+                    Began::Yes | Began::No => "the command was killed".to_owned(),
                 };
-                (LEASE_LOST, Some(format!("{end}: the lease was lost, and others decide about this key now")))
+                (LEASE_LOST, Some(format!("{end}: the lease was lost, and another process may run it now")))
             }
         }
     }
 
-    /// Why it may not run again, and what can be done about it.
+    /// The reason why it may not run again, with the remedy.
     fn exhausted(&self, operation: &Operation) -> String {
         let last = operation.error.as_deref().map(|error| format!(" ({})", plain(error))).unwrap_or_default();
         let Once { scope, key, attempts, .. } = self.once;
@@ -344,11 +349,11 @@ impl Teller<'_> {
 fn ended(began: Began) -> String {
     match began {
         Began::Ended { code, .. } => format!("the command ended with exit code {code}"),
-        Began::Yes | Began::No => "the command was ended".to_owned(),
+        Began::Yes | Began::No => "the command was killed".to_owned(),
     }
 }
 
-/// What follows when the lease of this run has lapsed.
+/// What follows the lease expiry of this run.
 fn after(once: &Once) -> &'static str {
     if once.on_lost.doubts() { "it is in doubt whether it took effect" } else { "it may run again" }
 }

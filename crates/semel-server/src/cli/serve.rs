@@ -9,30 +9,28 @@ use axum::{
     http::{Request, Response},
 };
 use hyper::body::Incoming;
-use semel::{Ledger, Options, Uptime};
+use semel::{Ledger, Options, Uptime, Worker, fleet::Sign};
 use semel_store::Database;
 use tokio::net::TcpListener;
 use tower::Service;
 
 use super::ledger;
 use crate::{
-    config::{BrokerUrl, Config, Flags, NodeRole, Webhooks},
+    config::{BrokerUrl, Config, Flags, NodeRole},
     http::{App, principal::Local, request_log, room::Budget},
     jobs::Jobs,
     log,
     node::{self, AsksTheStore, Fault, Node},
     serve::{self, Drained, Limits},
-    services::{
-        messages::Messages,
-        notifications::{Deliverer, Notifications},
-        proposals::Proposals,
-        webhooks::{Handlers, Receiver},
-    },
+    service::Parts,
+    services::{self, webhooks::config::Webhooks},
     stop::Stop,
 };
 
-/// How long the database has to be closed, after everything else. The longest of it is bringing the log of a SQLite
-/// file into the file.
+/// The version of this program.
+pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// How long closing the database may take, after everything else. Checkpointing the log of a SQLite file takes longest.
 const CLOSE: Duration = Duration::from_secs(2);
 
 /// Run the server
@@ -41,7 +39,7 @@ pub(super) struct Serve {
     #[command(flatten)]
     flags: Flags,
 
-    /// Take unsigned events at /webhooks/stripe, from this machine only: for trying things out
+    /// Accept unsigned events at /webhooks/stripe, from this machine only, for trying things out
     #[arg(long)]
     dev: bool,
 }
@@ -55,31 +53,31 @@ impl Serve {
                 "--dev is for this machine only, and {} is not",
                 config.listen
             );
-            config.webhooks = config.webhooks.for_trying();
+            config.services.change(Webhooks::for_trying);
         }
-        // PostgreSQL tells every start that the tables are there already, and every connection that the server stops: an
-        // outage is told once.
+        // Suppresses PostgreSQL's notices about existing tables and its notice to every connection when the server stops:
+        // an outage is logged once.
         let outage = log::start_server();
         if self.dev {
             warn_of_dev(&config);
         }
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start")?;
         let served = runtime.block_on(serve(&config, outage));
-        // Whatever is still running was given its time; waiting for it here would break the promise to end.
+        // The remaining tasks have had their time; waiting for them here would delay the exit.
         runtime.shutdown_background();
         served?;
         Ok(ExitCode::SUCCESS)
     }
 }
 
-/// Warns in the log that the events may say anything.
+/// Logs a warning that events are not verified.
 fn warn_of_dev(config: &Config) {
     let source = Webhooks::TRYING;
     if !config.roles.contains(NodeRole::Api) {
-        tracing::warn!("--dev changes nothing: without the role api this node takes no events");
-    } else if config.webhooks.sources.get(source).is_some_and(|source| source.is_unsigned()) {
+        tracing::warn!("--dev changes nothing: without the role api this node accepts no events");
+    } else if config.services.get::<Webhooks>().sources.get(source).is_some_and(|source| source.is_unsigned()) {
         tracing::warn!(
-            "--dev: /webhooks/{source} takes unsigned events, from this machine only; never use it for real ones"
+            "--dev: /webhooks/{source} accepts unsigned events, from this machine only; never use it for real ones"
         );
     } else {
         tracing::warn!(
@@ -89,7 +87,7 @@ fn warn_of_dev(config: &Config) {
 }
 
 async fn serve(config: &Config, outage: log::Outage) -> anyhow::Result<()> {
-    // Before the port is bound: from the first line on stdout on, a signal means a graceful stop.
+    // Before the port is bound: from the first line on stdout, a signal means a graceful stop.
     let stop = Stop::on_signals().context("cannot listen to signals")?;
     let listener = serve::bind(&config.listen).await?;
     let ledger = ledger::open(&config.database_url, Options::default()).await?.ledger;
@@ -110,7 +108,7 @@ async fn serve(config: &Config, outage: log::Outage) -> anyhow::Result<()> {
     verdict(&fault)
 }
 
-/// Whether a server that has stopped was asked to. If not, a supervisor should know, and start it again.
+/// An error if a task ended early, so that a supervisor restarts the server.
 pub(super) fn verdict(fault: &Fault) -> anyhow::Result<()> {
     match fault.task() {
         None => Ok(()),
@@ -118,52 +116,49 @@ pub(super) fn verdict(fault: &Fault) -> anyhow::Result<()> {
     }
 }
 
-/// Opens the services and starts what this node's roles ask for. The routes of the services, and those of webhooks.
+/// Opens the services and starts the tasks of this node's roles. Returns the authenticated and the signed routes.
 async fn start(config: &Config, ledger: &Ledger<Database>, node: &Node) -> anyhow::Result<(Router, Router)> {
     let has = |role| config.roles.contains(role);
-    let proposals = Proposals::open(ledger, config.proposals).await?;
-    let notifications = Notifications::open(ledger, node.broker(), config.notifications.clone()).await?;
-    let deliverer = Deliverer::open(ledger, &config.notifications.channels)?;
-    let webhooks = Receiver::open(ledger, config.webhooks.clone(), &Handlers::default()).await?;
-    let jobs = Jobs::open(ledger, [Messages::job_kinds(ledger), webhooks.job_kinds()].concat()).await?;
-    let messages = Messages::open(ledger, &jobs).await?;
-    if has(NodeRole::Sweeper) {
-        ledger.sweep_every(config.sweep.every);
-        if let Some(clean_up) = proposals.clean_up_every(config.sweep.every, node.stopping()) {
-            node.spawn("proposals clean-up", clean_up);
+    let jobs = Jobs::open(ledger).await?;
+    let parts = Parts { ledger, broker: node.broker(), config, jobs: &jobs };
+    let (mut routes, mut signed, mut queues, mut worker) = (Router::new(), Router::new(), vec![], Worker::new(ledger));
+    worker = worker.known_as(config.roles.names(), VERSION);
+    let mut job_kinds = Vec::new();
+    for service in services::open(&parts).await? {
+        routes = routes.merge(service.routes);
+        signed = signed.merge(service.signed);
+        queues.extend(service.queues);
+        job_kinds.extend(service.jobs);
+        worker = service.kinds.into_iter().fold(worker, Worker::on);
+        worker = service.schedules.into_iter().fold(worker, Worker::every);
+        for task in service.tasks.into_iter().filter(|task| task.roles.iter().any(|role| has(*role))) {
+            let run = (task.run)(node.stopping());
+            if task.consumes { node.consume(task.name, run) } else { node.spawn(task.name, run) }
         }
     }
+    jobs.know(job_kinds);
+    if has(NodeRole::Sweeper) {
+        ledger.sweep_every(config.sweep.every);
+    }
     if has(NodeRole::Relay) || has(NodeRole::Worker) {
-        node.declare([notifications.queues(), webhooks.queues()].concat());
+        node.declare(queues);
     }
     if has(NodeRole::Relay) {
         node.relay(ledger.store().clone(), config.messages.relay());
     }
     if has(NodeRole::Worker) {
-        for listener in notifications.listeners(&config.messages.consumer(), &deliverer) {
-            node.consume("listener", listener.run(node.stopping()));
-        }
         node.keep_given_up(&config.broker_url, ledger.store().clone());
-        node.spawn("in-app", notifications.in_app(node.stopping()));
-        node.spawn("deliverer", deliverer.clone().run(node.stopping()));
-        node.spawn("jobs", jobs.clone().run(node.stopping()));
-        node.spawn("webhooks runner", webhooks.run(node.stopping()));
+        node.spawn("worker", worker.run(node.stopping()));
+    } else {
+        let sign = Sign { roles: config.roles.names(), version: VERSION.to_owned(), kinds: Vec::new() };
+        let (ledger, stopping) = (ledger.clone(), node.stopping());
+        node.spawn("signs of life", async move { ledger.show_life(sign, stopping).await });
     }
-    if has(NodeRole::Api) || has(NodeRole::Worker) {
-        node.spawn("webhooks counts", webhooks.count(node.stopping()));
-    }
-    if !has(NodeRole::Api) {
-        return Ok((Router::new(), Router::new()));
-    }
-    node.spawn("streams", notifications.streams());
-    notifications.end_streams_on(node.stopping());
-    let of_events = webhooks.routes_for_people().merge(webhooks.job_routes(&jobs));
-    let routes = [notifications.routes(), deliverer.routes(), jobs.routes(), messages.routes(), of_events];
-    Ok((routes.into_iter().fold(proposals.routes(), Router::merge), webhooks.routes()))
+    Ok(if has(NodeRole::Api) { (routes, signed) } else { (Router::new(), Router::new()) })
 }
 
-/// Serves until a stop is asked for; then requests in flight, what else this node does, and the ledger after them, have
-/// their time.
+/// Serves until a stop is requested. Then requests in flight, the node's other tasks and the ledger end, in this order,
+/// within their time limits.
 pub(super) async fn until_stopped<App>(
     listener: TcpListener,
     app: App,
@@ -183,14 +178,14 @@ pub(super) async fn until_stopped<App>(
         Uptime::now() + limits.drain
     };
     let (drained, until) = tokio::join!(serve::run(listener, app, stop.clone(), limits), asked);
-    // After the requests, which need them, and in what is left of their time.
+    // After the requests, which need these tasks, within the rest of the time.
     let rest = async {
         if tokio::time::timeout(until.remaining(), others).await.is_err() {
-            tracing::warn!("messages in hand were left to be delivered again");
+            tracing::warn!("stopped before all messages were handled; they are delivered again");
         }
         ledger.stop(until.remaining()).await;
         if tokio::time::timeout(CLOSE, ledger.store().close()).await.is_err() {
-            tracing::warn!("the database was not closed in time; its log stays beside it, and nothing is lost");
+            tracing::warn!("the database was not closed in time; nothing is lost");
         }
     };
     tokio::select! {
@@ -213,6 +208,6 @@ fn greeting(config: &Config, address: SocketAddr) -> String {
         "Semel {} listens on http://{address}\n\
          The ledger is in {ledger}; messages go {messages}.\n\
          Press Ctrl-C to stop.\n",
-        env!("CARGO_PKG_VERSION"),
+        VERSION,
     )
 }

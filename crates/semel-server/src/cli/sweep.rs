@@ -1,25 +1,26 @@
-//! `semel sweep`: one full round of what the server does every so often.
+//! `semel sweep`: one full sweep.
 
 use std::process::ExitCode;
 
 use semel::store::{Swept, Trouble};
 use serde_json::json;
 
-use super::{
-    ledger::{LedgerFlags, Opened},
-    words::{count, plain},
+use super::ledger::{LedgerFlags, Opened};
+use crate::{
+    log,
+    view::words::{count, plain},
 };
-use crate::log;
 
-/// Sweep the ledger once: end lapsed and missing leases, remove what is past its retention, archive, fold counters
+/// Sweep the ledger once: end expired and missing leases, delete expired operations, archive, fold counters
 ///
-/// Rows that cannot be read or changed are set aside: `semel operations list --set-aside` shows them.
+/// A server with the role sweeper does this every 15 seconds. Rows that cannot be read or changed are set aside: see
+/// `semel operations list --set-aside`.
 #[derive(clap::Args)]
 pub(super) struct Sweep {
-    /// Also try again what was set aside
+    /// Also retry rows that were set aside
     #[arg(long)]
     set_aside: bool,
-    /// Tell what was done as JSON
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -45,7 +46,7 @@ impl Sweep {
             opened.ledger.store().try_set_aside_again().await?;
         }
         let mut swept = opened.ledger.sweep().await?;
-        // A sweep looks for missing leases bit by bit, and the next one goes on from there. Here is no next one.
+        // A server's sweep looks for missing leases in slices, one per round. A single sweep must check them all.
         if let Err(error) = opened.ledger.store().end_missing_leases(&mut swept).await {
             let trouble = Trouble { phase: "missing leases", why: error.to_string() };
             swept += Swept { troubles: vec![trouble], ..Swept::default() };
@@ -69,8 +70,8 @@ fn in_words(swept: &Swept, flags: &str) -> String {
     let count = |n: u64, one, many| count(i64::try_from(n).unwrap_or(i64::MAX), one, many);
     let Swept { lapsed, expired, archived, folded, set_aside, troubles, .. } = swept;
     let mut text = format!(
-        "{} ended, {} removed, {} archived, {} folded\n",
-        count(*lapsed, "lapsed lease", "lapsed leases"),
+        "{} ended, {} deleted, {} archived, {} folded\n",
+        count(*lapsed, "expired lease", "expired leases"),
         count(*expired, "expired operation", "expired operations"),
         count(*archived, "operation", "operations"),
         count(*folded, "counter row", "counter rows"),

@@ -1,18 +1,23 @@
-//! Which operation a person means.
+//! Finds the operation that a person named.
 
 use semel::{
-    Key, Operation, Scope, Store,
+    Key, Operation, Scope,
     look::{Filter, Page, Unreadable},
+    prelude::*,
 };
 use semel_store::Database;
+use serde_json::json;
 
-use super::{ledger::Opened, words::DEFAULT_SCOPE};
+use super::ledger::Opened;
+use crate::{
+    once::DEFAULT_SCOPE,
+    view::{json, words::quoted},
+};
 
-/// How far back a hash, or a key of an unknown scope, is looked for. There is no index on either, and a log
-/// line of last year is not asked about.
+/// How many of the newest operations are searched for a hash, or for a key of an unknown scope: neither has an index.
 const NEWEST: usize = 5_000;
 
-/// One operation, by its key or by its number.
+/// One operation, by its key or its number.
 #[derive(clap::Args)]
 pub(super) struct Target {
     /// The operation's key
@@ -21,14 +26,15 @@ pub(super) struct Target {
     /// The operation's number instead of its key
     #[arg(long, value_name = "N", conflicts_with = "key", value_parser = number)]
     pub(super) id: Option<i64>,
-    /// Where the key belongs: service/kind or tenant/service/kind [default: cli/once; to look, every other scope after it]
+    /// The scope of the key: service/kind or tenant/service/kind [default: cli/once; commands that only read then search
+    /// the other scopes]
     #[arg(long, default_value = DEFAULT_SCOPE, hide_default_value = true, value_parser = Scope::parse)]
     pub(super) scope: Scope,
 }
 
 impl Target {
-    /// Finds it by its key or its number. If the key is known in other scopes only, the error names them: a command that
-    /// changes something takes no guess.
+    /// Finds it by its key or its number. If the key exists in other scopes only, the error names them: a command that
+    /// changes something does not guess.
     pub(super) async fn find(&self, opened: &Opened) -> anyhow::Result<Operation> {
         let store = opened.ledger.store();
         let found = match (&self.key, self.id) {
@@ -46,21 +52,21 @@ impl Target {
         }
     }
 
-    /// The key is not in the scope that was said, but in these.
+    /// The error for a key that exists in these scopes only.
     fn elsewhere(&self, key: &Key, known: &[Operation]) -> anyhow::Error {
         let scopes: Vec<_> = known.iter().map(|op| op.scope.to_string()).collect();
-        let flags: Vec<_> = scopes.iter().map(|scope| format!("--scope {}", super::words::quoted(scope))).collect();
+        let flags: Vec<_> = scopes.iter().map(|scope| format!("--scope {}", quoted(scope))).collect();
         anyhow::anyhow!(
-            "nothing was changed: the key {} is not known in the scope {}; it is in {}; say {}",
-            super::words::quoted(key.as_str()),
+            "nothing was changed: the key {} is not known in the scope {}; it is in {}; use {}",
+            quoted(key.as_str()),
             self.scope,
             scopes.join(" and in "),
             flags.join(" or ")
         )
     }
 
-    /// Finds it also by the number or the short hash that a log line shows in place of the key. Only for looking: a
-    /// command that changes something takes no guess.
+    /// Finds it also by the number, or by the short hash that log lines show in place of the key. Only for commands that
+    /// read: a command that changes something does not guess.
     pub(super) async fn find_somehow(&self, opened: &Opened) -> anyhow::Result<Operation> {
         let (Some(key), store) = (&self.key, opened.ledger.store()) else { return self.find(opened).await };
         if let Some(found) = store.by_key(&self.scope, key).await? {
@@ -71,13 +77,13 @@ impl Target {
         {
             return Ok(found);
         }
-        // Without a scope of the person's own, every scope may be meant.
+        // Without --scope, the key may belong to any scope.
         let anywhere = Scope::parse(DEFAULT_SCOPE).is_ok_and(|scope| scope == self.scope);
         let hash = key.as_str();
         let meant = |op: &Operation| (anywhere && op.key == *key) || (is_hash(hash) && op.short_hash() == hash);
         match &self.among_the_newest(store, meant).await?[..] {
             [] => {}
-            // Looked up again: a list does not bring what is in the archive.
+            // Read again, because a list does not contain archived data.
             [one] => {
                 if let Some(found) = store.by_id(self.scope.tenant(), one.id).await? {
                     return Ok(found);
@@ -85,9 +91,9 @@ impl Target {
             }
             many => anyhow::bail!(
                 "the key {} is known in several scopes; say which is meant: {}",
-                super::words::quoted(key.as_str()),
+                quoted(key.as_str()),
                 many.iter()
-                    .map(|op| format!("--scope {}", super::words::quoted(&op.scope.to_string())))
+                    .map(|op| format!("--scope {}", quoted(&op.scope.to_string())))
                     .collect::<Vec<_>>()
                     .join(", ")
             ),
@@ -95,7 +101,7 @@ impl Target {
         Err(self.not_found(opened))
     }
 
-    /// What is known of the operation if it is there and cannot be read, which is what `error` says.
+    /// What is known of the operation if `error` says that it exists and cannot be read.
     pub(super) async fn unreadable(
         &self,
         opened: &Opened,
@@ -112,12 +118,12 @@ impl Target {
         Ok(store.unreadable_by_id(self.scope.tenant(), id, why).await?)
     }
 
-    /// The operation's number, if what was given can be one.
+    /// The operation's number, if the argument can be one.
     pub(super) fn number(&self) -> Option<i64> {
         self.id.or_else(|| self.key.as_ref()?.as_str().parse().ok())
     }
 
-    /// Looks through the newest operations of the tenant, whatever their scope.
+    /// Searches the newest operations of the tenant, in all scopes.
     async fn among_the_newest(
         &self,
         store: &Database,
@@ -141,8 +147,8 @@ impl Target {
         match &self.key {
             Some(key) => anyhow::anyhow!(
                 "the key {} is not known in the scope {} of the ledger in {place}. It was never claimed there, or has \
-                 been purged, or its retention is over. Keys of another scope are found with --scope; {} shows them",
-                super::words::quoted(key.as_str()),
+                 been purged, or its retention is over. Use --scope for a key of another scope; {} lists them",
+                quoted(key.as_str()),
                 self.scope,
                 format!("semel operations list {}", opened.flags).trim_end()
             ),
@@ -156,10 +162,18 @@ impl Target {
 }
 
 fn number(text: &str) -> Result<i64, &'static str> {
-    text.parse().map_err(|_| "it must be the number that a list or a log line shows, such as 42")
+    text.parse().map_err(|_| "it must be an operation's number from a list or a log line, such as 42")
 }
 
 /// As [`Operation::short_hash`] writes it.
 fn is_hash(text: &str) -> bool {
     text.len() == 12 && text.bytes().all(|byte| byte.is_ascii_digit() || matches!(byte, b'a'..=b'f'))
+}
+
+/// What a command prints of an operation that it changed.
+pub(super) fn changed(json: bool, operation: &Operation, then: &str) -> String {
+    if json {
+        return format!("{:#}\n", json!({ "operation": json::whole(operation) }));
+    }
+    format!("{} in {}: {then}\n", operation.key.as_str(), operation.scope)
 }

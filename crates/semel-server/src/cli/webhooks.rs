@@ -1,4 +1,4 @@
-//! `semel webhooks`: stored events, run again through the present rules. A server with the role `worker` runs them.
+//! `semel webhooks`: makes stored events run through the present rules, on a server with the role `worker`.
 
 use std::{process::ExitCode, sync::Arc};
 
@@ -9,16 +9,15 @@ use serde_json::json;
 use super::{
     ledger::{LedgerFlags, Opened, actor},
     say,
-    words::quoted,
 };
 use crate::{
-    config::Webhooks,
     http::{
         problem::{NOT_FOUND, Problem},
         query::time,
     },
     jobs::{Job, Jobs, NewJob},
     log,
+    services::webhooks::config::Webhooks,
     services::webhooks::{
         Handlers, Receiver, Source, again,
         events::label,
@@ -26,12 +25,13 @@ use crate::{
         process::{RESULTS, STORED},
         reprocess::{Asked, NAME, check},
     },
+    view::words::quoted,
 };
 
-/// The exit code where the flags are wrong, as the reader of the command line has it.
+/// The exit code for wrong flags, the same as clap's.
 const WRONG_FLAGS: u8 = 2;
 
-/// Run events of webhooks again: stored ones through the present rules, failed ones once more
+/// Run webhook events again: stored ones through the present rules, or failed ones
 #[derive(clap::Subcommand)]
 pub(super) enum WebhooksCommand {
     Rerun(Rerun),
@@ -53,20 +53,20 @@ impl WebhooksCommand {
 /// Run one event again
 #[derive(clap::Args)]
 pub(super) struct Rerun {
-    /// The source that it came from
+    /// The source of the event
     source: String,
-    /// The sender's id of the event
+    /// The event's id
     event: String,
-    /// The function whose event is meant, where events take effect once per function
+    /// The function of the event, if events take effect once per function
     #[arg(long)]
     function: Option<String>,
-    /// How it was processed, if it has completed: stored, or another result by its name to have the effect happen once more
+    /// The event's present result, if it has completed; with another result than stored, the effect is repeated
     #[arg(long, default_value = STORED, value_parser = RESULTS)]
     result: String,
-    /// Why, for the journal and the audit
+    /// The reason, for the journal and the audit
     #[arg(long, value_name = "TEXT", value_parser = said)]
     reason: String,
-    /// Of this tenant
+    /// The tenant of the source
     #[arg(long, default_value = Scope::DEFAULT_TENANT)]
     tenant: String,
     #[command(flatten)]
@@ -79,7 +79,7 @@ impl Rerun {
         let done = self.rerun(&desk).await;
         desk.opened.close().await;
         done?;
-        say(&format!("{} of {} runs again, at the next look of a worker\n", self.event, self.source))?;
+        say(&format!("{} of {} runs again, at the next poll of a worker\n", self.event, self.source))?;
         Ok(ExitCode::SUCCESS)
     }
 
@@ -93,36 +93,36 @@ impl Rerun {
     }
 }
 
-/// Run all events again that a type, a function or a time says, as a job with progress
+/// Run all events of a type, function or period again, as a job with progress
 #[derive(clap::Args)]
 pub(super) struct Reprocess {
-    /// The source that they came from
+    /// The source of the events
     source: String,
-    /// Of this type
+    /// Select events of this type
     #[arg(long = "type", value_name = "TYPE", value_parser = label)]
     kind: Option<String>,
-    /// Of this function
+    /// Select events of this function
     #[arg(long, value_parser = label)]
     function: Option<String>,
-    /// First came at this time or later, such as 2026-01-31T12:00:00Z
+    /// Select events first delivered at this time or later, such as 2026-01-31T12:00:00Z
     #[arg(long, value_name = "TIME", value_parser = moment)]
     since: Option<String>,
-    /// First came before this time
+    /// Select events first delivered before this time
     #[arg(long, value_name = "TIME", value_parser = moment)]
     until: Option<String>,
-    /// All of the source's
+    /// Select all events of the source
     #[arg(long, conflicts_with_all = ["kind", "function", "since", "until"])]
     all: bool,
-    /// How they were processed: stored, or another result by its name to have the effects happen once more
+    /// Select events with this result; with another result than stored, the effects are repeated
     #[arg(long, default_value = STORED, value_parser = RESULTS)]
     result: String,
-    /// Why, for the journal and the audit
+    /// The reason, for the journal and the audit
     #[arg(long, value_name = "TEXT", value_parser = said)]
     reason: String,
-    /// Of this tenant
+    /// The tenant of the source
     #[arg(long, default_value = Scope::DEFAULT_TENANT)]
     tenant: String,
-    /// Show the job as JSON
+    /// Print the job as JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -133,7 +133,7 @@ impl Reprocess {
     async fn run(self) -> anyhow::Result<ExitCode> {
         let filters = [&self.kind, &self.function, &self.since, &self.until];
         if !self.all && filters.iter().all(|filter| filter.is_none()) {
-            super::complain(format_args!("which events? Say --type, --function, --since or --until, or --all"));
+            super::complain(format_args!("which events? Set --type, --function, --since or --until, or --all"));
             return Ok(WRONG_FLAGS.into());
         }
         let desk = Desk::open(&self.ledger).await?;
@@ -160,7 +160,7 @@ impl Reprocess {
     }
 }
 
-/// The ledger, and the sources as the configuration has them: what is asked for here is checked as the routes check it.
+/// The ledger, and the configured sources: the commands make the same checks as the routes.
 struct Desk {
     opened: Opened,
     receiver: Receiver,
@@ -169,18 +169,18 @@ struct Desk {
 impl Desk {
     async fn open(flags: &LedgerFlags) -> anyhow::Result<Self> {
         let (opened, config) = flags.look_with_config().await?;
-        let receiver = Receiver::open(&opened.ledger, config.webhooks, &Handlers::default()).await?;
+        let receiver = Receiver::open(&opened.ledger, config.services.get::<Webhooks>(), &Handlers::default()).await?;
         Ok(Self { opened, receiver })
     }
 
     fn source(&self, tenant: &str, name: &str) -> anyhow::Result<Arc<Source>> {
         self.receiver.source_of(tenant, name).map_err(|problem| {
             let dev = match name == Webhooks::TRYING {
-                true => "; the source of a server with --dev is in no configuration, so write it down as a section first",
+                true => "; the source of a server with --dev is in no configuration, so add a section for it first",
                 false => "",
             };
             anyhow::anyhow!(
-                "{} The configuration that this command reads has no source {} of the tenant {}: give it the server's, by \
+                "{} The configuration that this command reads has no source {} of the tenant {}: use the server's, by \
                  --config or by the variables SEMEL_WEBHOOKS_…{dev}",
                 refused(problem),
                 quoted(name),
@@ -192,30 +192,27 @@ impl Desk {
     async fn reprocess(&self, tenant: &str, asked: &Asked, all: bool) -> anyhow::Result<Job> {
         let source = self.source(tenant, &asked.source)?;
         check(asked, all, &source).map_err(refused)?;
-        let jobs = Jobs::open(&self.opened.ledger, Vec::new()).await?;
+        let jobs = Jobs::open(&self.opened.ledger).await?;
         let new = NewJob { tenant: tenant.to_owned(), kind: NAME, params: asked.to_params(), actor: actor() };
-        let made = self.opened.ledger.transact(move |tx| async move {
-            let made = jobs.create_in(&tx, new).await;
-            if made.is_ok() { Ok(made) } else { Err(made) }
-        });
-        made.await.and_then(|made| made).context("the job could not be made")
+        let made = self.opened.ledger.transact(move |tx| async move { jobs.create_in(&tx, new).await });
+        made.await.context("the job could not be created")
     }
 }
 
-/// What a route would have answered, in its words.
+/// The answer that a route would have given.
 fn refused(problem: Problem) -> anyhow::Error {
-    // What to do about an unknown id is said of paths.
+    // The remedy for an unknown id is about paths.
     let remedy = if problem.kind() == &NOT_FOUND { "" } else { problem.kind().remedy };
     anyhow::anyhow!("{}", format!("nothing was changed: {} {remedy}", problem.said()).trim_end())
 }
 
 fn said(text: &str) -> Result<String, &'static str> {
     match text.trim() {
-        "" => Err("must say something"),
+        "" => Err("must not be empty"),
         said => Ok(said.to_owned()),
     }
 }
 
 fn moment(text: &str) -> Result<String, &'static str> {
-    time(text).map(|at| at.to_string()).ok_or("must be a time such as 2026-01-31T12:00:00Z")
+    Ok(time(text)?.to_string())
 }

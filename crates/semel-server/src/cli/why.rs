@@ -1,21 +1,17 @@
-//! `semel why`: what happened to an operation, and what will.
+//! `semel why`: the history of an operation, and what happens next.
 
 use std::process::ExitCode;
 
-use semel::Store as _;
-use serde_json::json;
+use semel::prelude::*;
+use serde_json::{Value, json};
 
 use super::{
-    json,
     ledger::{LedgerFlags, Opened},
-    operations::show,
-    story::{Story, gone},
     target::Target,
-    words,
 };
 use crate::{
     log,
-    services::webhooks::{SERVICE, record::stuck},
+    view::{self, View, fields, json, story::gone, words},
 };
 
 /// Tell the story of one operation in plain words
@@ -35,62 +31,43 @@ pub(super) struct Why {
 impl Why {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         log::start("error");
-        super::runtime()?.block_on(async {
-            let opened = self.ledger.look().await?;
-            let told = self.tell(&opened).await;
-            opened.close().await;
-            let (story, data) = told?;
-            super::say(&if self.json { format!("{data:#}\n") } else { format!("{}\n", story.join("\n")) })?;
-            Ok(ExitCode::SUCCESS)
-        })
+        super::runtime()?.block_on(self.ledger.print(async |opened| {
+            let (story, data) = self.tell(opened).await?;
+            Ok(if self.json { format!("{data:#}\n") } else { format!("{}\n", story.join("\n")) })
+        }))
     }
 
-    /// The story for people, and all of it for programs.
-    async fn tell(&self, opened: &Opened) -> anyhow::Result<(Vec<String>, serde_json::Value)> {
-        let store = opened.ledger.store();
-        let now = store.now().await?;
-        let operation = match self.target.find_somehow(opened).await {
-            Ok(operation) => operation,
-            Err(not_found) => {
-                if let Some(row) = self.target.unreadable(opened, &not_found).await? {
-                    let aside = show::set_aside(opened, row.id).await?;
-                    let mut story: Vec<_> = show::unreadable(&row).lines().map(str::to_owned).collect();
-                    story.extend(aside.iter().map(words::set_aside));
-                    let operation = json::unreadable(&row);
-                    let data = json!({
-                        "now": now.to_string(), "operation": operation, "setAside": json::set_aside(&aside), "story": story,
-                    });
-                    return Ok((story, data));
-                }
-                // That a person purged it is still known, by its number.
-                let Some(id) = self.target.number() else { return Err(not_found) };
-                let (notes, _) = store.journal(id).await?;
-                anyhow::ensure!(!notes.is_empty(), not_found);
-                let story = gone(id, &notes);
-                let journal = json::journal(&notes);
-                let data = json!({ "now": now.to_string(), "operation": null, "journal": journal, "story": story });
-                return Ok((story, data));
+    /// The story for people, and all data for programs.
+    async fn tell(&self, opened: &Opened) -> anyhow::Result<(Vec<String>, Value)> {
+        let not_found = match self.target.find_somehow(opened).await {
+            Ok(operation) => {
+                let view = View::read(opened.ledger.store(), operation).await?;
+                return Ok(with_story(view.json(), view.story(&opened.flags).lines()));
             }
+            Err(error) => error,
         };
-        let (notes, repeats) = store.journal(operation.id).await?;
-        let stuck = match operation.scope.service() {
-            SERVICE => stuck(store, &operation, &notes).await?,
-            _ => None,
-        };
-        let (repeats_told, ledger) = (&repeats[..], &*opened.flags);
-        let stuck = stuck.as_ref();
-        let story = Story { operation: &operation, notes: &notes, repeats: repeats_told, stuck, now, ledger };
-        let mut story = story.tell();
-        let aside = show::set_aside(opened, operation.id).await?;
-        story.extend(aside.iter().map(words::set_aside));
+        let store = opened.ledger.store();
+        let now = store.now().await?.to_string();
+        if let Some(row) = self.target.unreadable(opened, &not_found).await? {
+            let aside = view::set_aside(store, row.id).await?;
+            let data = json!({ "now": now, "operation": json::unreadable(&row), "setAside": json::set_aside(&aside) });
+            let fields = fields::unreadable(&row);
+            let story = fields.lines().map(str::to_owned).chain(aside.iter().map(words::set_aside));
+            return Ok(with_story(data, story.collect()));
+        }
+        // The audit still records, by its number, that a person purged it.
+        let Some(id) = self.target.number() else { return Err(not_found) };
+        let (notes, _) = store.journal(id).await?;
+        anyhow::ensure!(!notes.is_empty(), not_found);
+        let audit = store.audited(self.target.scope.tenant(), id).await?;
         let data = json!({
-            "now": now.to_string(),
-            "operation": json::whole(&operation),
-            "journal": json::journal(&notes),
-            "repeats": json::repeats(&repeats),
-            "setAside": json::set_aside(&aside),
-            "story": story,
+            "now": now, "operation": null, "journal": json::journal(&notes), "audit": json::audit(&audit),
         });
-        Ok((story, data))
+        Ok(with_story(data, gone(id, &notes)))
     }
+}
+
+fn with_story(mut data: Value, story: Vec<String>) -> (Vec<String>, Value) {
+    data["story"] = story.as_slice().into();
+    (story, data)
 }

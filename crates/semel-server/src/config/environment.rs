@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, ffi::OsString};
 #[derive(Clone, Debug, Default)]
 pub struct Environment(BTreeMap<OsString, OsString>);
 
-/// The variable is set, but to bytes that are no text.
+/// The variable is set to bytes that are not UTF-8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NotText;
 
@@ -25,8 +25,8 @@ impl Environment {
     /// The names that begin with `SEMEL_`, without those of Kubernetes and of the tests.
     ///
     /// A service named `semel` makes Kubernetes set `SEMEL_SERVICE_HOST`, `SEMEL_PORT=tcp://…` and the like in every
-    /// pod of its namespace; warning about those would bury the warnings that matter. The scripts that start servers for the tests set `SEMEL_TEST_…` and
-    /// `SEMEL_SERVER_DIR`; a program that is run by them is not meant.
+    /// pod of its namespace; warnings about those would bury the others. The scripts that start servers for the tests
+    /// set `SEMEL_TEST_…` and `SEMEL_SERVER_DIR`, which are not for the program.
     pub(super) fn ours(&self) -> impl Iterator<Item = &str> {
         self.0.iter().filter_map(|(name, value)| {
             let name = name.to_str()?;

@@ -2,9 +2,9 @@
 
 use super::environment::{Environment, NotText};
 
-/// Puts the variables' values in; otherwise tells everything that is wrong with the text.
+/// Expands the variables, or lists every mistake in the text.
 ///
-/// Values are not expanded again: a password may hold `${`.
+/// Values are not expanded again: a password may contain `${`.
 pub(super) fn expand(text: &str, environment: &Environment) -> Result<String, Vec<String>> {
     let mut expanded = String::with_capacity(text.len());
     let mut mistakes = Vec::new();
@@ -24,7 +24,7 @@ pub(super) fn expand(text: &str, environment: &Environment) -> Result<String, Ve
         };
         rest = after;
         if !is_name(name) {
-            mistakes.push("between `${` and `}` stands no variable's name; write `$${` for a plain `${`".to_owned());
+            mistakes.push("there is no variable name between `${` and `}`; write `$${` for a plain `${`".to_owned());
             continue;
         }
         match environment.get(name) {
@@ -39,7 +39,7 @@ pub(super) fn expand(text: &str, environment: &Environment) -> Result<String, Ve
     if mistakes.is_empty() { Ok(expanded) } else { Err(mistakes) }
 }
 
-/// Writes a text so that [`expand`] gives it back.
+/// Escapes a text so that [`expand`] returns it unchanged.
 pub(super) fn escape(text: &str) -> String {
     text.replace("${", "$${")
 }

@@ -9,7 +9,7 @@ use toml::{
 
 use super::{Environment, Mistake, Origin, expand::expand};
 
-/// What the file says about one field: its value as far as it can be read, and what is wrong with the rest.
+/// One field of the file: its value as far as it can be read, and its mistakes.
 pub(super) struct Given {
     pub(super) value: Option<Value>,
     pub(super) mistakes: Vec<String>,
@@ -19,7 +19,7 @@ pub(super) struct Given {
 /// The fields of a file by their full names, such as `sweep.every`.
 pub(super) type Fields = BTreeMap<String, Given>;
 
-/// Reads the text of a file; what is wrong with it as TOML is added to `mistakes`.
+/// Reads the text of a file. TOML errors are added to `mistakes`.
 pub(super) fn read(path: &Path, text: &str, environment: &Environment, mistakes: &mut Vec<Mistake>) -> Fields {
     let at = |offset: usize| Origin::File {
         path: path.to_owned(),
@@ -28,8 +28,8 @@ pub(super) fn read(path: &Path, text: &str, environment: &Environment, mistakes:
 
     let (table, errors) = DeTable::parse_recoverable(text);
     if !errors.is_empty() {
-        // The parser's own report quotes the line, which may hold a password: only its words are repeated. The fields
-        // it could still make out are left alone, since a guess about them would only mislead.
+        // The parser's own report quotes the line, which may contain a password: only its message is repeated. Fields
+        // that the parser recovered are ignored, since a guess about them would mislead.
         mistakes.extend(errors.iter().map(|error| Mistake {
             field: None,
             origin: at(error.span().map_or(0, |span| span.start)),
@@ -47,8 +47,8 @@ pub(super) fn read(path: &Path, text: &str, environment: &Environment, mistakes:
     fields
 }
 
-/// Calls `found` for every value that is not a section. An empty section is a value, so that a wrongly spelled one is
-/// seen even with nothing in it.
+/// Calls `found` for every value that is not a section. An empty section counts as a value, so that a misspelled one is
+/// reported even if it is empty.
 fn flatten(within: &str, table: &DeTable<'_>, found: &mut impl FnMut(String, usize, &DeValue<'_>)) {
     for (key, value) in table {
         let name = format!("{within}{}", written(key.get_ref()));
@@ -59,15 +59,15 @@ fn flatten(within: &str, table: &DeTable<'_>, found: &mut impl FnMut(String, usi
     }
 }
 
-/// A key as one would write it: quoted if need be, so that `"sweep.every"` is not taken for `every` in `[sweep]`.
+/// A key as written in TOML: quoted if needed, so that `"sweep.every"` differs from `every` in `[sweep]`.
 fn written(key: &str) -> String {
     let bare = !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
     if bare { key.to_owned() } else { format!("{key:?}") }
 }
 
-/// The value without spans, its texts expanded; everything that is wrong with it goes to `mistakes`. Of a list, the items
-/// that can be read are left, so that these are checked too: a variable that is not set hides no other mistake. A table
-/// is read as a whole or not at all, since what is left of it could mean something else.
+/// The value without spans and with its texts expanded; mistakes go to `mistakes`. A list keeps the items that can be
+/// read, so that they are checked too: an unset variable hides no other mistake. A table is read as a whole or not at
+/// all, since a part of it could mean something else.
 fn plain(value: &DeValue<'_>, environment: &Environment, mistakes: &mut Vec<String>) -> Option<Value> {
     let mut noted = |message: String| {
         mistakes.push(message);
@@ -93,7 +93,7 @@ fn plain(value: &DeValue<'_>, environment: &Environment, mistakes: &mut Vec<Stri
         DeValue::Datetime(time) => Some(Value::Datetime(*time)),
         DeValue::Array(items) => {
             let read: Vec<_> = items.iter().filter_map(|item| plain(item.get_ref(), environment, mistakes)).collect();
-            // A list of which nothing is left would be told to be empty, and it is not.
+            // A list of which no item can be read must not be reported as empty.
             (!read.is_empty() || items.is_empty()).then_some(Value::Array(read))
         }
         DeValue::Table(table) => {

@@ -2,53 +2,53 @@
 
 use std::path::PathBuf;
 
-/// The flags that say where the ledger is: for every command that opens it.
+/// The flags that locate the ledger, for servers.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct StoreFlags {
     /// Read settings from this TOML file [env: SEMEL_CONFIG]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Keep files in this directory [env: SEMEL_DATA_DIR] [default: ./semel-data]
+    /// The data directory [env: SEMEL_DATA_DIR] [default: ./semel-data]
     #[arg(long, value_name = "DIR")]
     pub data_dir: Option<String>,
 
-    /// Keep the ledger here: sqlite:PATH or postgres://… [env: SEMEL_DATABASE_URL] [default: semel.db in the data dir]
+    /// The ledger: sqlite:PATH or postgres://… [env: SEMEL_DATABASE_URL] [default: semel.db in the data dir]
     #[arg(long, value_name = "URL")]
     pub database_url: Option<String>,
 }
 
-/// The flags of the server. All are optional texts here, so that a wrong one is reported with everything else that is
-/// wrong, not alone.
+/// The flags of the server. All are optional texts here, so that a wrong one is reported together with all other
+/// mistakes.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Flags {
-    /// Where the ledger is.
+    /// The location of the ledger.
     #[command(flatten)]
     pub store: StoreFlags,
 
-    /// Serve HTTP on this address; port 0 takes any free one [env: SEMEL_LISTEN] [default: 127.0.0.1:8080]
+    /// Serve HTTP on this address; port 0 selects a free one [env: SEMEL_LISTEN] [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDR")]
     pub listen: Option<String>,
 
-    /// Send messages through: embedded, or amqp://… [env: SEMEL_BROKER_URL] [default: embedded]
+    /// The message broker: embedded, or amqp://… [env: SEMEL_BROKER_URL] [default: embedded]
     #[arg(long, value_name = "URL")]
     pub broker_url: Option<String>,
 
-    /// Do only these parts of the work: api, relay, worker, sweeper [env: SEMEL_ROLES] [default: all]
+    /// The roles of this node: api, relay, worker, sweeper [env: SEMEL_ROLES] [default: all]
     #[arg(long, value_name = "LIST")]
     pub roles: Option<String>,
 
-    /// Write a line to the log for each request [env: SEMEL_HTTP_LOG_REQUESTS] [default: false]
+    /// Log each request [env: SEMEL_HTTP_LOG_REQUESTS] [default: false]
     #[arg(long)]
     pub log_requests: bool,
 
-    /// What the gateway stands before; a flag of `semel gateway` only.
+    /// The upstream; a flag of `semel gateway` only.
     #[arg(skip)]
     pub upstream: Option<String>,
 }
 
 impl Flags {
-    /// What was said by flag about a field.
+    /// The value of a field by flag.
     pub(super) fn get(&self, field: &str) -> Option<&str> {
         match field {
             "listen" => self.listen.as_deref(),

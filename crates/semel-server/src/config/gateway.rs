@@ -5,49 +5,51 @@ use std::{fmt, time::Duration};
 use axum::http::{HeaderName, StatusCode};
 use semel::{OnLost, Policy, Scope};
 
-use super::{Listen, networks::Networks, reader::Reader, value::Value};
+use super::{Listen, Size, Tenant, networks::Networks, reader::Reader, value::Value};
+use crate::gateway::headers;
 
-/// How `semel gateway` treats the requests that it passes on.
+/// How `semel gateway` treats requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gateway {
-    /// The service behind it.
+    /// The service behind the gateway.
     pub upstream: Option<Upstream>,
-    /// Whose keys they are, where no header says so.
+    /// The tenant of requests without a tenant header.
     pub tenant: String,
-    /// The header in which a trusted proxy says whose request it is.
+    /// The header in which a trusted proxy names the tenant.
     pub tenant_header: Option<HeaderName>,
-    /// Who may say so, and may say where a request came from.
+    /// The proxies whose tenant header and forwarded address are trusted.
     pub trusted_proxies: Networks,
-    /// Whether a stored answer is given to whoever sends the key and the same request, with whatever credentials.
+    /// Whether a stored answer is given to any client that sends the key and the same request, whatever its
+    /// credentials.
     pub shared: bool,
     /// The cookies that are credentials, beside `Authorization`.
     pub cookies: Cookies,
-    /// What a request gets of which nobody knows whether it took effect.
+    /// What happens to a request whose effect is unknown.
     pub on_lost: OnLost,
-    /// The 5xx by which the upstream says that it did nothing.
+    /// The 5xx statuses by which the upstream says that it did nothing.
     pub not_executed_statuses: Statuses,
     /// How long the upstream may take to begin its answer.
     pub timeout: Duration,
     /// How long a connection to the upstream may take.
     pub connect_timeout: Duration,
-    /// How long a request waits that finds its key in flight, unless it says so itself.
+    /// How long a request waits if its key is in flight. A request may set its own time.
     pub wait: Duration,
     /// The longest body of a request with a key.
     pub request_limit: Size,
-    /// The longest answer that is kept.
+    /// The longest answer that is stored.
     pub answer_limit: Size,
-    /// How long a key stays taken after a gateway that died.
+    /// How long a key stays taken after its gateway died.
     pub lease: Duration,
-    /// How long an answer is kept.
+    /// How long an answer is stored.
     pub retention: Duration,
-    /// Whether nobody can purge an answer before that, so that retries need not ask the database.
+    /// Whether stored answers cannot be purged before that. Retries then need no query.
     pub pinned: bool,
 }
 
-/// A key that is forgotten sooner protects from nothing: clients retry for minutes.
+/// Clients retry for minutes: a key with a shorter retention protects from nothing.
 const SHORTEST_RETENTION: Duration = Duration::from_secs(60);
 
-/// A lease is renewed until this: longer than any answer that is worth waiting for.
+/// The lease is renewed up to this limit: longer than a client would wait for an answer.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(3600);
 
 pub(super) fn read(reader: &mut Reader<'_>, listen: &Listen) -> Gateway {
@@ -73,14 +75,14 @@ pub(super) fn read(reader: &mut Reader<'_>, listen: &Listen) -> Gateway {
     };
 
     if gateway.upstream.as_ref().is_some_and(|upstream| upstream.0 == *listen) {
-        reader.mistake("gateway.upstream", format!("{listen} is where the gateway itself listens"));
+        reader.mistake("gateway.upstream", format!("{listen} is the address of the gateway itself"));
     }
     if gateway.tenant_header.is_some() && gateway.trusted_proxies.is_empty() {
-        let message = "is believed from trusted proxies only, and gateway.trusted_proxies names none";
+        let message = "is read from trusted proxies only, and gateway.trusted_proxies is empty";
         reader.mistake("gateway.tenant_header", message.to_owned());
     }
     if gateway.shares_answers() && !gateway.cookies.0.is_empty() {
-        let message = "are not looked at where gateway.shared or gateway.tenant_header says who may have an answer";
+        let message = "are ignored, because gateway.shared or gateway.tenant_header is set";
         reader.mistake("gateway.cookies", message.to_owned());
     }
     for (field, span) in [("gateway.timeout", gateway.timeout), ("gateway.connect_timeout", gateway.connect_timeout)] {
@@ -92,15 +94,15 @@ pub(super) fn read(reader: &mut Reader<'_>, listen: &Listen) -> Gateway {
         reader.mistake("gateway.lease", "must be 100ms to 1h".to_owned());
     }
     if !(SHORTEST_RETENTION..=Policy::LONGEST).contains(&gateway.retention) {
-        let why = "must be at least 1m and at most 1000 years: a retry that comes after it is carried out again";
+        let why = "must be at least 1m and at most 1000 years: a later retry is executed again";
         reader.mistake("gateway.retention", why.to_owned());
     }
     gateway
 }
 
 impl Gateway {
-    /// Whether the credentials of a repeat need not be those of its first request: because that was said, or because a
-    /// proxy that authenticates says whose key it is.
+    /// Whether a repeat may have other credentials than its first request: `shared` is set, or an authenticating proxy
+    /// names the tenant.
     #[must_use]
     pub fn shares_answers(&self) -> bool {
         self.shared || self.tenant_header.is_some()
@@ -146,7 +148,7 @@ impl Value for Cookies {
     }
 }
 
-/// Where the upstream is.
+/// The address of the upstream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Upstream(Listen);
 
@@ -190,13 +192,11 @@ impl Value for Option<Upstream> {
             return Ok(None);
         }
         if text.starts_with("https://") {
-            return Err(
-                "cannot be https: the gateway speaks plain HTTP to what is behind it; let it stand next to the \
+            return Err("cannot be https: the gateway speaks plain HTTP to its upstream; run it next to the \
                         upstream, or put a proxy that speaks TLS between the two"
-                    .to_owned(),
-            );
+                .to_owned());
         }
-        // The text may hold a password, so no message repeats it.
+        // The text may contain a password, so no error repeats it.
         let wrong = || "must be a URL such as http://127.0.0.1:3000, with nothing after the port".to_owned();
         let url = url::Url::parse(text).map_err(|_| wrong())?;
         let bare = url.scheme() == "http" && url.path() == "/" && url.query().is_none() && url.fragment().is_none();
@@ -212,64 +212,33 @@ impl Value for Option<Upstream> {
     }
 }
 
-/// Whose something is.
-pub(super) struct Tenant(pub(super) String);
-
-impl Value for Tenant {
-    const EXAMPLE: &'static str = "default";
-
-    fn parse(text: &str) -> Result<Self, String> {
-        match Scope::new(text, "gateway", "request") {
-            Ok(_) => Ok(Self(text.to_owned())),
-            Err(_) => Err("must be 1 to 64 bytes without / and control characters".to_owned()),
-        }
-    }
-
-    fn to_toml(&self) -> toml::Value {
-        self.0.as_str().into()
-    }
-}
-
-/// Whether a header has a meaning of its own, is set by the gateway, or goes no further than one connection. A tenant
-/// named after a token would lose its keys with it, and one that a client may set would be any tenant it likes.
+/// Whether a header has a meaning of its own, is set by the gateway, or is hop-by-hop. A tenant derived from a
+/// credential would lose its keys when the credential changes; a header that clients set would let them choose any
+/// tenant.
 fn has_another_meaning(name: &HeaderName) -> bool {
-    const TAKEN: [&str; 31] = [
+    const TAKEN: [&str; 15] = [
         "accept",
         "accept-encoding",
         "accept-language",
-        "authorization",
         "cache-control",
-        "connection",
-        "cookie",
         "date",
         "expect",
-        "forwarded",
-        "host",
-        "http2-settings",
-        "idempotency-key",
-        "idempotency-mismatch",
-        "idempotent-replayed",
-        "keep-alive",
         "origin",
         "prefer",
         "range",
         "referer",
-        "semel-fence",
         "set-cookie",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
         "user-agent",
         "via",
         "x-api-key",
         "x-http-method-override",
-        "x-real-ip",
     ];
     const FAMILIES: [&str; 7] = ["access-control-", "content-", "if-", "proxy-", "sec-", "x-forwarded-", "x-original-"];
-    // To many servers an underscore, or a dot, is the same.
-    let plain: String = name.as_str().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
-    TAKEN.contains(&plain.as_str()) || FAMILIES.iter().any(|family| plain.starts_with(family))
+    // Many servers treat underscores and dots in header names as the same character.
+    let plain = headers::plain(name);
+    headers::is_known(&plain)
+        || TAKEN.contains(&plain.as_str())
+        || FAMILIES.iter().any(|family| plain.starts_with(family))
 }
 
 impl Value for Option<HeaderName> {
@@ -279,7 +248,7 @@ impl Value for Option<HeaderName> {
         match text.parse::<HeaderName>() {
             _ if text.is_empty() => Ok(None),
             Ok(name) if has_another_meaning(&name) => {
-                Err(format!("must be a header of its own such as x-tenant: {name} means something else"))
+                Err(format!("must be a dedicated header such as x-tenant: {name} has another meaning"))
             }
             Ok(name) => Ok(Some(name)),
             Err(_) => Err(format!("must be the name of a header such as x-tenant, not \"{text}\"")),
@@ -307,12 +276,12 @@ impl Value for OnLost {
     }
 }
 
-/// Some of the 5xx.
+/// A set of 5xx statuses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Statuses(Vec<StatusCode>);
 
 impl Statuses {
-    /// Whether it is one of them.
+    /// Whether the set contains the status.
     #[must_use]
     pub fn contains(&self, status: StatusCode) -> bool {
         self.0.contains(&status)
@@ -345,50 +314,6 @@ impl Value for Statuses {
 
     fn to_toml(&self) -> toml::Value {
         self.0.iter().map(|status| i64::from(status.as_u16())).collect::<Vec<_>>().into()
-    }
-}
-
-/// A number of bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Size(pub usize);
-
-impl Size {
-    const UNITS: [(&'static str, usize); 4] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
-    /// The ledger takes no larger rows than this, with room for the answer's headers.
-    const LARGEST: usize = 7 << 20;
-
-    /// The number of bytes that a text such as `512KiB` means.
-    pub(super) fn bytes(text: &str) -> Option<usize> {
-        let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
-        let unit = Self::UNITS.iter().find(|(name, _)| *name == unit.trim()).map(|(_, bytes)| *bytes);
-        let unit = unit.or((number == text).then_some(1))?;
-        number.parse::<usize>().ok()?.checked_mul(unit)
-    }
-}
-
-impl Value for Size {
-    const EXAMPLE: &'static str = "1MiB";
-
-    fn parse(text: &str) -> Result<Self, String> {
-        match Self::bytes(text) {
-            Some(bytes) if bytes <= Self::LARGEST => Ok(Self(bytes)),
-            Some(_) => Err("must be at most 7MiB".to_owned()),
-            None => Err(format!("must be a size such as 512KiB or 1MiB, not \"{text}\"")),
-        }
-    }
-
-    fn from_toml(value: &toml::Value) -> Result<Self, String> {
-        match value {
-            toml::Value::Integer(bytes) => Self::parse(&bytes.to_string()),
-            toml::Value::String(text) => Self::parse(text),
-            _ => Err("must be a size such as \"1MiB\"".to_owned()),
-        }
-    }
-
-    fn to_toml(&self) -> toml::Value {
-        let whole = Self::UNITS.iter().find(|(_, bytes)| self.0 != 0 && self.0.is_multiple_of(*bytes));
-        let (unit, bytes) = whole.unwrap_or(&("B", 1));
-        format!("{}{unit}", self.0 / bytes).into()
     }
 }
 
@@ -433,17 +358,6 @@ mod tests {
             "a b",
         ] {
             assert!(read(text).is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn a_size_is_shown_as_people_write_it() {
-        for (text, shown) in [("1MiB", "1MiB"), ("1048576", "1MiB"), ("1536 KiB", "1536KiB"), ("7", "7B"), ("0", "0B")]
-        {
-            assert_eq!(Size::parse(text).map(|size| size.to_toml()), Ok(shown.into()), "{text}");
-        }
-        for text in ["", "MiB", "1 GB", "8MiB", "-1", "99999999999999999999", "1.5MiB"] {
-            assert!(Size::parse(text).is_err(), "{text}");
         }
     }
 

@@ -2,35 +2,35 @@
 
 use std::time::Duration;
 
-use super::{gateway::Size, reader::Reader, value::Value};
+use super::{Size, reader::Reader, value::Value};
 
-/// What connections may cost, of `semel serve` and of `semel gateway`.
+/// Limits for the connections of `semel serve` and `semel gateway`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Http {
     /// How long a connection may take to send the head of its next request.
     pub head_timeout: Duration,
-    /// How many connections are open at a time. Those beyond wait until one is closed.
+    /// How many connections are open at a time. Further ones wait until one is closed.
     pub max_connections: usize,
     /// Whether each request is a line in the log.
     pub log_requests: bool,
-    /// How many bytes of bodies are read at a time. Those beyond are refused.
+    /// How many bytes of request bodies are in memory at a time. Requests beyond it are refused.
     pub body_budget: Budget,
 }
 
 impl Default for Http {
     fn default() -> Self {
-        // Proxies keep idle connections for about a minute, and are to find most of them open. Four thousand heads of
+        // Proxies keep idle connections for about a minute and should find most of them open. Four thousand heads of
         // the longest kind are 256 MiB.
         let body_budget = Budget(crate::http::room::Budget::DEFAULT);
         Self { head_timeout: Duration::from_secs(30), max_connections: 4096, body_budget, log_requests: false }
     }
 }
 
-/// Below it, a client on a bad line would be cut off; above it, silence costs nothing.
+/// A shorter time would cut off clients on bad lines.
 const SHORTEST_HEAD: Duration = Duration::from_secs(1);
 const LONGEST_HEAD: Duration = Duration::from_secs(600);
 
-/// More than one process can serve in any way.
+/// More than one process can serve.
 const MOST_CONNECTIONS: usize = 1_000_000;
 
 impl Http {
@@ -52,12 +52,12 @@ impl Http {
     }
 }
 
-/// The bytes that all bodies have together.
+/// The budget of all request bodies together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget(pub usize);
 
 impl Budget {
-    /// The longest body that any route takes must fit.
+    /// The longest body that a route accepts must fit.
     const SMALLEST: usize = 8 << 20;
     /// More than any machine has.
     const LARGEST: usize = 1 << 40;
@@ -69,7 +69,7 @@ impl Value for Budget {
     fn parse(text: &str) -> Result<Self, String> {
         match Size::bytes(text) {
             Some(bytes @ Self::SMALLEST..=Self::LARGEST) => Ok(Self(bytes)),
-            Some(_) => Err("must be at least 8MiB, the longest body that is taken, and at most 1024GiB".to_owned()),
+            Some(_) => Err("must be at least 8MiB, the longest accepted body, and at most 1024GiB".to_owned()),
             None => Err(format!("must be a size such as 256MiB or 1GiB, not \"{text}\"")),
         }
     }

@@ -4,7 +4,7 @@ use std::{fmt, net::IpAddr};
 
 use super::value::Value;
 
-/// A host, by address or by name, and a port.
+/// A host (address or name) and a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listen {
     host: String,
@@ -24,7 +24,7 @@ impl Listen {
         self.port
     }
 
-    /// Whether only this machine can reach it, as far as can be told without asking a name server.
+    /// Whether only this machine can reach it, as far as that is known without a DNS query.
     #[must_use]
     pub fn is_loopback(&self) -> bool {
         match self.host.parse::<IpAddr>() {
@@ -66,7 +66,7 @@ impl Value for Listen {
             None if host.is_empty() => return Err(wrong("there is no host")),
             None => return Err(wrong("the host is neither an address nor a name")),
         };
-        // `parse` alone would take a port with a plus sign.
+        // `parse` alone would accept a port with a plus sign.
         let port = Some(port)
             .filter(|port| port.bytes().all(|b| b.is_ascii_digit()))
             .and_then(|port| port.parse().ok())
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused() {
+    fn an_invalid_address_is_refused() {
         for text in ["", "8080", ":8080", "localhost", "::1:8080", "[::g]:1", "[::1]", "h:65536", "h:+1", "h:", "a b:1"]
         {
             assert!(Listen::parse(text).is_err(), "{text}");

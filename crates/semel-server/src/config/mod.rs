@@ -1,85 +1,78 @@
 //! The configuration: one typed struct, read from four layers.
 //!
 //! A flag beats the environment (`SEMEL_*`), which beats the TOML file, which beats the default. Every field has a
-//! variable, named after it: `sweep.every` is `SEMEL_SWEEP_EVERY`. Only the value in effect is checked, but a field
-//! that does not exist is refused wherever it stands, and all mistakes are reported at once.
+//! variable named after it: `sweep.every` is `SEMEL_SWEEP_EVERY`. Only the value in effect is checked. An unknown field
+//! is refused in every layer, and all mistakes are reported at once.
 //!
-//! A service adds its section by adding a struct to [`Config`] and reading its fields in [`read`]; unknown fields,
-//! variables, origins and `semel config show` follow from that.
+//! The section of a service lives in the service's folder and is read because the service is in the
+//! [list](crate::services::ALL). Unknown fields, variables, origins and `semel config show` follow from that.
 
-mod channels;
+mod endpoint;
 mod environment;
 mod expand;
 mod file;
 mod flags;
 mod gateway;
+mod glob;
 mod http;
 mod listen;
 mod messages;
 mod networks;
-mod notifications;
-mod proposals;
 mod reader;
 mod report;
 mod roles;
 mod secret_url;
 mod show;
+mod size;
 mod store;
 mod value;
-mod webhooks;
 
 use std::{path::PathBuf, time::Duration};
 
-pub use channels::{Channel, Channels, Endpoint, LONGEST_BACKOFF};
+pub use endpoint::Endpoint;
 pub use environment::Environment;
 pub use flags::{Flags, StoreFlags};
-pub use gateway::{Cookies, Gateway, Size, Statuses, Upstream};
+pub use gateway::{Cookies, Gateway, Statuses, Upstream};
+pub(crate) use glob::glob;
 pub use http::Http;
 pub use listen::Listen;
 pub use messages::Messages;
 pub use networks::Networks;
-pub use notifications::{KINDS, Notifications, Routes};
-pub use proposals::Proposals;
+pub(crate) use reader::Reader;
 pub use report::{Mistake, Mistakes, Origin, Report};
 pub use roles::{NodeRole, Roles};
 pub use secret_url::SecretUrl;
+pub use size::Size;
 pub use store::{BrokerUrl, DatabaseUrl};
-pub(crate) use webhooks::is_function;
-pub use webhooks::{
-    Archive, Deed, Functions, Hmac, Pointer, Rule, Rules, Secrets, Source, SourceKind, TimeOfDay, Webhooks,
-};
+pub(crate) use value::{Tenant, Value, wrong_type};
 
-use reader::Reader;
+use crate::{service::Sections, services};
 
-/// How often a sweep may run at most. A round costs a transaction even when there is nothing to do; below this it
-/// would compete with the callers it serves.
+/// The shortest interval of sweeps. A round costs a transaction even if there is nothing to do; more frequent rounds
+/// would compete with callers.
 const SHORTEST_SWEEP: Duration = Duration::from_millis(100);
 
-/// What this process was told to do. Printing it for debugging shows no password.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The configuration of this process. Its debug output shows no password.
+#[derive(Clone, Debug)]
 pub struct Config {
-    /// Where HTTP is served.
+    /// The address of the HTTP server.
     pub listen: Listen,
-    /// What connections may cost.
+    /// The limits of connections.
     pub http: Http,
-    /// Where this node keeps its files.
+    /// The directory for the node's files.
     pub data_dir: PathBuf,
-    /// Where the ledger is.
+    /// The database of the ledger.
     pub database_url: DatabaseUrl,
-    /// Where messages go.
+    /// The message broker.
     pub broker_url: BrokerUrl,
-    /// Which parts of the work this node does.
+    /// The roles of this node.
     pub roles: Roles,
-    /// The background round over the ledger.
+    /// The sweep of the ledger.
     pub sweep: Sweep,
-    /// How messages are carried and taken.
+    /// How messages are published and consumed.
     pub messages: Messages,
-    /// The proposals service.
-    pub proposals: Proposals,
-    /// The notifications service.
-    pub notifications: Notifications,
-    /// The webhooks service.
-    pub webhooks: Webhooks,
+    /// The sections of the services.
+    pub services: Sections,
     /// The reverse proxy.
     pub gateway: Gateway,
 }
@@ -91,11 +84,10 @@ pub struct Sweep {
     pub every: Duration,
 }
 
-/// Where a server keeps its files unless told otherwise. A command for people has another place, see
-/// [`crate::cli`].
+/// The default data directory of a server. Commands for people have another one, see [`crate::cli`].
 pub const DATA_DIR: &str = "./semel-data";
 
-/// Reads the configuration from all layers; `data_dir` is the place for files when none of them names one.
+/// Reads the configuration from all layers; `data_dir` is the default directory for files.
 #[must_use]
 pub fn read(flags: &Flags, environment: &Environment, data_dir: impl Into<PathBuf>) -> Report {
     let mut reader = Reader::new(flags, environment);
@@ -108,9 +100,12 @@ pub fn read(flags: &Flags, environment: &Environment, data_dir: impl Into<PathBu
     let http = Http::read(&mut reader);
     let sweep = Sweep { every: reader.field("sweep.every", || Duration::from_secs(15)) };
     let messages = Messages::read(&mut reader);
-    let proposals = Proposals::read(&mut reader);
-    let notifications = Notifications::read(&mut reader);
-    let webhooks = Webhooks::read(&mut reader);
+    let mut of_services = Sections::default();
+    for service in services::ALL {
+        if let Some(read) = service.section {
+            of_services.insert(service.name, read(&mut reader));
+        }
+    }
     let gateway = gateway::read(&mut reader, &listen);
 
     if !listen.is_loopback() {
@@ -135,9 +130,7 @@ pub fn read(flags: &Flags, environment: &Environment, data_dir: impl Into<PathBu
         roles,
         sweep,
         messages,
-        proposals,
-        notifications,
-        webhooks,
+        services: of_services,
         gateway,
     })
 }

@@ -4,7 +4,7 @@ use std::{fmt, net::IpAddr};
 
 use super::value::{Value, wrong_type};
 
-/// The machines whose addresses are in these networks.
+/// A set of networks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Networks(Vec<Network>);
 
@@ -16,13 +16,13 @@ struct Network {
 }
 
 impl Networks {
-    /// Whether nobody is meant.
+    /// Whether the set is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether this one is among them. An IPv4 address written as IPv6 is the IPv4 address.
+    /// Whether it contains the address. An IPv4-mapped IPv6 address counts as its IPv4 address.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
         self.0.iter().any(|network| network.contains(address.to_canonical()))
@@ -48,7 +48,7 @@ impl Network {
     }
 
     fn contains(self, other: IpAddr) -> bool {
-        // A shift by all bits is no shift at all to the processor, so no bits is a case of its own.
+        // A shift by the full width overflows, so a prefix of 0 is handled separately.
         match (self.address, other) {
             (IpAddr::V4(own), IpAddr::V4(other)) => {
                 (own.to_bits() ^ other.to_bits()).checked_shr(32 - u32::from(self.prefix)).unwrap_or(0) == 0

@@ -1,4 +1,4 @@
-//! Picks each field's value from the layers, and keeps account of what was read and what was wrong.
+//! Picks each field's value from the layers, and records the fields that were read and the mistakes.
 
 use std::{borrow::Cow, collections::BTreeSet, path::PathBuf};
 
@@ -13,15 +13,15 @@ use super::{
 /// The variables that are not fields.
 const OTHER_VARIABLES: [&str; 1] = ["SEMEL_CONFIG"];
 
-/// The fields whose variable must not be empty. Without its value, what should go to a common database would go to a file
-/// of this machine, and each machine would have a ledger of its own.
+/// The fields whose variable must not be empty. An empty database URL would fall back to a local file, and each machine
+/// would have its own ledger.
 const NEVER_EMPTY: [&str; 1] = ["database_url"];
 
-/// How alike two names must be for one to be suggested for the other. Found by trying: `lisen`, `databse_url` and
-/// `broker` are above it, `port` and `address` below.
+/// The similarity from which a name is suggested. Found by trying: `lisen`, `databse_url` and `broker` are above it,
+/// `port` and `address` below.
 const ALIKE: f64 = 0.8;
 
-pub(super) struct Reader<'a> {
+pub(crate) struct Reader<'a> {
     flags: &'a Flags,
     environment: &'a Environment,
     file: Fields,
@@ -29,6 +29,9 @@ pub(super) struct Reader<'a> {
     mistakes: Vec<Mistake>,
     /// The fields whose value could not be read.
     unread: BTreeSet<String>,
+    /// Former names of fields.
+    former: BTreeSet<&'static str>,
+    warnings: Vec<String>,
 }
 
 impl<'a> Reader<'a> {
@@ -42,12 +45,20 @@ impl<'a> Reader<'a> {
                 Fields::new()
             }
         };
-        Self { flags, environment, file, entries: Vec::new(), mistakes, unread: BTreeSet::new() }
+        Self {
+            flags,
+            environment,
+            file,
+            entries: Vec::new(),
+            mistakes,
+            unread: BTreeSet::new(),
+            former: BTreeSet::new(),
+            warnings: Vec::new(),
+        }
     }
 
-    /// Reads one field by its full name. A wrong value is noted, and the default stands in, so that the fields after
-    /// it are checked too.
-    pub(super) fn field<T: Value>(&mut self, name: impl Into<Cow<'static, str>>, default: impl FnOnce() -> T) -> T {
+    /// Reads one field by its full name. After a mistake the default is used, so that the other fields are checked too.
+    pub(crate) fn field<T: Value>(&mut self, name: impl Into<Cow<'static, str>>, default: impl FnOnce() -> T) -> T {
         let name = name.into();
         let (given, mut messages, origin) = self.given(&name);
         let read = given.and_then(|value| T::from_toml(&value).map_err(|message| messages.push(message)).ok());
@@ -61,9 +72,40 @@ impl<'a> Reader<'a> {
         value
     }
 
-    /// Notes that a field which was read is wrong after all. Of one that could not be read, nothing more is said: only
-    /// its default was looked at.
-    pub(super) fn mistake(&mut self, name: &str, message: String) {
+    /// Reads a field that was renamed. A former name is still read, with a warning that names the new one; of several,
+    /// the largest value is used.
+    pub(crate) fn renamed<T: Value + Ord>(
+        &mut self,
+        name: &'static str,
+        former: &[&'static str],
+        default: impl FnOnce() -> T,
+    ) -> T {
+        let mut largest = None;
+        for old in former {
+            self.former.insert(old);
+            let (given, messages, origin) = self.given(old);
+            if origin == Origin::Default {
+                continue;
+            }
+            self.warnings.push(format!("{old} ({origin}) is now called {name}: rename it"));
+            match given.map(|value| T::from_toml(&value)).transpose() {
+                Ok(value) => largest = larger(largest, value.map(|value| (value, origin.clone()))),
+                Err(message) => self.mistakes.push(Mistake::of(old, origin.clone(), message)),
+            }
+            self.mistakes.extend(messages.into_iter().map(|message| Mistake::of(old, origin.clone(), message)));
+        }
+        match largest {
+            Some((value, origin)) if self.given(name).2 == Origin::Default => {
+                self.entries.push(Entry { name: name.into(), shown: value.to_toml(), origin });
+                value
+            }
+            _ => self.field(name, default),
+        }
+    }
+
+    /// Reports a mistake in a field that was read. A field that could not be read has a mistake already, and only its
+    /// default was checked.
+    pub(crate) fn mistake(&mut self, name: &str, message: String) {
         if self.unread.contains(name) {
             return;
         }
@@ -72,14 +114,14 @@ impl<'a> Reader<'a> {
         self.mistakes.push(Mistake::of(name, origin, message));
     }
 
-    /// How many mistakes there are so far.
-    pub(super) fn mistakes(&self) -> usize {
+    /// The number of mistakes so far.
+    pub(crate) fn mistakes(&self) -> usize {
         self.mistakes.len()
     }
 
-    /// The names of the sections within a section, where those are for people to choose: what the file has there, and
-    /// what the environment says of a section's `field`. A name that needs quotes in TOML is given with them.
-    pub(super) fn sections(&self, within: &str, field: &str) -> BTreeSet<String> {
+    /// The names of user-defined sections within a section: those in the file, and those for which the environment sets
+    /// `field`. A name that needs quotes in TOML is quoted.
+    pub(crate) fn sections(&self, within: &str, field: &str) -> BTreeSet<String> {
         let prefix = format!("{within}.");
         let name = |field: &str| {
             let rest = field.strip_prefix(&prefix)?;
@@ -102,32 +144,30 @@ impl<'a> Reader<'a> {
         names
     }
 
-    /// Ends the reading: whatever was given but never asked for does not exist.
+    /// Ends the reading: fields that were given but never read are unknown.
     pub(super) fn finish(mut self, config: Config) -> Report {
         let known: Vec<&str> = self.entries.iter().map(|entry| &*entry.name).collect();
         for (name, given) in &self.file {
-            if !known.contains(&name.as_str()) {
+            if !known.contains(&name.as_str()) && !self.former.contains(name.as_str()) {
                 self.mistakes.push(Mistake::of(name, given.origin.clone(), unknown(name, &known)));
             }
         }
-        let variables: Vec<String> = known.iter().map(|name| variable(name)).collect();
+        let variables: Vec<String> = known.iter().chain(&self.former).map(|name| variable(name)).collect();
         let variables: Vec<&str> = variables.iter().map(String::as_str).chain(OTHER_VARIABLES).collect();
-        let warnings = self
-            .environment
-            .ours()
-            .filter(|name| !variables.contains(name))
-            .map(|name| match nearest(name, &variables) {
-                Some(near) => format!("the environment variable {name} means nothing here; did you mean {near}?"),
-                None => format!("the environment variable {name} means nothing here"),
-            })
-            .collect();
-        Report { config, entries: self.entries, mistakes: self.mistakes, warnings }
+        let strange = self.environment.ours().filter(|name| !variables.contains(name)).map(|name| {
+            match nearest(name, &variables) {
+                Some(near) => format!("the environment variable {name} is not used by Semel; did you mean {near}?"),
+                None => format!("the environment variable {name} is not used by Semel"),
+            }
+        });
+        self.warnings.extend(strange);
+        Report { config, entries: self.entries, mistakes: self.mistakes, warnings: self.warnings }
     }
 
-    /// The value of the highest layer that has one, as far as it can be read; what is wrong with the rest; that layer.
+    /// The value from the highest layer that has one, its mistakes, and that layer.
     fn given(&mut self, name: &str) -> (Option<toml::Value>, Vec<String>, Origin) {
         if let Some(text) = self.flags.get(name) {
-            // The command that has such a flag is the section already.
+            // The section is implied by the command that has such a flag.
             let flag = name.trim_start_matches("gateway.").trim_start_matches("http.").replace(['_', '.'], "-");
             return (Some(text.into()), Vec::new(), Origin::Flag(format!("--{flag}")));
         }
@@ -138,7 +178,7 @@ impl<'a> Reader<'a> {
                 let empty = "is set and empty: give it a value, or unset it".to_owned();
                 return (None, vec![empty], Origin::Variable(variable));
             }
-            // Empty is unset: compose files and scripts cannot leave a variable out.
+            // Empty counts as unset: compose files and scripts cannot leave a variable out.
             Ok(Some("")) => {}
             Ok(Some(text)) => return (Some(text.into()), Vec::new(), Origin::Variable(variable)),
             Err(NotText) => return (None, vec!["is not valid UTF-8".to_owned()], Origin::Variable(variable)),
@@ -148,6 +188,11 @@ impl<'a> Reader<'a> {
             None => (None, Vec::new(), Origin::Default),
         }
     }
+}
+
+/// The larger of two values, each with where it came from.
+fn larger<T: Ord>(a: Option<(T, Origin)>, b: Option<(T, Origin)>) -> Option<(T, Origin)> {
+    a.into_iter().chain(b).max_by(|(a, _), (b, _)| a.cmp(b))
 }
 
 /// The file's path and text, if one was named.
@@ -180,14 +225,14 @@ fn unknown(name: &str, known: &[&str]) -> String {
     if known.iter().any(|field| field.starts_with(&within)) {
         return format!("is a section: write [{name}] and its fields below");
     }
-    // What is in a section that exists was meant for it: the same field of another section is no help.
+    // A field in an existing section was meant for that section; suggesting another section's field would not help.
     let (section, field) = name.rsplit_once('.').unwrap_or(("", name));
     let within = |known: &str| known.rsplit_once('.').unwrap_or(("", known)).0 == section;
     let beside: Vec<&str> = known.iter().filter(|known| within(known)).map(|known| last(known)).collect();
     let sections: BTreeSet<&str> = known.iter().filter_map(|known| Some(known.rsplit_once('.')?.0)).collect();
     let sections: Vec<&str> = sections.into_iter().collect();
     let near = match (section, beside.is_empty()) {
-        // It may be a field of no section, or an empty section.
+        // It may be a field outside any section, or an empty section.
         ("", _) => match nearest(name, &[&beside[..], &sections[..]].concat()) {
             Some(near) if sections.contains(&near) => Some(format!("[{near}]")),
             near => near.or_else(|| nearest(name, known)).map(str::to_owned),
@@ -212,7 +257,7 @@ fn last(name: &str) -> &str {
 
 /// The name most like a wrong one, if any is much like it.
 fn nearest<'a>(wrong: &str, names: &[&'a str]) -> Option<&'a str> {
-    // All variables begin alike, which must not make them all alike.
+    // All variables share the prefix, which must not count as similarity.
     let heart = |name: &str| name.trim_start_matches("SEMEL_").to_lowercase();
     let likeness = |name: &str| strsim::jaro_winkler(&heart(wrong), &heart(name));
     names

@@ -1,12 +1,13 @@
-//! What reading the configuration found.
+//! The result of reading the configuration.
 
 use std::{borrow::Cow, fmt, path::PathBuf};
 
 use serde_json::json;
 
-use super::{Config, Deed};
+use super::Config;
+use crate::service::Sections;
 
-/// The result of reading the configuration: usable only if there are no mistakes in it.
+/// The result of reading the configuration: usable only without mistakes.
 #[derive(Clone, Debug)]
 pub struct Report {
     pub(super) config: Config,
@@ -16,43 +17,33 @@ pub struct Report {
 }
 
 impl Report {
-    /// The configuration, if nothing is wrong with it.
+    /// The configuration, if it has no mistakes.
     ///
     /// # Errors
-    /// With every mistake, if there is one.
+    /// With all mistakes, if there are any.
     pub fn config(&self) -> Result<&Config, Mistakes> {
         if self.mistakes.is_empty() { Ok(&self.config) } else { Err(Mistakes(self.mistakes.clone())) }
     }
 
-    /// Notes each rule of a webhook that names a handler as a mistake: for a program that has no handlers.
-    #[must_use]
-    pub fn without_handlers(mut self) -> Self {
-        for (source, config) in &self.config.webhooks.sources {
-            let field = format!("webhooks.{source}.handlers");
-            let read = self.entries.iter().find(|entry| entry.name == field);
-            let origin = read.map_or(Origin::Default, |entry| entry.origin.clone());
-            let handlers = config.handlers.0.iter().filter_map(|rule| match &rule.deed {
-                Deed::Handler(handler) => Some(handler),
-                _ => None,
-            });
-            self.mistakes.extend(handlers.map(|handler| {
-                let message = format!(
-                    "there is no handler called {handler:?}: handlers are for a Rust program that Semel is built into; \
-                     here a rule can store an event, send it to the outbox or forward it to a URL"
-                );
-                Mistake::of(&field, origin.clone(), message)
-            }));
-        }
-        self
+    /// Reports a mistake that the program found.
+    pub(crate) fn mistake(&mut self, field: &str, message: String) {
+        let read = self.entries.iter().find(|entry| entry.name == field);
+        let origin = read.map_or(Origin::Default, |entry| entry.origin.clone());
+        self.mistakes.push(Mistake::of(field, origin, message));
     }
 
-    /// Whether nobody said anything about a field.
+    /// The sections of the services, even if they have mistakes.
+    pub(crate) fn services(&self) -> &Sections {
+        &self.config.services
+    }
+
+    /// Whether a field has its default.
     #[must_use]
     pub fn is_default(&self, field: &str) -> bool {
         self.entries.iter().any(|entry| entry.name == field && entry.origin == Origin::Default)
     }
 
-    /// What is wrong and what is odd, for programs: `{ok, mistakes, warnings}`.
+    /// Mistakes and warnings for programs: `{ok, mistakes, warnings}`.
     #[must_use]
     pub fn verdict(&self) -> serde_json::Value {
         let mistake =
@@ -61,14 +52,14 @@ impl Report {
         json!({ "ok": mistakes.is_empty(), "mistakes": mistakes, "warnings": self.warnings })
     }
 
-    /// What is odd but does no harm, one sentence each.
+    /// Warnings, one sentence each.
     #[must_use]
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
 }
 
-/// One field as it is in effect; secrets already hidden.
+/// One field with its value in effect, secrets hidden.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) name: Cow<'static, str>,
@@ -76,7 +67,7 @@ pub(super) struct Entry {
     pub(super) origin: Origin,
 }
 
-/// Where a value came from.
+/// The source of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// A flag of the command line.
@@ -90,7 +81,7 @@ pub enum Origin {
         /// The line, counted from 1.
         line: usize,
     },
-    /// Nobody said anything.
+    /// The default.
     Default,
 }
 
@@ -105,14 +96,14 @@ impl fmt::Display for Origin {
     }
 }
 
-/// One thing that is wrong, and where.
+/// One mistake and its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mistake {
     /// The field's full name, if it is about a field.
     pub field: Option<String>,
-    /// Where the wrong value stands.
+    /// The source of the wrong value.
     pub origin: Origin,
-    /// What is wrong and what would be right; never repeats a value that may hold a password.
+    /// The mistake and its remedy. Never repeats a value that may contain a password.
     pub message: String,
 }
 
@@ -131,7 +122,7 @@ impl fmt::Display for Mistake {
     }
 }
 
-/// Everything that is wrong with a configuration; never empty.
+/// All mistakes of a configuration; never empty.
 #[derive(Clone, Debug, thiserror::Error)]
 pub struct Mistakes(Vec<Mistake>);
 

@@ -1,17 +1,17 @@
-//! The parts of the work that a node does.
+//! The roles of a node.
 
 use std::{collections::BTreeSet, fmt};
 
 use super::value::{Value, wrong_type};
 
-/// One part of the work.
+/// One role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NodeRole {
     /// Answers HTTP requests.
     Api,
-    /// Carries the outbox to the broker.
+    /// Publishes the outbox to the broker.
     Relay,
-    /// Consumes messages and runs background jobs.
+    /// Consumes messages, runs background jobs, schedules and clean-ups.
     Worker,
     /// Sweeps the ledger.
     Sweeper,
@@ -49,6 +49,12 @@ impl Roles {
         self.0.contains(&role)
     }
 
+    /// Their names, in order.
+    #[must_use]
+    pub fn names(&self) -> Vec<String> {
+        self.0.iter().map(|role| role.name().to_owned()).collect()
+    }
+
     fn of<'a>(names: impl Iterator<Item = &'a str>) -> Result<Self, String> {
         let mut roles = BTreeSet::new();
         let mut wrong = Vec::new();
@@ -68,8 +74,7 @@ impl Roles {
 
 impl fmt::Display for Roles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<_> = self.0.iter().map(|role| role.name()).collect();
-        f.write_str(&names.join(","))
+        f.write_str(&self.names().join(","))
     }
 }
 
@@ -92,7 +97,7 @@ impl Value for Roles {
     }
 
     fn to_toml(&self) -> toml::Value {
-        self.0.iter().map(|role| role.name()).collect::<Vec<_>>().into()
+        self.names().into()
     }
 }
 

@@ -1,25 +1,25 @@
-//! A URL that may hold a password.
+//! A URL that may contain a password.
 
 use std::fmt;
 
 use url::Url;
 
-/// A URL whose password is seen only by who asks for it by name: printed, it is `***`.
+/// A URL that prints its password as `***`; only [`SecretUrl::expose`] returns it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SecretUrl {
-    // As it was written: the parser's spelling may differ from what a driver expects.
+    // As written: the parser's normalised form may not be what a driver expects.
     text: String,
     masked: String,
 }
 
 impl SecretUrl {
-    /// The whole URL, password and all: for the driver that connects with it, never for a log.
+    /// The whole URL with its password: for the driver, never for a log.
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.text
     }
 
-    /// Reads a URL. The message about a wrong one never repeats the text.
+    /// Parses a URL. The error never repeats the text.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let url = Url::parse(text).map_err(|error| format!("is not a valid URL: {error}"))?;
         Ok(Self { text: text.to_owned(), masked: masked(url) })
@@ -31,7 +31,7 @@ fn masked(mut url: Url) -> String {
         // Cannot fail: a URL with a password has a host.
         let _ = url.set_password(Some("***"));
     }
-    // PostgreSQL also takes the password, and that of a client key, as an option.
+    // PostgreSQL also accepts the password, and that of a client key, as an option.
     if let Some(query) = url.query() {
         let pairs = query.split('&').map(|pair| match pair.split_once('=') {
             Some((name, _)) if name.to_ascii_lowercase().contains("pass") => format!("{name}=***"),

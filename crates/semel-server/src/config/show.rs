@@ -6,13 +6,12 @@ use toml::Value;
 use super::{Report, expand::escape};
 
 impl Report {
-    /// As a TOML file that would give the same configuration (but for hidden secrets), each line telling where its
-    /// value came from.
+    /// As a TOML file that gives the same configuration (except for hidden secrets), with the source of each value.
     #[must_use]
     pub fn to_toml(&self) -> String {
         let mut text = String::new();
         let mut section = "";
-        // Fields outside any section must come first: in TOML a section has no end but the next one.
+        // Fields outside any section come first: a TOML section ends only where the next one begins.
         let mut entries: Vec<_> = self.entries.iter().map(|entry| (split(&entry.name), entry)).collect();
         entries.sort_by_key(|((within, _), _)| !within.is_empty());
         for ((within, name), entry) in entries {
@@ -25,7 +24,7 @@ impl Report {
         text
     }
 
-    /// As JSON: the configuration, and where each value came from by the field's full name.
+    /// As JSON: the configuration, and the source of each value by the field's full name.
     #[must_use]
     pub fn to_json(&self) -> serde_json::Value {
         let mut config = json!({});

@@ -1,4 +1,4 @@
-//! Where the ledger is, and where messages go.
+//! The database of the ledger and the message broker.
 
 use std::{fmt, path::PathBuf};
 
@@ -21,12 +21,12 @@ impl Value for DatabaseUrl {
             return SecretUrl::parse(text).map(Self::Postgres);
         }
         let path = text.strip_prefix("sqlite:").ok_or("must begin with sqlite:, postgres:// or postgresql://")?;
-        // Other tools write sqlite://semel.db and sqlite:///var/lib/semel.db for the same two files.
+        // Other tools write these two files as sqlite://semel.db and sqlite:///var/lib/semel.db.
         let path = path.strip_prefix("//").unwrap_or(path);
         match path {
             "" => Err("must name a file after sqlite:".to_owned()),
-            // Every process, and every connection of a pool, would have a ledger of its own.
-            ":memory:" => Err("must name a file: a database in memory would forget every operation".to_owned()),
+            // Every process, and every connection of a pool, would have its own ledger.
+            ":memory:" => Err("must name a file: an in-memory database loses all operations".to_owned()),
             path if path.contains('?') => Err("takes no options after the path of a SQLite file".to_owned()),
             path => Ok(Self::Sqlite(path.into())),
         }
@@ -38,7 +38,7 @@ impl Value for DatabaseUrl {
 }
 
 impl DatabaseUrl {
-    /// The whole URL, password and all: for the driver that connects with it, never for a log.
+    /// The whole URL with its password: for the driver, never for a log.
     #[must_use]
     pub fn expose(&self) -> String {
         match self {
@@ -47,7 +47,7 @@ impl DatabaseUrl {
         }
     }
 
-    /// Where it is, for people: the file's path, or the URL with its password hidden.
+    /// Its place, for people: the file's path, or the URL with its password hidden.
     #[must_use]
     pub fn place(&self) -> String {
         match self {
@@ -57,7 +57,7 @@ impl DatabaseUrl {
     }
 }
 
-/// As it would be written in the configuration, the password hidden.
+/// As written in the configuration, with the password hidden.
 impl fmt::Display for DatabaseUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -92,7 +92,7 @@ impl Value for BrokerUrl {
     }
 }
 
-/// As it would be written in the configuration, the password hidden.
+/// As written in the configuration, with the password hidden.
 impl fmt::Display for BrokerUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

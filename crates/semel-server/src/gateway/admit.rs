@@ -1,4 +1,4 @@
-//! What is looked at, set right and found out before a request reaches the layer.
+//! Checks and prepares a request before it reaches the layer.
 
 use std::net::SocketAddr;
 
@@ -7,36 +7,35 @@ use axum::{
     http::{HeaderMap, HeaderName, HeaderValue, Method, header, request::Parts},
 };
 use semel::Scope;
-use semel_http::{Principal, Role, may_not_repeat};
+use semel_http::{Principal, Role, key::IDEMPOTENCY_KEY, may_not_repeat};
 
 use super::{
     headers::{FENCE, remove_hop_by_hop, remove_twins, set_forwarded, upgrade},
+    problems::TENANT_UNKNOWN,
     proxy::Wanted,
 };
 use crate::{
     config::Networks,
-    http::problem::{HOST_NOT_ALLOWED, METHOD_NOT_ALLOWED, Problem, TENANT_UNKNOWN},
+    http::problem::{HOST_NOT_ALLOWED, METHOD_NOT_ALLOWED, Problem},
 };
 
-const KEY: HeaderName = HeaderName::from_static("idempotency-key");
-
-/// How to find out whose request it is.
+/// How to find the tenant of a request.
 pub(super) struct Admission {
     pub(super) tenant: String,
     pub(super) tenant_header: Option<HeaderName>,
     pub(super) trusted: Networks,
-    /// The upstream's own name, for a client that names no host.
+    /// The upstream's name, for a client that names no host.
     pub(super) upstream: Option<HeaderValue>,
 }
 
 /// Whether the layer will look for the request's key in the ledger.
 fn is_keyed(head: &Parts) -> bool {
-    head.headers.contains_key(KEY) && may_not_repeat(&head.method)
+    head.headers.contains_key(IDEMPOTENCY_KEY) && may_not_repeat(&head.method)
 }
 
 impl Admission {
-    /// Prepares a request for the layer and the upstream, or says why it goes no further. Whether the layer will look
-    /// for its key.
+    /// Prepares a request for the layer and the upstream, or refuses it. Returns whether the layer will look for its
+    /// key.
     pub(super) fn admit(&self, head: &mut Parts) -> Result<bool, Problem> {
         if head.method == Method::CONNECT {
             return Err(Problem::new(&METHOD_NOT_ALLOWED));
@@ -46,7 +45,7 @@ impl Admission {
         }
         let keyed = is_keyed(head);
         remove_hop_by_hop(&mut head.headers);
-        // Only we may say so.
+        // Only the gateway may set the fence.
         head.headers.remove(FENCE);
         remove_twins(&mut head.headers, self.tenant_header.as_ref());
         self.settle_host(head)?;
@@ -62,7 +61,7 @@ impl Admission {
             None => {}
         }
         if keyed {
-            // The body is read here, so the question whether to send it is answered here, too.
+            // The gateway reads the body, so it also answers `Expect`.
             head.headers.remove(header::EXPECT);
         }
         if let Some(peer) = peer {
@@ -74,12 +73,12 @@ impl Admission {
     /// One request has one host.
     fn settle_host(&self, head: &mut Parts) -> Result<(), Problem> {
         if head.headers.get_all(header::HOST).iter().nth(1).is_some() {
-            // Of two, each side could believe another.
+            // Client and upstream could each choose another of the two.
             return Err(Problem::new(&HOST_NOT_ALLOWED).detail("The request has more than one Host header."));
         }
         // A request line may name a host of its own (`GET http://host/ HTTP/1.1`), and then that one counts.
         let named = head.uri.authority().map(|authority| authority.as_str());
-        // A password before the host is nobody's business behind us, and no part of a Host header.
+        // Credentials before the host are not part of a Host header and must not reach the upstream.
         let named = named.map(|named| named.rsplit_once('@').map_or(named, |(_, host)| host));
         if let Some(host) = named.and_then(|host| HeaderValue::from_str(host).ok()) {
             head.headers.insert(header::HOST, host);
@@ -89,7 +88,7 @@ impl Admission {
         Ok(())
     }
 
-    /// Whose request it is. Where a header says so, it counts only once, and only from a trusted proxy.
+    /// The tenant of a request. A tenant header counts only if it occurs once and comes from a trusted proxy.
     fn tenant_of(&self, headers: &mut HeaderMap, trusted: bool) -> Option<String> {
         let Some(name) = &self.tenant_header else { return Some(self.tenant.clone()) };
         if !trusted {
@@ -98,7 +97,7 @@ impl Admission {
         let mut given = headers.get_all(name).iter();
         let (tenant, None) = (given.next()?.to_str().ok()?, given.next()) else { return None };
         Scope::new(tenant, super::SERVICE, super::KIND).ok()?;
-        // Two headers that were joined on the way look like this.
+        // A comma: two headers were joined by a proxy.
         (!tenant.contains(',')).then(|| tenant.to_owned())
     }
 }
@@ -131,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_is_believed_from_a_trusted_proxy_only() {
+    fn a_tenant_is_read_from_a_trusted_proxy_only() {
         let said = [("idempotency-key", "k"), ("x-tenant", "ana")];
         let head = admit("10.1.2.3", "POST", &said).unwrap();
         assert_eq!((tenant(&head), &head.headers["x-tenant"]), (Some("ana"), &"ana".parse().unwrap()));

@@ -1,17 +1,17 @@
-//! Where an answer ends. Two sides that read it differently would take the rest of one answer for the next (response
-//! splitting), so an answer leaves the gateway with one length or in chunks of its own, whatever the upstream wrote.
+//! The length of an answer. If two sides read it differently, the rest of one answer counts as the next one (response
+//! splitting). So the gateway sends every answer with one length or chunked, whatever the upstream wrote.
 
 use axum::http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 
 use crate::serve::framing::has_strange_coding;
 
-/// Whether an answer said in two ways how long it is. The connection that it came by is not used again: which of the
-/// two the upstream meant is not known (RFC 9112, 6.1).
+/// Whether an answer states its length in two ways. Its connection is not reused: which of the two the upstream meant
+/// is unknown (RFC 9112, 6.1).
 pub(super) fn is_ambiguous(headers: &HeaderMap) -> bool {
     headers.contains_key(header::TRANSFER_ENCODING) && headers.contains_key(header::CONTENT_LENGTH)
 }
 
-/// Leaves an answer with the one length that its body was read by, or says why it cannot be passed on.
+/// Leaves an answer with the one length by which its body was read, or says why it cannot be forwarded.
 pub(super) fn settle_length<B>(response: &mut Response<B>) -> Result<(), &'static str> {
     let bodiless = response.status() == StatusCode::NO_CONTENT || response.status().is_informational();
     let headers = response.headers_mut();
@@ -19,7 +19,7 @@ pub(super) fn settle_length<B>(response: &mut Response<B>) -> Result<(), &'stati
         return Err("its transfer coding is not chunked");
     }
     if bodiless || headers.contains_key(header::TRANSFER_ENCODING) {
-        // The body was read by its chunks. A length beside them is false, or would be if the two differed.
+        // The body was read by its chunks. A length beside them may be wrong.
         headers.remove(header::CONTENT_LENGTH);
     } else if let Some(length) = single_length(headers) {
         headers.insert(header::CONTENT_LENGTH, length);
@@ -27,7 +27,7 @@ pub(super) fn settle_length<B>(response: &mut Response<B>) -> Result<(), &'stati
     Ok(())
 }
 
-/// The length, where it is given more than once. hyper has read them, and refuses those that differ.
+/// The length, if it is given more than once. hyper has refused lengths that differ.
 fn single_length(headers: &HeaderMap) -> Option<HeaderValue> {
     let mut lines = headers.get_all(header::CONTENT_LENGTH).iter();
     let (first, second) = (lines.next()?, lines.next());
@@ -56,7 +56,7 @@ mod tests {
         assert_eq!(settled(200, &[length]).unwrap(), ["5"]);
         assert_eq!(settled(200, &[length, length]).unwrap(), ["5"]);
         assert_eq!(settled(200, &[("content-length", "5, 5")]).unwrap(), ["5"]);
-        assert_eq!(settled(304, &[length]).unwrap(), ["5"], "it tells of the body that is not sent");
+        assert_eq!(settled(304, &[length]).unwrap(), ["5"], "the length of the body that is not sent");
         for lines in [&[chunks][..], &[chunks, length], &[length, chunks]] {
             assert_eq!(settled(200, lines).unwrap(), [""; 0]);
         }

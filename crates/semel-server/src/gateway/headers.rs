@@ -1,19 +1,23 @@
-//! Headers: which go no further than one connection, and what a proxy adds.
+//! Headers: removes the hop-by-hop ones, and adds those of a proxy.
 
 use std::net::SocketAddr;
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use semel_http::{
+    headers::{HOP_BY_HOP, MISMATCH, REPLAYED, items},
+    key::IDEMPOTENCY_KEY,
+};
 
 use crate::serve::framing::only;
 
-/// Where the upstream finds the number by which it can refuse an older attempt.
+/// The header with the fence, by which the upstream can refuse an older attempt.
 pub(super) const FENCE: HeaderName = HeaderName::from_static("semel-fence");
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
-/// What is said about where a request came from.
+/// Headers about the origin of a request.
 const ABOUT_THE_WAY: [HeaderName; 6] = [
     X_FORWARDED_FOR,
     X_FORWARDED_HOST,
@@ -23,60 +27,42 @@ const ABOUT_THE_WAY: [HeaderName; 6] = [
     header::FORWARDED,
 ];
 
-/// What is about one connection, whether or not `Connection` says so.
-const HOP_BY_HOP: [HeaderName; 9] = [
-    header::CONNECTION,
-    HeaderName::from_static("http2-settings"),
-    HeaderName::from_static("keep-alive"),
-    HeaderName::from_static("proxy-connection"),
-    header::PROXY_AUTHORIZATION,
-    header::TE,
-    // Trailers are not passed on, so they are not announced.
-    header::TRAILER,
-    header::TRANSFER_ENCODING,
-    header::UPGRADE,
-];
-
-/// What `Connection` may not take away: a client could make the request mean something else behind us than it meant
-/// here.
+/// Headers that `Connection` may not remove: without one of them, the upstream could read the request differently from
+/// the gateway.
 const STAYS: [HeaderName; 6] = [
     header::HOST,
     header::CONTENT_LENGTH,
     header::CONTENT_TYPE,
     header::AUTHORIZATION,
     header::COOKIE,
-    HeaderName::from_static("idempotency-key"),
+    IDEMPOTENCY_KEY,
 ];
 
-/// What an answer may say of a key. An upstream that said so could make a first answer look like a replayed one.
-const ABOUT_THE_KEY: [HeaderName; 2] =
-    [HeaderName::from_static("idempotent-replayed"), HeaderName::from_static("idempotency-mismatch")];
+/// Headers about the key. An upstream that set them could make a first answer look like a replay.
+const ABOUT_THE_KEY: [HeaderName; 2] = [REPLAYED, MISMATCH];
 
-/// Removes what goes no further than one connection.
+/// Removes hop-by-hop headers. Trailers are not forwarded, so they are not announced.
 pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
-    let named: Vec<HeaderName> = tokens(headers, &header::CONNECTION).filter_map(|name| name.parse().ok()).collect();
+    let named: Vec<HeaderName> = items(headers, &header::CONNECTION).filter_map(|name| name.parse().ok()).collect();
     for name in HOP_BY_HOP.iter().chain(named.iter().filter(|name| !STAYS.contains(name))) {
         headers.remove(name);
     }
 }
 
-/// Removes what only the layer may say in an answer.
+/// Removes headers that only the layer may set.
 pub(super) fn remove_about_the_key(headers: &mut HeaderMap) {
     for name in &ABOUT_THE_KEY {
         headers.remove(name);
     }
 }
 
-/// Removes the headers that are another's twin to a server that hands them on as variables, as CGI and WSGI do: there
-/// `X_Tenant` and `X-Tenant` are both `HTTP_X_TENANT`, so what is removed or set under one name could be said by the
-/// other.
+/// Removes headers that map to the same variable as a guarded one. CGI and WSGI servers turn both `X_Tenant` and
+/// `X-Tenant` into `HTTP_X_TENANT`, so a header that is removed or set under one name could be forged under the other.
 pub(super) fn remove_twins(headers: &mut HeaderMap, tenant: Option<&HeaderName>) {
     let guarded = |name: &HeaderName| {
         let plain = plain(name);
-        let is = |other: &HeaderName| plain == other.as_str();
-        let listed = is(&FENCE) || STAYS.iter().chain(&HOP_BY_HOP).chain(&ABOUT_THE_WAY).any(is);
-        let imitates = plain != name.as_str() && (listed || plain.starts_with("x-forwarded-"));
-        // A tenant's header may itself be written with an underscore; then its twin has none.
+        let imitates = plain != name.as_str() && (is_guarded(&plain) || plain.starts_with("x-forwarded-"));
+        // The tenant header may itself contain an underscore; then its twin has a hyphen.
         let is_tenant = tenant == Some(name);
         !is_tenant && (imitates || tenant.is_some_and(|tenant| self::plain(tenant) == plain))
     };
@@ -86,26 +72,37 @@ pub(super) fn remove_twins(headers: &mut HeaderMap, tenant: Option<&HeaderName>)
     }
 }
 
-/// A name with `-` for whatever becomes `_` in a variable's name. Most servers do so with `-` and `_` only, some with
-/// all that is neither letter nor digit.
-fn plain(name: &HeaderName) -> String {
+/// Whether a header means something to the gateway in a request.
+fn is_guarded(plain: &str) -> bool {
+    let is = |name: &HeaderName| plain == name.as_str();
+    is(&FENCE) || STAYS.iter().chain(&HOP_BY_HOP).chain(&ABOUT_THE_WAY).any(is)
+}
+
+/// Whether a header, or one that a server may take for it, means something to the gateway.
+pub(crate) fn is_known(plain: &str) -> bool {
+    is_guarded(plain) || ABOUT_THE_KEY.iter().any(|name| plain == name.as_str())
+}
+
+/// A name with `-` for every character that becomes `_` in a variable's name. Most servers replace only `-` and `_`,
+/// some replace everything except letters and digits.
+pub(crate) fn plain(name: &HeaderName) -> String {
     name.as_str().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect()
 }
 
-/// The protocol that the sender wants to change to, or has changed to. It is WebSocket or none: by `h2c` requests
-/// would go down the tunnel unseen, with whatever tenant and fence a client likes.
+/// The protocol of an upgrade: WebSocket or none. Over `h2c`, requests would pass the tunnel unchecked, with any tenant
+/// and fence.
 pub(super) fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
-    let asked = tokens(headers, &header::CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"));
+    let asked = items(headers, &header::CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"));
     only(headers, &header::UPGRADE, "websocket").filter(|_| asked).cloned()
 }
 
-/// Puts back what [`remove_hop_by_hop`] took away, where the protocol is to be changed.
+/// Restores the upgrade headers that [`remove_hop_by_hop`] removed.
 pub(super) fn set_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
     headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
     headers.insert(header::UPGRADE, protocol);
 }
 
-/// Says where the request came from. What it says itself stays only if it comes from a trusted proxy.
+/// Sets the forwarding headers. Those of the request are kept only if it comes from a trusted proxy.
 pub(super) fn set_forwarded(headers: &mut HeaderMap, peer: SocketAddr, trusted: bool) {
     if !trusted {
         for name in &ABOUT_THE_WAY {
@@ -119,12 +116,6 @@ pub(super) fn set_forwarded(headers: &mut HeaderMap, peer: SocketAddr, trusted: 
         headers.entry(X_FORWARDED_HOST).or_insert(host);
     }
     headers.entry(X_FORWARDED_PROTO).or_insert(HeaderValue::from_static("http"));
-}
-
-/// The words of a header that is a list.
-fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> {
-    let lines = headers.get_all(name).iter().filter_map(|line| line.to_str().ok());
-    lines.flat_map(|line| line.split(',')).map(str::trim).filter(|token| !token.is_empty())
 }
 
 #[cfg(test)]
@@ -144,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_about_one_connection_goes_no_further() {
+    fn hop_by_hop_headers_are_removed() {
         let mut headers = headers(&[
             ("host", "a"),
             ("connection", "close, X-Hop, Idempotency-Key, Cookie"),
@@ -165,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn another_protocol_is_asked_for_by_both_headers() {
+    fn an_upgrade_needs_both_headers() {
         assert_eq!(
             upgrade(&headers(&[("upgrade", "websocket"), ("connection", "keep-alive, Upgrade")])).unwrap(),
             "websocket"
@@ -175,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn no_protocol_but_websocket_is_changed_to() {
+    fn only_an_upgrade_to_websocket_is_accepted() {
         let asked = ("connection", "upgrade");
         assert_eq!(upgrade(&headers(&[asked, ("upgrade", "WebSocket")])).unwrap(), "WebSocket");
         for other in ["h2c", "websocket, h2c", "h2c, websocket", "websocket/13", "TLS/1.0", ""] {
@@ -185,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_twin_of_a_guarded_header_goes_no_further() {
+    fn a_twin_of_a_guarded_header_is_removed() {
         let tenant = HeaderName::from_static("x-tenant");
         let twins = [
             "x_tenant",
@@ -215,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_trusted_proxy_is_believed_about_the_way() {
+    fn forwarding_headers_are_kept_from_a_trusted_proxy_only() {
         let peer = "[::ffff:10.0.0.1]:1".parse().unwrap();
         let sent =
             [("host", "a"), ("x-forwarded-for", "1.2.3.4"), ("x-forwarded-proto", "https"), ("forwarded", "for=x")];

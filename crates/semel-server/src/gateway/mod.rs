@@ -1,17 +1,19 @@
-//! The gateway: a reverse proxy that gives `Idempotency-Key` to any HTTP service behind it.
+//! The gateway: a reverse proxy that adds `Idempotency-Key` to any HTTP service.
 //!
-//! A request goes through, in this order:
+//! The steps of a request:
 //!
-//! - `admit`: is it one that can be passed on, and whose is it;
-//! - the layer of [`semel_http`]: with a key, it is claimed, replayed or refused; without, it goes on untouched;
-//! - `proxy`: on to the upstream (`upstream`, `pool`), and what came of it.
+//! - `admit`: can it be forwarded, and which tenant is it of;
+//! - the layer of [`semel_http`]: a request with a key is claimed, replayed or refused; without a key it goes on
+//!   unchanged;
+//! - `proxy`: sends it to the upstream (`upstream`, `pool`), and interprets the result.
 //!
-//! What a proxy cannot know is in docs/gateway.md.
+//! docs/gateway.md lists what a proxy cannot know.
 
 mod admit;
 mod framing;
-mod headers;
+pub(crate) mod headers;
 mod pool;
+pub(crate) mod problems;
 mod proxy;
 pub mod secret;
 mod trailers;
@@ -40,15 +42,38 @@ use tower::{Layer as _, Service};
 use crate::{
     config,
     http::{self, health::Readiness, room::Budget},
+    view::{Meaning, Telling, about},
 };
 use admit::Admission;
 use proxy::{Proxy, Rules};
 
 /// The service of the gateway's operations.
 pub(crate) const SERVICE: &str = "gateway";
-/// Their kind. There is one for all methods and paths, so that a key that is used for two different things is noticed:
-/// a proxy knows no route templates, and cannot tell `/orders/1` from a collection.
+/// Their kind: one for all methods and paths, so that a reused key is noticed. A proxy knows no route templates and
+/// cannot tell `/orders/1` from a collection.
 pub(crate) const KIND: &str = "request";
+
+/// How requests are described: by method and path. Some took effect and have no answer to replay, because it was not
+/// stored or because a person resolved them.
+pub(crate) const TELLING: Telling = Telling {
+    noun: ("request", "requests"),
+    labels: about::REQUEST_LABELS,
+    about: |operation| about::request(operation).filter(|_| operation.scope.kind() == KIND),
+    completed: |view, _| {
+        let op = &view.operation;
+        let is_answer = op.outcome.as_ref().is_some_and(|outcome| outcome.kept && !outcome.body.is_empty());
+        let until = op.expires_at.map_or_else(|| "for ever".to_owned(), |end| format!("until {end}"));
+        (!is_answer && !op.archived).then(|| Meaning {
+            verdict: "it took effect",
+            kept: None,
+            next: format!(
+                "Every repeat is answered 409 response-not-kept: it took effect, and its answer was not stored. The key \
+                 stays taken {until}."
+            ),
+        })
+    },
+};
+
 /// A gateway that is ready to serve. Clones share everything.
 #[derive(Clone)]
 pub struct Gateway {
@@ -59,7 +84,7 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    /// A gateway before an upstream. With credentials, a repeat must come with those of its first request.
+    /// A gateway for an upstream. With credentials, a repeat must have those of its first request.
     #[must_use]
     pub fn new(
         config: &config::Gateway,
@@ -86,15 +111,15 @@ impl Gateway {
     }
 }
 
-/// The layer's rules for all that passes.
+/// The layer's rules for all requests.
 fn route(config: &config::Gateway, credentials: Option<Credentials>) -> Route {
-    /// For the rest of an answer, and a busy machine.
+    /// Time for the rest of an answer on a busy machine.
     const MARGIN: Duration = Duration::from_secs(60);
     let policy = Policy {
         lease: config.lease,
         max_run: config.lease.max(config.connect_timeout + config.timeout + MARGIN),
         retention: Some(config.retention),
-        // It is the client who decides when to come again.
+        // The client decides when to retry.
         backoff: Backoff::NONE,
         on_lost: config.on_lost,
         pinned: config.pinned,
@@ -103,9 +128,9 @@ fn route(config: &config::Gateway, credentials: Option<Credentials>) -> Route {
     let route = Route::leased()
         .service(SERVICE)
         .kind(KIND)
-        // What stands behind may know methods that nobody here does, and may read `post` as POST.
+        // The upstream may accept unknown methods, and may read `post` as POST.
         .all_methods_that_may_not_repeat()
-        // One gateway may stand before many sites, and the same path of another is another request.
+        // One gateway may serve many sites: the same path on another host is another request.
         .host_counts()
         .wait(config.wait)
         .request_limit(config.request_limit.0)
@@ -115,7 +140,7 @@ fn route(config: &config::Gateway, credentials: Option<Credentials>) -> Route {
     credentials.into_iter().fold(route, Route::same_credentials)
 }
 
-/// Whether a path is the gateway's own. Every other one is the upstream's.
+/// Whether the gateway itself answers a path.
 fn is_own(path: &str) -> bool {
     matches!(path, "/semel/healthz" | "/semel/readyz") || path.starts_with("/semel/problems/")
 }
@@ -140,7 +165,7 @@ impl Service<Request<Incoming>> for Gateway {
         };
         let request = Request::from_parts(head, Body::new(body));
         if !keyed {
-            // It is passed on as it comes, and takes no more than a connection's buffers.
+            // The body is streamed and uses no more memory than a connection's buffers.
             let answer = self.passing.call(request);
             return Box::pin(async move { Ok(answer.await?.map(Body::new)) });
         }

@@ -1,19 +1,16 @@
-//! Connections to the upstream that wait for their next request.
+//! Idle connections to the upstream.
 
-use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use axum::body::Body;
 use hyper::client::conn::http1::SendRequest;
+use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until};
 
-/// How long a connection may wait. A request that meets the upstream's own closing of an idle connection may or may not
-/// have arrived, so it would be in doubt for nothing: this stays below the shortest time after which a common server
-/// closes (2 s).
+/// How long a connection may be idle. A request that meets the upstream's closing of an idle connection may or may not
+/// have arrived, so it would be in doubt for nothing. This is below the shortest idle time of common servers (2 s).
 const IDLE: Duration = Duration::from_secs(1);
-/// How many may wait. More than one gateway has requests in flight at a time is not worth the sockets.
+/// The most idle connections: more than a gateway has requests in flight.
 const MOST: usize = 512;
 
 /// Idle connections. Clones share them.
@@ -22,9 +19,9 @@ pub(super) struct Pool(Arc<Mutex<Waiting>>);
 
 #[derive(Default)]
 struct Waiting {
-    /// The one that was used last is on top.
+    /// The last one used is on top.
     idle: Vec<Idle>,
-    /// Whether a task closes those that have waited too long. There is one as long as any wait.
+    /// Whether a task closes those that were idle too long. It runs as long as there are any.
     watched: bool,
 }
 
@@ -36,10 +33,10 @@ struct Idle {
 impl Pool {
     /// A connection that was open a moment ago, if there is one.
     pub(super) fn take(&self) -> Option<SendRequest<Body>> {
-        let mut waiting = self.lock();
+        let mut waiting = self.0.lock();
         while let Some(Idle { connection, since }) = waiting.idle.pop() {
             if since.elapsed() >= IDLE {
-                // Those below have waited longer.
+                // Those below have been idle longer.
                 waiting.idle.clear();
                 return None;
             }
@@ -50,11 +47,11 @@ impl Pool {
         None
     }
 
-    /// Keeps the connection for another request, once its answer is read to the end.
+    /// Returns a connection to the pool once its answer is read to the end.
     pub(super) fn give_back(&self, mut connection: SendRequest<Body>) {
         let pool = self.clone();
         tokio::spawn(async move {
-            // An error: it was closed, or became another protocol.
+            // An error: it was closed or upgraded.
             if connection.ready().await.is_ok() {
                 pool.put(connection);
             }
@@ -62,7 +59,7 @@ impl Pool {
     }
 
     fn put(&self, connection: SendRequest<Body>) {
-        let mut waiting = self.lock();
+        let mut waiting = self.0.lock();
         if waiting.idle.len() < MOST {
             waiting.idle.push(Idle { connection, since: Instant::now() });
         }
@@ -72,25 +69,21 @@ impl Pool {
         }
     }
 
-    /// Closes connections when they have waited long enough, until none waits. Otherwise those of a busy hour would
-    /// stay open through the quiet one that follows, each of them a thread or more of some upstreams.
+    /// Closes connections that were idle long enough, until none is left. Otherwise those of a busy hour would stay
+    /// open afterwards, each holding a thread of some upstreams.
     async fn close_in_time(self) {
         while let Some(next) = self.close_stale() {
             sleep_until(next).await;
         }
     }
 
-    /// Closes those that have waited too long, and says when the next will have.
+    /// Closes those that were idle too long, and returns when the next one will be.
     fn close_stale(&self) -> Option<Instant> {
-        let mut waiting = self.lock();
+        let mut waiting = self.0.lock();
         let stale = waiting.idle.iter().take_while(|idle| idle.since.elapsed() >= IDLE).count();
         waiting.idle.drain(..stale);
         let next = waiting.idle.first().map(|oldest| oldest.since + IDLE);
         waiting.watched = next.is_some();
         next
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

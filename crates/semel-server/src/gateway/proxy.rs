@@ -1,4 +1,4 @@
-//! Passes a request on, and says what the answer, or its absence, means for the request's key.
+//! Forwards a request, and decides what the answer, or its absence, means for the key.
 
 use std::{
     convert::Infallible,
@@ -18,6 +18,7 @@ use tower::Service;
 use super::{
     framing::settle_length,
     headers::{FENCE, remove_about_the_key, remove_hop_by_hop, set_upgrade, upgrade},
+    problems::{UPSTREAM_INVALID, UPSTREAM_LOST, UPSTREAM_TIMEOUT, UPSTREAM_UNREACHABLE},
     trailers::WithoutTrailers,
     tunnel,
     upstream::{Failure, Upstream},
@@ -26,26 +27,23 @@ use crate::{
     config::Statuses,
     http::{
         held::Held,
-        problem::{
-            BODY_INCOMPLETE, BODY_TIMEOUT, Kind, Problem, UPSTREAM_INVALID, UPSTREAM_LOST, UPSTREAM_TIMEOUT,
-            UPSTREAM_UNREACHABLE,
-        },
+        problem::{BODY_INCOMPLETE, BODY_TIMEOUT, Kind, Problem},
     },
     serve::Seat,
 };
 
-/// The protocol that a client wants to change to, in the extensions of its request.
+/// The protocol of the client's upgrade, in the extensions of its request.
 #[derive(Clone)]
 pub(super) struct Wanted(pub(super) HeaderValue);
 
-/// The proxy itself: what stands behind the layer.
+/// The proxy: the service behind the layer.
 #[derive(Clone)]
 pub(super) struct Proxy {
     pub(super) upstream: Upstream,
     pub(super) rules: Arc<Rules>,
 }
 
-/// What the upstream's answers mean.
+/// How the upstream's answers are interpreted.
 pub(super) struct Rules {
     pub(super) on_lost: OnLost,
     pub(super) not_executed: Statuses,
@@ -55,16 +53,16 @@ impl Rules {
     fn verdict(&self, status: StatusCode) -> Verdict {
         match status {
             _ if self.not_executed.contains(status) => Verdict::Release,
-            // Neither 5xx nor a status of no known class (600 to 999) says what was done.
-            _ if status.as_u16() >= 500 => self.nobody_knows(),
-            // Behind a gateway it is the upstream that authenticates. Kept, an expired token would be answered for as
-            // long as the key, however often it is renewed.
+            // Neither a 5xx nor a status of no known class (600 to 999) says whether it took effect.
+            _ if status.as_u16() >= 500 => self.unknown(),
+            // The upstream authenticates. If this answer were stored, a retry with renewed credentials would still get
+            // it.
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Verdict::Release,
             _ => Verdict::by_status(status),
         }
     }
 
-    fn nobody_knows(&self) -> Verdict {
+    fn unknown(&self) -> Verdict {
         if self.on_lost.doubts() { Verdict::Doubt } else { Verdict::Fail }
     }
 }
@@ -87,7 +85,7 @@ impl Service<Request<Body>> for Proxy {
 impl Proxy {
     async fn pass_on(&self, mut request: Request<Body>) -> Response<Body> {
         let attempt = request.extensions_mut().remove::<Attempt>();
-        // A request with a key is to have an answer, not a conversation.
+        // A request with a key must get an answer, so it cannot upgrade.
         let wanted = request.extensions_mut().remove::<Wanted>().filter(|_| attempt.is_none());
         let client = wanted.is_some().then(|| hyper::upgrade::on(&mut request));
         let seat = request.extensions_mut().remove::<Seat>();
@@ -99,7 +97,7 @@ impl Proxy {
         if let Some(Wanted(protocol)) = wanted {
             set_upgrade(&mut head.headers, protocol);
         }
-        // Whatever else was found out about the request on its way here stays here.
+        // Only method, target, headers and body go to the upstream.
         let mut onward = Request::new(body);
         *onward.method_mut() = head.method;
         *onward.uri_mut() = origin_form(&head.uri);
@@ -111,7 +109,7 @@ impl Proxy {
             Ok(response) => response,
             Err(failure) => return self.failed(&failure, attempt.as_ref()),
         };
-        // To the client we speak our own version, whatever the upstream's.
+        // The client gets our HTTP version, whatever the upstream's is.
         *response.version_mut() = Version::HTTP_11;
         let changed = upgrade(response.headers());
         if let Err(why) = settle_length(&mut response) {
@@ -128,7 +126,7 @@ impl Proxy {
                     response.map(|_| Body::empty())
                 }
                 _ => {
-                    let what = "the upstream changed to another protocol, for which nobody had asked".to_owned();
+                    let what = "the upstream switched to a protocol that the client did not request".to_owned();
                     self.broken(&UPSTREAM_LOST, what, attempt.as_ref())
                 }
             };
@@ -143,7 +141,7 @@ impl Proxy {
     fn failed(&self, failure: &Failure, attempt: Option<&Attempt>) -> Response<Body> {
         match failure {
             Failure::Unreachable(why) => {
-                // By this hash `semel why` finds the operation, if there is one by then: the key is free again.
+                // `semel why` finds the operation by this hash, if it still exists: the key is free again.
                 let key = attempt.map(Attempt::short_hash);
                 tracing::warn!(why, key, "the upstream cannot be reached");
                 self.problem(&UPSTREAM_UNREACHABLE, attempt.is_some())
@@ -166,8 +164,8 @@ impl Proxy {
         }
     }
 
-    /// A request that was sent and has no answer that could be passed on. With a key, the ledger's line of how its run
-    /// ended says what happened, and so do the operation and its story.
+    /// The problem of a request that was sent and has no usable answer. For a request with a key, the ledger logs how
+    /// its run ended, and the operation stores it.
     fn broken(&self, kind: &'static Kind, what: String, attempt: Option<&Attempt>) -> Response<Body> {
         if attempt.is_none() {
             tracing::warn!("{what}");
@@ -177,13 +175,13 @@ impl Proxy {
         response
     }
 
-    /// A problem with the upstream, and what it means for the key.
+    /// A problem with the upstream, and its meaning for the key.
     fn problem(&self, kind: &'static Kind, keyed: bool) -> Response<Body> {
         let unsent = std::ptr::eq(kind, &UPSTREAM_UNREACHABLE);
-        let verdict = if unsent { Verdict::Release } else { self.rules.nobody_knows() };
+        let verdict = if unsent { Verdict::Release } else { self.rules.unknown() };
         let mut problem = Problem::new(kind);
         if keyed && verdict == Verdict::Fail {
-            // With its key it may be sent again, by the choice of whoever configured it so.
+            // `on_lost = rerun`: it may be sent again with its key.
             problem = problem.with("retryable", true);
         }
         let mut response = problem.into_response();
@@ -192,14 +190,14 @@ impl Proxy {
     }
 }
 
-/// A problem with a body that is passed on as it comes, which only that of a request without a key is. Unlike one that
-/// is read here first, it may have done something.
+/// A problem with a streamed body, which only requests without a key have. Unlike a body that is read first, it may
+/// have had an effect.
 fn body_problem(kind: &'static Kind, what: &str) -> Response<Body> {
     let detail = format!("{what} The service behind the gateway may have got the part before.");
     Problem::new(kind).detail(detail).with("retryable", false).into_response()
 }
 
-/// A target as a server wants it, whatever form the client gave it.
+/// The target in origin form, whatever form the client sent.
 fn origin_form(uri: &Uri) -> Uri {
     uri.path_and_query().map_or_else(|| Uri::from_static("/"), |target| Uri::from(target.clone()))
 }

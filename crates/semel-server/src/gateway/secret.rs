@@ -1,5 +1,7 @@
-//! The secret under which credentials are compared. All gateways of a database have the same, so it is kept there.
+//! The secret with which credentials are hashed. It is stored in the database, because all gateways of a database must
+//! share it.
 
+use crate::sql::statements;
 use semel::{Error, Ledger, Result, Token};
 use semel_store::{Database, Tx, broken, on};
 
@@ -9,17 +11,13 @@ const NAME: &str = "gateway credentials";
 const MAKE: &str = "INSERT INTO semel_secrets (name, secret) VALUES ($1, $2) ON CONFLICT (name) DO NOTHING";
 const FIND: &str = "SELECT secret FROM semel_secrets WHERE name = $1";
 
-/// The secret of a database, made now if it has none. Of gateways that start together, one makes it.
+/// The secret of a database, created if it has none. Of gateways that start together, one creates it.
 ///
 /// # Errors
 /// When the database cannot be reached.
 pub async fn of(ledger: &Ledger<Database>) -> Result<Vec<u8>> {
     let new = [Token::random()?.0, Token::random()?.0].concat();
-    let work = |tx: Tx| async move {
-        let done = find_or_make(&tx, new).await;
-        if done.is_ok() { Ok(done) } else { Err(done) }
-    };
-    ledger.transact(work).await?
+    ledger.transact(|tx| async move { find_or_make(&tx, new).await }).await
 }
 
 async fn find_or_make(tx: &Tx, new: Vec<u8>) -> Result<Vec<u8>> {
@@ -31,3 +29,5 @@ async fn find_or_make(tx: &Tx, new: Vec<u8>) -> Result<Vec<u8>> {
         secret.ok_or(Error::Contradiction("a secret that was just made"))
     })
 }
+
+statements!(MAKE, FIND);

@@ -1,8 +1,8 @@
-//! Trailers: headers that come after a body. They go no further than the gateway, in either direction.
+//! Trailers: headers after a body. The gateway removes them in both directions.
 //!
-//! Some servers and clients merge them into the headers (RFC 9110, 6.5.1). The gateway's headers were looked at before
-//! the body came, so a trailer could say what no header may: the tenant and the fence to the upstream, that an answer is
-//! a replay to the client. A keyed request is read whole and an answer kept whole, where trailers have no place either.
+//! Some servers and clients merge them into the headers (RFC 9110, 6.5.1). The gateway checks headers before the body,
+//! so a trailer could forge what no header may: the tenant and the fence to the upstream, a replay to the client. A
+//! keyed request is read whole and an answer stored whole, without trailers.
 
 use std::{
     pin::Pin,
@@ -22,7 +22,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for WithoutTrailers<B> {
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         loop {
             match ready!(Pin::new(&mut self.0).poll_frame(context)) {
-                // The end comes after them, and is waited for: what breaks off there is not whole.
+                // The end of the body is still awaited: a body that breaks off there is incomplete.
                 Some(Ok(frame)) if frame.is_trailers() => {}
                 other => return Poll::Ready(other),
             }

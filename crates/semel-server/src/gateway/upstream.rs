@@ -2,7 +2,7 @@
 
 use std::{
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -17,6 +17,7 @@ use hyper::{
     client::conn::http1::{self, SendRequest},
 };
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use tokio::{
     net::TcpStream,
     time::{Instant, sleep_until, timeout},
@@ -28,8 +29,8 @@ use crate::{
     http::held::{Held, LeaseLost, WhileHeld},
 };
 
-/// How much of an answer is kept while its client is slow, and so the longest head of one. By itself hyper would keep
-/// 400 KiB of each.
+/// The buffer for an answer whose client is slow, and so the longest head of an answer. hyper's default is 400 KiB
+/// each.
 const LONGEST_BUFFER: usize = 64 << 10;
 
 /// The service behind the gateway. Clones share its connections.
@@ -37,7 +38,7 @@ const LONGEST_BUFFER: usize = 64 << 10;
 pub(super) struct Upstream {
     address: Arc<config::Upstream>,
     connect_timeout: Duration,
-    /// How long it may be silent before its answer begins.
+    /// How long the upstream may take to begin its answer.
     timeout: Duration,
     pool: Pool,
 }
@@ -47,9 +48,9 @@ pub(super) struct Upstream {
 pub(super) enum Failure {
     /// Not a byte of the request was sent.
     Unreachable(String),
-    /// It may have arrived, and no answer came.
+    /// It may have arrived; there was no answer.
     Lost(hyper::Error),
-    /// It may have arrived, and no answer came in time.
+    /// It may have arrived; there was no answer in time.
     Timeout,
     /// The client's body broke off.
     BodyIncomplete,
@@ -69,7 +70,7 @@ impl Upstream {
         let request = request.map(|body| Body::new(WhileHeld::new(watched(body), held.clone())));
         let request = match self.pool.take() {
             Some(connection) => match self.send_by(connection, request, &progress, held).await {
-                // The upstream closed the connection before it was used. A new one will do.
+                // The upstream closed the connection before it was used. Try a new one.
                 Err(NotSent::Unsent(request)) => *request,
                 Err(NotSent::Failed(failure)) => return Err(failure),
                 Ok(response) => return Ok(response),
@@ -107,7 +108,7 @@ impl Upstream {
         progress: &Progress,
         held: &Held,
     ) -> Result<Response<Incoming>, NotSent> {
-        // A request without a body is not asked for one; so here, too.
+        // Without a body nothing is polled before the write, so the lease is checked here.
         held.check().map_err(|lost| NotSent::Failed(Failure::Unreachable(lost.to_string())))?;
         progress.made();
         let sent = connection.try_send_request(request);
@@ -116,7 +117,7 @@ impl Upstream {
             let until = progress.last() + self.timeout;
             tokio::select! {
                 answer = &mut sent => break answer,
-                // The client may have sent more in the meantime, and then the upstream has the same time again.
+                // If the client sent more of its body meanwhile, the upstream gets its full time again.
                 () = sleep_until(until) => if progress.last() + self.timeout <= Instant::now() {
                     return Err(NotSent::Failed(match progress.body() {
                         BodyState::Awaited => Failure::BodyTimeout,
@@ -133,7 +134,7 @@ impl Upstream {
                 }
                 Ok(response)
             }
-            // hyper hands the request back only if it had not begun to write it.
+            // hyper returns the request only if it has written nothing of it.
             Err(mut error) => Err(match error.take_message() {
                 Some(request) => NotSent::Unsent(Box::new(request)),
                 None if held.has_stopped() => NotSent::Failed(Failure::Unreachable(LeaseLost.to_string())),
@@ -145,23 +146,23 @@ impl Upstream {
 }
 
 enum NotSent {
-    /// Not a byte was written; here it is again.
+    /// Nothing was written; the request is returned.
     Unsent(Box<Request<Body>>),
     Failed(Failure),
 }
 
-/// When a request last went on, and whose turn it is.
+/// When a request last made progress, and which side it waits for.
 #[derive(Clone)]
 struct Progress(Arc<Mutex<(Instant, BodyState)>>);
 
-/// How it is with the client's body: whether the client or the upstream keeps the request from going on.
+/// The state of the client's body: does the request wait for the client or for the upstream?
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum BodyState {
-    /// All that was asked for is there.
+    /// Everything requested has arrived.
     Going,
-    /// More was asked for, and the client has not sent it.
+    /// More was requested, and the client has not sent it.
     Awaited,
-    /// It ended in an error.
+    /// It ended with an error.
     Broken,
 }
 
@@ -173,27 +174,23 @@ impl Default for Progress {
 
 impl Progress {
     fn made(&self) {
-        self.lock().0 = Instant::now();
+        self.0.lock().0 = Instant::now();
     }
 
     fn last(&self) -> Instant {
-        self.lock().0
+        self.0.lock().0
     }
 
     fn body(&self) -> BodyState {
-        self.lock().1
+        self.0.lock().1
     }
 
     fn body_is(&self, state: BodyState) {
-        self.lock().1 = state;
-    }
-
-    fn lock(&self) -> MutexGuard<'_, (Instant, BodyState)> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().1 = state;
     }
 }
 
-/// A request's body that tells when it goes on: a long upload is no silence.
+/// A request's body that records its progress: a long upload is not idle.
 struct Watched {
     body: WithoutTrailers<Body>,
     progress: Progress,

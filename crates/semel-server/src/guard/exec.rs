@@ -1,4 +1,4 @@
-//! The last step before the command: ties it to its guard, then becomes it.
+//! The last step before the command: ties it to its guard, then executes it.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -15,7 +15,7 @@ pub enum NotRun {
     /// There is no such program.
     #[error("cannot run {0:?}: there is no such command")]
     NotFound(OsString),
-    /// There is, but it cannot be run.
+    /// The program cannot be executed.
     #[error("cannot run {0:?}")]
     NotExecutable(OsString, #[source] io::Error),
     /// The guard ended first.
@@ -27,7 +27,7 @@ pub enum NotRun {
 }
 
 impl NotRun {
-    /// The exit code by which shells tell it.
+    /// The exit code that shells use for it.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
@@ -39,13 +39,13 @@ impl NotRun {
     }
 }
 
-/// Becomes the command; returns only if that is not possible.
+/// Executes the command; returns only if that fails.
 #[must_use]
 pub fn exec(guard: u32, command: &[OsString]) -> NotRun {
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
         return NotRun::NotTied(error.into());
     }
-    // Asked after the signal is set: a guard that ended before would never cause it.
+    // Checked after the signal is set: a guard that ended before would never cause it.
     if std::os::unix::process::parent_id() != guard {
         return NotRun::Orphaned;
     }

@@ -1,8 +1,8 @@
-//! A process that keeps a command from outliving the process that asked for it.
+//! A process that keeps a command from outliving its `semel once`.
 //!
-//! `semel once` runs a command under a lease. If it is killed with `kill -9` it can clean up nothing, yet the command
-//! and all that it started must end at once: without a lease, another node may run the same operation. So a guard
-//! stands between the two:
+//! `semel once` runs a command under a lease. After `kill -9` it cannot clean up, but the command and all its
+//! descendants must end at once: without a lease, another node may run the same operation. So a guard stands between
+//! the two:
 //!
 //! ```text
 //! semel once ── semel guard ── the command ── whatever it starts
@@ -10,19 +10,19 @@
 //!            └ parent-death signal SIGTERM: learns that its parent is gone, and kills the tree
 //! ```
 //!
-//! The command is started through `semel guard-exec`, which sets its own parent-death signal and then becomes the
-//! command: the usual way, a hook between fork and exec, is unsafe code.
+//! The command is started through `semel guard-exec`, which sets its own parent-death signal and then executes the
+//! command. The usual way, a hook between fork and exec, needs unsafe code.
 //!
 //! | the guard gets | it means | what happens |
 //! |---|---|---|
-//! | SIGTERM, parent gone | nobody renews the lease | SIGKILL to the whole tree |
-//! | no SIGURG for too long | the parent lives but is stopped (Ctrl-Z, `kill -STOP`): nobody renews the lease | SIGKILL to the whole tree |
+//! | SIGTERM, parent gone | the lease is not renewed | SIGKILL to the whole tree |
+//! | no SIGURG for too long | the parent lives but is stopped (Ctrl-Z, `kill -STOP`): the lease is not renewed | SIGKILL to the whole tree |
 //! | SIGQUIT | the lease is lost | SIGKILL to the whole tree |
 //! | SIGINT, SIGHUP, SIGTERM with a living parent | please stop | SIGTERM to the tree, SIGKILL to what is left after [`GRACE`], or at once on a second SIGINT or SIGHUP |
 //!
-//! The guard leads the process group of the command, so that `kill -9 -<guard>` ends both, and is the reaper of the
-//! tree, so that a process which left the group (a daemon) is found too. What a command leaves running when it ends
-//! by itself is left alone: that was its decision. Linux only.
+//! The guard leads the process group of the command, so that `kill -9 -<guard>` ends both. It is the subreaper of the
+//! tree, so that a process that left the group (a daemon) is found too. Processes that a command leaves running when it
+//! ends by itself are left alone. Linux only.
 
 mod exec;
 mod tree;
@@ -33,45 +33,45 @@ use std::{
     io,
     os::unix::process::{CommandExt as _, ExitStatusExt as _},
     process::{Child, ChildStderr, ChildStdout, Command, ExitStatus},
-    sync::{Arc, Mutex, PoisonError, mpsc},
+    sync::{Arc, mpsc},
     thread,
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
 use tokio::sync::watch as channel;
 
 pub use exec::{NotRun, exec};
 pub use watch::watch;
 
-/// How long a command may take to end after it was asked to.
+/// The time between SIGTERM and SIGKILL.
 pub const GRACE: Duration = Duration::from_secs(5);
 
-/// The guard's exit code when its parent was gone before the command was started; nobody is left to see it.
+/// The guard's exit code if its parent was gone before the command was started.
 const ORPHANED: u8 = 1;
 
-/// The exit code when guarding failed and the command was not started, as `timeout` and `env` have it.
+/// The exit code if the guard failed and the command was not started, as in `timeout` and `env`.
 pub const GUARD_FAILED: u8 = 125;
 
-/// By which a parent says that it is alive. Ignored by default, so that one which comes before the guard listens does
+/// The heartbeat of the parent. Its default action is to be ignored, so one that arrives before the guard listens does
 /// no harm.
 const ALIVE: Signal = Signal::URG;
 
-/// A command that runs under a guard. Dropped before its end, it is killed with all that it started: whoever drops it
-/// can no longer answer for it.
+/// A command under a guard. If it is dropped before the command ends, the command and all its descendants are killed.
 #[derive(Debug)]
 #[must_use = "a command is killed when its guard is dropped"]
 pub struct Guard {
-    /// What the command prints, if the program's stdout was piped.
+    /// The command's stdout, if the program's stdout was piped.
     pub stdout: Option<ChildStdout>,
-    /// What the command complains of, if the program's stderr was piped.
+    /// The command's stderr, if the program's stderr was piped.
     pub stderr: Option<ChildStderr>,
-    // None once the guard has ended: its number may then belong to another process.
+    // None once the guard has ended: its pid may then belong to another process.
     pid: Arc<Mutex<Option<Pid>>>,
     ended: Ended,
 }
 
-/// The end of a command, for any number of those who wait for it. It outlives the [`Guard`].
+/// The end of a command, for any number of waiters. It outlives the [`Guard`].
 #[derive(Clone, Debug)]
 pub struct Ended(channel::Receiver<Option<Result<u8, String>>>);
 
@@ -79,7 +79,7 @@ impl Ended {
     /// Waits for the command's exit code; 128 + n if signal n ended it.
     ///
     /// # Errors
-    /// When the system does not tell.
+    /// When the exit status is unknown.
     pub async fn wait(&mut self) -> io::Result<u8> {
         let ended = self.0.wait_for(Option::is_some).await.map_err(io::Error::other)?;
         ended.clone().unwrap_or(Ok(1)).map_err(io::Error::other)
@@ -87,12 +87,12 @@ impl Ended {
 }
 
 impl Guard {
-    /// Starts a command under a guard. `program` is [`this_program`], to which variables and redirections may have been
-    /// added: the command inherits them through the guard. With `silence`, the command is killed when
-    /// [`beat`](Self::beat) was not called for that long.
+    /// Starts a command under a guard. `program` is [`this_program`], with optional variables and redirections, which
+    /// the command inherits through the guard. With `silence`, the command is killed if [`beat`](Self::beat) was not
+    /// called for that long.
     ///
     /// # Errors
-    /// When the guard cannot be started. That the command itself cannot be run is told by its exit code, 126 or 127.
+    /// When the guard cannot be started. If the command itself cannot be executed, its exit code is 126 or 127.
     pub fn spawn(mut program: Command, command: &[OsString], silence: Option<Duration>) -> io::Result<Self> {
         program.args(["guard", "--parent", &std::process::id().to_string()]).process_group(0);
         if let Some(silence) = silence {
@@ -103,15 +103,15 @@ impl Guard {
         let (started, is_started) = mpsc::sync_channel(1);
         let (end, ended) = channel::channel(None);
 
-        // The parent-death signal comes when the *thread* that forked ends, not the process. Started from a thread of
-        // a pool, the command would be killed when the pool shrinks; this thread lives just as long as the guard.
+        // The parent-death signal is sent when the *thread* that forked ends, not the process. A command started from a
+        // thread of a pool would be killed when the pool shrinks; this thread lives as long as the guard.
         let known_pid = Arc::clone(&pid);
         thread::Builder::new().name("guard".to_owned()).spawn(move || {
             let mut child = match program.spawn() {
                 Ok(child) => child,
                 Err(error) => return drop(started.send(Err(error))),
             };
-            *lock(&known_pid) = Some(Pid::from_child(&child));
+            *known_pid.lock() = Some(Pid::from_child(&child));
             let _ = started.send(Ok((child.stdout.take(), child.stderr.take())));
             let _ = end.send(Some(wait(child, &known_pid).map_err(|error| error.to_string())));
         })?;
@@ -119,17 +119,17 @@ impl Guard {
         Ok(Self { stdout, stderr, pid, ended: Ended(ended) })
     }
 
-    /// Says that this process is alive and holds its lease.
+    /// Tells the guard that this process is alive and holds its lease.
     pub fn beat(&self) {
         self.signal(ALIVE);
     }
 
-    /// Asks the command to stop: it and all that it started get SIGTERM, and SIGKILL after [`GRACE`].
+    /// Asks the command to stop: it and all its descendants get SIGTERM, and SIGKILL after [`GRACE`].
     pub fn stop(&self) {
         self.signal(Signal::INT);
     }
 
-    /// Ends the command and all that it started at once.
+    /// Kills the command and all its descendants.
     pub fn kill(&self) {
         self.signal(Signal::QUIT);
     }
@@ -137,20 +137,20 @@ impl Guard {
     /// Waits for the command's exit code; 128 + n if signal n ended it.
     ///
     /// # Errors
-    /// When the system does not tell.
+    /// When the exit status is unknown.
     pub async fn wait(&mut self) -> io::Result<u8> {
         self.ended.wait().await
     }
 
-    /// The command's end, for somebody else to wait for.
+    /// The command's end, for other waiters.
     #[must_use]
     pub fn ended(&self) -> Ended {
         self.ended.clone()
     }
 
     fn signal(&self, signal: Signal) {
-        if let Some(pid) = *lock(&self.pid) {
-            // Fails only for a guard that has just ended, and that is what was wanted.
+        if let Some(pid) = *self.pid.lock() {
+            // Fails only if the guard has just ended.
             let _ = kill_process(pid, signal);
         }
     }
@@ -162,21 +162,21 @@ impl Drop for Guard {
     }
 }
 
-/// Waits for the guard, and makes sure that nothing of its group outlives it.
+/// Waits for the guard, and kills what is left of its group.
 fn wait(mut child: Child, pid: &Mutex<Option<Pid>>) -> io::Result<u8> {
     let group = Pid::from_child(&child);
-    // Only looks: until the guard is reaped, its number, and with it the group's, cannot be given to another.
+    // Does not reap yet: until then the pid, and with it the group's id, cannot be reused.
     let ended =
         rustix::io::retry_on_intr(|| waitid(WaitId::Pid(group), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT))?;
-    *lock(pid) = None;
-    // A guard that was itself killed took the command with it, but not what the command had started.
+    *pid.lock() = None;
+    // A guard that was itself killed took the command with it, but not the command's descendants.
     if ended.is_some_and(|status| status.terminating_signal().is_some()) {
         let _ = kill_process_group(group, Signal::KILL);
     }
     child.wait().map(code)
 }
 
-/// This very program, even if its file was replaced by an upgrade in the meantime.
+/// This program, even if its file was replaced by an upgrade meanwhile.
 #[must_use]
 pub fn this_program() -> Command {
     let mut program = Command::new("/proc/self/exe");
@@ -184,12 +184,8 @@ pub fn this_program() -> Command {
     program
 }
 
-/// A status as shells tell it.
+/// A status as an exit code of a shell.
 fn code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
     u8::try_from(code).unwrap_or(1)
-}
-
-fn lock(pid: &Mutex<Option<Pid>>) -> std::sync::MutexGuard<'_, Option<Pid>> {
-    pid.lock().unwrap_or_else(PoisonError::into_inner)
 }

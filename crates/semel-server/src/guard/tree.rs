@@ -4,10 +4,10 @@ use std::{collections::HashMap, fs};
 
 use rustix::process::{Pid, getpid};
 
-/// All descendants of this process, as far as they are seen at this moment.
+/// All descendants of this process that are visible at this moment.
 ///
-/// A process that forks meanwhile may hide its child from one look; since this process is the reaper of the tree, the
-/// child is found by the next.
+/// A process that forks meanwhile may hide its child from one scan; since this process is the subreaper of the tree,
+/// the next scan finds the child.
 pub(super) fn descendants() -> Vec<Pid> {
     let mut children: HashMap<Pid, Vec<Pid>> = HashMap::new();
     for (pid, parent) in processes() {
@@ -31,7 +31,7 @@ fn processes() -> impl Iterator<Item = (Pid, Pid)> {
     })
 }
 
-/// The parent in a line such as `42 (name) S 1 …`. The name may itself hold spaces and brackets.
+/// The parent in a line such as `42 (name) S 1 …`. The name may contain spaces and brackets.
 fn parent(stat: &str) -> Option<Pid> {
     parse(stat.rsplit_once(')')?.1.split_whitespace().nth(1)?)
 }

@@ -1,4 +1,4 @@
-//! The guard's own process.
+//! The guard's process.
 
 use std::{ffi::OsString, future::pending, io, time::Duration};
 
@@ -17,31 +17,31 @@ use tokio::{
 use super::{ALIVE, ORPHANED, this_program, tree::descendants};
 use crate::{Error, Result};
 
-/// How long killed processes may take to vanish. Longer means one is stuck in the kernel, where waiting is no help.
+/// How long killed processes may take to vanish. A process that takes longer is stuck in the kernel, and waiting does
+/// not help.
 const BURIAL: Duration = Duration::from_secs(1);
 
-/// How often the tree is looked through again while it is being killed.
+/// The time between two scans of the tree while it is being killed.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Runs a command until it ends or `parent` does, or `parent` is silent for too long; the answer is the command's exit
-/// code.
+/// Runs a command until it ends, `parent` ends, or `parent` is silent for too long. Returns the command's exit code.
 ///
 /// # Errors
-/// When the command could not be guarded, and therefore was not started.
+/// When the command could not be guarded and so was not started.
 pub fn watch(parent: u32, command: &[OsString], grace: Duration, silence: Option<Duration>) -> Result<u8> {
     let refused = |what| move |source: io::Error| Error::System { what, source };
     // One thread: the command's parent-death signal follows the thread that started it.
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(refused("start a runtime"))?;
     runtime.block_on(async {
-        // Heard before anything is started, so that no signal finds the guard deaf and kills it alone.
+        // Listen before anything is started: an unhandled signal would kill the guard alone.
         let signals = Signals::new().map_err(refused("listen to signals"))?;
         lead_own_group().map_err(refused("lead a process group"))?;
         set_child_subreaper(Some(getpid())).map_err(|e| refused("become the reaper of the command")(e.into()))?;
         set_parent_process_death_signal(Some(Signal::TERM))
             .map_err(|e| refused("be told of the parent's death")(e.into()))?;
         let parent = i32::try_from(parent).ok().and_then(Pid::from_raw);
-        // Asked after the signal is set: a parent that ended before would never cause it.
+        // Checked after the signal is set: a parent that ended before would never cause it.
         if getppid() != parent {
             return Ok(ORPHANED);
         }
@@ -70,18 +70,18 @@ struct Watch {
     /// The command's exit code, once it has ended.
     code: Option<u8>,
     signals: Signals,
-    /// When the tree's time is up, once it was asked to stop.
+    /// The deadline of the tree, once it was asked to stop.
     deadline: Option<Instant>,
     /// When the parent was last known to be alive.
     heard: Instant,
 }
 
 enum Event {
-    /// A process of the tree ended, or nothing of note happened.
+    /// A process of the tree ended, or nothing relevant happened.
     Look,
-    /// The command is to stop.
+    /// Stop the command.
     Stop,
-    /// The tree is to be gone.
+    /// Kill the tree.
     Kill,
 }
 
@@ -91,7 +91,7 @@ impl Watch {
             let empty = self.reap();
             let stopping = self.deadline.is_some();
             match self.code {
-                // Asked to stop, the whole tree has to; otherwise the command speaks for it.
+                // After a stop request the whole tree must end; otherwise only the command.
                 Some(code) if empty || !stopping => return code,
                 _ => {}
             }
@@ -117,15 +117,15 @@ impl Watch {
         };
         let again = if stopping { Event::Kill } else { Event::Stop };
         tokio::select! {
-            // In this order: a tree that forks without end must not drown out the rest, and a beat that waits to be
-            // heard counts before the silence does.
+            // In this order: a tree that forks without end must not starve the other events, and a pending heartbeat
+            // counts before the silence does.
             biased;
             _ = self.signals.quit.recv() => Event::Kill,
             _ = self.signals.interrupt.recv() => again,
             _ = self.signals.hangup.recv() => again,
             _ = self.signals.terminate.recv() => match getppid() == self.parent {
                 false => Event::Kill,
-                // The guard hears its own SIGTERM to the group.
+                // The guard receives its own SIGTERM to the group.
                 true if stopping => Event::Look,
                 true => Event::Stop,
             },
@@ -139,8 +139,8 @@ impl Watch {
         }
     }
 
-    /// The parent was not heard of for too long. If the guard itself comes late, the whole machine stood still, and the
-    /// parent had no chance to be heard: it gets the time of one beat.
+    /// The parent was silent for too long. If the guard itself wakes late, the whole machine was suspended and the
+    /// parent could not send: it gets the time of one heartbeat.
     fn silent(&mut self, silence: Duration) -> Event {
         let late = self.heard.elapsed().saturating_sub(silence);
         if late < silence / 10 {
@@ -150,7 +150,7 @@ impl Watch {
         Event::Look
     }
 
-    /// Takes note of every process that ended; tells whether none is left.
+    /// Reaps every process that ended; returns whether none is left.
     fn reap(&mut self) -> bool {
         loop {
             match wait(WaitOptions::NOHANG) {
@@ -162,7 +162,7 @@ impl Watch {
         }
     }
 
-    /// Kills the tree, one look after another, until no process is left in it.
+    /// Kills the tree, scan by scan, until it is empty.
     async fn kill_all(&mut self) {
         let end = Instant::now() + BURIAL;
         while Instant::now() < end {
@@ -174,7 +174,7 @@ impl Watch {
             }
             let _ = timeout(LOOK, self.signals.child.recv()).await;
         }
-        // A tree that forks faster than it is looked through: the kernel kills a group in one step, this process too.
+        // A tree that forks faster than it is scanned: the kernel kills the group, with this process, in one step.
         let _ = kill_current_process_group(Signal::KILL);
     }
 }
@@ -187,17 +187,17 @@ fn ask_all_to_stop() {
         let _ = kill_process(pid, Signal::TERM);
     }
     let _ = kill_current_process_group(Signal::TERM);
-    // A process that is suspended would not hear it.
+    // A suspended process would not receive it.
     let _ = kill_current_process_group(Signal::CONT);
 }
 
-/// A status as shells tell it.
+/// A status as an exit code of a shell.
 fn code(status: WaitStatus) -> u8 {
     let code = status.exit_status().or_else(|| status.terminating_signal().map(|signal| 128 + signal));
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
 }
 
-/// The signals that the guard hears.
+/// The signals that the guard handles.
 struct Signals {
     alive: unix::Signal,
     child: unix::Signal,

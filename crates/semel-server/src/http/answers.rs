@@ -1,4 +1,4 @@
-//! What the handlers of all services share: how they wait, and how they answer.
+//! What the handlers of all services share: time limits of reads, and answers.
 
 use std::{fmt::Display, time::Duration};
 
@@ -8,21 +8,20 @@ use axum::{
     response::Response,
 };
 use bytes::Bytes;
-use semel::Error;
-use serde::Serialize;
+use semel::{Error, Timestamp};
+use serde::{Serialize, Serializer};
 
 use super::problem::{INTERNAL, NOT_FOUND, Problem, ROW_UNREADABLE, of_store};
 
-/// How long a database may take to answer a look. Above its own limit for a statement, which is 10 s, so that it has
-/// its say first.
+/// The time limit of a read. Above the database's own limit for a statement (10 s), so that its error comes first.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// The problem of an id that names nothing of this tenant's.
+/// The problem of an id that names nothing of this tenant.
 pub fn missing() -> Problem {
     Problem::new(&NOT_FOUND).detail("There is nothing with this id.")
 }
 
-/// Waits for a look at the database, but not for ever.
+/// Runs a read with a time limit.
 ///
 /// # Errors
 /// When it cannot be reached, or is too slow.
@@ -30,7 +29,7 @@ pub async fn patiently<T>(look: impl Future<Output = semel::Result<T>>) -> Resul
     in_time(look).await.map_err(of_store)
 }
 
-/// As [`patiently`], for a look at one row, by its id.
+/// As [`patiently`], for a read of one row by its id.
 ///
 /// # Errors
 /// As [`patiently`], and [`damaged`] when the row cannot be read.
@@ -47,14 +46,13 @@ async fn in_time<T>(look: impl Future<Output = semel::Result<T>>) -> semel::Resu
     tokio::time::timeout(PATIENCE, look).await.unwrap_or_else(|_| late())
 }
 
-/// The problem of a look at one row by its id: if the row cannot be read, it names the row and what an operator can do
-/// about it.
+/// The problem of a read of one row by its id. If the row cannot be read, it names the row and what an operator can do.
 pub fn damaged(error: Error, id: impl Display, help: &str) -> Problem {
     let Error::Corrupt(what) = error else { return of_store(error) };
     tracing::warn!(%error, %id, "a row that was asked for cannot be read");
     let detail = format!(
-        "{id} is there and cannot be read: it was damaged, or written by another version. No other row is affected. To \
-         mend it: {help}."
+        "{id} exists and cannot be read: it was damaged, or written by another version. No other row is affected. To \
+         repair it: {help}."
     );
     Problem::new(&ROW_UNREADABLE).with("unreadable", what).detail(detail).about(id)
 }
@@ -76,7 +74,7 @@ pub fn answer(status: StatusCode, entity: &impl Serialize) -> Response<Bytes> {
     }
 }
 
-/// The answer of what was looked at.
+/// A 200 with this entity.
 pub fn shown(entity: &impl Serialize) -> Response {
     answer(StatusCode::OK, entity).map(Body::from)
 }
@@ -84,8 +82,27 @@ pub fn shown(entity: &impl Serialize) -> Response {
 /// A page of a list.
 #[derive(Debug, Serialize)]
 pub struct Page<T> {
-    /// What is on it.
+    /// The items.
     pub items: Vec<T>,
     /// The cursor of the next page, if there is one.
     pub next: Option<String>,
+}
+
+/// Shows a time, stored in microseconds, for `serialize_with`.
+///
+/// # Errors
+/// The serializer's.
+pub fn time<S: Serializer>(micros: &i64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&Timestamp::from_micros(*micros))
+}
+
+/// As [`time`], or null.
+///
+/// # Errors
+/// The serializer's.
+pub fn maybe_time<S: Serializer>(micros: &Option<i64>, serializer: S) -> Result<S::Ok, S::Error> {
+    match micros {
+        Some(micros) => time(micros, serializer),
+        None => serializer.serialize_none(),
+    }
 }

@@ -1,42 +1,46 @@
-//! The fields of a JSON body: read one by one, so that everything wrong with them is told at once.
+//! The fields of a JSON body: read one by one, so that all mistakes are reported at once.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
 use axum::extract::{FromRequest, Request};
 use bytes::Bytes;
+use semel::Timestamp;
 use serde::{
     Deserialize, Deserializer,
     de::{IgnoredAny, MapAccess, Visitor},
 };
 use serde_json::{Value, json, value::RawValue};
 
-use super::problem::{BODY_TIMEOUT, INVALID_FIELDS, INVALID_JSON, Kind, Problem};
+use super::{
+    problem::{BODY_TIMEOUT, INVALID_FIELDS, INVALID_JSON, Kind, Problem},
+    query::time,
+};
 
-/// How many wrong fields are told by name, and how many characters of a name.
+/// How many wrong fields are reported, and how many characters of a name.
 const MOST_TOLD: usize = 20;
 const MOST_OF_A_NAME: usize = 64;
 
-/// How many members of a body are read. No request has as many.
+/// How many members of a body are read. No request has more.
 const MOST_MEMBERS: usize = 64;
 
-/// How much is told of why a body is no JSON object: the reason quotes the body.
+/// How much of a JSON error is reported: the error quotes the body.
 const MOST_OF_A_REASON: usize = 200;
 
-/// How long a body may take to come, where nothing before has read it.
+/// How long a body may take to arrive.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What stands for a name where many are meant.
+/// Stands for the name of several fields.
 const SEVERAL: &str = "…";
 
-/// The members of a request's JSON object, each still as it was written. A handler takes it as its last argument.
+/// The members of a request's JSON object, unparsed. A handler takes it as its last argument.
 pub struct Fields {
     given: BTreeMap<String, Box<RawValue>>,
     wrong: Wrong,
-    /// Whether there was no body at all.
+    /// Whether the body is empty.
     empty: bool,
 }
 
-/// What is wrong with a request, field by field. However much it is, the answer stays short.
+/// The mistakes of a request, by field. The answer stays short however many there are.
 #[derive(Debug, Default)]
 pub struct Wrong {
     told: Vec<(String, String)>,
@@ -45,7 +49,7 @@ pub struct Wrong {
 }
 
 impl Wrong {
-    /// Notes what is wrong with a field.
+    /// Adds a mistake.
     pub fn note(&mut self, field: &str, message: impl Into<String>) {
         if self.told.len() < MOST_TOLD {
             self.told.push((cut(field, MOST_OF_A_NAME), message.into()));
@@ -54,21 +58,21 @@ impl Wrong {
         }
     }
 
-    /// Whether nothing was noted.
+    /// Whether there are no mistakes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.told.is_empty()
     }
 
-    /// Nothing, or the problem that lists everything.
+    /// Ok, or the problem that lists all mistakes.
     ///
     /// # Errors
-    /// When anything was noted.
+    /// When there are mistakes.
     pub fn check(self, kind: &'static Kind) -> Result<(), Problem> {
         if self.told.is_empty() { Ok(()) } else { Err(self.problem(kind)) }
     }
 
-    /// The problem that lists everything.
+    /// The problem that lists all mistakes.
     pub fn problem(mut self, kind: &'static Kind) -> Problem {
         if self.more > 0 {
             let more = if self.more == 1 {
@@ -86,11 +90,11 @@ impl Wrong {
 }
 
 impl Fields {
-    /// Reads the text of a body. No body says as much as an object without members: it will do where all of them may be
-    /// missing, and elsewhere [`Fields::finish`] says which are.
+    /// Parses a body. An empty body counts as an object without members: it is enough if all fields are optional;
+    /// otherwise [`Fields::finish`] names the missing ones.
     ///
     /// # Errors
-    /// When it is no JSON object.
+    /// When it is not a JSON object.
     pub fn parse(body: &[u8]) -> Result<Self, Problem> {
         if body.trim_ascii().is_empty() {
             return Ok(Self { given: BTreeMap::new(), wrong: Wrong::default(), empty: true });
@@ -101,7 +105,7 @@ impl Fields {
             fields.wrong.note(SEVERAL, format!("are more than {MOST_MEMBERS} members, and only so many were read"));
         }
         for (name, value) in members.read {
-            // Of two, each reader could believe another.
+            // Readers differ about which of two equal names counts.
             if fields.given.insert(name.clone(), value).is_some() {
                 fields.wrong.note(&name, "is given twice");
             }
@@ -109,18 +113,18 @@ impl Fields {
         Ok(fields)
     }
 
-    /// Reads an object that is a part of a body; nothing if it is none. End it with [`Fields::finish_into`].
+    /// Parses an object within a body; `None` if it is not an object. End it with [`Fields::finish_into`].
     pub fn inside(raw: &str) -> Option<Self> {
         Self::parse(raw.as_bytes()).ok()
     }
 
-    /// Whether there is such a field, and it has not been taken.
+    /// Whether the field exists and was not taken.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
         self.given.contains_key(name)
     }
 
-    /// Takes a field that must be there, by a function that reads its text.
+    /// Takes a required field; `read` parses it.
     pub fn must<T, E: Into<String>>(&mut self, name: &str, read: impl FnOnce(&str) -> Result<T, E>) -> Option<T> {
         if !self.given.contains_key(name) {
             self.wrong.note(name, "is missing");
@@ -128,22 +132,22 @@ impl Fields {
         self.may(name, read)
     }
 
-    /// Takes a field that may be missing.
+    /// Takes an optional field.
     pub fn may<T, E: Into<String>>(&mut self, name: &str, read: impl FnOnce(&str) -> Result<T, E>) -> Option<T> {
         let value = self.given.remove(name)?;
         read(value.get()).map_err(|message| self.wrong.note(name, message)).ok()
     }
 
-    /// Notes what is wrong with a part of a field that was taken, such as `addresses.EMAIL`.
+    /// Adds a mistake of a part of a taken field, such as `addresses.EMAIL`.
     pub fn note(&mut self, field: &str, message: impl Into<String>) {
         self.wrong.note(field, message);
     }
 
-    /// Ends the reading. What is left is nothing that this path knows: a slip of spelling in a field that may be
-    /// missing would otherwise be lost in silence.
+    /// Ends the reading. Fields that are left are unknown: otherwise a misspelled optional field would be ignored
+    /// silently.
     ///
     /// # Errors
-    /// When anything is wrong.
+    /// When there are mistakes.
     pub fn finish(self) -> Result<(), Problem> {
         let empty = self.empty;
         let wrong = self.all_wrong();
@@ -155,8 +159,8 @@ impl Fields {
         wrong.check(&INVALID_FIELDS)
     }
 
-    /// Ends the reading of an object that stands at `at` in the body, such as `[3]`: what is wrong with it is told with
-    /// the rest. Whether anything is.
+    /// Ends the reading of an object that is at `at` in the body, such as `[3]`: its mistakes are added to `wrong`.
+    /// Returns whether there are any.
     pub fn finish_into(self, at: &str, wrong: &mut Wrong) -> bool {
         let mine = self.all_wrong();
         let any = !mine.told.is_empty();
@@ -175,17 +179,17 @@ impl Fields {
     }
 }
 
-/// A body that is no JSON, or none that is an object, with the line and the column where that shows.
+/// The problem of a body that is not JSON or not an object, with line and column.
 pub fn no_json(error: &serde_json::Error) -> Problem {
     let what = if error.is_data() { "JSON object" } else { "JSON" };
     let place = format!(" at line {} column {}", error.line(), error.column());
     let told = error.to_string();
-    // The reason may quote the body; the place must be left when it is cut.
+    // The reason may quote the body and is cut; the position must stay.
     let reason = cut(told.strip_suffix(&place).unwrap_or(&told), MOST_OF_A_REASON);
     Problem::new(&INVALID_JSON).detail(format!("The body is no {what}: {reason}{place}."))
 }
 
-/// A text of at most so many characters, the last being an ellipsis if there were more.
+/// A text of at most so many characters; an ellipsis marks a cut.
 fn cut(text: &str, most: usize) -> String {
     if text.chars().nth(most).is_none() {
         return text.to_owned();
@@ -196,16 +200,20 @@ fn cut(text: &str, most: usize) -> String {
 /// Reads a field that is a text.
 ///
 /// # Errors
-/// When it is none, or has characters that no text should have.
+/// When it is not a text, or contains characters that no text should have.
 pub fn text(raw: &str) -> Result<String, String> {
     let text: String = serde_json::from_str(raw).map_err(|_| "must be a text")?;
-    // PostgreSQL takes no NUL, and the rest would only ever be an accident or an attack on somebody's terminal or eyes.
-    let hidden = |c: char| c.is_control() || is_format(c);
-    if text.chars().any(hidden) { Err("must not have control or format characters".to_owned()) } else { Ok(text) }
+    // PostgreSQL accepts no NUL. Other control and format characters are accidents or attacks on a reader's terminal.
+    if text.chars().any(is_hidden) { Err("must not have control or format characters".to_owned()) } else { Ok(text) }
 }
 
-/// Whether a character shows nothing itself but may change how the others are shown or found: the direction of the
-/// text, breaks of lines, spaces without width, tags. The two joiners are not meant: whole scripts are written with them.
+/// Whether a character is a control or format character.
+pub fn is_hidden(c: char) -> bool {
+    c.is_control() || is_format(c)
+}
+
+/// Whether a character is invisible and changes how others are shown or found: text direction, line breaks, zero-width
+/// spaces, tags. The two joiners are allowed: some scripts need them.
 const fn is_format(c: char) -> bool {
     matches!(c,
         '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}'
@@ -213,7 +221,7 @@ const fn is_format(c: char) -> bool {
         | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e007f}')
 }
 
-/// Whether a text shows nothing at all.
+/// Whether a text shows nothing.
 pub fn is_blank(text: &str) -> bool {
     let invisible = |c| {
         matches!(c,
@@ -224,10 +232,10 @@ pub fn is_blank(text: &str) -> bool {
     text.chars().all(|c| c.is_whitespace() || is_format(c) || invisible(c))
 }
 
-/// Reads a field that is a reason: why a person does what others will ask about.
+/// Reads a reason, which a person gives for an action.
 ///
 /// # Errors
-/// When it says nothing, or too much.
+/// When it is empty or too long.
 pub fn reason(raw: &str) -> Result<String, String> {
     let reason = text(raw)?;
     match reason.trim() {
@@ -237,10 +245,26 @@ pub fn reason(raw: &str) -> Result<String, String> {
     }
 }
 
+/// Reads a field that is a time of RFC 3339.
+///
+/// # Errors
+/// When it is none.
+pub fn moment(raw: &str) -> Result<Timestamp, String> {
+    Ok(time(&text(raw)?)?)
+}
+
+/// Reads a field that is true wherever it stands.
+///
+/// # Errors
+/// When it is anything else.
+pub fn only_true(raw: &str) -> Result<bool, &'static str> {
+    if raw == "true" { Ok(true) } else { Err("must be true, or left out") }
+}
+
 /// Reads a field that is a whole number.
 ///
 /// # Errors
-/// When it is none, or beyond 64 bits.
+/// When it is not one, or beyond 64 bits.
 pub fn integer(raw: &str) -> Result<i64, &'static str> {
     raw.parse().map_err(|_| "must be a whole number")
 }
@@ -254,7 +278,21 @@ impl<S: Send + Sync> FromRequest<S> for Fields {
     }
 }
 
-/// The members of an object in the order in which they came: the first of them, and whether there are more.
+/// The reason of a person who acts, as the only field of a body. A handler takes it as its last argument.
+pub struct Because(pub String);
+
+impl<S: Send + Sync> FromRequest<S> for Because {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        let mut fields = Fields::from_request(request, state).await?;
+        let reason = fields.must("reason", reason);
+        fields.finish()?;
+        Ok(Self(reason.unwrap_or_default()))
+    }
+}
+
+/// The members of an object in order: the first ones, and whether there are more.
 struct Members {
     read: Vec<(String, Box<RawValue>)>,
     more: bool,
@@ -348,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_is_no_body() {
+    fn a_body_must_be_an_object() {
         for body in ["{", "[]", "1", "null", "\"{}\"", "{}{}", "nome=Ana", "{\"a\":1,}"] {
             let problem = Fields::parse(body.as_bytes()).err().unwrap();
             assert_eq!(problem.kind().name, "invalid-json", "{body}");

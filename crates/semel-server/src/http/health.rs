@@ -1,4 +1,4 @@
-//! Whether this process lives, and whether it can do its work.
+//! Liveness and readiness of this process.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,27 +12,26 @@ use serde_json::json;
 
 use super::BoxFuture;
 
-/// How long the parts may take to answer. Probes commonly give up after a second or a few; a clear "no" in time is
-/// worth more than a late "yes".
+/// The time limit of readiness checks. Probes commonly give up after a few seconds; a clear "no" in time is worth more
+/// than a late "yes".
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Says whether this node can do its work.
+/// Checks whether this node can do its work.
 pub trait Readiness: Send + Sync + 'static {
-    /// Asks the parts that the work needs.
+    /// Checks the parts that the work needs.
     fn check(&self) -> BoxFuture<'_, Report>;
 }
 
-/// How the parts are that the work needs. Shown to anybody who can reach the port: no addresses, no secrets.
+/// The state of the parts that the work needs. Public: contains no addresses and no secrets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// Whether the database answers; if not, why, in a few words.
+    /// Whether the database works; if not, a short reason.
     pub database: Result<(), String>,
     /// The kind of broker.
     pub broker: String,
-    /// What is not as it should be while requests are still answered: without a broker the outbox waits, and nothing
-    /// is lost.
+    /// Problems while requests are still answered: without a broker the outbox waits, and nothing is lost.
     pub degraded: Vec<String>,
-    /// Why this node does only a part of its work, and never more: it is about to end.
+    /// Why this node does only a part of its work: it is about to end.
     pub fault: Option<String>,
 }
 
@@ -48,8 +47,8 @@ impl Readiness for AlwaysReady {
     }
 }
 
-/// `GET /healthz`: answers as long as the process lives, whatever else is down, so that no supervisor restarts a node
-/// because its database is away.
+/// `GET /healthz`: answers as long as the process lives, whatever else is down. A supervisor must not restart a node
+/// because its database is down.
 pub(super) async fn healthz() -> impl IntoResponse {
     ([(header::CACHE_CONTROL, "no-store")], Json(json!({ "status": "ok" })))
 }

@@ -1,8 +1,8 @@
-//! A request to another service that is not sent once the lease under which it is made is lost.
+//! A request to another service that is sent only while its lease is held.
 //!
-//! A node that was suspended while it waited for a connection wakes up, and the connection is there: the request would
-//! go out before the renewer has cancelled the work, although another node may have done it by now. So the clock is
-//! asked at the last moment, when the body's first bytes are taken to be written: hyper writes the head along with them.
+//! A node that was suspended while it waited for a connection wakes up with the connection open: the request would go
+//! out before the renewer has cancelled the work, although another node may have done it by now. So the clock is
+//! checked at the last moment, when hyper takes the body's first bytes: it writes the head along with them.
 
 use std::{
     error::Error,
@@ -18,7 +18,7 @@ use std::{
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 
-/// Whether a request may still be sent. Clones share what was found.
+/// Whether a request may still be sent. Clones share the result.
 #[derive(Clone)]
 pub(crate) struct Held {
     is_lost: Arc<dyn Fn() -> bool + Send + Sync>,
@@ -26,7 +26,7 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// A lease that `is_lost` knows of.
+    /// A lease; `is_lost` checks it.
     pub(crate) fn new(is_lost: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         Self { is_lost: Arc::new(is_lost), stopped: Arc::default() }
     }
@@ -42,10 +42,10 @@ impl Held {
         Self::new(|| false)
     }
 
-    /// Asks whether the request may be sent.
+    /// Checks whether the request may be sent.
     ///
     /// # Errors
-    /// When the lease is lost. From then on [`Held::has_stopped`] says so.
+    /// When the lease is lost. From then on [`Held::has_stopped`] is true.
     pub(crate) fn check(&self) -> Result<(), LeaseLost> {
         if (self.is_lost)() {
             self.stopped.store(true, Ordering::Relaxed);
@@ -120,7 +120,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A service that takes one connection and tells what came by it.
+    /// A service that accepts one connection and returns the bytes it received.
     pub(crate) async fn listener() -> (SocketAddr, JoinHandle<Vec<u8>>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -133,7 +133,7 @@ pub(crate) mod tests {
         (address, came)
     }
 
-    /// A lease that is lost after so many questions.
+    /// A lease that is lost after so many checks.
     pub(crate) fn lost_after(questions: usize) -> Held {
         let asked = AtomicUsize::new(0);
         Held::new(move || asked.fetch_add(1, Ordering::Relaxed) >= questions)

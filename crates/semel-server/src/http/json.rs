@@ -1,16 +1,16 @@
-//! JSON that every reader reads alike. What is stored is read by others later: by clients that list it, by endpoints,
-//! by handlers. Texts that are valid JSON and still break or mislead a common reader are refused when they come in.
+//! JSON that every reader reads alike. Clients, endpoints and handlers read stored JSON later. Texts that are valid
+//! JSON and still break or mislead a common reader are refused on arrival.
 
 use std::{borrow::Cow, collections::HashSet, fmt};
 
-/// The deepest nesting of what is stored. Real events have about ten levels; some readers recurse once per level, and
-/// many give up at 100 or 128. The entity and the page around it add a few.
+/// The deepest nesting of stored JSON. Real events have about ten levels; some readers recurse once per level, and many
+/// give up at 100 or 128. The entity and the page around it add a few.
 pub const DEEPEST: usize = 64;
 
-/// How much is told of where a flaw is: names come from outside.
+/// How much of the place of a flaw is reported: names come from outside.
 const LONGEST_TOLD: usize = 100;
 
-/// Why readers differ about a JSON text, and where. It reads on after "has": `payload has a[0].b twice`.
+/// Why readers differ about a JSON text, and where. It completes a sentence: `payload has a[0].b twice`.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Flaw {
     /// The member or element, such as `a[0].b`.
@@ -20,11 +20,11 @@ pub struct Flaw {
 
 #[derive(Debug, PartialEq, Eq)]
 enum Rule {
-    /// Of two members of one name, each reader could believe another.
+    /// Readers differ about which of two equal names counts.
     Twice,
     /// A reader that recurses runs out of stack, or refuses.
     TooDeep { deepest: usize },
-    /// To some it is infinite, to others an error.
+    /// Some readers take it as infinite, others as an error.
     Number,
     /// No UTF-8 text holds half of a pair; many readers refuse the whole text.
     Surrogate,
@@ -42,15 +42,14 @@ impl fmt::Display for Flaw {
     }
 }
 
-/// Where one stands in a JSON text.
+/// A level of nesting.
 enum Level<'a> {
     Object { names: HashSet<Cow<'a, str>>, name: Cow<'a, str> },
     List { index: usize },
 }
 
-/// The first reason why readers would differ about a JSON text: a member that an object gives twice, more than
-/// `deepest` levels, a number that no double holds even roughly, half of a surrogate pair. The text must be valid JSON;
-/// of any other it says nothing. It goes down any depth without recursion.
+/// The first reason why readers would differ about a JSON text: a duplicate member, more than `deepest` levels, a
+/// number beyond a double, a lone surrogate. The text must be valid JSON. Does not recurse.
 pub fn flaw(json: &str, deepest: usize) -> Option<Flaw> {
     let bytes = json.as_bytes();
     let mut levels: Vec<Level<'_>> = Vec::new();
@@ -110,7 +109,7 @@ const fn is_of_number(byte: u8) -> bool {
     matches!(byte, b'-' | b'+' | b'.' | b'e' | b'E' | b'0'..=b'9')
 }
 
-/// Where the string that begins at a quote ends.
+/// The end of the string that begins at a quote.
 fn end_of_string(bytes: &[u8], quote: usize) -> Option<usize> {
     let mut at = quote + 1;
     loop {
@@ -122,7 +121,7 @@ fn end_of_string(bytes: &[u8], quote: usize) -> Option<usize> {
     }
 }
 
-/// Whether a `\u` escape of a string is half of a surrogate pair, without the other half behind or before it.
+/// Whether a `\u` escape of a string is a lone surrogate.
 fn has_lone_surrogate(quoted: &str) -> bool {
     let mut rest = quoted;
     while let Some(at) = rest.find('\\') {
@@ -144,7 +143,7 @@ fn has_lone_surrogate(quoted: &str) -> bool {
     false
 }
 
-/// How long `\uXXXX` is.
+/// The length of `\uXXXX`.
 const ESCAPE: usize = 6;
 
 /// The code unit of a `\u` escape at the beginning of a text.
@@ -153,7 +152,7 @@ fn unit(text: &str) -> Option<u16> {
     u16::from_str_radix(digits, 16).ok()
 }
 
-/// A name, whichever way it is written: `"\u0061"` is `a`.
+/// A decoded name: `"\u0061"` is `a`.
 fn text(quoted: &str) -> Cow<'_, str> {
     let written = &quoted[1..quoted.len() - 1];
     match written.contains('\\') {
@@ -162,7 +161,7 @@ fn text(quoted: &str) -> Cow<'_, str> {
     }
 }
 
-/// The way to the member, in the notation that problems have for fields.
+/// The path to the member, in the notation of problems.
 fn place(levels: &[Level<'_>]) -> String {
     let mut place = String::new();
     for level in levels {
@@ -175,7 +174,7 @@ fn place(levels: &[Level<'_>]) -> String {
     let shown: String = place.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
     match shown.chars().count() {
         ..=LONGEST_TOLD => shown,
-        // The end says which member it is.
+        // Keep the end: it names the member.
         count => ['…'].into_iter().chain(shown.chars().skip(count - LONGEST_TOLD + 1)).collect(),
     }
 }
@@ -232,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_every_reader_reads_alike_has_no_flaw() {
+    fn json_that_every_reader_reads_alike_has_no_flaw() {
         for json in [
             r#"{"a":{"a":{"a":"a"}},"b":["a","a",{"a":1},{"a":1}]}"#,
             r#"{"a":1,"A":1,"a ":1,"\"a":1}"#,

@@ -1,8 +1,7 @@
-//! Keeps web pages from elsewhere out of a server that trusts this machine.
+//! Keeps foreign web pages out of a server that trusts this machine.
 //!
-//! Any page that a local browser shows can send requests to a loopback port. Two things give it away: its `Origin`,
-//! and, if its own name was made to lead to 127.0.0.1 (DNS rebinding, which makes it same-origin to the browser), the
-//! `Host` it asked for.
+//! Any page in a local browser can send requests to a loopback port. Its `Origin` shows this. If its own name resolves
+//! to 127.0.0.1 (DNS rebinding), the browser treats it as same-origin, and the `Host` shows it.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -15,13 +14,13 @@ use axum::{
 
 use super::problem::{CROSS_ORIGIN, HOST_NOT_ALLOWED, Problem};
 
-/// Refuses a request that is not for this machine's own name or that another origin sent.
+/// Refuses a request to another host name or from another origin.
 pub(super) async fn refuse_foreign(request: Request, next: Next) -> Result<Response, Problem> {
     check(request.uri(), request.headers())?;
     Ok(next.run(request).await)
 }
 
-/// Says what is wrong with where a request is for, or where it comes from.
+/// Checks the host and the origin of a request.
 pub(crate) fn check(uri: &Uri, headers: &HeaderMap) -> Result<(), Problem> {
     let refused = || {
         let problem = Problem::new(&HOST_NOT_ALLOWED);
@@ -49,7 +48,7 @@ pub(crate) fn check(uri: &Uri, headers: &HeaderMap) -> Result<(), Problem> {
     Ok(())
 }
 
-/// The value of a header that is there exactly once: of two, each side could believe another.
+/// The value of a header that occurs exactly once: readers differ about which of two counts.
 fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {
@@ -155,7 +154,6 @@ mod tests {
         assert_eq!(answer("/", &twice), Some("host-not-allowed"));
         assert_eq!(answer("http://evil.example/", &[(header::HOST, "localhost")]), Some("host-not-allowed"));
         assert_eq!(answer("http://localhost/", &[(header::HOST, "localhost")]), None);
-        // What is wrong is told as it is.
         for (headers, told) in [
             (&[][..], "is missing"),
             (&twice, "more than one"),

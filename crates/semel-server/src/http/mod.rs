@@ -31,32 +31,32 @@ use principal::Authenticate;
 use problem::Problem;
 use room::Budget;
 
-/// The longest request body that is read, unless a route sets its own limit. An order, an event or an operation is a
-/// few kilobytes; what is larger, such as a mailing's file, is streamed by its own route.
+/// The longest request body, unless a route sets its own limit. An order, an event or an operation is a few kilobytes;
+/// larger bodies are streamed by their own route.
 pub const BODY_LIMIT: usize = 1024 * 1024;
 
 pub use semel_http::BoxFuture;
 
 /// The parts of the HTTP application that differ from server to server.
 pub struct App {
-    /// Says whether this node can do its work.
+    /// The readiness checks of this node.
     pub readiness: Arc<dyn Readiness>,
-    /// Says who is asking.
+    /// Authenticates callers.
     pub authenticate: Arc<dyn Authenticate>,
     /// The services' routes; each request that reaches one has a [`principal::Principal`].
     pub routes: Router,
-    /// Routes that anybody may call, because what is sent there proves by itself who sent it: webhooks. They come
-    /// through proxies, with the `Host` that their sender knows, so that is not looked at.
+    /// Routes without authentication, because their requests are signed: webhooks. They come through proxies, with the
+    /// `Host` that their sender knows, so the host is not checked.
     pub signed: Router,
 }
 
 impl App {
-    /// The whole application, with the room for bodies that a process has by default.
+    /// The whole application, with the default budget for bodies.
     pub fn into_router(self) -> Router {
         self.into_router_within(&Budget::default())
     }
 
-    /// The whole application: the services' routes and those that every server has. All bodies share a budget.
+    /// The whole application: the services' routes and the common ones. All bodies share a budget.
     pub fn into_router_within(self, bodies: &Budget) -> Router {
         let loopback_only = self.authenticate.loopback_only();
         let known = Router::new()
@@ -83,8 +83,8 @@ impl App {
     }
 }
 
-/// What the gateway answers by itself; every other path is that of the service behind it. Only this much is kept from
-/// foreign pages: what they may do with that service is for it to say, and it gets their `Host` and `Origin`.
+/// The gateway's own routes; all other paths belong to its upstream. Only these are protected from foreign pages: the
+/// upstream gets `Host` and `Origin` and decides for itself.
 pub(crate) fn own_routes(readiness: Arc<dyn Readiness>) -> Router {
     Router::new()
         .route("/semel/healthz", get(health::healthz))
@@ -95,18 +95,16 @@ pub(crate) fn own_routes(readiness: Arc<dyn Readiness>) -> Router {
         .layer(middleware::from_fn(loopback::refuse_foreign))
 }
 
-/// A handler that panics is answered for, instead of leaving its client with a closed connection. Nothing of ours is
-/// left half-changed by it: what must hold together is in the database.
+/// Answers for a handler that panicked, so that its client does not only see a closed connection. No state is left
+/// half-changed: what must hold together is in the database.
 async fn catch_panic(request: Request, next: Next) -> Response {
     AssertUnwindSafe(next.run(request)).catch_unwind().await.unwrap_or_else(|panic| {
-        let said = panic.downcast_ref::<&str>().copied().map(str::to_owned);
-        let said = said.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-        tracing::error!(panic = said, "a handler panicked");
+        tracing::error!(panic = semel::panic_text(&*panic), "a handler panicked");
         Problem::new(&problem::INTERNAL).into_response()
     })
 }
 
-/// Finds out who is asking, and passes it on with the request.
+/// Authenticates the caller, and adds the principal to the request.
 async fn identify(
     State(authenticate): State<Arc<dyn Authenticate>>,
     request: Request,
@@ -118,7 +116,7 @@ async fn identify(
     Ok(next.run(Request::from_parts(head, body)).await)
 }
 
-/// What this is, for whoever opens the address in a browser.
+/// A short description, for people who open the address in a browser.
 async fn index() -> &'static str {
     concat!(
         "Semel ",

@@ -1,32 +1,27 @@
-//! `GET /openapi.json`: every route, for programs that make clients.
+//! `GET /openapi.json`: every route, for client generators.
 //!
-//! Written by hand, each service's part in its folder: the words matter more than the types, and a macro for each
-//! route would cost every build. A test walks through the document against the running server.
+//! Written by hand, each service's part in its folder: the texts matter more than the types, and a macro per route
+//! would slow down every build. A test compares the document with the running server.
 
 use std::sync::LazyLock;
 
 use axum::{http::header, response::IntoResponse};
 use serde_json::Value;
 
-use crate::{jobs, services};
+use crate::services;
 
-/// The parts: what every server has, and the services'.
-const PARTS: [&str; 7] = [
-    include_str!("openapi.json"),
-    services::proposals::OPENAPI,
-    services::messages::OPENAPI,
-    services::notifications::OPENAPI,
-    services::notifications::DELIVERIES_OPENAPI,
-    services::webhooks::OPENAPI,
-    jobs::OPENAPI,
-];
+/// The parts: those of every server, and the services'.
+fn parts() -> impl Iterator<Item = &'static str> {
+    let of_services = services::ALL.into_iter().flat_map(|service| service.openapi.iter().copied());
+    [include_str!("openapi.json")].into_iter().chain(of_services)
+}
 
 static DOCUMENT: LazyLock<String> = LazyLock::new(|| {
     let mut whole = Value::Null;
-    for part in PARTS {
+    for part in parts() {
         match serde_json::from_str(part) {
             Ok(part) => merge(&mut whole, part),
-            // A test reads them all.
+            // A test parses all parts.
             Err(error) => tracing::error!(%error, "a part of the OpenAPI document is no JSON"),
         }
     }
@@ -38,7 +33,7 @@ pub(super) async fn show() -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/json")], DOCUMENT.as_str())
 }
 
-/// Adds the members of one object to another, all the way down.
+/// Adds the members of one object to another, recursively.
 fn merge(into: &mut Value, from: Value) {
     match (into, from) {
         (Value::Object(into), Value::Object(from)) => {
@@ -56,7 +51,7 @@ mod tests {
 
     #[test]
     fn every_part_is_json_and_every_reference_leads_somewhere() {
-        for part in PARTS {
+        for part in parts() {
             serde_json::from_str::<Value>(part).unwrap();
         }
         let whole: Value = serde_json::from_str(&DOCUMENT).unwrap();

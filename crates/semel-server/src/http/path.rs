@@ -1,4 +1,4 @@
-//! What a path names.
+//! Path parameters.
 
 use axum::{
     extract::{FromRequestParts, Path},
@@ -7,7 +7,7 @@ use axum::{
 
 use super::{answers::missing, problem::Problem};
 
-/// The one id in a path. What is no text, or has a NUL in it, which PostgreSQL takes in no text, names nothing.
+/// The one id in a path. A NUL or invalid UTF-8 matches no row: PostgreSQL accepts no NUL in a text.
 pub struct Id(pub String);
 
 impl<S: Send + Sync> FromRequestParts<S> for Id {

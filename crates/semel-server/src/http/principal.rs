@@ -1,4 +1,4 @@
-//! Who is asking.
+//! The caller of a request.
 
 use axum::{extract::FromRequestParts, http::request::Parts};
 pub use semel_http::{Authenticate, Principal, Role};
@@ -8,8 +8,7 @@ use super::{
     problem::{Problem, ROLE_NOT_ALLOWED},
 };
 
-/// Whoever asks for something to be done, and may. A handler that changes what people decide about takes it instead of
-/// a [`Principal`].
+/// A caller that may act. A handler that executes people's decisions takes it instead of a [`Principal`].
 #[derive(Clone, Debug)]
 pub struct Actor(pub Principal);
 
@@ -20,18 +19,18 @@ impl<S: Sync> FromRequestParts<S> for Actor {
         let principal = Principal::from_request_parts(request, state).await?;
         match principal.role {
             Role::Admin => Ok(Self(principal)),
-            // Roles to come may look until it is said here that they may act.
+            // Future roles may only read until they are listed here.
             _ => Err(Problem::new(&ROLE_NOT_ALLOWED)),
         }
     }
 }
 
-/// The authentication of a server without tokens: whoever is on this machine may do everything.
+/// The authentication of a server without tokens: every local caller may do everything.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Local;
 
 impl Local {
-    /// The subject of whoever asks, which nobody has verified.
+    /// The subject of local callers, which is not verified.
     pub const SUBJECT: &'static str = "local";
 }
 

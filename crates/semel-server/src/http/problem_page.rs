@@ -1,4 +1,4 @@
-//! `GET /problems/{name}`: what a problem's `type` leads to, for a person to read.
+//! `GET /problems/{name}`: the page of a problem's `type`, for people.
 
 use axum::{
     extract::{Path, rejection::PathRejection},
@@ -8,11 +8,11 @@ use axum::{
 
 use super::problem::{Kind, NOT_FOUND, Problem, all};
 
-/// A page without scripts, images or frames needs none of them allowed.
+/// A page without scripts, images or frames allows none of them.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'";
 
 pub(super) async fn show(name: Result<Path<String>, PathRejection>) -> Result<impl IntoResponse, Problem> {
-    // A path that is no UTF-8 names no problem either.
+    // A path that is not UTF-8 names no problem.
     let kind = name
         .ok()
         .and_then(|Path(name)| all().find(|kind| kind.name == name))
@@ -20,7 +20,7 @@ pub(super) async fn show(name: Result<Path<String>, PathRejection>) -> Result<im
     Ok(([(header::CONTENT_SECURITY_POLICY, POLICY)], Html(page(kind))))
 }
 
-// The texts are the registry's own and hold nothing that HTML would take for markup; a test sees to it.
+// The registry's texts contain no HTML markup; a test checks it.
 fn page(kind: &Kind) -> String {
     let Kind { name, status, retryable, title, meaning, remedy } = kind;
     let again = if *retryable { "The same request may succeed later." } else { "The same request will fail again." };

@@ -1,4 +1,4 @@
-//! The parameters after the question mark, and the pages of lists.
+//! Query parameters, and the pages of lists.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use super::{
     problem::{INVALID_QUERY, Problem},
 };
 
-/// Items on a page unless asked otherwise, and at most.
+/// The default and the largest number of items on a page.
 const LIMIT: i64 = 50;
 const MOST: i64 = 500;
 
@@ -20,18 +20,18 @@ pub struct Query {
     wrong: Wrong,
 }
 
-/// Where a page begins, and how long it is.
+/// The start and the length of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The last id of the page before; 0 for the first page, since ids begin at 1.
     pub after: i64,
-    /// How many items.
+    /// The number of items.
     pub limit: i64,
 }
 
 impl Place {
-    /// A page of what was read, which is one more than asked for: that one tells whether there is another page. The
-    /// second part is the cursor to it.
+    /// The page of `rows`, of which one more than the limit was read: it tells whether there is a next page. Also the
+    /// cursor of the next page.
     #[must_use]
     pub fn cut<T>(self, mut read: Vec<T>, id: impl FnOnce(&T) -> i64) -> (Vec<T>, Option<String>) {
         let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
@@ -43,7 +43,7 @@ impl Place {
 }
 
 impl Query {
-    /// Reads the parameters, whichever way they are encoded.
+    /// Parses the parameters.
     pub fn parse(query: &str) -> Self {
         let mut parsed = Self { given: BTreeMap::new(), wrong: Wrong::default() };
         for (name, value) in url::form_urlencoded::parse(query.as_bytes()).into_owned() {
@@ -54,10 +54,10 @@ impl Query {
         parsed
     }
 
-    /// Takes a parameter, by a function that reads it.
+    /// Takes a parameter; `read` parses it.
     pub fn take<T>(&mut self, name: &str, read: impl FnOnce(&str) -> Result<T, &'static str>) -> Option<T> {
         let value = self.given.remove(name)?;
-        // PostgreSQL takes no NUL in a text, so nothing that could be found has one.
+        // PostgreSQL accepts no NUL in a text, so no row can match.
         let read = if value.contains('\0') { Err("must not have a NUL character") } else { read(&value) };
         read.map_err(|message| self.wrong.note(name, message)).ok()
     }
@@ -67,15 +67,16 @@ impl Query {
         let limit = self.take("limit", |text| {
             number(text).filter(|limit| (1..=MOST).contains(limit)).ok_or("must be a number from 1 to 500")
         });
-        let after = self
-            .take("cursor", |text| number(text).filter(|after| *after > 0).ok_or("must be as the page before gave it"));
+        let after = self.take("cursor", |text| {
+            number(text).filter(|after| *after > 0).ok_or("must be the cursor that the previous page returned")
+        });
         Place { after: after.unwrap_or(0), limit: limit.unwrap_or(LIMIT) }
     }
 
-    /// Ends the reading. A filter that is spelled wrongly would otherwise show what it should have hidden.
+    /// Ends the reading. An ignored filter would show rows that it should hide.
     ///
     /// # Errors
-    /// When anything is wrong.
+    /// When there are mistakes.
     pub fn finish(mut self) -> Result<(), Problem> {
         for name in self.given.keys() {
             self.wrong.note(name, "is not a parameter of this path");
@@ -85,12 +86,16 @@ impl Query {
 }
 
 /// A time of RFC 3339.
-pub fn time(text: &str) -> Option<Timestamp> {
-    let time = chrono::DateTime::parse_from_rfc3339(text).ok()?;
-    Some(Timestamp::from_micros(time.timestamp_micros()))
+///
+/// # Errors
+/// When it is none.
+pub fn time(text: &str) -> Result<Timestamp, &'static str> {
+    let time = chrono::DateTime::parse_from_rfc3339(text);
+    let time = time.map_err(|_| "must be a time such as 2026-01-31T12:00:00Z")?;
+    Ok(Timestamp::from_micros(time.timestamp_micros()))
 }
 
-/// A number in the one way in which we write it.
+/// A number in its canonical form.
 pub fn number(text: &str) -> Option<i64> {
     text.parse().ok().filter(|number: &i64| number.to_string() == text)
 }
@@ -123,9 +128,9 @@ mod tests {
     #[test]
     fn a_time_is_read_whatever_its_offset() {
         let noon = time("2026-01-31T12:00:00Z").unwrap();
-        assert_eq!(time("2026-01-31T13:00:00.000000+01:00"), Some(noon));
+        assert_eq!(time("2026-01-31T13:00:00.000000+01:00"), Ok(noon));
         for text in ["", "2026-01-31", "1769860800", "noon"] {
-            assert_eq!(time(text), None, "{text}");
+            assert!(time(text).is_err(), "{text}");
         }
     }
 

@@ -1,7 +1,7 @@
-//! One line in the log for each request, where the configuration asks for it.
+//! One log line per request, if configured.
 //!
-//! A line has the route and not the path: a path may hold a key or a token. Of the route's parameters only the source
-//! and the function of a webhook are filled in. The query is left out.
+//! A line contains the route, not the path: a path may contain a key or a secret. Of the route's parameters, only the
+//! source and the function of a webhook are filled in. The query is left out.
 
 use std::{net::SocketAddr, time::Instant};
 
@@ -13,13 +13,13 @@ use axum::{
     response::Response,
 };
 
-/// Parameters that hold no secret and tell much.
+/// Parameters that contain no secret.
 const SHOWN: [&str; 2] = ["{source}", "{function}"];
 
-/// What stands for a path that is no route's, or another service's.
+/// Stands for a path without a route, or of another service.
 const UNKNOWN: &str = "-";
 
-/// Has every request to these routes logged.
+/// Logs every request to these routes.
 pub fn on(router: Router) -> Router {
     router.layer(middleware::from_fn(log))
 }
@@ -33,7 +33,7 @@ async fn log(request: Request, next: Next) -> Response {
     response
 }
 
-/// A request on its way.
+/// A request in flight.
 pub(crate) struct Line {
     method: Method,
     route: String,
@@ -42,7 +42,7 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// A request to another service, whose paths are not ours to show.
+    /// A request to another service, whose paths are not shown.
     pub(crate) fn of_another<B>(request: &axum::http::Request<B>) -> Self {
         Self::begin(request, UNKNOWN.to_owned())
     }
@@ -52,10 +52,10 @@ impl Line {
         Self { method: request.method().clone(), route, peer, begun: Instant::now() }
     }
 
-    /// The head of the answer is there.
+    /// Logs the request when the head of its answer is known.
     pub(crate) fn end(self, status: StatusCode) {
         let Self { method, route, peer, begun } = self;
-        // A method may be any word, so it is cut; a peer is an address and a port.
+        // A method may be any word, so it is cut.
         let method: String = method.as_str().chars().take(20).collect();
         let (peer, took) = (peer.map(|peer| peer.to_string()), begun.elapsed());
         tracing::info!(method, route, status = status.as_u16(), ?took, peer, "request");

@@ -1,18 +1,17 @@
-//! Room for the bodies of requests: how much memory all of them take at once.
+//! Memory for the bodies of requests: all of them share a budget.
 //!
-//! Room is taken as bytes arrive, never for what a client only announces: a connection that says that 8 MiB will come
-//! and sends nothing takes nothing from the others. A body that gets no more room is refused at once with 503. It does
-//! not wait, since of many that hold some room and wait for more, none might ever get it. The room is given back when
-//! the request is answered.
+//! Room is taken as bytes arrive, never for an announced length: a connection that announces 8 MiB and sends nothing
+//! takes no room. A body that gets no more room is refused at once with 503. It does not wait: of many that hold some
+//! room and wait for more, none might ever get it (a deadlock). The room is released when the request is answered.
 //!
-//! [`keep_within`] covers every route of the server, and the gateway wraps what it reads whole, so that a route that
-//! reads a body cannot forget to ask.
+//! [`keep_within`] covers every route of the server, and the gateway wraps the bodies that it reads whole, so that no
+//! route can forget it.
 
 use std::{
     error::Error as StdError,
     fmt,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -25,21 +24,22 @@ use axum::{
 };
 use bytes::Bytes;
 use hyper::body::{Frame, SizeHint};
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::problem::{NO_ROOM, Problem};
 
-/// What a body may have without asking. Ordinary requests are shorter, so that they are answered even while long ones
-/// have filled the room. It is bounded all the same: by the number of connections.
+/// The part of a body that needs no room. Ordinary requests are shorter, so they are answered even if long ones have
+/// used up the budget. The number of connections bounds it.
 const FREE: usize = 16 << 10;
 
 /// How many kibibytes are taken at a time.
 const STEP: usize = 16;
 
-/// When it is worth sending a refused request again: most bodies are here and answered within less.
+/// When a refused request should be sent again: most bodies arrive and are answered within less.
 const SOON: Duration = Duration::from_secs(1);
 
-/// The room that all bodies of a process share. Clones share it.
+/// The budget of a process for bodies. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Budget(Arc<Semaphore>);
 
@@ -47,14 +47,14 @@ impl Budget {
     /// The default: 256 of the longest requests with a key, or 32 of the longest lists of events.
     pub const DEFAULT: usize = 256 << 20;
 
-    /// Room for so many bytes.
+    /// A budget of so many bytes.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
         Self(Arc::new(Semaphore::new((bytes / 1024).min(Semaphore::MAX_PERMITS))))
     }
 
-    /// Lets a request's body take room as it is read. What is taken is given back with the last clone of what this
-    /// returns; one of them is in the request's extensions, for work that goes on after its client has gone.
+    /// Lets a request's body take room as it is read. The room is released with the last clone of the returned value;
+    /// one clone is in the request's extensions, for work that continues after its client has gone.
     pub fn watch(&self, request: Request) -> (Request, Held) {
         let held = Held(Arc::new(Mutex::new(Taken { room: Room::of(self.0.clone()), read: 0, refused: false })));
         let (mut head, body) = request.into_parts();
@@ -82,7 +82,7 @@ struct Taken {
 
 impl Held {
     fn grow(&self, more: usize) -> Result<(), NoRoom> {
-        let mut taken = self.lock();
+        let mut taken = self.0.lock();
         taken.read += more;
         let beyond = taken.read.saturating_sub(FREE);
         if beyond > 0 {
@@ -93,14 +93,10 @@ impl Held {
         Ok(())
     }
 
-    /// The answer to the request: the given one, unless its body got no room. Whoever read the body has then taken it
-    /// for one that broke off, and did nothing with it.
+    /// The answer to the request: the given one, unless its body got no room. The handler then saw a body that broke
+    /// off, and did nothing.
     pub fn answer(&self, given: Response) -> Response {
-        if self.lock().refused { no_room().into_response() } else { given }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Taken> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        if self.0.lock().refused { no_room().into_response() } else { given }
     }
 }
 
@@ -116,7 +112,7 @@ pub async fn keep_within(State(budget): State<Budget>, request: Request, next: N
     held.answer(given)
 }
 
-/// Room of one pool that grows with what it is for.
+/// Room from a pool, which grows on demand.
 #[derive(Debug)]
 pub struct Room {
     all: Arc<Semaphore>,
@@ -124,7 +120,7 @@ pub struct Room {
 }
 
 impl Room {
-    /// None yet, of a pool that counts kibibytes.
+    /// No room yet, from a pool that counts kibibytes.
     #[must_use]
     pub fn of(all: Arc<Semaphore>) -> Self {
         Self { all, taken: None }
@@ -136,7 +132,7 @@ impl Room {
         self.taken.is_some()
     }
 
-    /// Waits for the first step. Only here, where nothing is held that another may wait for.
+    /// Waits for the first step. Waiting is safe only here, where no room is held.
     ///
     /// # Errors
     /// When the pool is closed.
@@ -148,10 +144,10 @@ impl Room {
         Ok(())
     }
 
-    /// Makes room for so many bytes in all, at once or not.
+    /// Grows to so many bytes in all, without waiting.
     ///
     /// # Errors
-    /// When there is not as much left.
+    /// When the pool has too little left.
     pub fn grow(&mut self, bytes: usize) -> Result<(), NoRoom> {
         let taken = self.taken.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         let needed = (bytes / 1024 + 1).next_multiple_of(STEP);
@@ -265,7 +261,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_goes_on_after_its_client_has_gone_keeps_its_room() {
+    async fn work_that_outlives_its_client_keeps_its_room() {
         let budget = Budget::new(64 << 10);
         let (request, held) = budget.watch(request(&[FREE + 1]));
         let (head, body) = request.into_parts();

@@ -1,42 +1,64 @@
-//! Background jobs with progress: whatever a person asks for that takes longer than an answer may.
+//! Background jobs with progress: requests of people that take longer than an answer may.
 //!
-//! A job is a row of `semel_jobs`. It goes in bounded steps, and each step is one transaction that also moves the row
-//! on: a node that dies in the middle has done whole steps only, and whoever goes on begins after the last. Which node
-//! that is the ledger decides, by an operation whose key is the job's id: a lease, renewed while the job runs, and run
-//! again when it was lost.
+//! A job is an operation of the service [`SERVICE`]: its kind is the kind of job, its key the job's id, its payload the
+//! request, its checkpoint the progress. A [worker](semel::Worker) runs it in bounded steps, each in one transaction
+//! that also moves the checkpoint. A node that dies has done whole steps only, and the next node continues after the
+//! last one.
 //!
 //! - [`JobKind`]: what one step of a kind of job does
-//! - [`Jobs`]: makes jobs, runs them on nodes that work, and answers `/jobs`
+//! - [`Jobs`]: creates jobs, has them run on nodes with the role worker, and answers `/jobs`
+//! - `carry_over`: jobs of older versions, which had their own table
 
+mod carry_over;
+mod look;
 mod model;
 mod routes;
-mod run;
-mod tables;
+mod work;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, OnceLock},
+};
 
 use axum::{
     Router,
-    extract::{Request, State},
-    http::StatusCode,
-    middleware::Next,
-    response::Response,
-    routing::get,
+    routing::{get, post},
 };
-use semel::{Ledger, Result, messaging::Wake};
+use semel::{Error, Fingerprint, Kind, Ledger, Result, Work};
 use semel_store::{Database, Tx};
-use tokio::sync::watch;
 
-pub use model::{Job, JobId, JobKind, JobState, NewJob, Step};
+pub use model::{Job, JobId, JobKind, JobState, NewJob, Progress, Step};
+pub(crate) use routes::accepted;
 
-use crate::services;
+use crate::{
+    service::{Opened, Service, migrations},
+    services,
+    view::Telling,
+};
+#[cfg(test)]
+pub(crate) use carry_over::statements;
+use model::Stored;
 
-/// The part of `/openapi.json` that is of jobs.
-pub const OPENAPI: &str = include_str!("openapi.json");
+/// The service, for the list of all services.
+pub static JOBS: Service = Service {
+    name: SERVICE,
+    section: None,
+    problems: &[&routes::JOB_ENDED],
+    openapi: &[include_str!("openapi.json")],
+    telling: Telling { noun: ("job", "jobs"), ..Telling::PLAIN },
+    migrations: migrations!("0003_jobs"),
+    projections: &[],
+    open: |parts| {
+        Box::pin(async {
+            let (routes, kinds) = (parts.jobs.routes(), parts.jobs.kinds());
+            Ok(Opened { routes, kinds, ..Opened::default() })
+        })
+    },
+};
 
-/// How often a node that works looks for jobs that nobody runs, without being woken: for those of other nodes, and of
-/// nodes that died.
-const POLL: Duration = Duration::from_secs(2);
+/// The service of jobs' operations. In older versions, operations of the service `jobs` were leases on rows of a table:
+/// the two must not mix.
+pub const SERVICE: &str = "background-jobs";
 
 /// The jobs of a server. Clones share them.
 #[derive(Clone)]
@@ -44,62 +66,62 @@ pub struct Jobs(Arc<Inner>);
 
 struct Inner {
     ledger: Ledger<Database>,
-    kinds: BTreeMap<&'static str, Arc<dyn JobKind>>,
-    wake: Wake,
+    kinds: OnceLock<BTreeMap<&'static str, Arc<dyn JobKind>>>,
+}
+
+impl Inner {
+    fn kind(&self, name: &str) -> Option<&Arc<dyn JobKind>> {
+        self.kinds.get()?.get(name)
+    }
 }
 
 impl Jobs {
-    /// Opens the jobs of these kinds on a ledger.
+    /// Opens the jobs of a ledger.
     ///
     /// # Errors
     /// When the database cannot be reached.
-    pub async fn open(ledger: &Ledger<Database>, kinds: Vec<Arc<dyn JobKind>>) -> Result<Self> {
+    pub async fn open(ledger: &Ledger<Database>) -> Result<Self> {
         services::migrate(ledger.store()).await?;
-        let kinds = kinds.into_iter().map(|kind| (kind.name(), kind)).collect();
-        Ok(Self(Arc::new(Inner { ledger: ledger.clone(), kinds, wake: Wake::default() })))
+        carry_over::enqueue(ledger).await?;
+        Ok(Self(Arc::new(Inner { ledger: ledger.clone(), kinds: OnceLock::new() })))
     }
 
-    /// Makes a job, inside the transaction of whoever asks for it. After the commit, [wake](Self::wake) the workers.
+    /// Registers the kinds of jobs, once, before they run.
+    pub fn know(&self, kinds: impl IntoIterator<Item = Arc<dyn JobKind>>) {
+        let _ = self.0.kinds.set(kinds.into_iter().map(|kind| (kind.name(), kind)).collect());
+    }
+
+    /// Creates a job in the caller's transaction. A worker runs it after the commit.
     ///
     /// # Errors
-    /// What a store can break with.
+    /// Errors of the store.
     pub async fn create_in(&self, tx: &Tx, new: NewJob) -> Result<Job> {
-        let mut held = tx.connection().await?;
-        tables::insert(&mut held.get()?, &new).await
-    }
-
-    /// A job of a tenant.
-    ///
-    /// # Errors
-    /// What a store can break with.
-    pub async fn find(&self, tenant: &str, id: JobId) -> Result<Option<Job>> {
-        let mut reader = self.0.ledger.store().reader().await?;
-        let found = tables::find(&mut reader.conn(), tenant, id).await?;
-        reader.leave();
-        Ok(found)
-    }
-
-    /// There is a new job: this node's worker, if it has one, looks at once.
-    pub fn wake(&self) {
-        self.0.wake.wake();
+        let stored = Stored { params: new.params, actor: new.actor, former: None };
+        let work = work_of(&new.tenant, new.kind, JobId::new(), &stored)?;
+        let enqueued = self.0.ledger.enqueue_in(tx, vec![work]).await?;
+        let made = enqueued.first().ok_or(Error::Contradiction("an enqueue got no answer"))?;
+        Job::of(made.operation())
     }
 
     /// `/jobs`.
     pub fn routes(&self) -> Router {
-        Router::new().route("/jobs", get(routes::list)).route("/jobs/{id}", get(routes::show)).with_state(self.clone())
+        Router::new()
+            .route("/jobs", get(routes::list))
+            .route("/jobs/{id}", get(routes::show))
+            .route("/jobs/{id}/cancel", post(routes::cancel))
+            .with_state(self.clone())
     }
 
-    /// Runs jobs on this node until `stop` turns true; ends when those that run here have come to the end of a step.
-    pub async fn run(self, stop: watch::Receiver<bool>) {
-        run::work(self, stop).await;
+    /// The kind of work of jobs.
+    #[must_use]
+    pub fn kinds(&self) -> Vec<Kind<Database>> {
+        vec![work::kind(self), carry_over::kind(self)]
     }
 }
 
-/// Wakes the workers when a job is committed, which is not before the answer.
-pub(crate) async fn wake_after(State(jobs): State<Jobs>, request: Request, next: Next) -> Response {
-    let response = next.run(request).await;
-    if response.status() == StatusCode::ACCEPTED {
-        jobs.wake();
-    }
-    response
+/// The operation of a job.
+fn work_of(tenant: &str, kind: &str, id: JobId, stored: &Stored) -> Result<Work> {
+    let fingerprint = Fingerprint::of_bytes(id.to_string().as_bytes());
+    let payload = serde_json::to_vec(stored).map_err(|_| Error::Invalid("params: are no JSON".into()))?;
+    Ok(Work::new(look::scope(tenant, kind)?, look::key(id)?, fingerprint).payload(payload).policy(work::policy()))
 }

@@ -1,27 +1,27 @@
-//! One voice for a database that is away.
+//! Logs an outage of the database once for all parts of the server.
 //!
-//! Every part of a server notices that its database is away, tries again and again, and would say so each time. Their
-//! lines are left out of the log: it says once that the database is away, once a minute that it still is, and once that
-//! it is back. A line is known by its error, which begins with one of the store's reasons; so the parts need not know of
-//! each other, and a part that is written tomorrow keeps to it, too.
+//! Every part of a server notices that its database is unreachable, retries, and would log each try. Their lines are
+//! suppressed: the log says once that the database is unreachable, once a minute that it still is, and once that it is
+//! back. A line is recognised by its error, which begins with one of the store's reasons. So the parts need not know of
+//! each other, and new parts need no changes.
 
 use std::{
     fmt::{self, Write as _},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use semel_store::{AWAY, DISK_FULL, Database, FILE_HELD, FILE_LOST, NO_CONNECTION, READ_ONLY};
 use tokio::sync::Notify;
 use tracing::{Event, Level, Metadata, field::Field};
 use tracing_subscriber::layer::{Context, Filter};
 
-/// How often it is said that the database is still away, and how often it is asked whether it is back.
+/// How often the log repeats that the database is unreachable, and how often the database is checked.
 const PACE: Pace = Pace { say: Duration::from_secs(60), ask: Duration::from_secs(1) };
 
-/// After how many good checks in a row an outage is over although lines still come: long enough for statements that were
-/// under way to fail late. One part that keeps failing is no outage, and must not have the log say that the database cannot
-/// be used while `/readyz` says that it can.
+/// After how many good checks in a row an outage is over although lines still arrive: long enough for statements in
+/// flight to fail late. One part that keeps failing is not an outage: the log must not contradict `/readyz`.
 const GOOD_CHECKS: u32 = 10;
 
 #[derive(Clone, Copy)]
@@ -30,13 +30,13 @@ struct Pace {
     ask: Duration,
 }
 
-/// The reasons that concern all parts alike.
+/// The reasons that concern all parts.
 const REASONS: [&str; 6] = [AWAY, DISK_FULL, READ_ONLY, NO_CONNECTION, FILE_LOST, FILE_HELD];
 
-/// How the engine's errors begin that have a reason of the store in them.
+/// The prefixes of the engine's errors that contain a reason of the store.
 const ERRORS: [&str; 2] = ["the store is unavailable: ", "the outcome is unknown: "];
 
-/// What is known of the database being away. Clones share it.
+/// The state of the outage. Clones share it.
 #[derive(Clone, Default)]
 pub(crate) struct Outage(Arc<Shared>);
 
@@ -48,23 +48,23 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// Whether a task speaks for all: lines are left out only then.
+    /// Whether a task reports outages: lines are suppressed only then.
     watched: bool,
     away: Option<Away>,
-    /// Until when each part speaks for itself: the last outage ended although lines came. They would begin the next one at
-    /// once, and the log would say in turn that the database cannot be used and that it can.
+    /// Until when each part logs for itself: the last outage ended although lines arrived. They would begin the next
+    /// outage at once, and the log would alternate between the two states.
     apart: Option<Instant>,
 }
 
 struct Away {
     since: Instant,
-    /// What the first line said.
+    /// The error of the first line.
     error: String,
     lines: u64,
 }
 
 impl Outage {
-    /// Speaks for all parts of the server from now on.
+    /// Reports outages for all parts of the server from now on.
     pub(crate) fn watch(self, database: Database) {
         self.state(|state| state.watched = true);
         tokio::spawn(async move {
@@ -84,8 +84,8 @@ impl Outage {
         tracing::warn!(error, "the database cannot be used; the log says so once a minute until it can");
         let (mut told, mut good) = (Instant::now(), 0);
         loop {
-            // An outage is over when the database can be used and no part says otherwise for a moment: a statement that
-            // was under way may fail late, and would begin another outage.
+            // An outage is over when the database works and no part has reported an error for a moment: a statement in
+            // flight may fail late, and would begin another outage.
             let before = self.lines();
             tokio::time::sleep(pace.ask).await;
             good = if check().await.is_ok() { good + 1 } else { 0 };
@@ -105,15 +105,15 @@ impl Outage {
         tracing::info!(after = ?since.elapsed(), lines_left_out = lines, "the database can be used again");
     }
 
-    /// How many lines were left out since the database is away.
+    /// How many lines were suppressed in this outage.
     fn lines(&self) -> u64 {
         self.state(|state| state.away.as_ref().map_or(0, |away| away.lines))
     }
 
-    /// Whether a line is left out, because it only says what is known.
+    /// Whether to suppress a line, because it repeats what is known.
     fn swallows(&self, event: &Event<'_>) -> bool {
         let metadata = event.metadata();
-        // What was asked for by RUST_LOG is shown, and so is what is said here.
+        // Debug lines that `RUST_LOG` asks for are shown, and so are the lines of this module.
         if *metadata.level() > Level::INFO || metadata.target() == module_path!() {
             return false;
         }
@@ -124,7 +124,7 @@ impl Outage {
             if !state.watched {
                 return None;
             }
-            // A part says that it goes on, after this error. It may notice late, when the outage is over.
+            // A part reports that it continues after this error. It may notice late, after the outage.
             if *metadata.level() == Level::INFO {
                 return Some(false);
             }
@@ -142,7 +142,7 @@ impl Outage {
     }
 
     fn state<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
-        look(&mut self.0.state.lock().unwrap_or_else(PoisonError::into_inner))
+        look(&mut self.0.state.lock())
     }
 }
 
@@ -156,12 +156,12 @@ impl<S> Filter<S> for Outage {
     }
 }
 
-/// What the fields of an event say.
+/// The fields of an event that matter here.
 #[derive(Default)]
 struct Told {
     /// One of the [`REASONS`].
     error: Option<String>,
-    /// It is about one operation, which no other line tells of.
+    /// Whether it is about one operation: no other line reports it.
     of_one: bool,
 }
 
@@ -173,7 +173,7 @@ impl tracing::field::Visit for Told {
         }
     }
 
-    /// As it is: by its default it would come as [`fmt::Debug`] writes it, in quotes.
+    /// Without this, the text would arrive in quotes, as [`fmt::Debug`] writes it.
     fn record_str(&mut self, field: &Field, value: &str) {
         self.take(field, value);
     }
@@ -188,8 +188,8 @@ impl Told {
     }
 }
 
-/// Whether a text is an error of the store, or the words of one, with one of the [`REASONS`]. Not one that only quotes
-/// such words, as the answer of another service may.
+/// Whether a text is an error of the store with one of the [`REASONS`]. A text that only quotes such an error, such as
+/// another service's answer, is not one.
 fn is_about_the_database(text: &str) -> bool {
     let text = text.trim_start_matches('"');
     let words = ERRORS.iter().find_map(|error| text.strip_prefix(error)).unwrap_or(text);
@@ -213,7 +213,7 @@ mod tests {
 
     impl io::Write for Lines {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
+            self.0.lock().write(bytes)
         }
 
         fn flush(&mut self) -> io::Result<()> {
@@ -223,7 +223,7 @@ mod tests {
 
     impl Lines {
         fn all(&self) -> Vec<String> {
-            String::from_utf8(self.0.lock().unwrap().clone()).unwrap().lines().map(str::to_owned).collect()
+            String::from_utf8(self.0.lock().clone()).unwrap().lines().map(str::to_owned).collect()
         }
     }
 
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_by_a_part_is_not_told_again_by_its_library() {
+    fn an_error_that_a_part_logs_is_not_logged_again_by_its_library() {
         let lines = Lines::default();
         let writer = lines.clone();
         let layer = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(move || writer.clone());
@@ -257,16 +257,16 @@ mod tests {
         let layer = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(move || writer.clone());
         let _guard =
             tracing::subscriber::set_default(tracing_subscriber::registry().with(layer.with_filter(outage.clone())));
-        let error = semel::Error::Unavailable(format!("{AWAY}: nobody listens"));
-        tracing::warn!(%error, "before anybody speaks for all, each part speaks");
+        let error = semel::Error::Unavailable(format!("{AWAY}: connection refused"));
+        tracing::warn!(%error, "without a watcher each part logs for itself");
         assert_eq!(lines.all().len(), 1);
 
         outage.state(|state| state.watched = true);
         let good = AtomicUsize::new(0);
         let check = || async {
             let back = back.load(Ordering::SeqCst);
-            // The last line of a part comes when the database is back already: the outage is not over, so that this line
-            // does not begin another one.
+            // The last line of a part arrives when the database is back already: the outage is not over, so that this
+            // line does not begin another one.
             if !back || good.fetch_add(1, Ordering::SeqCst) == 0 {
                 tracing::warn!(%error, "a part tries again");
             }
@@ -288,7 +288,7 @@ mod tests {
         let all = lines.all();
         let told = ["cannot be used; the log says so once", "still cannot be used", "still cannot be used"];
         for (line, told) in all[1..].iter().zip(told) {
-            assert!(line.contains(told) && line.contains("nobody listens\""), "an error is quoted once: {line}");
+            assert!(line.contains(told) && line.contains("connection refused\""), "an error is quoted once: {line}");
         }
         let end = &all[all.len() - 2..];
         assert!(end[0].contains("can be used again") && end[1].contains("something else"), "{end:?}");
@@ -308,7 +308,7 @@ mod tests {
         let error = semel::Error::Unavailable(format!("{READ_ONLY}: for this one part"));
         outage.state(|state| state.watched = true);
         tracing::warn!(%error, "the part fails");
-        // The fifth check is a bad one: the row begins anew.
+        // The fifth check fails: the count begins anew.
         let check = || async {
             tracing::warn!(%error, "the part fails again");
             let n = checks.fetch_add(1, Ordering::SeqCst) + 1;
@@ -320,7 +320,7 @@ mod tests {
         assert_eq!(checks.load(Ordering::SeqCst), 5 + GOOD_CHECKS as usize);
         let all = lines.all();
         assert!(all.last().unwrap().contains("can be used again"), "{all:?}");
-        // What still fails then tells of itself, and begins no other outage at once.
+        // A part that still fails then logs for itself, and begins no new outage at once.
         tracing::warn!(%error, "the part fails still");
         assert!(lines.all().last().unwrap().contains("the part fails still"));
         assert!(outage.state(|state| state.away.is_none()));

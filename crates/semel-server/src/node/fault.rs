@@ -1,4 +1,4 @@
-//! A task that ends early: said at once, and the server stops.
+//! A task that ends early is logged, and the server stops.
 
 use std::{
     panic::AssertUnwindSafe,
@@ -10,10 +10,10 @@ use semel::{Ledger, Store};
 
 use crate::stop::Stop;
 
-/// The first task of this process that ended while there was work for it. Clones share it.
+/// The first task of this process that ended early. Clones share it.
 ///
-/// A server that went on without its relay would answer every request and never do the rest of its work. One that ends
-/// is started again by its supervisor, and what it had in hand is under leases: it comes again.
+/// A server without its relay would answer every request and never do the rest of its work. A server that ends is
+/// restarted by its supervisor; its leases expire, and the work is done again.
 #[derive(Clone, Debug)]
 pub struct Fault {
     task: Arc<OnceLock<&'static str>>,
@@ -21,27 +21,27 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// None yet; one that comes asks for this stop.
+    /// No fault yet; a fault requests this stop.
     #[must_use]
     pub fn new(stop: &Stop) -> Self {
         Self { task: Arc::default(), stop: stop.clone() }
     }
 
-    /// The task, if one has ended early.
+    /// The task that ended early, if one did.
     #[must_use]
     pub fn task(&self) -> Option<&'static str> {
         self.task.get().copied()
     }
 
-    /// Notices when a background task of a ledger ends early.
+    /// Reports a background task of a ledger that ends early.
     pub fn watch(&self, ledger: &Ledger<impl Store>) {
         let (fault, broken) = (self.clone(), ledger.broken());
         tokio::spawn(async move { fault.ended(broken.await) });
     }
 
-    /// Runs a task that may end when it `may`, and must not panic even then.
+    /// Runs a task that may end when `may` returns true, and must never panic.
     pub(super) async fn guard(self, name: &'static str, may: impl Fn() -> bool, task: impl Future<Output = ()>) {
-        // Whatever a panic left half done is not looked at again: the process ends.
+        // The state that a panic left is not used again: the process ends.
         let ended = AssertUnwindSafe(task).catch_unwind().await;
         if ended.is_err() || !may() {
             self.ended(name);
@@ -49,7 +49,7 @@ impl Fault {
     }
 
     fn ended(&self, task: &'static str) {
-        // Readiness looks here: before anything else.
+        // Set it first: readiness reads it.
         let _ = self.task.set(task);
         tracing::error!(task, "a task ended early; this process stops, to be started again");
         self.stop.ask_once();

@@ -1,11 +1,11 @@
-//! Messages that the broker itself gave up on: they become dead letters, so that a person sees them and can re-drive
-//! them to the consumer they were for.
+//! Messages that the broker itself gave up on become dead letters, so that a person sees them and can re-drive them to
+//! their consumer.
 
 use std::{sync::Arc, time::Duration};
 
 use semel::{
     Fingerprint, Scope,
-    messaging::{Broker, Delivery, MessageStore, NewLetter, Received, Retry},
+    messaging::{Broker, ConsumerStore, Delivery, NewLetter, Received, Retry},
 };
 use semel_amqp::DEAD;
 use tokio::sync::watch;
@@ -13,10 +13,10 @@ use tokio::sync::watch;
 /// Messages that are taken at once.
 const PREFETCH: u16 = 16;
 
-/// How long to wait after something that did not work.
+/// The pause after an error.
 const PAUSE: Duration = Duration::from_secs(1);
 
-pub(super) async fn keep(broker: Arc<dyn Broker>, store: impl MessageStore, mut stop: watch::Receiver<bool>) {
+pub(super) async fn keep(broker: Arc<dyn Broker>, store: impl ConsumerStore, mut stop: watch::Receiver<bool>) {
     let work = async {
         loop {
             match broker.consume(DEAD, PREFETCH).await {
@@ -24,7 +24,7 @@ pub(super) async fn keep(broker: Arc<dyn Broker>, store: impl MessageStore, mut 
                     let delivery = deliveries.next().await;
                     keep_one(&store, delivery).await;
                 },
-                Err(error) => tracing::debug!(%error, "the queue of what was given up on cannot be read yet"),
+                Err(error) => tracing::debug!(%error, "the queue of given-up messages cannot be read yet"),
             }
             tokio::time::sleep(PAUSE).await;
         }
@@ -35,34 +35,34 @@ pub(super) async fn keep(broker: Arc<dyn Broker>, store: impl MessageStore, mut 
     }
 }
 
-async fn keep_one(store: &impl MessageStore, Delivery { message, acknowledge, .. }: Delivery) {
+async fn keep_one(store: &impl ConsumerStore, Delivery { message, acknowledge, .. }: Delivery) {
     let letter = letter_of(message);
     while let Err(error) = store.put_letter(letter.clone()).await {
         if !error.is_transient() {
-            // Not acknowledged, so the broker has it; and those behind it go on.
+            // It is not acknowledged, so the broker keeps it; the messages behind it go on.
             return tracing::error!(
                 %error, message_id = letter.key,
-                "what the broker gave up on cannot be kept; it stays there"
+                "a message that the broker gave up on cannot be stored; it stays in the broker"
             );
         }
-        tracing::warn!(%error, message_id = letter.key, "a dead letter cannot be kept yet");
+        tracing::warn!(%error, message_id = letter.key, "a dead letter cannot be stored yet");
         tokio::time::sleep(PAUSE).await;
     }
     let (consumer, message_id, error) = (&*letter.consumer, &*letter.key, &*letter.reason);
-    // How often it was tried is not known: the broker counted, and gave up.
+    // The number of attempts is unknown: the broker counted them.
     tracing::warn!(consumer, message_id, error, "a message became a dead letter");
     if let Err(error) = acknowledge.ack().await {
-        tracing::debug!(%error, "a dead letter was kept and not acknowledged: it comes again");
+        tracing::debug!(%error, "a dead letter was stored but not acknowledged: it will be delivered again");
     }
 }
 
-/// Anybody may have sent it: what it says of itself counts only where it can be true.
+/// Any program may have sent it: its own claims count only if they are plausible.
 fn letter_of(message: Received) -> NewLetter {
     let fingerprint = Fingerprint::of_bytes(&message.body);
     let tenant = message.tenant.as_deref().filter(|tenant| Scope::new(tenant, "inbox", "any").is_ok());
     NewLetter {
         tenant: tenant.unwrap_or(Scope::DEFAULT_TENANT).to_owned(),
-        // Consumers are named after their queues.
+        // Consumers have the names of their queues.
         consumer: message.queue.clone(),
         key: message.id.clone().filter(|id| !id.is_empty()).unwrap_or_else(|| fingerprint.to_hex()),
         fingerprint,
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_says_nothing_of_itself_is_known_by_its_body_and_somebody_sees_it() {
+    fn a_message_without_an_id_becomes_a_letter_with_its_body_hash() {
         let message = |id: Option<&str>, tenant: Option<&str>| Received {
             id: id.map(Into::into),
             tenant: tenant.map(Into::into),

@@ -1,15 +1,16 @@
-//! What a node does besides answering requests: it carries messages to the broker and takes them from there.
+//! The tasks of a node besides answering requests: it publishes and consumes messages.
 
 mod fault;
 mod gave_up;
 mod ready;
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use semel::messaging::{Broker, BrokerHealth, MessageStore, Queue, Relay, RelayOptions};
+use parking_lot::Mutex;
+use semel::messaging::{Broker, BrokerHealth, ConsumerStore, Queue, Relay, RelayOptions};
 use semel_amqp::Amqp;
 use semel_store::{Database, EmbeddedBroker};
 use tokio::{sync::watch, task::JoinSet};
@@ -22,47 +23,47 @@ use crate::{
 pub use fault::Fault;
 pub use ready::AsksTheStore;
 
-/// How long to wait before queues are declared again that could not be.
+/// The pause before queues are declared again.
 const DECLARE_PAUSE: Duration = Duration::from_secs(1);
 
 /// How often the log says that queues cannot be declared yet.
 const TOLD_EVERY: Duration = Duration::from_secs(60);
 
-/// After how many tries a broker that is there, and does not make all queues, is worked with all the same: it may only
-/// have been starting.
+/// After how many tries the node starts work although a reachable broker has not declared all queues: it may only have
+/// been starting.
 const PATIENT_TRIES: u32 = 3;
 
-/// The broker that the configuration names. It may be away: the outbox waits for it, and so do the consumers.
+/// The broker that the configuration names. It may be unreachable: the outbox and the consumers wait for it.
 ///
 /// # Errors
-/// When the URL cannot be understood.
+/// When the URL is invalid.
 pub fn broker(url: &BrokerUrl, database: &Database, options: &config::Messages) -> semel::Result<Arc<dyn Broker>> {
     Ok(match url {
-        BrokerUrl::Embedded => Arc::new(EmbeddedBroker::with_visibility(database.clone(), options.visibility)),
+        BrokerUrl::Embedded => Arc::new(EmbeddedBroker::with_lease(database.clone(), options.lease)),
         BrokerUrl::Amqp(url) => Arc::new(Amqp::connect(url.expose(), semel_amqp::Options::default())?),
     })
 }
 
-/// The tasks of a node. They end in two steps: those that take work in as soon as a stop is asked for, the relay after
-/// the last request, whose messages should still go out.
+/// The tasks of a node. They end in two steps: those that take work in end when a stop is requested, the relay after
+/// the last request, whose messages should still be published.
 pub struct Node {
     broker: Arc<dyn Broker>,
     intake: Part,
     relay: Part,
-    /// Turns true when the queues are there. A message for a queue that is not there yet would be unroutable, and wait
-    /// for long before it is tried again.
+    /// Turns true when the queues exist. A message for a missing queue would be unroutable and wait long for its next
+    /// try.
     declared: watch::Sender<bool>,
     fault: Fault,
 }
 
-/// When something that goes on was last told.
+/// When a lasting condition was last logged.
 #[derive(Default)]
 struct Told {
     at: Option<Instant>,
 }
 
 impl Told {
-    /// Whether to tell it now: the first time, and then once a minute.
+    /// Whether to log it now: the first time, and then once a minute.
     fn is_due(&mut self, now: Instant) -> bool {
         let due = self.at.is_none_or(|at| now.duration_since(at) >= TOLD_EVERY);
         if due {
@@ -80,7 +81,7 @@ struct Part {
 
 impl Part {
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        self.tasks.lock().unwrap_or_else(PoisonError::into_inner).spawn(task);
+        self.tasks.lock().spawn(task);
     }
 
     /// Whether its tasks may end.
@@ -91,7 +92,7 @@ impl Part {
 
     async fn stop(&self) {
         self.stop.send_replace(true);
-        let mut tasks = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut tasks = std::mem::take(&mut *self.tasks.lock());
         while tasks.join_next().await.is_some() {}
     }
 }
@@ -111,31 +112,31 @@ impl Node {
         node
     }
 
-    /// Where messages go.
+    /// The broker.
     #[must_use]
     pub fn broker(&self) -> Arc<dyn Broker> {
         self.broker.clone()
     }
 
-    /// The task that ended early, should there be one.
+    /// The task that ended early, if one did.
     #[must_use]
     pub fn fault(&self) -> Fault {
         self.fault.clone()
     }
 
-    /// Turns true when the node takes no more work in.
+    /// Turns true when the node takes no more work.
     #[must_use]
     pub fn stopping(&self) -> watch::Receiver<bool> {
         self.intake.stop.subscribe()
     }
 
-    /// Runs a task that ends when [`Node::stopping`] says so. One that ends before is a [`Fault`] by this name.
+    /// Runs a task that ends when [`Node::stopping`] turns true. If it ends earlier, that is a [`Fault`] of this name.
     pub fn spawn(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
         self.intake.spawn(self.fault().guard(name, self.intake.may_end(), task));
     }
 
-    /// Sees to it that the queues are there, as soon as the broker is. One that it refuses to make (somebody has made it
-    /// otherwise) is tried again and again, and does not keep the others waiting.
+    /// Declares the queues as soon as the broker is reachable. A queue that the broker refuses (it exists with other
+    /// arguments) is tried again and does not delay the others.
     pub fn declare(&self, queues: Vec<Queue>) {
         let (broker, declared, mut stop) = (self.broker.clone(), self.declared.clone(), self.stopping());
         let declare = async move {
@@ -143,7 +144,7 @@ impl Node {
             for tries in 1_u32.. {
                 match broker.declare(queues.clone()).await {
                     Ok(()) => {
-                        // With the error: if that was the database's, the end of its outage is told for all parts.
+                        // With the error: if it was the database's, the end of its outage is logged for all parts.
                         if let Some(after) = last {
                             tracing::info!(%after, tries, "queues are declared");
                         }
@@ -166,30 +167,30 @@ impl Node {
                 }
             }
         };
-        // The only task that is done one day.
+        // The only task that may end before the stop.
         self.intake.spawn(self.fault().guard("queues", || true, declare));
     }
 
-    /// Runs a task that takes messages from queues, once they are there.
+    /// Runs a task that consumes messages, once the queues exist.
     pub fn consume(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
         self.spawn(name, once_declared(self.declared.subscribe(), self.stopping(), task));
     }
 
-    /// Carries the outbox to the broker, once the queues are there.
+    /// Publishes the outbox, once the queues exist.
     pub fn relay(&self, store: Database, options: RelayOptions) {
         let (relay, stop) = (Relay::new(store, self.broker.clone(), options), self.relay.stop.subscribe());
         let task = once_declared(self.declared.subscribe(), stop.clone(), relay.run(stop));
         self.relay.spawn(self.fault().guard("relay", self.relay.may_end(), task));
     }
 
-    /// Keeps what a broker gave up on by itself.
-    pub fn keep_given_up(&self, url: &BrokerUrl, store: impl MessageStore) {
+    /// Stores messages that the broker gave up on.
+    pub fn keep_given_up(&self, url: &BrokerUrl, store: impl ConsumerStore) {
         if let BrokerUrl::Amqp(_) = url {
             self.spawn("given up", gave_up::keep(self.broker.clone(), store, self.stopping()));
         }
     }
 
-    /// Ends everything, in order.
+    /// Stops all tasks in order.
     pub async fn stop(self) {
         self.intake.stop().await;
         self.relay.stop().await;
@@ -197,7 +198,7 @@ impl Node {
     }
 }
 
-/// Runs a task once the queues are there, if they are before the stop.
+/// Runs a task once the queues exist, unless the stop comes first.
 async fn once_declared(
     mut declared: watch::Receiver<bool>,
     mut stop: watch::Receiver<bool>,
@@ -219,7 +220,7 @@ mod tests {
 
     use super::*;
 
-    /// A broker that does not make all queues.
+    /// A broker that refuses some queues.
     struct Refusing(BrokerHealth);
 
     impl Broker for Refusing {
@@ -245,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_on_is_told_at_once_and_then_once_a_minute() {
+    fn a_lasting_condition_is_logged_at_once_and_then_once_a_minute() {
         let (begin, mut told) = (Instant::now(), Told::default());
         let due = [0, 1, 59, 60, 61, 119, 120].map(|after| told.is_due(begin + Duration::from_secs(after)));
         assert_eq!(due, [true, false, false, true, false, false, true]);
@@ -253,7 +254,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_queue_that_cannot_be_made_does_not_keep_the_others_waiting() {
-        let (up, away) = (BrokerHealth::Up, BrokerHealth::Down("it is away".into()));
+        let (up, away) = (BrokerHealth::Up, BrokerHealth::Down("it is unreachable".into()));
         let nodes = [up, away].map(|health| Node::new(Arc::new(Refusing(health)), &Stop::new()));
         let began = nodes.each_ref().map(|node| {
             let (began, begins) = tokio::sync::oneshot::channel();
@@ -263,6 +264,6 @@ mod tests {
         });
         let [up, mut away] = began;
         tokio::time::timeout(Duration::from_secs(60), up).await.expect("it never began").unwrap();
-        assert!(away.try_recv().is_err(), "a broker that is away is waited for");
+        assert!(away.try_recv().is_err(), "an unreachable broker is waited for");
     }
 }

@@ -1,4 +1,4 @@
-//! Whether this node can do its work, and what is not as it should be.
+//! The readiness of this node, and its problems.
 
 use std::{
     sync::{
@@ -9,8 +9,9 @@ use std::{
 };
 
 use semel::{
-    Ledger, Store as _,
-    messaging::{Broker, BrokerHealth, MessageStore as _, OutboxState},
+    Ledger,
+    messaging::{Broker, BrokerHealth, OutboxState},
+    prelude::*,
 };
 use semel_store::{AWAY, Database};
 
@@ -25,20 +26,20 @@ use crate::{
 
 const EMBEDDED: &str = "embedded";
 
-/// How old the oldest message of the outbox may be before that is worth a word.
+/// The age of the oldest message in the outbox from which it is reported.
 const LAG: Duration = Duration::from_secs(60);
 
-/// How many dead letters are counted: from there on it is "over".
+/// Up to how many dead letters are counted.
 const MOST_LETTERS: u32 = 1000;
 
-/// A node is ready when its database can be written and read and its tasks are at work. Broker, outbox, dead letters and
-/// a clock that is ahead are told of: requests are answered all the same, and nothing is lost.
+/// A node is ready if its database can be written and read and its tasks run. Broker, outbox, dead letters and a clock
+/// that is ahead are only reported: requests are answered and nothing is lost.
 pub struct AsksTheStore {
     store: Database,
-    /// The kind of broker and the broker, where this node has one.
+    /// The kind of broker and the broker, if this node has one.
     broker: Option<(&'static str, Arc<dyn Broker>)>,
     fault: Fault,
-    /// Whether the log says that the database is in trouble.
+    /// Whether the log reports that the database is in trouble.
     told: AtomicBool,
 }
 
@@ -53,14 +54,14 @@ impl AsksTheStore {
         Self { store: ledger.store().clone(), broker: Some((kind, broker)), fault, told: AtomicBool::new(false) }
     }
 
-    /// For a node that has nothing to do with messages.
+    /// For a node without messages.
     #[must_use]
     pub fn without_broker(ledger: &Ledger<Database>, fault: Fault) -> Self {
         Self { store: ledger.store().clone(), broker: None, fault, told: AtomicBool::new(false) }
     }
 
-    /// Whether the database can be written and read; if not, why, in words that anybody may read: the log has the error,
-    /// which may name a host.
+    /// Whether the database can be written and read; if not, a public reason. The error itself may name a host and is
+    /// only logged.
     async fn database(&self) -> Result<(), String> {
         let asked = match self.store.check_writes().await {
             Ok(()) => self.store.now().await.map(drop),
@@ -93,16 +94,16 @@ impl AsksTheStore {
         })
     }
 
-    /// Rows that the sweep and the workers leave alone, because they cannot be read or changed.
+    /// Rows that the sweep and the workers skip, because they cannot be read or changed.
     async fn set_aside(&self) -> semel::Result<Option<String>> {
         let n: i64 = self.store.count_set_aside().await?.iter().map(|(_, n)| n).sum();
         let are = if n == 1 { "1 operation is".to_owned() } else { format!("{n} operations are") };
         Ok((n > 0).then(|| format!("{are} set aside: semel operations list --set-aside shows why")))
     }
 
-    /// Messages that other versions or keys have stored, and retries that cannot be read: as this node has met them.
+    /// Messages of other versions or keys, and unreadable retries, as far as this node has met them.
     fn put_off(&self) -> Option<String> {
-        let wait = |messages: &str| format!("{messages} put off, for this node cannot read");
+        let wait = |messages: &str| format!("{messages} postponed, because this node cannot read");
         match self.store.count_put_off() {
             0 => None,
             1 => Some(format!("{} it: see its log", wait("1 message is"))),
@@ -149,7 +150,7 @@ impl Readiness for AsksTheStore {
                 return Report { database, broker: "none".to_owned(), degraded, fault };
             };
             match broker.health() {
-                // The embedded broker is the database, and that is told already.
+                // The embedded broker is the database, which is reported already.
                 _ if *kind == EMBEDDED && database.is_err() => {}
                 BrokerHealth::Up => {}
                 BrokerHealth::Blocked(_) => degraded.push("the broker asks for a pause".to_owned()),

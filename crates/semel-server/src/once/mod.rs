@@ -1,8 +1,8 @@
 //! `semel once`: runs a command once per key.
 //!
-//! - [`Once`]: what is asked, and [`Done`], how it ended;
-//! - `run`: the command under its lease, its guard and its tee;
-//! - [`outcome`]: what is stored, and read back for a replay.
+//! - [`Once`]: the request, and [`Done`], its result;
+//! - `run`: runs the command under its lease and its guard, and copies its output;
+//! - [`outcome`]: the stored form of a run.
 
 pub mod outcome;
 mod output;
@@ -22,14 +22,17 @@ pub use run::Began;
 use crate::{guard::NotRun, stop::Stop};
 use run::Runner;
 
-/// How often to look whether the run of another process has ended. Half of what the ledger promises its waiters.
+/// The default scope of `semel once` and of all commands for people.
+pub const DEFAULT_SCOPE: &str = "cli/once";
+
+/// How often to poll for the end of another process's run: half of the ledger's limit for waiters.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// The longest a command may run, however often its lease is renewed. Backups and migrations take hours; what takes
-/// more than a week is taken for stuck.
+/// The longest run, however often the lease is renewed. Backups and migrations take hours; a command that takes more
+/// than a week counts as stuck.
 const LONGEST_RUN: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// What `semel once` is asked to do.
+/// A request to `semel once`.
 #[derive(Clone, Debug)]
 pub struct Once {
     /// The key's scope.
@@ -40,11 +43,11 @@ pub struct Once {
     pub command: Vec<OsString>,
     /// How often it may be tried.
     pub attempts: u32,
-    /// How long until another process may take over from one that was killed.
+    /// The time after which another process may take over from a killed one.
     pub lease: Duration,
     /// How long to wait for another process that runs it.
     pub wait: Duration,
-    /// What becomes of it when it ends without a word.
+    /// What happens to a lost run.
     pub on_lost: OnLost,
     /// How long the outcome is kept; for ever if `None`.
     pub retention: Option<Duration>,
@@ -55,16 +58,16 @@ pub struct Once {
 pub enum Done {
     /// The ledger's answer, and how far the command got if this process started it.
     Answer(Claim<Ran>, Began),
-    /// The ledger could not be asked, or not told.
+    /// The ledger could not be read or written.
     Broken(semel::Error, Began),
-    /// The command cannot be run. Nothing was begun, and this costs no attempt.
+    /// The command cannot be executed. It was not started, and no attempt is counted.
     NotRun(NotRun),
-    /// A signal came before anything was begun.
+    /// A signal came before the command was started.
     Stopped,
 }
 
 impl Once {
-    /// The rules: a person's retry need not wait, and every failure but a lost lease counts.
+    /// The policy: no backoff, and every failure except a lost lease counts.
     fn policy(&self) -> Policy {
         Policy {
             lease: self.lease,
@@ -77,7 +80,7 @@ impl Once {
         }
     }
 
-    /// The command line, and nothing else, tells a retry from a reuse of the key.
+    /// Only the command line tells a retry from a reuse of the key.
     fn fingerprint(&self) -> Fingerprint {
         let add = |fields: semel::Fields, argument: &OsString| fields.field("argument", argument.as_bytes());
         self.command.iter().fold(Fingerprint::fields(), add).finish()
@@ -87,7 +90,7 @@ impl Once {
         let text = |argument: &OsString| argument.to_string_lossy().into_owned();
         let command: Vec<_> = self.command.iter().map(text).collect();
         let program = self.command.first().and_then(|program| Path::new(program).file_name());
-        // To find operations by. A name that is no label is left out: it is not worth a refusal.
+        // For searches. A name that is not a valid label is left out, not refused.
         let label = program.and_then(|name| Labels::default().with(1, &name.to_string_lossy()).ok());
         Work::new(self.scope.clone(), self.key.clone(), self.fingerprint())
             .policy(self.policy())
@@ -95,10 +98,10 @@ impl Once {
             .payload(json!({ "command": command }).to_string())
     }
 
-    /// Runs the command if it is its turn, and waits for whoever runs it otherwise.
+    /// Runs the command if the key is free, otherwise waits for the process that runs it.
     ///
     /// # Errors
-    /// When our own stdout cannot be written to. The operation itself has then ended as it should.
+    /// When our stdout cannot be written. The operation itself has ended properly.
     pub async fn run<S: Store>(&self, ledger: &Ledger<S>, stop: &Stop) -> io::Result<Done> {
         let (stdout, written) = output::stdout();
         let runner = Arc::new(Runner::new(self, stdout, stop.clone()));
@@ -109,7 +112,7 @@ impl Once {
         drop(runner);
         let written = tokio::select! {
             written = written => written.unwrap_or(Ok(())),
-            // Whoever reads our stdout does not, and somebody has lost patience.
+            // The reader of our stdout does not read, and a second signal came.
             () = stop.forced() => Ok(()),
         };
         written.map(|()| done)
@@ -118,14 +121,15 @@ impl Once {
     async fn claim<S: Store>(&self, ledger: &Ledger<S>, runner: &Arc<Runner>, stop: &Stop) -> Done {
         let until = Uptime::now() + self.wait;
         loop {
-            // Only waiting is cut short by a signal. A claim is not: nobody would know whether it got the lease.
+            // A signal interrupts only waiting. After an interrupted claim it would be unknown whether it got the
+            // lease.
             let known = tokio::select! {
                 known = self.look(ledger.store(), until) => known,
                 () = stop.asked() => return Done::Stopped,
             };
             match known {
                 Ok(Known::Yes) => {}
-                // A known key is answered whatever has become of its program. A new one is not even claimed.
+                // A known key is answered even if its program is gone. A new one is not claimed.
                 Ok(Known::No) => {
                     if let Some(Err(not_run)) = self.command.first().map(|program| program::find(program)) {
                         return Done::NotRun(not_run);
@@ -138,7 +142,7 @@ impl Once {
                 move |context| Arc::clone(&runner).run(context)
             };
             match ledger.run(self.work(), handler).await {
-                // Somebody was quicker, or it is backing off: there is time left to wait.
+                // Another process was faster, or it is backing off: there is time left to wait.
                 Ok(Claim::InFlight(_)) if !until.has_passed() => {}
                 Ok(Claim::NotYet(there)) if !until.has_passed() => {
                     tokio::select! {
@@ -158,8 +162,8 @@ impl Once {
         }
     }
 
-    /// Looks whether the key is known, and waits while another process runs it: looking is not a claim, so it is not
-    /// counted as a duplicate every time.
+    /// Checks whether the key is known, and waits while another process runs it. Reading is not a claim, so it does not
+    /// count as a duplicate.
     async fn look<S: Store>(&self, store: &S, until: Uptime) -> Result<Known> {
         let now = store.now().await?;
         let found = store.by_key(&self.scope, &self.key).await?.filter(|op| !op.has_expired(now));
@@ -170,7 +174,7 @@ impl Once {
         Ok(Known::Yes)
     }
 
-    /// Whether that run goes on. One of another command is not worth waiting for: the answer will be a mismatch.
+    /// Whether that run goes on. A run of another command is not waited for: the answer will be a mismatch.
     async fn is_running<S: Store>(&self, store: &S, operation: &Operation) -> Result<bool> {
         if operation.state != State::Processing || !operation.fingerprint.matches(&self.fingerprint()) {
             return Ok(false);

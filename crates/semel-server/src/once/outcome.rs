@@ -1,13 +1,13 @@
-//! What is stored of a run: its exit code, and what it printed.
+//! The stored form of a run: its exit code and its output.
 //!
-//! The stored form is one line of JSON and then the printed bytes as they were, so that a person with a database
-//! client can read it and binary output survives.
+//! One line of JSON, then the output as it was. So a person with a database client can read it, and binary output
+//! survives.
 
 use bytes::Bytes;
 use semel::Outcome;
 use serde::{Deserialize, Serialize};
 
-/// How much of the output is kept. A job's report fits; what is larger belongs in a file, not in the ledger.
+/// How much of the output is kept. Larger reports belong in a file, not in the ledger.
 pub const MAX_OUTPUT: usize = 1 << 20;
 
 /// The version of the stored form.
@@ -19,11 +19,11 @@ const VERSION: u32 = 1;
 struct Head {
     semel_once: u32,
     exit_code: u8,
-    /// How much was printed in all, which is more than was kept when it was cut.
+    /// The length of the whole output; larger than the stored part if it was cut.
     printed: u64,
 }
 
-/// What a command printed, as much of it as is kept.
+/// The output of a command, as far as it is kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Printed {
     /// The beginning, up to [`MAX_OUTPUT`].
@@ -33,14 +33,14 @@ pub struct Printed {
 }
 
 impl Printed {
-    /// Adds what was printed next.
+    /// Adds more output.
     pub fn add(&mut self, chunk: &[u8]) {
         let room = MAX_OUTPUT - self.kept.len();
         self.kept.extend_from_slice(&chunk[..chunk.len().min(room)]);
         self.total += chunk.len() as u64;
     }
 
-    /// Whether some of it was not kept.
+    /// Whether a part was not kept.
     #[must_use]
     pub fn is_cut(&self) -> bool {
         self.total > self.kept.len() as u64
@@ -50,9 +50,9 @@ impl Printed {
 /// A run that took effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stored {
-    /// How the command ended: 0, as long as nothing else is final.
+    /// The exit code: 0, because other codes are not final.
     pub exit_code: u8,
-    /// What it printed.
+    /// Its output.
     pub printed: Printed,
 }
 
@@ -61,14 +61,14 @@ impl Stored {
     #[must_use]
     pub fn encode(&self) -> Outcome {
         let head = Head { semel_once: VERSION, exit_code: self.exit_code, printed: self.printed.total };
-        // Numbers only, so this cannot fail; an outcome without its first line is still one that can be replayed.
+        // Numbers only, so this cannot fail; even without its first line the outcome could be replayed.
         let mut body = serde_json::to_vec(&head).unwrap_or_default();
         body.push(b'\n');
         body.extend_from_slice(&self.printed.kept);
         Outcome { kept: !self.printed.is_cut(), body: body.into() }
     }
 
-    /// Reads an outcome. One that is not in the stored form, because a person gave it, is what was printed.
+    /// Reads an outcome. One in another form was given by a person and counts as output.
     #[must_use]
     pub fn decode(body: &Bytes) -> Self {
         Self::read(body).unwrap_or_else(|| {
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_printed_is_read_back_byte_for_byte() {
+    fn output_is_read_back_byte_for_byte() {
         for printed in [&b""[..], b"a\nb\n", b"\0\xff\n{", b"\n\n"] {
             let outcome = stored(printed).encode();
             assert!(outcome.kept);
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outcome_that_a_person_gave_is_what_was_printed() {
+    fn an_outcome_from_a_person_counts_as_output() {
         for text in ["done by hand\n", "", "{}\nx", "{\"semelOnce\":99,\"exitCode\":0,\"printed\":1}\nx"] {
             let read = Stored::decode(&Bytes::from_static(text.as_bytes()));
             assert_eq!((read.exit_code, read.printed.kept), (0, text.as_bytes().to_vec()));

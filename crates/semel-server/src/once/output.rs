@@ -1,4 +1,4 @@
-//! What a command prints: passed on as it comes, and kept.
+//! The output of a command: forwarded at once, and kept.
 
 use std::{
     io::{self, Write as _},
@@ -15,22 +15,21 @@ use tokio::{
 
 use super::outcome::Printed;
 
-/// How much is read at once: what a pipe holds.
+/// The size of a read: the capacity of a pipe.
 const CHUNK: usize = 64 << 10;
 
-/// How many chunks may wait for a slow reader of our own stdout before the command has to wait too, as it would
-/// without us.
+/// How many chunks may wait for a slow reader of our stdout before the command has to wait too, as it would without us.
 const WAITING: usize = 16;
 
-/// The most that can be in a pipe when its writer has ended: `/proc/sys/fs/pipe-max-size`, unless root says otherwise.
+/// The most data in a pipe whose writer has ended: `/proc/sys/fs/pipe-max-size`, unless root changes it.
 const PIPE: usize = 1 << 20;
 
-/// Our own stdout, written to by a thread of its own: a reader that does not read must not keep the command from being
-/// killed when its lease is lost, nor its outcome from being stored.
+/// Our stdout, written by its own thread: a reader that does not read must not delay the kill of the command after a
+/// lost lease, nor the storing of its outcome.
 #[derive(Clone)]
 pub(super) struct Stdout(mpsc::Sender<Bytes>);
 
-/// The end of that thread: what could not be written, if anything.
+/// The end of that thread, with its write error, if any.
 pub(super) type Written = oneshot::Receiver<io::Result<()>>;
 
 /// Starts the thread.
@@ -39,14 +38,14 @@ pub(super) fn stdout() -> (Stdout, Written) {
     let (done, written) = oneshot::channel();
     thread::spawn(move || {
         let mut result = Ok(());
-        // After an error the rest is still taken, so that the command goes on: its work matters more than its words.
+        // After an error the rest is still taken, so that the command goes on: its effect matters more than its output.
         while let Some(chunk) = waiting.blocking_recv() {
             if result.is_ok() {
                 let mut stdout = io::stdout().lock();
                 result = stdout.write_all(&chunk).and_then(|()| stdout.flush());
             }
         }
-        // A reader that went away, such as `head`, has seen what it wanted.
+        // A reader that closed the pipe, such as `head`, wanted no more.
         let result = result.or_else(|error| match error.kind() {
             io::ErrorKind::BrokenPipe => Ok(()),
             _ => Err(error),
@@ -56,11 +55,11 @@ pub(super) fn stdout() -> (Stdout, Written) {
     (Stdout(chunks), written)
 }
 
-/// Reads what a command prints.
+/// Reads the output of a command.
 pub(super) struct Tee {
     pipe: Option<Receiver>,
     stdout: Stdout,
-    /// A place for the last chunk, so that handing it over never waits.
+    /// A reserved slot for the last chunk, so that sending it never waits.
     last: mpsc::OwnedPermit<Bytes>,
     printed: Printed,
 }
@@ -72,11 +71,11 @@ impl Tee {
         Ok(Self { pipe: Some(pipe), stdout, last, printed: Printed::default() })
     }
 
-    /// Passes on one chunk. Dropping the future loses nothing: there is no waiting between reading and keeping. Once
-    /// the command has closed its stdout, this waits for ever.
+    /// Forwards one chunk. Cancel-safe: there is no await between reading and keeping. Once the command has closed its
+    /// stdout, this waits for ever.
     pub(super) async fn pass_on(&mut self) {
         let Some(pipe) = &self.pipe else { return std::future::pending().await };
-        // Room first: what has been read must not wait.
+        // Reserve the slot first: data that was read must not wait.
         let (Ok(room), Ok(())) = (self.stdout.0.reserve().await, pipe.readable().await) else {
             return self.pipe = None;
         };
@@ -93,13 +92,13 @@ impl Tee {
         }
     }
 
-    /// Takes what is left in the pipe after the command has ended, without waiting for processes that it left behind
-    /// and that may hold the pipe open for days.
+    /// Takes what is left in the pipe after the command has ended. Does not wait for processes that it left behind:
+    /// they may hold the pipe open for days.
     pub(super) fn finish(mut self) -> Printed {
         let mut rest = Vec::new();
         if let Some(pipe) = &self.pipe {
             let mut chunk = vec![0; CHUNK];
-            // Past the runtime, which may not have noticed yet that there is something to read.
+            // Reads directly: the runtime may not have noticed yet that the pipe is readable.
             while rest.len() < PIPE
                 && let Ok(n) = rustix::io::read(pipe, &mut chunk[..])
                 && n > 0

@@ -1,4 +1,4 @@
-//! Whether a program can be run, asked before anything is begun.
+//! Checks whether a program can be executed, before anything is started.
 
 use std::{
     env,
@@ -11,13 +11,13 @@ use rustix::fs::{Access, access};
 
 use crate::guard::NotRun;
 
-/// Looks for a program as `execvp` would.
+/// Searches for a program as `execvp` does.
 ///
-/// An exit code of 127 does not tell a command that could not be started from a shell script whose last step was a
-/// missing one: the first has done nothing, the second may have done a lot. So this is asked beforehand.
+/// Exit code 127 does not tell a command that could not be started from a shell script whose last step was missing: the
+/// first has done nothing, the second may have done much. So this is checked beforehand.
 ///
 /// # Errors
-/// When there is no such program, or it cannot be run.
+/// When there is no such program, or it cannot be executed.
 pub(super) fn find(program: &OsStr) -> Result<(), NotRun> {
     find_in(program, env::var_os("PATH"))
 }
@@ -31,7 +31,7 @@ fn find_in(program: &OsStr, path: Option<OsString>) -> Result<(), NotRun> {
     let by_path = program.as_encoded_bytes().contains(&b'/');
     let places: Vec<PathBuf> = match path {
         _ if by_path => vec![program.into()],
-        // What the C library uses without a PATH.
+        // The default of the C library without PATH.
         None => ["/bin", "/usr/bin"].iter().map(|folder| Path::new(folder).join(program)).collect(),
         Some(path) => env::split_paths(&path).map(|folder| folder.join(program)).collect(),
     };

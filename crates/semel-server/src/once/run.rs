@@ -4,10 +4,11 @@ use std::{
     ffi::OsString,
     io::{self, IsTerminal as _},
     process::Stdio,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use semel::{Context, Failure, Fence, OnLost, Outcome, Ran, Retry, State, Store, Unfinished, Uptime};
 use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
 
@@ -22,7 +23,7 @@ use crate::{
     stop::Stop,
 };
 
-/// How long a killed command may take to vanish before we end without it: the guard's own patience and some.
+/// How long a killed command may take to vanish before we exit: the guard's own limit and a margin.
 const BURIAL: Duration = Duration::from_secs(3);
 
 /// How far a command got.
@@ -30,18 +31,18 @@ const BURIAL: Duration = Duration::from_secs(3);
 pub enum Began {
     /// It was not started by this process.
     No,
-    /// It was started, and ended before it could say how.
+    /// It was started, and its exit code is unknown.
     Yes,
     /// It ended.
     Ended {
         /// With this exit code.
         code: u8,
-        /// As this attempt, counted from 1; runs that ended without a word are not counted.
+        /// The attempt, counted from 1; lost runs are not counted.
         attempt: u32,
     },
 }
 
-/// Runs the command when the ledger says so.
+/// The handler that runs the command.
 pub(super) struct Runner {
     command: Vec<OsString>,
     lease: Duration,
@@ -53,11 +54,11 @@ pub(super) struct Runner {
 
 struct Progress {
     began: Began,
-    /// Which operation this process got the lease of, and under which fence.
+    /// The operation and the fence of our lease.
     lease: Option<(i64, Fence)>,
-    /// The end of the command's tree, once there is one.
+    /// The end of the command's process tree, once it was started.
     ended: Option<Ended>,
-    /// Why it was put back.
+    /// Why it was released.
     not_run: Option<NotRun>,
 }
 
@@ -70,7 +71,7 @@ impl Runner {
 
     /// The handler. If the lease is lost, its future is dropped, and the guard with it: that kills the command.
     pub(super) async fn run<S: Store>(self: Arc<Self>, context: Context<S>) -> Result<Outcome, Unfinished> {
-        self.progress().lease = Some((context.operation().id, context.fence()));
+        self.progress.lock().lease = Some((context.operation().id, context.fence()));
         let put_back = Err(Unfinished::NotYet(Duration::ZERO));
         if self.stop.is_asked() {
             return put_back;
@@ -78,7 +79,7 @@ impl Runner {
         let guard = match self.start() {
             Ok(guard) => guard,
             Err(not_run) => {
-                self.progress().not_run = Some(not_run);
+                self.progress.lock().not_run = Some(not_run);
                 return put_back;
             }
         };
@@ -92,18 +93,18 @@ impl Runner {
         let name = self.command.first().cloned().unwrap_or_default();
         program::find(&name)?;
         let mut program = guard::this_program();
-        // The command is in a process group of its own, which a terminal does not let read.
+        // The command has its own process group, which may not read from the terminal.
         let stdin = if io::stdin().is_terminal() { Stdio::null() } else { Stdio::inherit() };
         program.stdin(stdin).stdout(Stdio::piped());
         let guard = Guard::spawn(program, &self.command, Some(self.silence()))
             .map_err(|error| NotRun::NotExecutable(name, error))?;
-        let mut progress = self.progress();
+        let mut progress = self.progress.lock();
         progress.began = Began::Yes;
         progress.ended = Some(guard.ended());
         Ok(guard)
     }
 
-    /// Stays with the command until it has ended, however it ends.
+    /// Attends the command until it has ended.
     async fn attend(&self, mut guard: Guard, attempt: u32) -> io::Result<Result<Outcome, Unfinished>> {
         let stdout = guard.stdout.take().ok_or_else(|| io::Error::other("its stdout is missing"))?;
         let mut tee = Tee::new(stdout, self.stdout.clone()).await?;
@@ -129,9 +130,9 @@ impl Runner {
                 () = tee.pass_on() => {}
             }
         };
-        self.progress().began = Began::Ended { code, attempt };
+        self.progress.lock().began = Began::Ended { code, attempt };
         let printed = tee.finish();
-        // We slept through our own beats (Ctrl-Z, a stopped process), and the guard has ended the command.
+        // This process was suspended (Ctrl-Z) and sent no heartbeats, so the guard has killed the command.
         slept = code == 128 + 9 && (slept || heard_until.has_passed());
         Ok(match code {
             0 => Ok(Stored { exit_code: code, printed }.encode()),
@@ -139,35 +140,34 @@ impl Runner {
                 let why = format!("exit code {code}: semel was suspended for longer than its lease allows");
                 Err(Unfinished::Unknown(why))
             }
-            // The command did not fail, it was killed by us: no attempt, as for any run that is killed.
+            // The command did not fail, we killed it: no attempt is counted, as for any killed run.
             _ if slept => Err(Unfinished::NotYet(Duration::ZERO)),
             code if asked => Err(self.unknown(format!("exit code {code} after it was asked to stop"))),
             code => Err(Unfinished::failed(format!("exit code {code}"))),
         })
     }
 
-    /// An end that says nothing about how far the command got: a failure where it may simply run again, doubt where
-    /// that would be a guess.
+    /// An end of which the progress is unknown: a failure under rerun, doubt otherwise.
     fn unknown(&self, reason: String) -> Unfinished {
         if self.on_lost.doubts() { Unfinished::Unknown(reason) } else { Unfinished::failed(reason) }
     }
 
-    /// How long the guard lets the command go on without hearing from us. A lease is renewed when a third of it is
-    /// over and counts as lost after nine tenths: whenever we are stopped, the command ends before that.
+    /// The silence after which the guard kills the command. A lease is renewed after a third and counts as lost after
+    /// nine tenths: whenever we are suspended, the command ends before that.
     fn silence(&self) -> Duration {
         self.lease * 11 / 20
     }
 
     /// How far the command got.
     pub(super) fn began(&self) -> Began {
-        self.progress().began
+        self.progress.lock().began
     }
 
-    /// How the run ended, read back after the ledger's answer was lost; nothing if that is still open.
+    /// How the run ended, read back after the ledger's answer was lost; `None` if it has not ended.
     pub(super) async fn read_back<S: Store>(&self, store: &S) -> Option<Ran> {
-        let (id, fence) = self.progress().lease?;
+        let (id, fence) = self.progress.lock().lease?;
         let operation = store.read_back(id).await.ok()?.filter(|op| op.fence == fence);
-        // Under another fence, or gone: others have decided.
+        // Another fence, or no operation: others have decided.
         let Some(operation) = operation else { return Some(Ran::LeaseLost) };
         let said = operation.error.unwrap_or_default();
         match operation.state {
@@ -179,28 +179,24 @@ impl Runner {
         }
     }
 
-    /// Why the command was put back.
+    /// Why the command was released.
     pub(super) fn not_run(&self) -> Done {
-        self.progress().not_run.take().map_or(Done::Stopped, Done::NotRun)
+        self.progress.lock().not_run.take().map_or(Done::Stopped, Done::NotRun)
     }
 
-    /// Waits for the command's tree to be gone. It is already, unless the lease was lost.
+    /// Waits for the end of the command's process tree. It has ended already, unless the lease was lost.
     pub(super) async fn bury(&self) {
-        let ended = self.progress().ended.clone();
+        let ended = self.progress.lock().ended.clone();
         if let Some(mut ended) = ended {
             let _ = timeout(BURIAL, ended.wait()).await;
         }
     }
-
-    fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
-/// Five beats for each silence that would end the command: a few may come late on a busy machine.
+/// Five heartbeats per silence: some may be late on a busy machine.
 fn beats(silence: Duration) -> Interval {
     let mut beats = interval(silence / 5);
-    // After a pause one beat is enough.
+    // After a pause one heartbeat is enough.
     beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
     beats
 }

@@ -1,4 +1,4 @@
-//! Where a request ends, if two readers could differ about it.
+//! Refuses requests about whose end two readers could differ.
 
 use axum::{
     body::Body,
@@ -8,8 +8,8 @@ use axum::{
 
 use crate::http::problem::{Problem, TRANSFER_CODING};
 
-/// The answer to a request whose transfer coding is not exactly `chunked`. It ends the connection: to a reader who
-/// undoes the coding in another way, what follows on it would be another request than to us.
+/// The answer to a request whose transfer coding is not exactly `chunked`. It closes the connection: a reader that
+/// decodes the body differently would see another next request than we do (request smuggling).
 pub(super) fn refuse_strange_coding(headers: &HeaderMap) -> Option<Response<Body>> {
     has_strange_coding(headers).then(|| {
         let mut refused = Problem::new(&TRANSFER_CODING).into_response();
@@ -18,13 +18,13 @@ pub(super) fn refuse_strange_coding(headers: &HeaderMap) -> Option<Response<Body
     })
 }
 
-/// Whether the body was sent in a coding that is not undone here, or that each side could read in its own way.
+/// Whether the body has a transfer coding that is not decoded here, or that readers decode differently.
 pub(crate) fn has_strange_coding(headers: &HeaderMap) -> bool {
     let name = header::TRANSFER_ENCODING;
     headers.contains_key(&name) && only(headers, &name, "chunked").is_none()
 }
 
-/// The header's value, if it is this one word and nothing else.
+/// The header's value, if it is exactly this word.
 pub(crate) fn only<'a>(headers: &'a HeaderMap, name: &HeaderName, word: &str) -> Option<&'a HeaderValue> {
     let mut lines = headers.get_all(name).iter();
     let (line, None) = (lines.next()?, lines.next()) else { return None };

@@ -1,4 +1,4 @@
-//! What connections may cost: how many there are, and how long each may be silent.
+//! Limits of connections: their number, and how long each may be idle.
 
 use std::time::Duration;
 
@@ -7,20 +7,20 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use super::DRAIN;
 use crate::config;
 
-/// The files that a server needs beside its connections: the database's, the broker's, endpoints that are called.
+/// Files that a server needs besides its connections: for the database, the broker, and called endpoints.
 const OTHER_FILES: u64 = 256;
 
-/// A connection is a file, and behind the gateway another one, to the upstream.
+/// A connection is one file, and for the gateway another one to the upstream.
 const FILES_EACH: u64 = 2;
 
-/// What a server allows those who connect.
+/// The limits of a server's connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// How long a connection may take to send the head of its next request; so it may be idle for no longer, either.
+    /// How long a connection may take to send the head of its next request. This also bounds its idle time.
     pub head: Duration,
-    /// How many connections are open at a time. Those beyond wait, unaccepted, until one is closed.
+    /// How many connections are open at a time. Further ones wait, unaccepted, until one is closed.
     pub connections: usize,
-    /// How long requests in flight may take after a stop was asked for.
+    /// How long requests in flight may take after a stop request.
     pub drain: Duration,
 }
 
@@ -35,8 +35,8 @@ impl Limits {
         Self { head: config.head_timeout, connections: config.max_connections, drain: DRAIN }
     }
 
-    /// As configured, and no more connections than this process may open files for: a server that has none left cannot
-    /// reach its database either. It may first have as many as the system lets it ask for.
+    /// As configured, but no more connections than this process may open files for: a server without free files cannot
+    /// reach its database. First raises the limit of open files as far as the system allows.
     #[must_use]
     pub fn of_process(config: &config::Http) -> Self {
         let asked = Self::of(config);
@@ -52,12 +52,12 @@ impl Limits {
     }
 }
 
-/// How many files so many connections, and all else, may need.
+/// How many files so many connections, and everything else, may need.
 fn needed(connections: usize) -> u64 {
     u64::try_from(connections).unwrap_or(u64::MAX).saturating_mul(FILES_EACH).saturating_add(OTHER_FILES)
 }
 
-/// How many files this process may have open, after asking for what it needs.
+/// How many files this process may open, after raising the limit.
 fn files_for(connections: usize) -> Option<u64> {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let needed = needed(connections);
@@ -71,7 +71,7 @@ fn files_for(connections: usize) -> Option<u64> {
     }
 }
 
-/// How many of the connections that were asked for fit into so many files; one always.
+/// How many connections fit into so many files; at least one.
 fn within(files: Option<u64>, asked: usize) -> usize {
     let Some(files) = files else { return asked };
     let fit = files.saturating_sub(OTHER_FILES) / FILES_EACH;
@@ -88,6 +88,6 @@ mod tests {
         assert_eq!(within(Some(needed(4096)), 4096), 4096);
         assert_eq!(within(Some(needed(4096) - 1), 4096), 4095);
         assert_eq!(within(Some(1024), 4096), 384);
-        assert_eq!(within(Some(64), 4096), 1, "a server that serves nobody is none");
+        assert_eq!(within(Some(64), 4096), 1, "at least one connection is served");
     }
 }

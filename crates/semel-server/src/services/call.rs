@@ -1,4 +1,4 @@
-//! A call to somebody else's endpoint, and what its answer tells.
+//! A call to an external endpoint, and the meaning of its answer.
 
 use std::{error::Error as _, sync::Once, time::Duration};
 
@@ -15,36 +15,35 @@ use crate::{
     http::held::{Held, WhileHeld},
 };
 
-/// How long a connection may wait for the next call. One that meets the endpoint's own closing of an idle connection
-/// may or may not have arrived, so it would be in doubt for nothing: this stays below the shortest time after which a
-/// common server closes (2 s).
+/// How long a connection may be idle. A call that meets the endpoint's closing of an idle connection may or may not
+/// have arrived, so it would be in doubt for nothing. This is below the shortest idle time of common servers (2 s).
 const IDLE: Duration = Duration::from_secs(1);
 
-/// How long a connection may take to be made. Until then nothing was sent.
+/// The time limit of connecting. Until then nothing was sent.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// How much of an answer is read, for its connection to be used again. Nobody looks at it.
+/// How much of an answer is read and discarded, so that its connection can be reused.
 const MOST_OF_AN_ANSWER: usize = 64 << 10;
 
-/// The longest time that an endpoint may ask us to wait.
+/// The longest Retry-After that is honoured.
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 
-/// How a call ended.
+/// The result of a call.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Called {
-    /// It took it.
+    /// The endpoint accepted it.
     Taken(StatusCode),
-    /// It will never take it.
+    /// The endpoint refused it for good.
     Refused(StatusCode),
-    /// It did not take it now.
+    /// The endpoint did not accept it now.
     NotNow(StatusCode, Option<Duration>),
-    /// It is at the same thing already.
+    /// The endpoint is processing the same key.
     InFlight(Option<Duration>),
     /// Not a byte of the request was sent.
     NotSent(String),
     /// The lease was lost before a byte was sent.
     LeaseLost,
-    /// It may have arrived, and there is no answer.
+    /// It may have arrived; there is no answer.
     Unknown(String),
 }
 
@@ -56,14 +55,14 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    /// Calls this endpoint, each call within a time; so many connections are kept for the next ones.
+    /// Calls this endpoint with a time limit per call; so many idle connections are kept.
     ///
     /// # Errors
-    /// When the system has no certificates to check the endpoint's by.
+    /// When the system has no root certificates.
     pub(crate) fn new(url: Endpoint, timeout: Duration, connections: usize) -> semel::Result<Self> {
         static PROVIDER: Once = Once::new();
         PROVIDER.call_once(|| {
-            // An error: somebody has chosen one already, and any will do.
+            // An error means that a provider is installed already; any will do.
             let _ = rustls::crypto::ring::default_provider().install_default();
         });
         let client = Client::builder()
@@ -71,11 +70,11 @@ impl Caller {
             .connect_timeout(timeout.min(CONNECT))
             .pool_idle_timeout(IDLE)
             .pool_max_idle_per_host(connections)
-            // The key is the endpoint's, and goes nowhere else; and what is sent again is the ledger's business.
+            // No redirects: the key is for this endpoint only. No retries: the ledger retries.
             .redirect(redirect::Policy::none())
             .retry(retry::never())
             .no_proxy();
-        // A plain endpoint can be called on a system without certificates, too.
+        // A plain HTTP endpoint must work on a system without certificates.
         let client = if url.is_https() { client } else { client.tls_certs_only([]) };
         let client = client.build();
         let client =
@@ -83,7 +82,13 @@ impl Caller {
         Ok(Self { client, url, timeout })
     }
 
-    /// Posts a body, with the headers that say what it is and under which key it goes, while the lease is held.
+    /// The endpoint's name in a log, without the secret parts of its URL. Endpoints of one server share it: they are
+    /// unreachable together.
+    pub(crate) fn target(&self) -> String {
+        self.url.to_string()
+    }
+
+    /// Posts a body with its headers and its key, while the lease is held.
     pub(crate) async fn post(&self, headers: HeaderMap, body: Bytes, held: &Held) -> Called {
         let body = Body::wrap(WhileHeld::new(Full::new(body), held.clone()));
         let request = self.client.post(self.url.expose().clone()).headers(headers).body(body);
@@ -104,7 +109,7 @@ impl Caller {
     }
 }
 
-/// What a status means. A redirection is not followed, so it is a refusal like any other.
+/// The meaning of a status. Redirects are not followed, so they are refusals.
 fn read(status: StatusCode, wait: Option<Duration>) -> Called {
     match status {
         StatusCode::CONFLICT => Called::InFlight(wait),
@@ -117,20 +122,20 @@ fn read(status: StatusCode, wait: Option<Duration>) -> Called {
     }
 }
 
-/// How long the endpoint asks us to wait.
+/// The Retry-After of an answer.
 fn wait(response: &Response) -> Option<Duration> {
     asked(response.headers().get(RETRY_AFTER)?.to_str().ok()?)
 }
 
-/// A time to wait, in seconds: a date would be by the endpoint's clock. A number that is too large to be read is a long
-/// time, too.
+/// A Retry-After in seconds: a date would depend on the endpoint's clock. A number too large to parse counts as a long
+/// time.
 fn asked(text: &str) -> Option<Duration> {
     let is_number = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     let seconds = || text.parse().map_or(LONGEST_WAIT, Duration::from_secs);
     is_number.then(|| seconds().min(LONGEST_WAIT))
 }
 
-/// Reads an answer to its end, so that its connection can be used again; a long one is not worth it.
+/// Reads an answer to its end, so that its connection can be reused; not if it is long.
 async fn drain(mut response: Response) {
     let mut read = 0;
     while let Ok(Some(chunk)) = response.chunk().await {
@@ -141,7 +146,7 @@ async fn drain(mut response: Response) {
     }
 }
 
-/// What is at the bottom of an error. Above it is the URL, which may hold a secret.
+/// The root cause of an error. Outer errors contain the URL, which may contain a secret.
 fn root(error: &reqwest::Error) -> String {
     let mut cause = error.source();
     let mut said = "the request could not be made".to_owned();
@@ -183,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_asks_for_too_long_gets_the_longest_wait() {
+    fn a_retry_after_is_capped() {
         for (text, waits) in [("0", 0), ("7", 7), ("3600", 3600), ("3601", 3600), ("18446744073709551616", 3600)] {
             assert_eq!(asked(text), Some(Duration::from_secs(waits)), "{text}");
         }

@@ -1,4 +1,5 @@
-//! The services, each a folder: its routes, its rules and its tables.
+//! The services, one folder each: what it is (`mod.rs`), its section of the configuration (`config.rs`), its problems,
+//! its routes, its domain, its SQL and its work.
 
 mod call;
 pub mod messages;
@@ -6,48 +7,90 @@ pub mod notifications;
 pub mod proposals;
 pub mod webhooks;
 
-use semel_store::{Database, migrations};
+use semel_store::{Database, Projection, migrator};
 use sqlx::migrate::Migrator;
 
-/// Brings the tables of all services up to date. Every service asks for it when it is opened; the first does it.
+use crate::{
+    gateway, jobs,
+    service::{Migration, Opened, Parts, Service},
+    view::Telling,
+};
+
+/// Every service of the server.
+pub static ALL: [&Service; 5] =
+    [&proposals::PROPOSALS, &messages::MESSAGES, &notifications::NOTIFICATIONS, &webhooks::WEBHOOKS, &jobs::JOBS];
+
+/// Opens every service, after its migrations.
+///
+/// # Errors
+/// When the database cannot be reached, or a service cannot be used as configured.
+pub async fn open(parts: &Parts<'_>) -> semel::Result<Vec<Opened>> {
+    migrate(parts.ledger.store()).await?;
+    let mut all = Vec::with_capacity(ALL.len());
+    for service in ALL {
+        all.push((service.open)(parts).await?);
+    }
+    Ok(all)
+}
+
+/// How the operations of a service are described. The gateway is a separate program and not in the list.
+pub(crate) fn telling(service: &str) -> Telling {
+    let known = ALL.into_iter().find(|known| known.name == service).map(|service| service.telling);
+    known.unwrap_or(if service == gateway::SERVICE { gateway::TELLING } else { Telling::PLAIN })
+}
+
+/// Runs the migrations of all services.
 ///
 /// # Errors
 /// When the database cannot be reached.
 pub async fn migrate(database: &Database) -> semel::Result<()> {
-    database.migrate("semel_server_migrations", postgres_migrations(), sqlite_migrations()).await
+    let [postgres, sqlite] = [|m: &Migration| m.postgres, |m: &Migration| m.sqlite].map(migrations);
+    database.migrate("semel_server_migrations", postgres, sqlite).await
 }
 
-fn postgres_migrations() -> Migrator {
-    migrations!(
-        "../../migrations/postgres",
-        "0001_proposals",
-        "0002_notifications",
-        "0003_jobs",
-        "0004_deliveries",
-        "0005_webhooks",
-        "0006_listings",
-        "0008_attempts",
-    )
+/// The projections of all services: every process that opens the database needs them, whichever services it uses.
+#[must_use]
+pub fn projections() -> Vec<Projection> {
+    ALL.iter().flat_map(|service| service.projections).copied().collect()
 }
 
-fn sqlite_migrations() -> Migrator {
-    migrations!(
-        "../../migrations/sqlite",
-        "0001_proposals",
-        "0002_notifications",
-        "0003_jobs",
-        "0004_deliveries",
-        "0005_webhooks",
-        "0006_listings",
-        "0008_attempts",
-    )
+/// The migrations of all services for one database, in the order of their numbers.
+fn migrations(text: fn(&Migration) -> &'static str) -> Migrator {
+    let all = ALL.into_iter().flat_map(|service| service.migrations);
+    let mut files: Vec<_> = all.map(|migration| (migration.name, text(migration))).collect();
+    files.sort_unstable();
+    migrator(&files)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
     #[test]
-    fn every_migration_file_is_run() {
-        semel_store::all_listed("migrations/postgres", &super::postgres_migrations());
-        semel_store::all_listed("migrations/sqlite", &super::sqlite_migrations());
+    fn every_migration_file_is_run_on_both_databases() {
+        let mut listed: Vec<_> = ALL.iter().flat_map(|service| service.migrations).map(|m| m.name).collect();
+        listed.sort_unstable();
+        let numbers: std::collections::BTreeSet<_> = listed.iter().map(|name| name.split('_').next()).collect();
+        assert_eq!(numbers.len(), listed.len(), "numbers are unique among all services: {listed:?}");
+        for database in ["postgres", "sqlite"] {
+            let mut files = Vec::new();
+            for folder in ["src/services", "src"] {
+                for entry in std::fs::read_dir(folder).unwrap().flatten() {
+                    let Ok(folder) = std::fs::read_dir(entry.path().join("migrations").join(database)) else {
+                        continue;
+                    };
+                    files.extend(folder.flatten().map(|file| file.file_name().into_string().unwrap()));
+                }
+            }
+            files.sort_unstable();
+            let listed: Vec<_> = listed.iter().map(|name| format!("{name}.sql")).collect();
+            assert_eq!(files, listed, "{database}");
+        }
+    }
+
+    #[test]
+    fn names_of_services_are_unique() {
+        let names: std::collections::BTreeSet<_> = ALL.iter().map(|service| service.name).collect();
+        assert_eq!(names.len(), ALL.len());
     }
 }

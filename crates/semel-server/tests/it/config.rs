@@ -52,12 +52,10 @@ fn without_any_setting_the_defaults_hold() {
             "http": { "head_timeout": "30s", "max_connections": 4096, "body_budget": "256MiB", "log_requests": false },
             "sweep": { "every": "15s" },
             "messages": {
-                "relay_lease": "10s",
+                "lease": "10s",
                 "poll": "1s",
-                "visibility": "10s",
-                "retry_lease": "10s",
                 "prefetch": 256,
-                "max_failures": 10,
+                "max_attempts": 10,
                 "max_crashes": 5,
             },
             "proposals": { "estrito": false, "retention": "forever", "submissions_retention": "forever" },
@@ -178,7 +176,7 @@ fn variables_in_the_file_are_filled_in_and_a_missing_one_is_named() {
 }
 
 #[test]
-fn what_is_shown_reads_back_as_the_same_configuration() {
+fn the_shown_configuration_reads_back_as_the_same() {
     let dir = with_file("data_dir = 'a\"b $${x} # ü'\nroles = 'worker'\nlisten = '[::1]:0'\nsweep.every = '90s'\n");
     let first = run(&mut in_dir(&dir, &["config", "show", "--config", "semel.toml"]));
     assert!(first.status.success(), "{}", stderr(&first));
@@ -222,7 +220,7 @@ fn only_loopback_is_served_while_there_are_no_tokens() {
         assert!(told[0].contains("no tokens are configured, so only loopback is served"), "{told:?}");
     }
     let output = run(semel().args(["config", "check", "--listen", "localhost:0"]));
-    assert_eq!(stdout(&output), "the configuration is right\n");
+    assert_eq!(stdout(&output), "the configuration is valid\n");
 }
 
 #[test]
@@ -251,8 +249,8 @@ fn a_wrongly_spelled_variable_is_warned_about_but_kubernetes_is_not() {
     assert_eq!(
         warnings,
         [
-            "semel: the environment variable SEMEL_DATABSE_URL means nothing here; did you mean SEMEL_DATABASE_URL?",
-            "semel: the environment variable SEMEL_QUUX means nothing here",
+            "semel: the environment variable SEMEL_DATABSE_URL is not used by Semel; did you mean SEMEL_DATABASE_URL?",
+            "semel: the environment variable SEMEL_QUUX is not used by Semel",
         ]
     );
 }
@@ -267,7 +265,38 @@ fn a_check_as_json_has_every_mistake_with_its_field_and_place() {
     let fields: Vec<_> = told["mistakes"].as_array().unwrap().iter().map(|it| it["field"].as_str().unwrap()).collect();
     assert_eq!(fields, ["listen", "gateway.lease"]);
     assert_eq!(told["mistakes"][1]["origin"], "semel.toml, line 3");
-    assert!(told["mistakes"][1]["message"].as_str().unwrap().contains("must be a length of time such as"));
+    assert!(told["mistakes"][1]["message"].as_str().unwrap().contains("must be a duration such as"));
     let right = shown(&mut in_dir(&TempDir::new().unwrap(), &["config", "check", "--json"]));
     assert_eq!((&right["ok"], right["mistakes"].as_array().unwrap().len()), (&true.into(), 0));
+}
+
+#[test]
+fn a_former_name_of_a_field_is_read_with_a_warning_that_names_the_present_one() {
+    let dir = with_file("[messages]\nmax_failures = 7\nrelay_lease = \"20s\"\nvisibility = \"40s\"\n");
+    let output = run(&mut in_dir(&dir, &["config", "show", "--json", "--config", "semel.toml"]));
+    assert!(output.status.success());
+    let shown: serde_json::Value = serde_json::from_str(stdout(&output)).unwrap();
+    assert_eq!(shown["config"]["messages"]["max_attempts"], 7);
+    assert_eq!(shown["config"]["messages"]["lease"], "40s", "of several former names, the largest value counts");
+    let told = stderr(&output);
+    for (former, name) in [
+        ("messages.max_failures", "messages.max_attempts"),
+        ("messages.relay_lease", "messages.lease"),
+        ("messages.visibility", "messages.lease"),
+    ] {
+        assert!(
+            told.lines().any(|line| line.contains(former) && line.contains(&format!("now called {name}"))),
+            "{told}"
+        );
+    }
+}
+
+#[test]
+fn a_wrong_value_under_a_former_name_is_a_mistake_at_its_place() {
+    let dir = with_file("[messages]\nmax_failures = \"many\"\n");
+    let told = mistakes(&mut in_dir(&dir, &["config", "check", "--config", "semel.toml"]));
+    assert!(
+        told.iter().any(|line| line.starts_with("messages.max_failures (semel.toml, line 2): must be")),
+        "{told:?}"
+    );
 }

@@ -1,4 +1,4 @@
-//! The laws of connections: none is kept for one who says nothing, and there are only so many.
+//! The laws of connections: idle ones are closed, and their number is limited.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -33,7 +33,7 @@ fn serve(variables: &[(&str, &str)]) -> Server {
     Server::start_with(semel().args(["serve", "--listen", "127.0.0.1:0"]).envs(variables.iter().copied()))
 }
 
-/// Writes a byte after the other until the connection is closed. How long that took, if it is soon.
+/// Writes one byte after another until the connection is closed. Returns how long that took, if it was soon.
 fn closed_after(mut connection: TcpStream, bytes: &[u8]) -> Option<Duration> {
     let (begun, mut bytes) = (Instant::now(), bytes.iter());
     connection.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
@@ -41,7 +41,7 @@ fn closed_after(mut connection: TcpStream, bytes: &[u8]) -> Option<Duration> {
         let written = bytes.next().map_or(Ok(()), |byte| connection.write_all(&[*byte]));
         match connection.read(&mut [0; 64]) {
             Ok(0) => return Some(begun.elapsed()),
-            Ok(_) => panic!("nobody asked for anything"),
+            Ok(_) => panic!("there was no request"),
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {}
             Err(_) => return Some(begun.elapsed()),
         }
@@ -103,7 +103,7 @@ fn a_head_is_only_so_long() {
     assert_eq!((with(60 * 1024), with(64 * 1024)), (200, 431));
 }
 
-/// Two that say nothing have all the places, until they are cut off.
+/// Two idle connections have all the seats, until they are cut off.
 #[test]
 fn a_connection_too_many_waits_and_is_then_served() {
     let server = serve(&[SHORT, ("SEMEL_HTTP_MAX_CONNECTIONS", "2")]);
@@ -120,7 +120,7 @@ async fn there_are_never_more_connections_than_may_be() {
     static MOST: AtomicUsize = AtomicUsize::new(0);
     async fn count() -> &'static str {
         MOST.fetch_max(OPEN.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-        // For the others to come in the meantime, if they can.
+        // Time for others to be accepted, if that is possible.
         tokio::time::sleep(Duration::from_millis(50)).await;
         OPEN.fetch_sub(1, Ordering::SeqCst);
         "counted"
@@ -141,7 +141,7 @@ async fn there_are_never_more_connections_than_may_be() {
     assert_eq!(MOST.load(Ordering::SeqCst), 3);
 }
 
-/// Whoever has the only place keeps it, and the server ends all the same when it is told to.
+/// The connection with the only seat keeps it, and the server still stops when told to.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_server_stops_when_it_is_told_to() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -189,4 +189,22 @@ fn limits_that_make_no_sense_are_refused() {
         assert!(!output.status.success());
         assert!(crate::support::stderr(&output).contains(told), "{value}: {output:?}");
     }
+}
+
+/// A client that is still sending when its body is refused reads the answer. A connection that is closed while data comes
+/// in is reset, and the answer is lost with it.
+#[test]
+fn a_body_that_is_refused_while_it_is_sent_is_answered() {
+    const PIECES: usize = 24;
+    let server = serve(&[]);
+    let mut connection = TcpStream::connect(server.address).unwrap();
+    let head = format!("POST /events HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n", PIECES << 19);
+    connection.write_all(head.as_bytes()).unwrap();
+    for _ in 0..PIECES {
+        connection.write_all(&[b' '; 1 << 19]).unwrap();
+        // The server has closed its half long before the last piece.
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let answer = Answer::read(connection);
+    assert_eq!((answer.status, answer.problem().as_str()), (413, "body-too-large"));
 }

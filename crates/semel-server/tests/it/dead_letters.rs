@@ -1,6 +1,6 @@
 //! The laws of `/dead-letters`.
 
-use semel::messaging::{LetterFilter, MessageStore as _};
+use semel::{messaging::LetterFilter, prelude::*};
 use serde_json::{Value, json};
 
 use crate::{
@@ -61,7 +61,7 @@ fn a_letter_that_cannot_be_read_is_listed_as_such(place: &Place) {
         "reason": "unreadable: a stored row cannot be read: a payload whose first bytes are damaged",
     });
     assert_eq!(page["items"][1], expected);
-    // By itself it is a problem that names it; a person can still remove it.
+    // Read by its id it is a problem that names it; a person can still discard it.
     let id = page["items"][1]["id"].to_string();
     let alone = server.get(&format!("/dead-letters/{}", id.trim_matches('"')));
     assert_eq!((alone.status, alone.problem().as_str()), (500, "row-unreadable"));
@@ -89,7 +89,7 @@ fn a_filter_shows_what_it_says_and_nothing_else(place: &Place) {
     assert_eq!(keys(&server, "/dead-letters?consumer=push"), ["b"]);
     assert_eq!(keys(&server, "/dead-letters?queue=mail.late"), ["c"]);
     assert_eq!(keys(&server, "/dead-letters?reason=wrong_addr"), ["d"]);
-    // Nothing in a reason is a pattern.
+    // A reason is not a pattern.
     assert_eq!(keys(&server, "/dead-letters?reason=m%25box"), Vec::<Value>::new());
     assert_eq!(keys(&server, "/dead-letters?consumer=mail&queue=mail.out"), ["d", "a"]);
     let died_at = |key: &str| {
@@ -175,7 +175,7 @@ fn a_redrive_of_named_letters_leaves_their_neighbours_alone(place: &Place) {
         desk.dead(letter(key));
     }
     let ids = listed(&server, "/dead-letters", "id");
-    // One that is not there means nobody else.
+    // An unknown id selects no other letter.
     let body = json!({ "ids": [ids[3], ids[1], 999_999] }).to_string();
     let answer = post(&server, "/dead-letters/redrive", &body);
     assert_eq!(answer.status, 202, "{}", answer.body);
@@ -219,7 +219,7 @@ fn a_redrive_of_all_moves_all_of_one_tenant(place: &Place) {
     assert_eq!((&job["done"], &job["total"], &job["error"]), (&json!(2), &json!(2), &Value::Null));
     assert_eq!(retries(place), ["a", "b"]);
     assert_eq!(rows(place, "SELECT key FROM semel_dead_letters"), ["c"]);
-    // What died after the job was asked for is not meant by it.
+    // A letter that died after the job was created is not selected.
     desk.dead(letter("late"));
     assert_eq!(shown(&server, &format!("/jobs/{}", job["jobId"].as_str().unwrap()))["done"], 2);
     assert_eq!(keys(&server, "/dead-letters"), ["late"]);
@@ -274,7 +274,7 @@ fn readiness_tells_of_dead_letters_until_a_person_has_seen_to_them(place: &Place
     assert_eq!(ready(), json!([]));
     desk.dead(letter("a"));
     assert_eq!(ready(), json!(["1 dead letter waits for a person: see GET /dead-letters"]));
-    // Whoever's they are.
+    // Letters of all tenants.
     let mut other = letter("b");
     other.tenant = "another".to_owned();
     desk.dead(other);

@@ -1,5 +1,5 @@
-//! The laws of deliveries: a notification arrives once at an endpoint that honours keys, and never twice by itself at
-//! one that does not.
+//! The laws of deliveries: a notification arrives once at an endpoint that honours keys, and is never repeated without
+//! a decision at one that does not.
 
 use std::{
     collections::HashSet,
@@ -35,16 +35,16 @@ on_both_databases! {
     no_answer_in_time_is_in_doubt_under_hold
     a_node_killed_after_the_call_leaves_doubt_under_hold
     a_node_killed_after_the_call_calls_again_with_the_same_key_under_rerun
-    a_status_that_was_not_written_is_put_right_from_the_ledger
+    a_node_killed_at_any_point_leaves_status_and_operation_in_agreement
     a_person_says_that_it_was_sent
     a_person_has_it_sent_again
     a_person_ends_it
     a_person_cannot_decide_what_is_settled
-    what_an_application_sent_itself_is_never_sent_by_an_endpoint_that_comes_later
-    what_is_being_delivered_cannot_be_said_to_be_sent
+    a_notification_resolved_as_sent_is_not_sent_by_a_later_endpoint
+    a_running_delivery_cannot_be_resolved
     an_endpoint_that_is_away_costs_no_attempts
     a_delivery_that_waits_says_why_and_which_attempt_it_was
-    what_a_killed_node_was_delivering_goes_on_within_seconds
+    deliveries_of_a_killed_node_continue_within_seconds
 }
 
 /// The notification that waits, as the service shows it.
@@ -54,7 +54,7 @@ fn waiting(server: &Server) -> Value {
 
 fn a_delivery_that_waits_says_why_and_which_attempt_it_was(place: &Place) {
     one(place);
-    // It cannot be reached: nothing was sent, and the first attempt is still to be made.
+    // It is unreachable: nothing was sent, and the first attempt is still to be made.
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let url = format!("http://{address}/deliver");
     let mut variables = email(&url, "hold");
@@ -69,24 +69,23 @@ fn a_delivery_that_waits_says_why_and_which_attempt_it_was(place: &Place) {
     });
     assert_eq!((&waiting(&server)["attempt"], &waiting(&server)["status"]), (&json!(1), &json!("PENDING")));
     assert_eq!(waiting(&server)["error"], serde_json::Value::Null, "that is why one has ended, and this one has not");
-    // It can be reached, and is busy: one attempt was made, and the next is far away.
+    // It is reachable and busy: one attempt was made, and the next is far away.
     let endpoint = Endpoint::on(TcpListener::bind(address).unwrap(), [Does::Answers(503)]);
     eventually(SOON, "it says why", || waiting(&server)["lastError"].as_str().is_some_and(|why| why.contains("503")));
     assert_eq!((&waiting(&server)["attempt"], endpoint.calls().len()), (&json!(1), 1));
     drop(server);
-    // The log has a line for each, with what is needed to find it and nothing of what it says.
+    // The log has a line for each, with the ids and without the content.
     let log = std::fs::read_to_string(log).unwrap();
-    for said in ["cannot be reached", "503"] {
-        let line = log.lines().find(|line| line.contains(said)).unwrap_or_else(|| panic!("no {said} in {log}"));
-        for part in ["notification=1", "event=\"e1\"", "attempt=1", "error="] {
-            assert!(line.contains(part), "no {part} in {line}");
-        }
+    for said in ["could not be reached", "503"] {
+        let parts = [said, "notification=1", "event=\"e1\"", "attempt=1", "error="];
+        let told = log.lines().any(|line| parts.iter().all(|part| line.contains(part)));
+        assert!(told, "no line has {parts:?}: {log}");
     }
     assert!(!log.contains("table"), "the payload is in the log: {log}");
 }
 
-/// The endpoint may take half a minute for an answer: the lease of its call is renewed, and does not last so long.
-fn what_a_killed_node_was_delivering_goes_on_within_seconds(place: &Place) {
+/// The endpoint may take half a minute to answer: the lease of its call is shorter and renewed.
+fn deliveries_of_a_killed_node_continue_within_seconds(place: &Place) {
     one(place);
     let endpoint = Endpoint::that([]);
     let url = endpoint.url();
@@ -122,12 +121,12 @@ fn start(place: &Place, endpoint: &Endpoint, on_lost: &str) -> Server {
 
 /// Bytes as they are stored, in a statement.
 fn stored(place: &Place, text: &str) -> String {
-    let hex: String = [1, 0].iter().chain(text.as_bytes()).map(|byte| format!("{byte:02x}")).collect();
+    let hex = hex::encode([&[1, 0], text.as_bytes()].concat());
     if place.url.starts_with("sqlite:") { format!("X'{hex}'") } else { format!("'\\x{hex}'::bytea") }
 }
 
 /// An event that was fanned out to these users by a channel.
-fn fanned_out(place: &Place, users: u32, channel: &str) {
+pub(crate) fn fanned_out(place: &Place, users: u32, channel: &str) {
     let payload = stored(place, r#"{"table":5}"#);
     execute(
         place,
@@ -147,7 +146,7 @@ fn fanned_out(place: &Place, users: u32, channel: &str) {
     );
 }
 
-fn statuses(place: &Place) -> Vec<String> {
+pub(crate) fn statuses(place: &Place) -> Vec<String> {
     rows(place, "SELECT status FROM notifications ORDER BY id")
 }
 
@@ -159,7 +158,7 @@ fn becomes(place: &Place, status: &str) {
     eventually(SOON, &format!("it is {status}"), || statuses(place) == [status]);
 }
 
-/// A place whose tables are there, with one notification by EMAIL.
+/// A database with its tables, and one notification by EMAIL.
 pub(crate) fn one(place: &Place) {
     drop(serve(place, "api", &[]));
     fanned_out(place, 1, "EMAIL");
@@ -196,7 +195,7 @@ fn a_stop_waits_for_the_calls_that_are_open(place: &Place) {
     let mut server = start(place, &endpoint, "hold");
     endpoint.is_called(1);
     server.process.signal(Signal::TERM);
-    // The stop has begun when nobody is let in any more.
+    // The stop has begun when no connection is accepted any more.
     eventually(SOON, "the server stops", || TcpStream::connect(server.address).is_err());
     endpoint.let_go();
     assert!(server.process.end().success());
@@ -288,7 +287,7 @@ fn an_endpoint_that_stays_broken_is_given_up(place: &Place) {
 
 fn an_endpoint_that_cannot_be_reached_is_tried_again(place: &Place) {
     one(place);
-    // Nobody listens there any more, until somebody does.
+    // The port is closed, and opened again later.
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let _server = serve(place, ROLES, &email(&format!("http://{address}/deliver"), "hold"));
     eventually(SOON, "it was tried", || error(place).contains("could not be reached"));
@@ -313,7 +312,7 @@ fn no_redirection_is_followed(place: &Place) {
     let endpoint = Endpoint::that([Does::Answers(307)]);
     let _server = start(place, &endpoint, "hold");
     becomes(place, "FAILED");
-    assert_eq!(endpoint.calls().len(), 1, "the key goes to nobody else");
+    assert_eq!(endpoint.calls().len(), 1, "the key goes to no other server");
 }
 
 fn a_cut_connection_is_in_doubt_under_hold_and_stays_so(place: &Place) {
@@ -324,7 +323,7 @@ fn a_cut_connection_is_in_doubt_under_hold_and_stays_so(place: &Place) {
     eventually(SOON, "both are in doubt", || statuses(place) == ["IN_DOUBT", "IN_DOUBT"]);
     assert!(error(place).contains("lost"), "{}", error(place));
     drop(server);
-    // A node that has delivered something else since has looked at everything.
+    // A node that has delivered something else since has read everything.
     execute(
         place,
         "INSERT INTO notifications (tenant, event_id, kind, user_id, notification_type)
@@ -332,7 +331,7 @@ fn a_cut_connection_is_in_doubt_under_hold_and_stays_so(place: &Place) {
     );
     let _server = start(place, &endpoint, "hold");
     eventually(SOON, "the new one is sent", || statuses(place) == ["IN_DOUBT", "IN_DOUBT", "SENT"]);
-    assert_eq!(endpoint.calls().len(), 3, "nobody was called again");
+    assert_eq!(endpoint.calls().len(), 3, "there were no further calls");
 }
 
 fn a_cut_connection_is_called_again_under_rerun(place: &Place) {
@@ -356,11 +355,11 @@ fn no_answer_in_time_is_in_doubt_under_hold(place: &Place) {
     assert_eq!(endpoint.calls().len(), 1);
 }
 
-/// A node that dies when the endpoint has taken it and before anybody knows.
+/// A node that dies after the endpoint has accepted the call and before that is stored.
 fn killed_after_the_call(place: &Place, endpoint: &Endpoint, on_lost: &str) {
     let url = endpoint.url();
     let mut variables = email(&url, on_lost);
-    // The lease of a call is as long as its timeout, up to ten seconds: the next node has to wait for its end.
+    // The lease of a call is as long as its timeout, up to ten seconds: the next node has to wait for its expiry.
     variables.push(("SEMEL_NOTIFICATIONS_CHANNELS_EMAIL_TIMEOUT", "5s"));
     variables.push(("SEMEL_CRASH", "deliver.sent:1"));
     serve(place, ROLES, &variables).process.end();
@@ -376,7 +375,7 @@ fn a_node_killed_after_the_call_leaves_doubt_under_hold(place: &Place) {
     assert_eq!(endpoint.calls().len(), 1, "never twice by itself");
     let told = shown(&server, "/notifications/1");
     assert_eq!((&told["attempt"], &told["lastError"]), (&json!(1), &serde_json::Value::Null), "{told}");
-    assert!(told["error"].as_str().unwrap().contains("ended without a word"), "{told}");
+    assert!(told["error"].as_str().unwrap().contains("expired"), "{told}");
 }
 
 fn a_node_killed_after_the_call_calls_again_with_the_same_key_under_rerun(place: &Place) {
@@ -389,18 +388,36 @@ fn a_node_killed_after_the_call_calls_again_with_the_same_key_under_rerun(place:
     assert_eq!(keys, [keys[0].clone(), keys[0].clone()], "an endpoint that honours keys sees a repeat");
 }
 
-fn a_status_that_was_not_written_is_put_right_from_the_ledger(place: &Place) {
+/// Killed before, in and after the commit that settles a delivery: the notification's status always equals the
+/// operation's state.
+fn a_node_killed_at_any_point_leaves_status_and_operation_in_agreement(place: &Place) {
     one(place);
-    let endpoint = Endpoint::that([]);
-    let mut server = start(place, &endpoint, "hold");
-    becomes(place, "SENT");
-    server.process.signal(Signal::KILL);
-    server.process.end();
-    // As if the node had died between the two.
-    execute(place, "UPDATE notifications SET status = 'PENDING', sent_at = NULL");
-    let _server = start(place, &endpoint, "hold");
-    becomes(place, "SENT");
-    assert_eq!(endpoint.calls().len(), 1, "the ledger knows");
+    // A node without the channel enqueues the delivery and cannot run it, so the first run to settle is the delivery's.
+    let without_channel = serve(place, ROLES, &[]);
+    let waiting = "SELECT state FROM semel_operations WHERE kind = 'deliver.EMAIL'";
+    eventually(SOON, "the delivery is enqueued", || rows(place, waiting) == ["pending"]);
+    drop(without_channel);
+    // The first call fails, the next one is taken.
+    let endpoint = Endpoint::that([Does::Answers(503)]);
+    let url = endpoint.url();
+    let mut variables = email(&url, "rerun");
+    variables.push(("SEMEL_NOTIFICATIONS_CHANNELS_EMAIL_TIMEOUT", "5s"));
+    for point in ["settle.before:1", "store.projected:1", "store.write.saved:1", "settle.after:1"] {
+        let dying = [&variables[..], &[("SEMEL_CRASH", point)]].concat();
+        serve(place, ROLES, &dying).process.end();
+        let agree = "SELECT n.status || ' ' || o.state FROM notifications AS n
+                     JOIN semel_operations AS o ON o.service = 'notifications' AND o.key = CAST(n.id AS TEXT)
+                      AND o.kind = 'deliver.EMAIL'";
+        let stand = rows(place, agree).remove(0);
+        assert!(
+            ["PENDING processing", "PENDING failed", "PENDING timed_out", "SENT completed"].contains(&stand.as_str()),
+            "{point}: {stand}"
+        );
+    }
+    let _server = serve(place, ROLES, &variables);
+    eventually(Duration::from_secs(60), "it is sent", || statuses(place) == ["SENT"]);
+    let keys: HashSet<_> = endpoint.keys().into_iter().collect();
+    assert_eq!(keys.len(), 1, "every call went under the same key");
 }
 
 /// A notification in doubt, and the path to resolve it.
@@ -448,7 +465,7 @@ fn a_person_ends_it(place: &Place) {
     let (server, path) = in_doubt(place, &endpoint);
     assert_eq!(post(&server, &path, r#"{"status":"FAILED","reason":"too late"}"#).status, 200);
     assert_eq!((statuses(place), error(place)), (vec!["FAILED".to_owned()], "too late".to_owned()));
-    // One that failed can be sent again after all.
+    // A failed one can still be sent again.
     assert_eq!(post(&server, &path, r#"{"status":"PENDING","reason":"not too late"}"#).status, 200);
     becomes(place, "SENT");
     assert_eq!(endpoint.calls().len(), 2);
@@ -473,7 +490,7 @@ fn a_person_cannot_decide_what_is_settled(place: &Place) {
     assert_eq!((statuses(place), endpoint.calls().len()), (vec!["SENT".to_owned()], 1));
 }
 
-fn what_an_application_sent_itself_is_never_sent_by_an_endpoint_that_comes_later(place: &Place) {
+fn a_notification_resolved_as_sent_is_not_sent_by_a_later_endpoint(place: &Place) {
     let server = serve(place, "api", &[]);
     fanned_out(place, 3, "EMAIL");
     execute(
@@ -486,7 +503,7 @@ fn what_an_application_sent_itself_is_never_sent_by_an_endpoint_that_comes_later
         let body = json!({ "status": status, "reason": "our own mailer" }).to_string();
         post(server, &format!("/notifications/{id}/resolve"), &body)
     };
-    // That it waits is so already; and what is read from the stream gets its place by itself.
+    // PENDING is its status already; and IN_APP notifications get their place without a decision.
     for (id, status) in [(&ids[0], "PENDING"), (&ids[3], "SENT")] {
         let answer = say(&server, id, status);
         assert_eq!(answer.problem(), "delivery-settled", "{}", answer.body);
@@ -508,16 +525,16 @@ fn what_an_application_sent_itself_is_never_sent_by_an_endpoint_that_comes_later
     assert_eq!(say(&server, &ids[0], "FAILED").problem(), "delivery-settled");
     drop(server);
 
-    // The ledger knows, also where the statuses were not written.
+    // The ledger knows, even if the statuses were not written.
     execute(place, "UPDATE notifications SET status = 'PENDING', sent_at = NULL, error = NULL");
     let endpoint = Endpoint::that([]);
     let _server = start(place, &endpoint, "hold");
     eventually(SOON, "all are looked at", || statuses(place) == ["SENT", "FAILED", "SENT", "SENT"]);
     let called: Vec<_> = endpoint.calls().iter().map(|call| call.body["notificationId"].to_string()).collect();
-    assert_eq!(called, [ids[2].clone()], "only the one that nobody had spoken of");
+    assert_eq!(called, [ids[2].clone()], "only the one without a decision");
 }
 
-fn what_is_being_delivered_cannot_be_said_to_be_sent(place: &Place) {
+fn a_running_delivery_cannot_be_resolved(place: &Place) {
     one(place);
     let endpoint = Endpoint::that([Does::Waits]);
     let server = start(place, &endpoint, "hold");
@@ -541,9 +558,9 @@ fn an_endpoint_that_is_away_costs_no_attempts(place: &Place) {
     variables.push(("SEMEL_NOTIFICATIONS_CHANNELS_EMAIL_MAX_ATTEMPTS", "2"));
     let _server = serve(place, ROLES, &variables);
     eventually(SOON, "it says why", || error(place).contains("could not be reached"));
-    eventually(SOON, "it was tried as often as it may fail", || told(place).matches("put back").count() >= 2);
+    eventually(SOON, "it was tried as often as it may fail", || told(place).matches("released by").count() >= 2);
     assert_eq!(statuses(place), ["PENDING"]);
-    // Both attempts are still there: one that fails, and one that does not.
+    // Both attempts are left: one that fails, and one that does not.
     let endpoint = Endpoint::on(TcpListener::bind(address).unwrap(), [Does::Answers(503)]);
     becomes(place, "SENT");
     assert_eq!(endpoint.calls().len(), 2);

@@ -1,4 +1,4 @@
-//! What the tests of messages, jobs and deliveries share: a look at the database from outside, and requests.
+//! What the tests of messages, jobs and deliveries share: database access from outside, and requests.
 
 use std::{
     fmt::Display,
@@ -8,8 +8,9 @@ use std::{
 
 use bytes::Bytes;
 use semel::{
-    Fingerprint, Store as _,
-    messaging::{Message, MessageStore as _, NewLetter, Received, Retry},
+    Fingerprint,
+    messaging::{Message, NewLetter, Received, Retry},
+    prelude::*,
     store::Commit,
 };
 use semel_store::{Database, Settings};
@@ -41,7 +42,7 @@ impl Desk {
         self.runtime.block_on(work)
     }
 
-    /// Puts a message into the outbox, in a transaction of its own.
+    /// Writes a message to the outbox, in its own transaction.
     pub(crate) fn put(&self, message: Message) {
         self.block(async {
             let tx = self.database.begin(SOON).await.unwrap();
@@ -50,13 +51,13 @@ impl Desk {
         });
     }
 
-    /// A letter that died.
+    /// Adds a dead letter.
     pub(crate) fn dead(&self, letter: NewLetter) {
         self.block(self.database.put_letter(letter)).unwrap();
     }
 }
 
-/// A letter of the consumer `mail`, with a body of its own.
+/// A letter of the consumer `mail`, with its own body.
 pub(crate) fn letter(key: &str) -> NewLetter {
     let body = Bytes::from(format!("{{\"key\":\"{key}\"}}"));
     NewLetter {
@@ -98,7 +99,7 @@ pub(crate) fn post_to(address: SocketAddr, path: &str, headers: &[(&str, &str)],
     Answer::read(connection)
 }
 
-/// What a path shows, which must be there.
+/// The JSON at a path that must exist.
 pub(crate) fn shown(server: &Server, path: &str) -> Value {
     let answer = server.get(path);
     assert_eq!(answer.status, 200, "{path}: {}", answer.body);

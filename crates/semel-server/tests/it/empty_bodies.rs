@@ -1,4 +1,4 @@
-//! The laws of requests without a body: who forgot it is told so, with what it should have been.
+//! The laws of requests without a body: the answer says so, and names the missing fields.
 
 use crate::{
     hooks,
@@ -36,7 +36,7 @@ fn a_missing_body_is_told_as_such_on_every_route_that_needs_one() {
         let detail = told.json()["detail"].as_str().unwrap().to_owned();
         assert!(detail.starts_with(&format!("The body is empty. It must be {wanted}")), "{path}: {detail}");
     }
-    // Where nothing must be there, no body is as good as an empty object.
+    // If no field is required, an empty body counts as an empty object.
     for body in ["", "{}"] {
         let told = ask("POST", "/dead-letters/redrive", body);
         assert_eq!((told.status, told.problem().as_str()), (422, "invalid-fields"), "{}", told.body);

@@ -1,4 +1,4 @@
-//! An endpoint for deliveries that does as it is told, and remembers every call.
+//! An endpoint for deliveries that follows a script and records every call.
 
 use std::{
     collections::VecDeque,
@@ -19,11 +19,11 @@ pub(crate) enum Does {
     Answers(u16),
     /// Answers with a status, and asks for so many seconds.
     AsksFor(u64, u16),
-    /// Answers 202, but not before it is let go.
+    /// Answers 202, but not before it is released.
     Waits,
     /// Never answers.
     Hangs,
-    /// Closes the connection without a word.
+    /// Closes the connection without an answer.
     Cuts,
 }
 
@@ -60,7 +60,7 @@ struct State {
 }
 
 impl Endpoint {
-    /// One that does these things, call by call, and answers 202 after that.
+    /// An endpoint that follows this script, call by call, and then answers 202.
     pub(crate) fn that(script: impl IntoIterator<Item = Does>) -> Self {
         Self::on(TcpListener::bind("127.0.0.1:0").unwrap(), script)
     }
@@ -92,7 +92,7 @@ impl Endpoint {
         self.calls().iter().map(|call| call.key().to_owned()).collect()
     }
 
-    /// Lets the calls go on that wait.
+    /// Lets waiting calls continue.
     pub(crate) fn let_go(&self) {
         *self.state.open.lock().unwrap() = true;
         self.state.opened.notify_all();
@@ -139,7 +139,7 @@ impl State {
     }
 }
 
-/// Reads a call; none when the connection was closed instead.
+/// Reads a call; none if the connection was closed.
 fn read(reader: &mut BufReader<&TcpStream>) -> Option<Call> {
     let mut head = String::new();
     loop {
@@ -152,7 +152,7 @@ fn read(reader: &mut BufReader<&TcpStream>) -> Option<Call> {
         }
         head.push_str(&line.to_ascii_lowercase());
     }
-    // Keys are told apart by case, too; they are all of one, so that the head can be read in one way.
+    // Keys are case-sensitive; they all have one case here, so that the head can be lower-cased.
     let length = head.lines().find_map(|line| line.strip_prefix("content-length: "))?.trim().parse().ok()?;
     let mut body = vec![0; length];
     reader.read_exact(&mut body).ok()?;

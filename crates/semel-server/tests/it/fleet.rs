@@ -1,5 +1,5 @@
-//! Several real servers on one database and one broker, and the traffic that they are given. `fleet_count` has what is
-//! counted at the end, `fleet_queues` the queues as another program sees them.
+//! Several real servers on one database and one broker, and their traffic. `fleet_count` counts the results,
+//! `fleet_queues` has the queues as another program sees them.
 
 use std::{
     collections::BTreeMap,
@@ -42,7 +42,7 @@ pub(crate) use on_every_fleet;
 /// Every role.
 pub(crate) const ALL: &str = "api,relay,worker,sweeper";
 
-/// What a node that died had in its hands is free again soon. Long enough for a busy machine: a living node keeps it.
+/// The leases of a dead node expire soon. They are long enough for a busy machine: a living node renews them.
 const SHORT_LEASES: [(&str, &str); 4] = [
     ("SEMEL_MESSAGES_RELAY_LEASE", "2s"),
     ("SEMEL_MESSAGES_VISIBILITY", "2s"),
@@ -53,7 +53,7 @@ const SHORT_LEASES: [(&str, &str); 4] = [
 /// How long a fleet may take until everything has arrived.
 pub(crate) const IN_TIME: Duration = Duration::from_secs(60);
 
-/// Who is told of what happens in each group, and how.
+/// The recipients in each group, and their channels.
 pub(crate) const AUDIENCE: [(&str, [&str; 2]); 3] =
     [("ana", ["PUSH", "EMAIL"]), ("bo", ["PUSH", "IN_APP"]), ("cy", ["SMS", "IN_APP"])];
 
@@ -67,9 +67,9 @@ pub(crate) struct Fleet {
     /// The broker as the servers know it, and, if it is RabbitMQ, as the test does.
     pub(crate) broker: String,
     pub(crate) rabbitmq: Option<String>,
-    /// Gone with the fleet.
+    /// Dropped with the fleet.
     _vhost: Option<Vhost>,
-    /// Everybody: kind, group, user, channels.
+    /// All recipients: kind, group, user, channels.
     pub(crate) audience: Vec<(u64, String, Vec<String>)>,
     /// Every event that was sent, and the group that it is about.
     pub(crate) events: Mutex<BTreeMap<String, u64>>,
@@ -119,14 +119,14 @@ impl Fleet {
         self.start_as_it_is(roles, &[&SHORT_LEASES, variables].concat())
     }
 
-    /// Starts a server with the leases that it has if nothing is said.
+    /// Starts a server with the default leases.
     pub(crate) fn start_as_it_is(&self, roles: &str, variables: &[(&str, &str)]) -> Server {
         let mut command = self.place.semel(["serve", "--listen", "127.0.0.1:0", "--roles", roles]);
         command
             .env("SEMEL_BROKER_URL", &self.broker)
             .env("SEMEL_CRASH_LOG", self.place.path("points"))
             .envs(variables.iter().copied())
-            // With this a log that nobody reads costs nothing, and one that somebody does can be asked for.
+            // Quiet by default; the log can be turned on.
             .env("RUST_LOG", std::env::var("RUST_LOG").unwrap_or_else(|_| "warn".to_owned()))
             .stderr(Stdio::inherit());
         Server::start_with(&mut command)
@@ -138,7 +138,7 @@ impl Fleet {
         self.start(roles, &[&[("SEMEL_CRASH", point)], variables].concat())
     }
 
-    /// Waits until a server has died at a point. A run in which it was never reached shows nothing, and fails.
+    /// Waits until a server has died at a point. A run that never reached the point shows nothing, and fails.
     pub(crate) fn died_at(&self, point: &str, server: &mut Server) {
         let status = server.process.end();
         assert_eq!(status.signal(), Some(Signal::KILL.as_raw()), "{point}: {status}");
@@ -162,8 +162,8 @@ impl Fleet {
         self.audience.push((group, user.to_owned(), channels.iter().map(|channel| (*channel).to_owned()).collect()));
     }
 
-    /// Sends events once, all in one request; whether they were accepted. If not, they may be there all the same, and
-    /// have to be sent again.
+    /// Sends events once, all in one request; returns whether they were accepted. If not, they may still be stored, and
+    /// must be sent again.
     pub(crate) fn try_send(&self, address: SocketAddr, events: &[(String, u64)]) -> bool {
         self.events.lock().unwrap().extend(events.iter().cloned());
         let body: Vec<Value> = events.iter().map(|(id, group)| of_restaurant(id, *group)).collect();
@@ -186,7 +186,7 @@ pub(crate) fn events(name: &str, n: usize) -> Vec<(String, u64)> {
     (0..n).zip((1..=GROUPS).cycle()).map(event).collect()
 }
 
-/// Tells a server to stop; it must do so in time, and say that all is well.
+/// Stops a server; it must stop in time, and report no problem.
 pub(crate) fn stop(mut server: Server) {
     server.process.signal(Signal::TERM);
     let status = server.process.end();

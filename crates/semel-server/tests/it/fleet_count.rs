@@ -1,4 +1,4 @@
-//! What there must be in the end, whatever happened on the way: counted in the database itself.
+//! The expected results, whatever happened on the way: counted in the database itself.
 
 use std::{
     collections::BTreeMap,
@@ -15,8 +15,8 @@ use crate::{
 };
 
 impl Fleet {
-    /// Waits until nothing is on its way any more, and counts: every notification that must be there is, none twice,
-    /// and nothing is left anywhere. The servers are stopped; one of them answers requests.
+    /// Waits until nothing is in flight, and counts: every expected notification exists, none twice, and nothing is
+    /// left over. The servers are stopped; one of them answers requests.
     pub(crate) fn all_is_well(&self, servers: Vec<Server>) {
         self.until("everything has arrived", |fleet| fleet.is_quiet());
         self.api_agrees(&servers[0]);
@@ -60,12 +60,12 @@ impl Fleet {
         assert_eq!(self.count("semel_dead_letters"), self.dead, "{:?}", self.reasons());
     }
 
-    /// Why dead letters are where they are.
+    /// The reasons of dead letters.
     pub(crate) fn reasons(&self) -> Vec<String> {
         self.texts("SELECT reason FROM semel_dead_letters ORDER BY reason")
     }
 
-    /// Every event is done with, on both levels, by what the service says itself.
+    /// Both levels of every event are done, by the service's own answers.
     fn api_agrees(&self, api: &Server) {
         let wanted: BTreeMap<u64, usize> =
             self.audience.iter().fold(BTreeMap::new(), |mut sums, (group, _, channels)| {
@@ -86,7 +86,7 @@ impl Fleet {
         }
     }
 
-    /// Whether every event is done with and nothing is on its way, as far as can be seen.
+    /// Whether every event is done and nothing is in flight.
     fn is_quiet(&self) -> bool {
         let sent = self.events.lock().unwrap().len();
         self.count("notification_fanouts WHERE done_at IS NOT NULL") >= sent
@@ -96,7 +96,7 @@ impl Fleet {
             && (self.rabbitmq.is_none() || self.queued() == 0)
     }
 
-    /// Asks until it is so, and says how things are if it does not come.
+    /// Polls until it holds; on a timeout, shows the state.
     pub(crate) fn until(&self, what: &str, mut holds: impl FnMut(&Self) -> bool) {
         let end = Instant::now() + IN_TIME;
         while !holds(self) {

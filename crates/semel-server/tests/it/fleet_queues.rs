@@ -30,7 +30,7 @@ impl Fleet {
         })
     }
 
-    /// Puts bodies on the queue, each as a message of its own, whatever they are.
+    /// Puts bodies on the queue, one message each.
     pub(crate) fn say(&self, bodies: &[&[u8]]) {
         if self.rabbitmq.is_some() {
             self.on_rabbitmq(async |channel| {
@@ -41,7 +41,7 @@ impl Fleet {
             return;
         }
         for body in bodies {
-            let hex = codec::hex(&codec::encode(body));
+            let hex = hex::encode(codec::encode(body));
             let bytes = match self.place.url.starts_with("sqlite:") {
                 true => format!("x'{hex}'"),
                 false => format!("'\\x{hex}'"),
@@ -57,7 +57,7 @@ impl Fleet {
         }
     }
 
-    /// Makes three of every message that waits, each under an id of its own.
+    /// Triples every waiting message, each with its own id.
     pub(crate) fn triple(&self) {
         let before = self.queued();
         if self.rabbitmq.is_none() {
@@ -75,7 +75,7 @@ impl Fleet {
             self.on_rabbitmq(async |channel| {
                 for _ in 0..before {
                     let got = channel.basic_get(QUEUE.into(), BasicGetOptions { no_ack: true }).await.unwrap();
-                    let body = got.expect("a message that nobody takes is there").delivery.data;
+                    let body = got.expect("the message waits in its queue").delivery.data;
                     for _ in 0..3 {
                         publish(channel, &body).await;
                     }
@@ -92,7 +92,7 @@ impl Fleet {
             let channel = connection.create_channel().await.unwrap();
             channel.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
             let done = work(&channel).await;
-            // Whatever was asked has been answered.
+            // All requests were answered.
             let _ = connection.close(200, "OK".into()).await;
             done
         })

@@ -25,7 +25,7 @@ on_both_databases! {
     after_a_decision_the_story_says_what_a_repeat_is_answered
     with_rerun_a_lost_request_runs_again
     a_client_that_goes_away_stops_nothing
-    what_is_pinned_cannot_be_purged
+    a_pinned_operation_cannot_be_purged
     a_gateway_killed_between_effect_and_answer_never_makes_a_second_effect
     a_repeat_of_a_key_whose_row_cannot_be_read_is_neither_executed_nor_replayed
 }
@@ -100,7 +100,7 @@ fn a_retry_gets_the_same_answer_and_the_upstream_one_request(place: &Place) {
     assert_eq!(seen.body, b"{}");
 }
 
-fn what_is_pinned_cannot_be_purged(place: &Place) {
+fn a_pinned_operation_cannot_be_purged(place: &Place) {
     let upstream = Upstream::start();
     let server = start_with(place, &upstream, &[("SEMEL_GATEWAY_PINNED", "true")]);
     assert_eq!(post(&server, "/orders", "k", "{}").status, 201);
@@ -109,7 +109,7 @@ fn what_is_pinned_cannot_be_purged(place: &Place) {
     for decision in [&["purge"][..], &["resolve", "--as", "retry"]] {
         let refused = place.run([&["operations"], decision, &["k", "--scope", SCOPE, "--reason", "x"]].concat());
         assert!(!refused.status.success());
-        assert!(stderr(&refused).contains("is pinned: it stays as it is until "), "{}", stderr(&refused));
+        assert!(stderr(&refused).contains("is pinned: it cannot be changed until "), "{}", stderr(&refused));
     }
     for _ in 0..2 {
         assert_eq!(post(&server, "/orders", "k", "{}").header("idempotent-replayed"), Some("true"));
@@ -184,7 +184,7 @@ fn an_upstream_lost_after_the_request_was_sent_leaves_it_in_doubt(place: &Place)
     assert_eq!(state_of(place, SCOPE, "k"), "in_doubt");
     let listed = place.say(["operations", "list", "--state", "in_doubt"]);
     assert!(listed.contains("gateway/request"), "{listed}");
-    // Somebody finds out that nothing happened.
+    // A person finds out that nothing happened.
     place.say([
         "operations",
         "resolve",
@@ -200,7 +200,7 @@ fn an_upstream_lost_after_the_request_was_sent_leaves_it_in_doubt(place: &Place)
     assert_eq!(upstream.effects(), 2);
 }
 
-/// A person knows that it took effect, and has no answer to give.
+/// A person knows that it took effect, and has no answer to store.
 fn after_a_decision_the_story_says_what_a_repeat_is_answered(place: &Place) {
     let upstream = Upstream::start();
     let server = start(place, &upstream);
@@ -265,7 +265,7 @@ fn a_gateway_killed_between_effect_and_answer_never_makes_a_second_effect(place:
 }
 
 #[test]
-fn what_an_upstreams_status_means_for_the_key() {
+fn the_status_of_the_upstream_decides_about_the_key() {
     let (place, upstream) = (Place::sqlite(), Upstream::start());
     let server = start_with(&place, &upstream, &[("SEMEL_GATEWAY_NOT_EXECUTED_STATUSES", "503,507")]);
     for (status, state, second, effects) in [
@@ -371,7 +371,7 @@ fn a_body_that_does_not_come_in_time_claims_nothing() {
     assert_eq!(Answer::read(connection).problem(), "body-timeout");
     assert_eq!(upstream.effects(), 0);
     drop(server);
-    // By one that has time for an answer.
+    // By a gateway with time for an answer.
     assert_eq!(post(&start(&place, &upstream), "/orders", "k", "{}").status, 201);
 }
 
@@ -406,7 +406,7 @@ fn keys_of_two_tenants_never_meet() {
 }
 
 #[test]
-fn a_header_from_anybody_but_a_trusted_proxy_is_not_believed() {
+fn a_tenant_header_counts_from_a_trusted_proxy_only() {
     let (place, upstream) = (Place::sqlite(), Upstream::start());
     let settings = [("SEMEL_GATEWAY_TENANT_HEADER", "x-tenant"), ("SEMEL_GATEWAY_TRUSTED_PROXIES", "10.0.0.0/8")];
     let server = start_with(&place, &upstream, &settings);

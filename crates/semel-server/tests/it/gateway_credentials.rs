@@ -1,4 +1,4 @@
-//! The laws of who gets a stored answer from the gateway.
+//! The laws of credentials: which callers get a stored answer from the gateway.
 
 use std::{process::Command, thread};
 
@@ -11,7 +11,7 @@ use crate::{
 
 on_both_databases! {
     a_stored_answer_is_for_the_credentials_of_the_first_request
-    of_two_callers_at_once_one_is_served_and_the_other_told
+    of_two_callers_at_once_one_is_served_and_the_other_refused
     several_cookie_fields_reach_the_upstream_as_one
 }
 
@@ -30,7 +30,7 @@ fn a_stored_answer_is_for_the_credentials_of_the_first_request(place: &Place) {
     let upstream = Upstream::start();
     let server = started(gateway(place, &upstream.url), &[]);
     assert_eq!(post(&server, "/orders", &[ANN]).status, 201);
-    // Another gateway on the same database compares under the same secret.
+    // Another gateway on the same database uses the same secret.
     let other = started(gateway(place, &upstream.url), &[]);
     for server in [&server, &other] {
         for headers in [&[BOB][..], &[], &[ANN, ANN]] {
@@ -52,7 +52,7 @@ fn a_stored_answer_is_for_the_credentials_of_the_first_request(place: &Place) {
     assert!(server.get("/semel/problems/credentials-differ").body.contains("refreshed"));
 }
 
-/// Of several, an upstream could read another one than was compared.
+/// Of several fields, an upstream could read another one than was compared.
 fn several_cookie_fields_reach_the_upstream_as_one(place: &Place) {
     let upstream = Upstream::start();
     let server = started(gateway(place, &upstream.url), &[("SEMEL_GATEWAY_COOKIES", "session")]);
@@ -78,7 +78,7 @@ fn several_cookie_fields_reach_the_upstream_as_one(place: &Place) {
     assert_eq!(upstream.effects(), 1);
 }
 
-fn of_two_callers_at_once_one_is_served_and_the_other_told(place: &Place) {
+fn of_two_callers_at_once_one_is_served_and_the_other_refused(place: &Place) {
     let upstream = Upstream::start();
     let server = started(gateway(place, &upstream.url), &[]);
     let told = thread::scope(|scope| {
@@ -99,7 +99,7 @@ fn of_two_callers_at_once_one_is_served_and_the_other_told(place: &Place) {
 fn a_token_that_was_refused_can_be_refreshed() {
     let (place, upstream) = (Place::sqlite(), Upstream::start());
     let server = started(gateway(&place, &upstream.url), &[]);
-    // The upstream refused it, so nothing was done, and the key is free for the new token.
+    // The upstream refused it, so nothing was done, and the key is free for the new credentials.
     assert_eq!(post(&server, "/401", &[ANN]).status, 401);
     assert_eq!(post(&server, "/orders", &[BOB]).status, 201);
     assert_eq!(post(&server, "/orders", &[BOB]).header("idempotent-replayed"), Some("true"));
@@ -135,14 +135,14 @@ fn settings_that_would_protect_from_nothing_are_refused_with_the_reason() {
     let place = Place::sqlite();
     let trusted = ("SEMEL_GATEWAY_TRUSTED_PROXIES", "127.0.0.1");
     for (name, value, why) in [
-        ("SEMEL_GATEWAY_RETENTION", "0s", "a retry that comes after it is carried out again"),
+        ("SEMEL_GATEWAY_RETENTION", "0s", "a later retry is executed again"),
         ("SEMEL_GATEWAY_RETENTION", "1ns", "must be at least 1m"),
         ("SEMEL_GATEWAY_RETENTION", "1ms", "must be at least 1m"),
         ("SEMEL_GATEWAY_RETENTION", "59s", "must be at least 1m"),
-        ("SEMEL_PROPOSALS_RETENTION", "0s", "a retry that comes after it is carried out again"),
-        ("SEMEL_GATEWAY_TENANT_HEADER", "Authorization", "must be a header of its own"),
-        ("SEMEL_GATEWAY_TENANT_HEADER", "Cookie", "must be a header of its own"),
-        ("SEMEL_GATEWAY_TENANT_HEADER", "Host", "must be a header of its own"),
+        ("SEMEL_PROPOSALS_RETENTION", "0s", "a later retry is executed again"),
+        ("SEMEL_GATEWAY_TENANT_HEADER", "Authorization", "must be a dedicated header"),
+        ("SEMEL_GATEWAY_TENANT_HEADER", "Cookie", "must be a dedicated header"),
+        ("SEMEL_GATEWAY_TENANT_HEADER", "Host", "must be a dedicated header"),
         ("SEMEL_HTTP_BODY_BUDGET", "1MiB", "must be at least 8MiB"),
         ("SEMEL_GATEWAY_COOKIES", "a b", "must be names of cookies"),
     ] {
@@ -152,5 +152,5 @@ fn settings_that_would_protect_from_nothing_are_refused_with_the_reason() {
     }
     let useless = [("SEMEL_GATEWAY_SHARED", "true"), ("SEMEL_GATEWAY_COOKIES", "session")];
     let output = gateway(&place, "http://127.0.0.1:3").envs(useless).output().unwrap();
-    assert!(stderr(&output).contains("are not looked at"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("are ignored"), "{}", stderr(&output));
 }

@@ -1,5 +1,5 @@
-//! The laws of the gateway before a service that is broken or hostile: what it answers to one request is never taken
-//! for the answer to another, and nothing takes effect twice.
+//! The laws of the gateway before a broken or hostile service: its answer to one request is never taken for the answer
+//! to another, and nothing takes effect twice.
 
 use std::{
     io::{self, BufReader, Read as _, Write as _},
@@ -18,7 +18,7 @@ use crate::{
     upstream,
 };
 
-/// What a service says to a request, byte by byte, and whether it then closes the connection.
+/// The bytes of a service's answer, and whether it then closes the connection.
 #[derive(Clone)]
 struct Said {
     bytes: Vec<u8>,
@@ -33,7 +33,7 @@ fn and_stay(bytes: impl Into<Vec<u8>>) -> Said {
     Said { bytes: bytes.into(), close: false }
 }
 
-/// A service that answers each path with the bytes that the test chose. Its threads end with the process.
+/// A service that answers each path with the test's bytes. Its threads end with the process.
 struct Raw {
     url: String,
     requests: Arc<AtomicUsize>,
@@ -79,7 +79,7 @@ fn before(raw: &Raw) -> (Place, Server) {
     (place, server)
 }
 
-/// An answer as a client must read it (RFC 9112, 6.3), and how many bytes it took. None if it is not whole.
+/// An answer as a client must read it (RFC 9112, 6.3), and its length. None if it is incomplete.
 fn parse(bytes: &[u8]) -> Option<(Answer, usize)> {
     let end = bytes.windows(4).position(|window| window == b"\r\n\r\n")? + 4;
     let head = String::from_utf8_lossy(&bytes[..end - 4]).to_ascii_lowercase();
@@ -105,7 +105,7 @@ fn parse(bytes: &[u8]) -> Option<(Answer, usize)> {
     Some((answer, at + length))
 }
 
-/// A connection that is kept, and what is read of it.
+/// A kept connection, and the bytes read from it.
 struct Kept {
     connection: TcpStream,
     read: Vec<u8>,
@@ -143,7 +143,7 @@ impl Kept {
 
 const FORGED: &str = "HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nforged";
 
-/// An honest answer that names its path.
+/// A correct answer that names its path.
 fn honest(path: &str) -> Said {
     and_stay(format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{path}", path.len()))
 }
@@ -187,13 +187,13 @@ fn a_connection_to_a_service_that_gave_two_lengths_is_not_used_again() {
     let raw = Raw::start(both_lengths);
     let (_place, server) = before(&raw);
     assert_eq!(server.get("/length-first").status, 200);
-    // Sooner than an idle connection is closed; were it kept, this request would go by it.
+    // Sooner than an idle connection is closed; if it were kept, this request would use it.
     assert_eq!(server.get("/next").body, "/next");
     eventually(SOON, "the first connection is closed", || raw.left.load(Ordering::SeqCst) >= 1);
 }
 
 #[test]
-fn what_comes_after_an_answers_end_is_nobodys_answer() {
+fn bytes_after_the_end_of_an_answer_are_no_answer() {
     let raw = Raw::start(|path| match path {
         "/more" => and_stay(format!("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nfirst{FORGED}")),
         "/none" => and_stay(format!("HTTP/1.1 204 No Content\r\ncontent-length: 5\r\n\r\n{FORGED}")),
@@ -315,7 +315,7 @@ fn early_answers_are_not_the_answer() {
     assert_eq!(raw.requests(), 2);
 }
 
-/// What a key is worth after its answer was cut: whether its state is known to be done, or nobody knows.
+/// The state of a key after its answer was cut: known, or in doubt.
 #[test]
 fn an_answer_that_is_cut_anywhere_is_never_whole_and_never_runs_again() {
     const ANSWERS: [&str; 2] = [
@@ -345,7 +345,7 @@ fn an_answer_that_is_cut_anywhere_is_never_whole_and_never_runs_again() {
             client.send("POST", &path, &headers);
             let first = client.next();
             assert_eq!(first.is_some(), at < head, "cut at {at}");
-            // The status says what happened; without it nobody knows.
+            // The status decides; without it the effect is unknown.
             let (state, told) = if at < head { ("in_doubt", "in-doubt") } else { ("completed", "response-not-kept") };
             let mut client = Kept::open(&server);
             client.send("POST", &path, &headers);
@@ -387,7 +387,7 @@ fn a_refused_transfer_coding_ends_its_connection() {
     let (_place, server) = before(&raw);
     for coding in ["chunked, chunked", "gzip, chunked", "chunked\r\ntransfer-encoding: chunked"] {
         let mut client = Kept::open(&server);
-        // To a reader who undoes the coding in another way, the body holds a request of its own.
+        // For a reader that decodes the body differently, it contains another request.
         client.send("POST", "/a", &format!("transfer-encoding: {coding}\r\n"));
         client.connection.write_all(b"0\r\n\r\nGET /smuggled HTTP/1.1\r\nhost: a\r\n\r\n").unwrap();
         let answer = client.next().unwrap();
@@ -398,7 +398,7 @@ fn a_refused_transfer_coding_ends_its_connection() {
 }
 
 /// Sends a request with two lengths. The upstream gets one request with this body, in one framing, and the connection
-/// ends: what follows on it is another request to each reader.
+/// ends: readers differ about what follows on it.
 fn is_one_request(server: &Server, service: &upstream::Upstream, headers: &str, sent: &str, body: &str) {
     let before = service.effects();
     let mut client = Kept::open(server);
@@ -407,7 +407,7 @@ fn is_one_request(server: &Server, service: &upstream::Upstream, headers: &str, 
     let answer = client.next().unwrap();
     assert_eq!((answer.status, answer.header("connection")), (201, Some("close")), "{headers}{sent}");
     assert!(client.next().is_none(), "{headers}{sent}: the connection goes on");
-    // By whichever connection the next one goes to the upstream, it arrives as it is.
+    // Whichever connection the next request uses, it arrives unchanged.
     assert_eq!(server.get("/next").status, 201);
     let seen = service.seen();
     let [seen, next] = &seen[before..] else { panic!("{headers}{sent}: {:?}", &seen[before..]) };
@@ -419,7 +419,7 @@ fn is_one_request(server: &Server, service: &upstream::Upstream, headers: &str, 
     assert!(is_one, "{headers}{sent}: {}", seen.head);
 }
 
-/// By its chunks and by its length, the same bytes are two different requests. The chunks count (RFC 9112, 6.3).
+/// By chunks and by length, the same bytes are two different requests. The chunks count (RFC 9112, 6.3).
 #[test]
 fn a_request_with_two_lengths_cannot_be_split_in_two() {
     const SMUGGLED: &str = "POST /smuggled HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n";

@@ -1,4 +1,4 @@
-//! The laws of what the gateway passes on, and of the gateway as a process.
+//! The laws of forwarded requests, and of the gateway as a process.
 
 use std::{
     io::{Read as _, Write as _},
@@ -97,7 +97,7 @@ fn a_protocol_that_carries_requests_is_not_changed_to() {
         Answer::read(connection)
     };
     for (n, protocol) in ["h2c", "websocket, h2c"].iter().enumerate() {
-        assert_eq!(ask_for("/orders", protocol).status, 201, "it is passed on as if nobody had asked");
+        assert_eq!(ask_for("/orders", protocol).status, 201, "it is forwarded without the upgrade");
         let seen = &upstream.seen()[n];
         assert_eq!((seen.header("upgrade"), seen.header("http2-settings")), (vec![], vec![]), "{protocol}");
         assert_eq!(seen.header("connection"), [""; 0]);
@@ -172,7 +172,7 @@ fn a_clients_broken_body_is_not_the_upstreams_fault() {
     assert_eq!(told(&hasty, "transfer-encoding: chunked\r\n\r\n1\r\na\r\n", false), late);
     assert_eq!(told(&hasty, "content-length: 2\r\n\r\na", false), late);
     assert_eq!(upstream.effects(), 0);
-    // Its own silence still is.
+    // The upstream's own silence still is a timeout.
     let silent = Answer::read(ask(&hasty, "POST", "/silent", &[], "a"));
     assert_eq!((silent.status, silent.problem().as_str()), (504, "upstream-timeout"));
     for (mut server, warnings) in [(patient, 0), (hasty, 1)] {
@@ -248,7 +248,7 @@ fn a_connection_is_used_again_and_one_that_was_closed_is_not() {
         let seen = upstream.seen();
         seen[before].port == seen[before + 1].port
     });
-    // Closed by the upstream, which is no reason for any doubt.
+    // Closed by the upstream: no reason for doubt.
     for n in 0..20 {
         assert_eq!(post("/close", &format!("m{n}")), 201);
         eventually(SOON, "the connection is closed", || upstream.closed() > n);
@@ -257,7 +257,7 @@ fn a_connection_is_used_again_and_one_that_was_closed_is_not() {
 }
 
 #[test]
-fn a_connection_that_nobody_uses_is_closed() {
+fn an_idle_connection_to_the_upstream_is_closed() {
     let (place, upstream) = (Place::sqlite(), Upstream::start());
     let server = start(&place, &upstream);
     for _ in 0..2 {
@@ -299,7 +299,7 @@ fn a_stop_lets_requests_in_flight_finish() {
 }
 
 #[test]
-fn what_it_cannot_do_is_said_at_the_start() {
+fn unsupported_settings_are_refused_at_the_start() {
     let place = Place::sqlite();
     let told = |arguments: &[&str]| {
         let output = semel().arg("gateway").args(arguments).current_dir(&place.dir).output().unwrap();
@@ -317,5 +317,5 @@ fn what_it_cannot_do_is_said_at_the_start() {
     assert!(stderr(&output).contains("trusted proxies only"));
     let key = [("SEMEL_GATEWAY_TENANT_HEADER", "Idempotency-Key"), ("SEMEL_GATEWAY_TRUSTED_PROXIES", "127.0.0.1")];
     let output = gateway(&place, "http://127.0.0.1:3").envs(key).output().unwrap();
-    assert!(stderr(&output).contains("a header of its own"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("a dedicated header"), "{}", stderr(&output));
 }

@@ -1,5 +1,4 @@
-//! The laws of trailers at the gateway: what comes after a body says nothing to anybody, so it can say nothing that a
-//! header may not.
+//! The laws of trailers at the gateway: it forwards none, so that a trailer cannot forge a header.
 
 use std::{
     io::{Read as _, Write as _},
@@ -14,7 +13,7 @@ use crate::{
     support::{SOON, Server},
 };
 
-/// A service that keeps each request byte by byte, and answers with bytes that the test chose. Its threads end with the
+/// A service that records each request byte by byte, and answers with the test's bytes. Its threads end with the
 /// process.
 struct Verbatim {
     url: String,
@@ -30,7 +29,7 @@ impl Verbatim {
         thread::spawn(move || {
             for connection in listener.incoming() {
                 let mut connection = connection.unwrap();
-                // One request per connection: the rest of the first is then never taken for a second.
+                // One request per connection: the rest of the first is never taken for a second one.
                 let request = read_request(&mut connection);
                 kept.lock().unwrap().push(request.to_ascii_lowercase());
                 connection.write_all(answer.as_bytes()).unwrap();
@@ -115,7 +114,7 @@ fn an_upstreams_trailers_say_nothing_to_a_client() {
             assert!(!answer.contains(said), "{said}: {answer}");
         }
     }
-    // Without its trailers the answer is whole, so it is kept.
+    // Without its trailers the answer is complete, so it is stored.
     let again = ask("idempotency-key: k\r\n");
     assert!(again.starts_with("http/1.1 201 ") && again.ends_with("\r\n\r\nbody"), "{again}");
     assert!(again.contains("\r\nidempotent-replayed: true\r\n") && !again.contains("x-sum"), "{again}");

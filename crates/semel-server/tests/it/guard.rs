@@ -16,8 +16,8 @@ use crate::support::{Process, SOON, eventually, semel, stderr, stdout, within};
 /// How long a tree may live on after its parent was killed.
 const AT_ONCE: Duration = Duration::from_secs(15);
 
-/// A tree of every sort: a child, one whose own parent has ended, one that left the group, one deaf to SIGTERM. Each
-/// holds stdout open, and "ready" is said once for each of the last three.
+/// A tree with a child, one whose own parent has ended, one that left the group, and one that ignores SIGTERM. Each
+/// holds stdout open; each of the last three prints "ready".
 const TREE: &str = "
     sleep 1000 &
     (sleep 1000 & echo ready)
@@ -36,7 +36,7 @@ fn exit_code(command: &[&str]) -> Option<i32> {
     guard(&[], command).output().unwrap().status.code()
 }
 
-/// Reads what a script says when it is ready, as often as the script says it.
+/// Reads the script's "ready" lines, as many as it prints.
 fn ready(script: &str, stdout: &mut Option<ChildStdout>) -> BufReader<ChildStdout> {
     let mut stdout = BufReader::new(stdout.take().unwrap());
     let times = script.matches("echo ready").count();
@@ -58,7 +58,7 @@ fn start(arguments: &[&str], script: &str) -> (Process, BufReader<ChildStdout>) 
     (guard, stdout)
 }
 
-/// Every process of the tree holds stdout open, so its end is the end of them all.
+/// Every process of the tree holds stdout open, so its end is the end of all.
 fn assert_gone_within(limit: Duration, mut stdout: BufReader<ChildStdout>) {
     let rest = within(limit, move || stdout.read_to_end(&mut Vec::new()));
     assert!(rest.is_some(), "a process of the tree outlived its parent by {limit:?}");
@@ -121,7 +121,7 @@ fn a_command_dies_with_its_guard() {
 #[test]
 fn asked_to_stop_a_command_may_finish_and_say_how_it_ended() {
     for signal in [Signal::INT, Signal::HUP, Signal::TERM] {
-        // The child itself says that it is ready: before its exec, it still has the shell's trap and would live on.
+        // The child itself prints "ready": before its exec, it still has the shell's trap and would survive.
         let script = "trap 'echo tidied; exit 3' TERM; sh -c 'echo ready; exec sleep 1000' & wait";
         let (mut guard, mut stdout) = start(&[], script);
         guard.signal(signal);
@@ -147,7 +147,7 @@ fn a_second_request_to_stop_kills_at_once() {
     let script = "trap '' TERM; echo ready; while :; do sleep 1000; done";
     let (mut guard, stdout) = start(&["--grace", "1h"], script);
     guard.signal(Signal::INT);
-    // Signals of one number sent together are one, so the second is of another.
+    // Pending signals of one number are merged, so the second has another number.
     guard.signal(Signal::HUP);
     assert_eq!(guard.end().code(), Some(128 + 9));
     assert_gone_within(AT_ONCE, stdout);
@@ -189,7 +189,7 @@ fn a_parent_killed_while_its_command_is_stopping_still_takes_the_tree_along() {
 }
 
 #[test]
-fn what_a_command_leaves_running_of_its_own_will_is_left_alone() {
+fn processes_that_outlive_a_finished_command_are_left_alone() {
     let output = guard(&[], &["sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo $!"]).output().unwrap();
     let left = Pid::from_raw(stdout(&output).trim().parse().unwrap()).unwrap();
     assert!(test_kill_process(left).is_ok());
@@ -198,7 +198,7 @@ fn what_a_command_leaves_running_of_its_own_will_is_left_alone() {
 
 #[test]
 fn a_group_of_the_guards_own_keeps_its_callers_safe() {
-    // Started without a group of its own, a guard that killed "its" group would kill this test.
+    // Without its own group, a guard that kills its group would kill this test.
     let (guard, stdout) = start(&["--grace", "0s"], TREE);
     let group = || rustix::process::getpgid(Some(guard.pid())).unwrap();
     eventually(SOON, "the guard leads a group", || group() == guard.pid());
@@ -206,7 +206,7 @@ fn a_group_of_the_guards_own_keeps_its_callers_safe() {
     assert_gone_within(AT_ONCE, stdout);
 }
 
-/// The command of a [`Guard`], started by the program under test as `semel once` starts it by itself.
+/// A command under a [`Guard`], started by the program under test as `semel once` starts it.
 fn under_guard(script: &str) -> (Guard, BufReader<ChildStdout>) {
     let mut program = semel();
     program.stdout(Stdio::piped());
@@ -216,7 +216,7 @@ fn under_guard(script: &str) -> (Guard, BufReader<ChildStdout>) {
 }
 
 #[tokio::test]
-async fn whoever_starts_a_command_learns_how_it_ended() {
+async fn a_waiter_gets_the_exit_code_of_a_command() {
     assert_eq!(under_guard("exit 7").0.wait().await.unwrap(), 7);
 
     let (mut guard, stdout) = under_guard("trap 'exit 3' TERM; sh -c 'echo ready; exec sleep 1000' & wait");

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use semel::{Operation, Store as _, look::Counted};
+use semel::{Operation, look::Counted, prelude::*};
 use semel_http::webhooks::{DEFAULT_TOLERANCE, Verifier};
 use serde_json::{Value, json};
 
@@ -19,7 +19,7 @@ use crate::{
 
 pub(crate) const SECRET: &str = "whsec_test_secret";
 
-/// The host that a sender knows the server by: not this machine's.
+/// The public host name of the server.
 pub(crate) const HOST: &str = "hooks.example.com";
 
 /// A server on a place with the source `stripe`.
@@ -34,7 +34,7 @@ pub(crate) fn start_as(place: &Place, roles: &str, variables: &[(&str, &str)]) -
 pub(crate) fn command(place: &Place, roles: &str, variables: &[(&str, &str)]) -> Command {
     let mut command = place.semel(["serve", "--listen", "127.0.0.1:0", "--roles", roles]);
     command.env("SEMEL_WEBHOOKS_STRIPE_KIND", "stripe").env("SEMEL_WEBHOOKS_STRIPE_SECRETS", SECRET);
-    // Most laws are about events that have an effect: these publish. What a test says itself comes last, and counts.
+    // Most laws are about events with an effect: these publish. A test's own setting comes last and wins.
     command.env("SEMEL_WEBHOOKS_STRIPE_HANDLERS", "*=outbox");
     for source in variables.iter().filter_map(|(name, _)| name.strip_suffix("_KIND")) {
         command.env(format!("{source}_HANDLERS"), "*=outbox");
@@ -86,7 +86,7 @@ pub(crate) fn deliver(server: &Server, event: &Value) -> Answer {
     deliver_to(server, "/webhooks/stripe", event)
 }
 
-/// The status that a delivery is answered with.
+/// The status in the answer to a delivery.
 pub(crate) fn status(answer: &Answer) -> String {
     assert_eq!(answer.status, 200, "{}", answer.body);
     let json = answer.json();
@@ -111,7 +111,7 @@ pub(crate) fn becomes(place: &Place, id: &str, state: semel::State) {
     eventually(SOON, &format!("{id} is {state}"), || stored(place, "stripe", id).is_some_and(|op| op.state == state));
 }
 
-/// How often a word was counted as an answer.
+/// How often an answer was counted.
 pub(crate) fn counted(place: &Place, word: &str) -> i64 {
     let desk = Desk::at(place);
     let counts = desk.block(desk.database.counts("default", 0)).unwrap();

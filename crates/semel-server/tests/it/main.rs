@@ -1,4 +1,4 @@
-//! What the command `semel` promises, tried on the real program.
+//! The laws of the command `semel`, tested on the real program.
 
 // In a test a broken expectation is a failed test; clippy knows that only of the test functions themselves.
 #![allow(clippy::unwrap_used)]
@@ -7,6 +7,7 @@ mod config;
 mod connections;
 mod dead_letters;
 mod deliveries;
+mod deliveries_carried_over;
 mod desk;
 mod empty_bodies;
 mod endpoint;
@@ -21,7 +22,9 @@ mod gateway_trailers;
 mod guard;
 mod hooks;
 mod jobs;
+mod jobs_carry_over;
 mod log_lines;
+mod monitor;
 mod notifications;
 mod notifications_crash;
 mod notifications_crash_broker;
@@ -58,8 +61,8 @@ mod webhooks;
 mod webhooks_config;
 mod webhooks_crash;
 mod webhooks_crash_pauses;
-mod webhooks_crash_runner;
 mod webhooks_crash_store;
+mod webhooks_crash_worker;
 mod webhooks_crowd;
 mod webhooks_events;
 mod webhooks_failing;
@@ -71,7 +74,6 @@ mod webhooks_monitor_health;
 mod webhooks_refused;
 mod webhooks_retry;
 mod webhooks_room;
-mod webhooks_runner;
 mod webhooks_seats;
 mod webhooks_sources;
 mod webhooks_stored;
@@ -80,5 +82,8 @@ mod webhooks_strangers;
 mod webhooks_stripe;
 mod webhooks_tenants;
 mod webhooks_trouble;
+mod webhooks_worker;
 mod why;
+mod why_queue;
 mod wire;
+mod work;

@@ -1,5 +1,5 @@
-//! The laws of `/events` and `/recipients`, and how the tests of the notifications service talk to it. The other files
-//! of this name have the rest.
+//! The laws of `/events` and `/recipients`, and what the tests of the notifications service share. The other files of
+//! this name have the rest.
 
 use std::{
     collections::BTreeSet,
@@ -22,12 +22,12 @@ on_both_databases! {
     an_event_is_accepted_once
     another_body_under_an_event_id_is_refused_and_nothing_is_stored
     a_thousand_events_are_accepted_or_none
-    what_is_malformed_is_refused_with_every_wrong_field
-    an_event_for_nobody_is_refused
-    of_many_who_send_an_event_at_once_one_has_made_it
+    a_malformed_event_is_refused_with_every_wrong_field
+    an_event_without_recipients_is_refused
+    of_many_requests_with_one_event_one_creates_it
     the_directory_says_who_belongs_where
     a_repeated_change_of_the_directory_is_none
-    what_no_database_could_have_is_asked_for_in_vain
+    an_id_with_a_nul_or_invalid_utf8_is_not_found
     an_event_that_has_left_stays_so_when_its_receipt_is_forgotten
 }
 
@@ -60,7 +60,7 @@ impl Api {
         self.ask("POST", path, &body.to_string())
     }
 
-    /// Puts somebody into the directory.
+    /// Puts a recipient into the directory.
     pub(crate) fn recipient(&self, kind: &str, user: &str, group: &str, channels: &[&str]) {
         let body = json!({ "groupId": group, "channels": channels });
         let put = self.ask("PUT", &format!("/recipients/{kind}/{user}"), &body.to_string());
@@ -73,17 +73,17 @@ impl Api {
         assert_eq!((answer.status, &answer.json()["created"]), (202, &json!(true)), "{}", answer.body);
     }
 
-    /// An event and how far it has come.
+    /// An event and its progress.
     pub(crate) fn show(&self, id: &str) -> Value {
         let answer = self.get(&format!("/events/{id}"));
         assert_eq!(answer.status, 200, "{}", answer.body);
         answer.json()
     }
 
-    /// Waits until every kind of recipient has heard of an event.
+    /// Waits until an event has reached every kind of recipient.
     pub(crate) fn until_heard(&self, id: &str) -> Value {
         let mut shown = Value::Null;
-        // A message that was in the hands of a process that died comes again after a minute.
+        // A message of a dead process is redelivered after a minute.
         eventually(4 * SOON, "everybody has heard of the event", || {
             shown = self.show(id);
             let heard = |kind: &Value| kind["listenerDone"] == true;
@@ -162,7 +162,7 @@ fn an_event_is_accepted_once(place: &Place) {
     assert_eq!(shown["kinds"], json!([kind]));
     assert_eq!(api.get("/events/evt-002").problem(), "not-found");
 
-    // An id may have anything in it that is no control character.
+    // An id may contain anything except control characters.
     let odd = "a/b c%25?é";
     api.event(&of_restaurant(odd, 5));
     assert_eq!(api.show("a%2Fb%20c%2525%3F%C3%A9")["eventId"], odd);
@@ -209,7 +209,7 @@ fn a_thousand_events_are_accepted_or_none(place: &Place) {
     assert_eq!(api.post("/events", &json!([])).status, 422);
     assert!(stored(place).is_empty());
 
-    // Twice in one list is a repeat like any other.
+    // Twice in one list is an ordinary repeat.
     let mut twice = list(999);
     twice.push(of_restaurant("e0000", 5));
     let made = api.post("/events", &json!(twice)).json();
@@ -222,7 +222,7 @@ fn a_thousand_events_are_accepted_or_none(place: &Place) {
     assert_eq!(rows(place, "SELECT CAST(COUNT(*) AS TEXT) FROM semel_outbox"), ["1000"]);
 }
 
-fn what_is_malformed_is_refused_with_every_wrong_field(place: &Place) {
+fn a_malformed_event_is_refused_with_every_wrong_field(place: &Place) {
     let api = accepting(place);
     for body in ["", "{", "nothing", "[{}", "7", "\"x\"", "null"] {
         let refused = api.ask("POST", "/events", body);
@@ -252,7 +252,7 @@ fn what_is_malformed_is_refused_with_every_wrong_field(place: &Place) {
     assert_eq!(rows(place, "SELECT CAST(COUNT(*) AS TEXT) FROM semel_outbox"), ["0"]);
 }
 
-fn an_event_for_nobody_is_refused(place: &Place) {
+fn an_event_without_recipients_is_refused(place: &Place) {
     let rules = "RESTAURANT=restaurant; ORDER/ORDER_*=restaurant,customer";
     let api = Api::start_with(place, &[("SEMEL_ROLES", "api"), ("SEMEL_NOTIFICATIONS_ROUTES", rules)]);
     let order = |event_type: &str, payload: Value| json!({ "eventId": "e", "aggregateType": "ORDER", "eventType": event_type, "payload": payload });
@@ -270,8 +270,8 @@ fn an_event_for_nobody_is_refused(place: &Place) {
     assert_eq!(kinds, [json!("restaurant"), json!("customer")]);
 }
 
-fn of_many_who_send_an_event_at_once_one_has_made_it(place: &Place) {
-    // Two nodes, each with a transaction of its own, and lists that overlap.
+fn of_many_requests_with_one_event_one_creates_it(place: &Place) {
+    // Two nodes, with lists that overlap.
     let nodes = [Arc::new(accepting(place)), Arc::new(accepting(place))];
     let barrier = Arc::new(Barrier::new(16));
     let sent: Vec<_> = (0..16)
@@ -279,7 +279,7 @@ fn of_many_who_send_an_event_at_once_one_has_made_it(place: &Place) {
             let (api, barrier) = (nodes[n % 2].clone(), barrier.clone());
             thread::spawn(move || {
                 let mut list: Vec<_> = (0..20).map(|k| of_restaurant(&format!("e{}", (k + n) % 20), 5)).collect();
-                // Some disagree about an event.
+                // Some have another body for the same id.
                 if n >= 12 {
                     list[0] = of_restaurant("disputed", n as u64);
                 }
@@ -385,7 +385,7 @@ fn a_repeated_change_of_the_directory_is_none(place: &Place) {
     assert_eq!(rows(place, "SELECT CAST(COUNT(*) AS TEXT) FROM notification_recipients"), ["1"]);
 }
 
-/// Where another program reads the queue there is nothing but the receipt to tell when it left, and that is kept for a
+/// If another program reads the queue, only the receipt tells when the message was published, and it expires after a
 /// week.
 fn an_event_that_has_left_stays_so_when_its_receipt_is_forgotten(place: &Place) {
     let api = Api::start_with(place, &[("SEMEL_ROLES", "api,relay")]);
@@ -402,8 +402,8 @@ fn an_event_that_has_left_stays_so_when_its_receipt_is_forgotten(place: &Place) 
     assert_eq!(shown["kinds"][0]["published"], true);
 }
 
-/// PostgreSQL takes no NUL in a text, and bytes that are no UTF-8 are no text at all.
-fn what_no_database_could_have_is_asked_for_in_vain(place: &Place) {
+/// PostgreSQL accepts no NUL in a text, and no invalid UTF-8.
+fn an_id_with_a_nul_or_invalid_utf8_is_not_found(place: &Place) {
     let api = accepting(place);
     for path in ["/events/a%00", "/events/%FF", "/dead-letters/%FF", "/jobs/%FF", "/recipients/admin/%00"] {
         let missing = api.get(path);

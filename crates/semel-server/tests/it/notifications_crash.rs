@@ -1,5 +1,5 @@
-//! A server that dies at a point, is started again, and is sent the same once more: whatever it had begun, every
-//! notification is there in the end, and none twice. The other files of this name have the rest.
+//! A server that dies at a point, is restarted, and gets the same requests again: in the end every notification exists,
+//! and none twice. The other files of this name have the rest.
 
 use std::thread;
 
@@ -25,7 +25,7 @@ const POINTS: [&str; 13] = [
     "in_app.given",
 ];
 
-/// How many servers die beside one another: they mostly wait for leases to end.
+/// How many servers die in parallel: they mostly wait for leases to expire.
 const BESIDE: usize = 4;
 
 fn at_each(points: &[&str], fleet: fn() -> Fleet, dies: fn(&mut Fleet, &str)) {
@@ -39,7 +39,7 @@ fn at_each(points: &[&str], fleet: fn() -> Fleet, dies: fn(&mut Fleet, &str)) {
     }
 }
 
-/// A dozen events, and somewhere on their way the server dies.
+/// A dozen events; the server dies on their way.
 fn a_server_dies(fleet: &mut Fleet, point: &str) {
     let mut server = fleet.start_dying(ALL, point, &[]);
     fleet.invite(&server);
@@ -68,7 +68,7 @@ fn a_server_dies_in_a_fan_out(fleet: &mut Fleet, point: &str) {
     fleet.all_is_well(vec![server]);
 }
 
-/// A handler that fails until somebody mends what it needs; meanwhile the server dies where failures are kept.
+/// A handler that fails until a table is repaired; meanwhile the server dies where failures are stored.
 fn a_server_dies_among_failures(fleet: &mut Fleet, point: &str) {
     let mut server = fleet.start_dying(ALL, point, &[]);
     fleet.invite(&server);
@@ -123,21 +123,21 @@ fn a_server_dies_with_sqlite_and_rabbitmq() {
     at_each(&points, Fleet::sqlite_rabbitmq, a_server_dies);
 }
 
-/// Each point that messages meet is one at which a server of these tests dies. Those of jobs, of deliveries, of
-/// webhooks, of streams and of the embedded queues have tests of their own.
+/// Every crash point of messages has a server here that dies at it. Those of jobs, deliveries, webhooks, streams and
+/// embedded queues have their own tests.
 #[test]
 fn no_point_is_left_out() {
     let died = [&POINTS[..], &CHUNKS, &FAILURES].concat();
     let named: Vec<&str> = died.iter().map(|point| point.split(':').next().unwrap()).collect();
-    let others = ["job.", "deliver.", "webhooks.", "streams.", "queue."];
+    let others = ["job.", "deliver.", "deliveries.", "webhooks.", "streams.", "queue."];
     let elsewhere = |point: &&&str| !others.iter().any(|other| point.starts_with(other));
     let all = semel::crash::MESSAGING_POINTS.iter().chain(semel::crash::SERVER_POINTS).filter(elsewhere);
     let missing: Vec<_> = all.filter(|point| !named.contains(*point)).collect();
     assert!(missing.is_empty(), "{missing:?}");
 }
 
-/// What the other tests rely on: the count notices one that is missing, one that is too many, and a fan-out that ran
-/// twice, whose rows cannot be there twice.
+/// The other tests rely on this: the count notices a missing notification, a surplus one, and a fan-out that ran twice,
+/// whose rows cannot exist twice.
 #[test]
 fn the_count_notices_every_kind_of_difference() {
     let mut fleet = Fleet::sqlite();
@@ -160,7 +160,7 @@ fn the_count_notices_every_kind_of_difference() {
             "UPDATE notification_fanouts SET notifications = notifications / 2 WHERE event_id = 'e-1'",
         ),
         ("UPDATE notification_fanouts SET done_at = NULL", "UPDATE notification_fanouts SET done_at = 1"),
-        // This one is nobody's business.
+        // A queue that is not ours.
         ("INSERT INTO semel_queues (name) VALUES ('x')", "DELETE FROM semel_queues WHERE name = 'x'"),
     ] {
         execute(&fleet.place, change);

@@ -1,4 +1,4 @@
-//! RabbitMQ away and back while events come in.
+//! RabbitMQ fails and returns while events arrive.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -14,13 +14,13 @@ use crate::{
     support::Server,
 };
 
-/// Whether a server says that it is ready, and that something is not as it should be.
+/// Whether a server is ready, and whether it reports a problem.
 fn ready(server: &Server) -> (u16, bool) {
     let answer = ask(server.address, "GET", "/readyz", "").unwrap();
     (answer.status, !answer.json()["degraded"].as_array().unwrap().is_empty())
 }
 
-/// Events before, while and after RabbitMQ is away; all of them are accepted.
+/// Events before, during and after an outage of RabbitMQ; all are accepted.
 fn away_and_back(fleet: &mut Fleet, away: impl Fn(), back: impl Fn() + Sync) {
     let servers = [fleet.start(ALL, &[]), fleet.start(ALL, &[])];
     fleet.invite(&servers[0]);
@@ -52,13 +52,13 @@ fn away_and_back(fleet: &mut Fleet, away: impl Fn(), back: impl Fn() + Sync) {
 fn on_a_wire(fleet: &mut Fleet, flow: Flow) {
     let url = fleet.rabbitmq.clone().unwrap();
     let wire = fleet.runtime.block_on(Wire::to(&url));
-    // With a heartbeat that tells soon that nobody answers any more.
+    // With a heartbeat that soon detects a dead connection.
     fleet.broker = format!("{}?heartbeat=1", wire.url(&url));
     away_and_back(
         fleet,
         || wire.set(flow),
         || {
-            // What has waited for an answer must not get it after all.
+            // Pending confirms must never arrive.
             wire.cut();
             wire.set(Flow::Open);
         },
@@ -75,13 +75,13 @@ fn a_connection_that_is_cut_and_mended_loses_nothing_on_sqlite() {
     on_a_wire(&mut Fleet::sqlite_rabbitmq(), Flow::Away);
 }
 
-/// What is published arrives, and nobody says so: it is published again, and found in the inbox.
+/// A published message arrives, but its confirm is lost: it is published again, and found in the inbox.
 #[test]
 fn confirmations_that_never_come_lose_nothing_and_double_nothing() {
     on_a_wire(&mut Fleet::postgres_rabbitmq(), Flow::Deaf);
 }
 
-/// A node of the test's own is killed, and comes back with what is on its disk.
+/// A node of the test is killed, and returns with the data on its disk.
 #[test]
 fn a_rabbitmq_that_is_killed_and_started_again_loses_nothing() {
     let rabbit = Rabbit::start();
@@ -89,7 +89,7 @@ fn a_rabbitmq_that_is_killed_and_started_again_loses_nothing() {
     away_and_back(&mut fleet, || rabbit.kill(), || rabbit.start_again());
 }
 
-/// It is stopped in order while messages are on their way.
+/// It is stopped in order while messages are in flight.
 #[test]
 fn a_rabbitmq_that_is_stopped_and_started_loses_nothing() {
     let rabbit = Rabbit::start();

@@ -62,7 +62,7 @@ fn two_relays_and_four_listeners_are_killed_at_any_moment(fleet: &mut Fleet) {
     fleet.all_is_well(std::iter::once(api).chain(servers).collect());
 }
 
-/// In the middle of traffic, several times: it ends by itself, and the next goes on.
+/// In the middle of traffic, several times: it stops by itself, and the next server continues.
 fn a_server_that_is_told_to_stop_loses_nothing(fleet: &mut Fleet) {
     let api = fleet.start("api", &[]);
     fleet.invite(&api);
@@ -84,18 +84,18 @@ fn a_server_that_is_told_to_stop_loses_nothing(fleet: &mut Fleet) {
         }
     });
     assert!(stops > 1, "it was stopped in the middle");
-    // What it put back is there for the next at once: no lease has to end first.
+    // Released messages are available to the next server at once: no lease has to expire first.
     let begun = Instant::now();
     let server = fleet.start(ALL, &LONG_LEASES);
     fleet.all_is_well(vec![server, api]);
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
 }
 
-/// Should a stop leave something in the hands of a server that is gone, it shows.
+/// If a stop leaves leases behind, these make it visible.
 const LONG_LEASES: [(&str, &str); 3] =
     [("SEMEL_MESSAGES_RELAY_LEASE", "1m"), ("SEMEL_MESSAGES_VISIBILITY", "1m"), ("SEMEL_MESSAGES_RETRY_LEASE", "1m")];
 
-/// With leases so long that nothing would arrive in time if a stop left anything behind.
+/// With such long leases, nothing would arrive in time if a stop left a lease behind.
 fn each_role_can_be_stopped_by_itself(fleet: &mut Fleet) {
     let mut servers: Vec<Option<Server>> =
         ["api", "relay", "worker"].map(|role| Some(fleet.start(role, &LONG_LEASES))).into();

@@ -1,4 +1,4 @@
-//! Messages that come more often than once, and rows that are there already.
+//! Messages that are delivered more than once, and rows that exist already.
 
 use serde_json::json;
 
@@ -9,32 +9,32 @@ use crate::{
 };
 
 on_every_fleet! {
-    what_is_delivered_three_times_takes_effect_once
+    a_message_delivered_three_times_takes_effect_once
     a_row_that_is_there_is_skipped_and_the_rest_is_saved
     the_same_id_with_another_body_is_a_conflict_that_is_kept
 }
 
 #[test]
-fn what_is_delivered_three_times_takes_effect_once_with_sqlite_and_rabbitmq() {
-    what_is_delivered_three_times_takes_effect_once(&mut Fleet::sqlite_rabbitmq());
+fn a_message_delivered_three_times_takes_effect_once_with_sqlite_and_rabbitmq() {
+    a_message_delivered_three_times_takes_effect_once(&mut Fleet::sqlite_rabbitmq());
 }
 
-/// Every message three times, each time under another id: the event's own id is what counts. Two listeners get them at
-/// the same time.
-fn what_is_delivered_three_times_takes_effect_once(fleet: &mut Fleet) {
+/// Every message three times, each time with another id: the event's own id counts. Two listeners get them at the same
+/// time.
+fn a_message_delivered_three_times_takes_effect_once(fleet: &mut Fleet) {
     let api = fleet.start("api,relay", &[]);
     fleet.invite(&api);
     fleet.send(api.address, &events("e", 40));
     fleet.until("all are published", |fleet| fleet.count("semel_outbox") == 0 && fleet.queued() == 40);
     fleet.triple();
-    // Few at once, so that both have some of each.
+    // Few at once, so that both get some of each.
     let few = [("SEMEL_MESSAGES_PREFETCH", "5")];
     let workers = [fleet.start("worker", &few), fleet.start("worker", &few)];
     let servers = std::iter::once(api).chain(workers).collect();
     fleet.all_is_well(servers);
 }
 
-/// The source's fourth scenario: one of ten is there before, made by whatever made it.
+/// The source's fourth scenario: one of ten rows exists already.
 fn a_row_that_is_there_is_skipped_and_the_rest_is_saved(fleet: &mut Fleet) {
     let api = fleet.start("api", &[]);
     for i in 0..10 {
@@ -47,7 +47,7 @@ fn a_row_that_is_there_is_skipped_and_the_rest_is_saved(fleet: &mut Fleet) {
     );
     fleet.send(api.address, &[("e-0".to_owned(), 1)]);
     stop(api);
-    // The first try is cut off when its rows are in, and before they are committed.
+    // The first attempt is cut off after its inserts and before its commit.
     let mut dying = fleet.start_dying(ALL, "consumer.before_commit", &[]);
     fleet.died_at("consumer.before_commit", &mut dying);
     assert_eq!(fleet.count("notifications"), 1, "only what was there");
@@ -57,7 +57,7 @@ fn a_row_that_is_there_is_skipped_and_the_rest_is_saved(fleet: &mut Fleet) {
     assert_eq!(old, ["user4"], "it is as it was");
 }
 
-/// Not dropped silently, and not run: a person sees it.
+/// It is neither dropped nor run: a person sees it.
 fn the_same_id_with_another_body_is_a_conflict_that_is_kept(fleet: &mut Fleet) {
     let server = fleet.start(ALL, &[]);
     fleet.invite(&server);

@@ -1,5 +1,4 @@
-//! Servers that stand still for longer than what they have in their hands is theirs, and then go on as if nothing had
-//! happened.
+//! Servers that are suspended past their leases, and then continue as if nothing had happened.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -18,7 +17,7 @@ use crate::{
 const LONG: Duration = Duration::from_secs(4);
 const HEARTBEAT: &str = "?heartbeat=1";
 
-/// One stands still at a point while the other goes on; what the first had is the other's by the time it wakes up.
+/// One is suspended at a point while the other goes on; when it wakes up, its work belongs to the other.
 fn one_stands_still(fleet: &mut Fleet, point: &str) {
     if fleet.rabbitmq.is_some() {
         fleet.broker.push_str(HEARTBEAT);
@@ -29,7 +28,7 @@ fn one_stands_still(fleet: &mut Fleet, point: &str) {
     let stood_still = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
-            // It may stand still with a request in its hands.
+            // It may be suspended with a request in flight.
             for round in (0..100).take_while(|_| !stood_still.load(Ordering::SeqCst)) {
                 fleet.try_send(still.address, &events(&format!("r{round}"), 8));
                 thread::sleep(Duration::from_millis(50));

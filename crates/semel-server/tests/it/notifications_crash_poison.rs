@@ -1,4 +1,4 @@
-//! Messages that nobody can handle, and messages that kill whoever handles them: the others flow.
+//! Messages that no handler can process, and messages that kill their process: the others flow.
 
 use serde_json::json;
 
@@ -8,21 +8,21 @@ use crate::{
 };
 
 on_every_fleet! {
-    what_cannot_be_understood_is_a_dead_letter_and_the_others_flow
+    a_malformed_message_is_a_dead_letter_and_the_others_flow
     a_message_that_kills_its_process_is_a_dead_letter_and_the_others_flow
 }
 
-fn what_cannot_be_understood_is_a_dead_letter_and_the_others_flow(fleet: &mut Fleet) {
+fn a_malformed_message_is_a_dead_letter_and_the_others_flow(fleet: &mut Fleet) {
     let api = fleet.start("api,relay", &[]);
     fleet.invite(&api);
     fleet.send(api.address, &events("before", 8));
     fleet.until("all are published", |fleet| fleet.count("semel_outbox") == 0 && fleet.queued() == 8);
     let unknown = json!({ "event_id": "x", "event_type": "X", "aggregate_type": "SPACESHIP",
         "recipientType": "BROADCAST", "restaurant_id": 1, "payload": {} });
-    let nobody = json!({ "event_id": "y", "event_type": "X", "aggregate_type": "RESTAURANT",
+    let no_recipient = json!({ "event_id": "y", "event_type": "X", "aggregate_type": "RESTAURANT",
         "recipientType": "BROADCAST", "payload": {} });
-    let (unknown, nobody) = (unknown.to_string(), nobody.to_string());
-    fleet.say(&[b"this is no JSON", b"", b"\xff\x00\xfe", unknown.as_bytes(), nobody.as_bytes()]);
+    let (unknown, no_recipient) = (unknown.to_string(), no_recipient.to_string());
+    fleet.say(&[b"this is no JSON", b"", b"\xff\x00\xfe", unknown.as_bytes(), no_recipient.as_bytes()]);
     fleet.send(api.address, &events("after", 8));
     fleet.dead = 5;
     let worker = fleet.start("worker", &[]);
@@ -36,7 +36,7 @@ fn what_cannot_be_understood_is_a_dead_letter_and_the_others_flow(fleet: &mut Fl
     );
 }
 
-/// The message with more than one chunk of recipients is the one that kills, each time it is run.
+/// The message with more than one chunk of recipients kills its process each time it runs.
 fn a_message_that_kills_its_process_is_a_dead_letter_and_the_others_flow(fleet: &mut Fleet) {
     let settings = [("SEMEL_NOTIFICATIONS_CHUNK", "5"), ("SEMEL_MESSAGES_MAX_CRASHES", "3")];
     let api = fleet.start("api,relay", &settings);
@@ -66,10 +66,10 @@ fn a_message_that_kills_its_process_is_a_dead_letter_and_the_others_flow(fleet: 
         deaths += 1;
         assert!(deaths < 8, "it goes on killing");
     };
-    // Once when it was delivered, and as often as it may from the retries.
+    // Once when it was delivered, and max_crashes times from the retries.
     assert_eq!(deaths, 4);
     fleet.dead = 1;
-    // It was stored, and its first level is done; its second never will be.
+    // It was stored and published; it will never be fanned out.
     let events = fleet.texts("SELECT event_id FROM notification_events WHERE event_id = 'killer'");
     assert_eq!(events, ["killer"]);
     crate::desk::execute(&fleet.place, "DELETE FROM notification_events WHERE event_id = 'killer'");

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use rustix::process::Signal;
 use semel::{
-    Store as _,
-    messaging::{Message, MessageStore as _, Topic},
+    messaging::{Message, Topic},
+    prelude::*,
     store::Commit,
 };
 use semel_store::{Database, Settings};
@@ -28,8 +28,8 @@ on_both_databases! {
     a_large_audience_goes_in_chunks_and_is_that_of_the_beginning
     those_who_are_named_go_in_chunks_too
     a_message_of_another_program_is_heard_once_by_its_event_id
-    what_cannot_be_understood_is_a_dead_letter
-    what_cannot_go_on_is_a_dead_letter_at_once
+    a_malformed_message_is_a_dead_letter
+    a_fan_out_that_cannot_continue_is_a_dead_letter_at_once
     notifications_are_listed_and_read
 }
 
@@ -52,7 +52,7 @@ fn execute(place: &Place, sql: &'static str) {
     });
 }
 
-/// Puts messages on a queue, as another program would; their ids.
+/// Puts messages on a queue, as another program would; returns their ids.
 pub(crate) fn say(place: &Place, queue: &str, bodies: &[&str]) -> Vec<String> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -83,7 +83,7 @@ fn the_source_document_works(place: &Place) {
     assert_eq!(api.notified("evt-001"), expected);
     assert!(api.notifications("").iter().all(|one| one["status"] == "PENDING" && one["readAt"].is_null()));
 
-    // Who comes later is not told of what was before; the same event again changes nothing.
+    // A later recipient gets no earlier event; the same event again changes nothing.
     api.recipient("restaurant", "16", "5", &["PUSH"]);
     assert_eq!(api.post("/events", &of_restaurant("evt-001", 5)).json()["created"], false);
     api.event(&of_restaurant("evt-002", 5));
@@ -107,7 +107,7 @@ fn a_notification_that_is_there_already_is_skipped(place: &Place) {
     assert_eq!(api.until_heard("evt-001")["kinds"][0]["notifications"], 10);
     let expected: BTreeSet<_> = users.iter().map(|user| format!("restaurant/{user}/PUSH")).collect();
     assert_eq!(api.notified("evt-001"), expected);
-    // What its event says is known only now; the notification itself is as it was.
+    // Only now the event's data is known; the notification itself is unchanged.
     let (after, members) = (api.notifications("userId=15"), ["id", "createdAt", "readAt", "status", "attempt"]);
     assert_eq!((before.len(), after.len()), (1, 1));
     assert_eq!(members.map(|member| &after[0][member]), members.map(|member| &before[0][member]));
@@ -160,7 +160,7 @@ fn only_those_who_are_named_hear_of_it(place: &Place) {
     event.as_object_mut().unwrap().remove("aggregateId");
     api.event(&event);
     let shown = api.until_heard("e");
-    assert_eq!(shown["kinds"].as_array().unwrap().len(), 1, "of the customers nobody is named");
+    assert_eq!(shown["kinds"].as_array().unwrap().len(), 1, "no customer is named");
     assert_eq!(api.notified("e"), set(&["restaurant/1/PUSH", "restaurant/2/PUSH"]));
     event["eventId"] = json!("f");
     event["recipients"] = json!([named("agency", json!(1))]);
@@ -182,7 +182,7 @@ fn all_administrators_hear_of_what_names_no_group(place: &Place) {
     assert_eq!(api.notified("ops"), set(&["admin/1/PUSH"]));
 }
 
-/// Fills the directory with so many of restaurant 5.
+/// Fills the directory with so many users of restaurant 5.
 fn fill(place: &Place, count: usize) -> BTreeSet<String> {
     let users: Vec<_> = (0..count).map(|n| format!("u{n:05}")).collect();
     let rows: Vec<_> = users
@@ -219,7 +219,7 @@ fn a_large_audience_goes_in_chunks_and_is_that_of_the_beginning(place: &Place) {
     let so_far = made();
     assert!(so_far < 5_000, "it was cut off in the middle: {so_far}");
 
-    // Meanwhile some leave, some come, some move, and some want to be reached otherwise.
+    // Meanwhile some users leave, some join, some move, and some change channels.
     assert_eq!(api.ask("DELETE", "/recipients/restaurant/u02499", "").status, 204);
     api.recipient("restaurant", "u02498", "6", &["PUSH"]);
     api.recipient("restaurant", "u02497", "5", &["SMS"]);
@@ -250,7 +250,7 @@ fn a_message_of_another_program_is_heard_once_by_its_event_id(place: &Place) {
     api.recipient("agency", "1", "a", &["SMS"]);
     let body = r#"{"event_id":"x1","event_type":"T","aggregate_type":"AGENCY","recipientType":"BROADCAST","agency_id":"a","payload":{}}"#;
     let turned = r#"{"payload":{}, "agency_id":"a","recipientType":"BROADCAST","aggregate_type":"AGENCY","event_type":"T","event_id":"x1"}"#;
-    // Under three ids of its own, as the broker sees it.
+    // With three message ids.
     say(place, "notification.agency", &[body, turned, body]);
     eventually(SOON, "it was heard", || api.notified("x1") == set(&["agency/1/SMS"]));
     say(place, "notification.agency", &[body]);
@@ -260,7 +260,7 @@ fn a_message_of_another_program_is_heard_once_by_its_event_id(place: &Place) {
     api.until_heard("last");
     assert_eq!(api.notifications("").len(), 2, "once each");
 
-    // Another message under the same event_id is neither done nor dropped.
+    // Another message with the same event_id is neither processed nor dropped.
     let other = body.replace("\"payload\":{}", "\"payload\":{\"a\":1}");
     say(place, "notification.agency", &[&other]);
     eventually(SOON, "it is a dead letter", || {
@@ -270,7 +270,7 @@ fn a_message_of_another_program_is_heard_once_by_its_event_id(place: &Place) {
     assert_eq!(api.notifications("").len(), 2);
 }
 
-fn what_cannot_be_understood_is_a_dead_letter(place: &Place) {
+fn a_malformed_message_is_a_dead_letter(place: &Place) {
     let api = Api::start(place);
     api.recipient("customer", "1", "c", &["PUSH"]);
     let unknown = r#"{"event_id":"x","event_type":"T","aggregate_type":"QUUX","recipientType":"BROADCAST","customer_id":1,"payload":{}}"#;
@@ -295,8 +295,8 @@ fn what_cannot_be_understood_is_a_dead_letter(place: &Place) {
     assert!(reasons[2].starts_with("wrong queue"), "{reasons:?}");
 }
 
-/// The message that goes on says where, which makes it longer: here, too long.
-fn what_cannot_go_on_is_a_dead_letter_at_once(place: &Place) {
+/// The message of the next chunk contains a cursor, which makes it longer: here, too long.
+fn a_fan_out_that_cannot_continue_is_a_dead_letter_at_once(place: &Place) {
     let api = Api::start_with(place, &[("SEMEL_NOTIFICATIONS_CHUNK", "1")]);
     fill(place, 2);
     let body = |filler: usize| {

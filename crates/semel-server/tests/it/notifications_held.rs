@@ -17,7 +17,7 @@ use crate::{
 /// Without the short waits, each of these took ten seconds.
 const SOON: Duration = Duration::from_secs(5);
 
-/// Holds a row, and posts the event that needs it again and again beside events that do not.
+/// Holds a row, and posts the event that needs it repeatedly beside events that do not.
 fn only_its_own_wait(lock: &'static str, held: &str, restaurant: u64) {
     let place = Place::postgres();
     let api = Api::start(&place);

@@ -166,7 +166,7 @@ fn a_recipient_whose_addresses_cannot_be_read_hides_no_other(place: &Place) {
     assert_eq!((&items[0]["userId"], &items[0]["addresses"]), (&json!("1"), &json!({})));
     let alone = api.get("/recipients/restaurant/1");
     assert_eq!((alone.problem().as_str(), &alone.json()["id"]), ("row-unreadable", &json!("1")));
-    // Putting it again mends it.
+    // Putting it again repairs it.
     let body = json!({ "groupId": "5", "channels": ["PUSH"] }).to_string();
     assert_eq!(api.ask("PUT", "/recipients/restaurant/1", &body).status, 200);
     assert_eq!(api.get("/recipients/restaurant/1").status, 200);

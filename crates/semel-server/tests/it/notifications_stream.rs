@@ -1,4 +1,4 @@
-//! The laws of the stream: what is sent in the app comes in order, and whoever comes back misses nothing.
+//! The laws of the stream: IN_APP notifications arrive in order, and a client that reconnects misses none.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
@@ -17,11 +17,11 @@ use crate::{
 
 on_both_databases! {
     a_notification_in_the_app_is_sent_by_the_stream
-    whoever_comes_back_goes_on_where_it_was
+    a_client_that_reconnects_continues_where_it_was
     a_stream_of_another_node_hears_too
     a_tenant_has_so_many_streams
     streams_end_when_the_server_stops
-    a_stream_is_somebodys
+    a_stream_needs_a_user
 }
 
 /// An open stream.
@@ -35,7 +35,7 @@ struct Event {
 }
 
 impl Stream {
-    /// Opens a stream; waits until the server has greeted.
+    /// Opens a stream; waits for the server's greeting.
     fn open(api: &Api, query: &str, last: Option<i64>) -> (Self, i64) {
         let mut stream = Self::ask(api, query, last);
         let status = stream.line();
@@ -49,7 +49,7 @@ impl Stream {
         let mut connection = TcpStream::connect(api.server.address).unwrap();
         connection.set_read_timeout(Some(SOON)).unwrap();
         let last = last.map(|last| format!("last-event-id: {last}\r\n")).unwrap_or_default();
-        // By an older protocol, in which a body has no parts.
+        // With HTTP/1.0, in which a body has no chunks.
         let text = format!("GET /notifications/stream?{query} HTTP/1.0\r\nhost: localhost\r\n{last}\r\n");
         connection.write_all(text.as_bytes()).unwrap();
         Self(BufReader::new(connection))
@@ -112,7 +112,7 @@ fn a_notification_in_the_app_is_sent_by_the_stream(place: &Place) {
     assert_eq!(one.data["eventId"], "one", "from now on");
     assert_eq!((&one.data["status"], &one.data["notificationType"]), (&"SENT".into(), &"IN_APP".into()));
     assert_eq!(early.next().id, one.id);
-    assert_eq!(bobs.next().data["eventId"], "bobs", "nobody hears what is another's");
+    assert_eq!(bobs.next().data["eventId"], "bobs", "a stream has only its own user's notifications");
     api.event(&of_restaurant("two", 5));
     let two = stream.next();
     assert!(two.id > one.id && two.data["eventId"] == "two");
@@ -122,7 +122,7 @@ fn a_notification_in_the_app_is_sent_by_the_stream(place: &Place) {
     assert!(status("IN_APP") && !status("EMAIL"), "{sent:?}");
 }
 
-fn whoever_comes_back_goes_on_where_it_was(place: &Place) {
+fn a_client_that_reconnects_continues_where_it_was(place: &Place) {
     let api = with_ana(place, &[]);
     let (mut stream, _) = Stream::open(&api, ANA, None);
     for n in 0..3 {
@@ -164,7 +164,7 @@ fn a_tenant_has_so_many_streams(place: &Place) {
     let refused = api.get(&format!("/notifications/stream?{ANA}"));
     assert_eq!((refused.status, refused.problem().as_str()), (429, "too-many-streams"));
     drop(first);
-    // The server sees that it has gone with the next write: the event's.
+    // The server notices the disconnect with the next write: the event's.
     api.event(&of_restaurant("e", 5));
     crate::support::eventually(SOON, "there is room again", || Stream::ask(&api, ANA, None).line().contains(" 200 "));
 }
@@ -181,7 +181,7 @@ fn streams_end_when_the_server_stops(place: &Place) {
     assert!(log.contains("every request was answered"), "the stream was cut off: {log}");
 }
 
-fn a_stream_is_somebodys(place: &Place) {
+fn a_stream_needs_a_user(place: &Place) {
     let api = with_ana(place, &[]);
     for wrong in ["", "kind=restaurant", "userId=ana", "kind=boss&userId=ana", "kind=restaurant&userId=ana&from=-1"] {
         assert_eq!(api.get(&format!("/notifications/stream?{wrong}")).problem(), "invalid-query", "{wrong}");

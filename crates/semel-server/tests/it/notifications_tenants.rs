@@ -1,6 +1,6 @@
-//! The events, recipients and notifications of two tenants never meet.
+//! The events, recipients and notifications of two tenants are separate.
 //!
-//! The program itself has no tokens yet, so the application is put together here with an authentication of its own.
+//! The program has no tokens yet, so the application is built here with its own authentication.
 
 use std::sync::Arc;
 
@@ -14,9 +14,9 @@ use semel::{
     messaging::{Broker as _, ConsumerOptions, Relay, RelayOptions},
 };
 use semel_server::{
-    config,
     http::{App, health::AlwaysReady},
-    services::notifications::{Deliverer, Notifications},
+    services::notifications::Notifications,
+    services::notifications::config,
 };
 use semel_store::{Database, EmbeddedBroker, Settings};
 use serde_json::{Value, json};
@@ -36,7 +36,7 @@ on_both_databases! {
 
 async fn ask(app: &Router, who: &str, method: &str, path: &str, body: Value) -> (u16, Value) {
     let body = if body.is_null() { Body::empty() } else { Body::from(body.to_string()) };
-    let who = format!("{who}/somebody");
+    let who = format!("{who}/user");
     let request = Request::builder().method(method).uri(path).header("x-who", who).body(body).unwrap();
     let response = app.clone().oneshot(request).await.unwrap();
     let status = response.status().as_u16();
@@ -55,8 +55,7 @@ fn tenants_never_meet(place: &Place) {
         let (stop, stopping) = watch::channel(false);
         let mut tasks = tokio::task::JoinSet::new();
         tasks.spawn(Relay::new(database, broker, RelayOptions::default()).run(stopping.clone()));
-        let deliverer = Deliverer::open(&ledger, &config::Notifications::default().channels).unwrap();
-        for listener in notifications.listeners(&ConsumerOptions::default(), &deliverer) {
+        for listener in notifications.listeners(&ConsumerOptions::default()) {
             tasks.spawn(listener.run(stopping.clone()));
         }
         let (readiness, authenticate) = (Arc::new(AlwaysReady), Arc::new(Believes));

@@ -16,14 +16,14 @@ use crate::{
 on_both_databases! {
     a_command_runs_once_and_is_replayed
     a_misspelt_variable_is_told_of_also_when_quiet
-    what_is_printed_is_passed_on_as_it_comes
+    output_is_forwarded_as_it_comes
     binary_output_survives
     output_over_a_mebibyte_is_cut_and_marked
     a_second_call_at_the_same_time_is_told_to_come_later
     a_call_that_waits_is_answered_with_the_outcome
     of_many_at_once_on_a_new_ledger_one_runs
     a_failing_command_is_retried_as_often_as_it_may
-    what_a_person_resolved_as_failed_is_told_with_name_and_reason
+    a_decision_as_failed_is_told_with_name_and_reason
     another_command_under_the_same_key_is_refused
     keys_of_two_scopes_never_meet
     a_command_that_cannot_be_run_leaves_the_key_free
@@ -51,11 +51,11 @@ fn a_misspelt_variable_is_told_of_also_when_quiet(place: &Place) {
     let (code, _, err) = ended(&command.env("SEMEL_DATABSE_URL", "sqlite:elsewhere.db").output().unwrap());
     assert_eq!(code, 0);
     let told =
-        "semel: the environment variable SEMEL_DATABSE_URL means nothing here; did you mean SEMEL_DATABASE_URL?\n";
+        "semel: the environment variable SEMEL_DATABSE_URL is not used by Semel; did you mean SEMEL_DATABASE_URL?\n";
     assert_eq!(err, told);
 }
 
-fn what_is_printed_is_passed_on_as_it_comes(place: &Place) {
+fn output_is_forwarded_as_it_comes(place: &Place) {
     let script = "cat; until [ -e gate ]; do sleep 0.02; done; echo second";
     let mut command = place.once("k", &[], script);
     let mut process = Process::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
@@ -98,7 +98,7 @@ fn a_second_call_at_the_same_time_is_told_to_come_later(place: &Place) {
     let (mut first, _) = place.start_gated("k", &[]);
     let (code, out, err) = place.ends("k", &[], GATED);
     assert_eq!((code, out.as_str()), (75, ""));
-    assert!(err.starts_with("semel: not run: ") && err.contains("is at it, and its lease lasts"), "{err}");
+    assert!(err.starts_with("semel: not run: ") && err.contains("runs it now, and its lease lasts"), "{err}");
     let (code, _, err) = place.ends("k", &["--wait", "100ms"], GATED);
     assert_eq!(code, 75, "waiting ends: {err}");
     place.open_gate();
@@ -152,7 +152,7 @@ fn a_failing_command_is_retried_as_often_as_it_may(place: &Place) {
     assert_eq!(place.lines("runs").len(), 3);
 }
 
-fn what_a_person_resolved_as_failed_is_told_with_name_and_reason(place: &Place) {
+fn a_decision_as_failed_is_told_with_name_and_reason(place: &Place) {
     assert_eq!(place.ends("k", &["--attempts", "3"], "exit 3").0, 3);
     place.say(["operations", "resolve", "k", "--as", "failed", "--reason", "not needed any more"]);
     let (code, _, err) = place.ends("k", &["--attempts", "3"], "exit 3");
@@ -162,7 +162,7 @@ fn what_a_person_resolved_as_failed_is_told_with_name_and_reason(place: &Place) 
     assert!(err.ends_with("--as retry --reason '…'\n") && !err.contains("waits for a person"), "{err}");
 }
 
-/// Runs a line of advice as a person who pastes it would.
+/// Runs a suggested command as a person who pastes it would.
 fn paste(place: &Place, advice: &str) -> std::process::Output {
     let program = std::path::Path::new(env!("CARGO_BIN_EXE_semel")).parent().unwrap();
     let mut shell = Command::new("/bin/sh");
@@ -250,7 +250,7 @@ fn a_reader_that_goes_away_does_not_stop_the_command() {
 }
 
 #[test]
-fn what_a_command_leaves_running_is_not_waited_for() {
+fn processes_that_outlive_a_command_are_not_waited_for() {
     let place = Place::sqlite();
     let script = "sleep 1000 2>/dev/null & echo $!";
     let mut command = place.once("k", &[], script);
@@ -265,11 +265,11 @@ fn output_that_cannot_be_written_is_told_and_can_be_had_again() {
     let mut command = place.once("k", &[], "echo out");
     let output = command.stdout(std::fs::File::create("/dev/full").unwrap()).output().unwrap();
     assert_eq!(output.status.code(), Some(74));
-    assert!(stderr(&output).contains("could not be passed on"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("could not be written"), "{}", stderr(&output));
     assert_eq!(place.ends("k", &[], "echo out").1, "out\n");
 }
 
-/// The program with a home of its own and no word about a database.
+/// The program with its own home directory and no setting of a database.
 fn at_home(variables: &[(&str, &str)], arguments: &[&str]) -> Command {
     let mut command = semel();
     command.env_remove("HOME").env_remove("XDG_STATE_HOME").envs(variables.iter().copied()).args(arguments);
@@ -346,7 +346,7 @@ fn a_wrong_flag_is_told_with_what_would_be_right() {
         ("--lease", "banana", "must be a length of time such as 30s, 5m or 1h 30m"),
         ("--wait", "soon", "must be a length of time such as 30s, 5m or 1h 30m"),
         ("--retention", "ever", "such as 30s, 5m or 1h 30m, or forever"),
-        ("--retention", "0s", "must be at least 1s: a key that is forgotten at once protects from nothing"),
+        ("--retention", "0s", "must be at least 1s: a shorter retention protects from nothing"),
         ("--retention", "1ms", "must be at least 1s"),
         ("--scope", "a/b/c/d", "it has 4 parts; write service/kind or tenant/service/kind, such as cli/once"),
         ("--scope", "once", "it has one part; write service/kind or tenant/service/kind"),

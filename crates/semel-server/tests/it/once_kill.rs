@@ -1,5 +1,5 @@
-//! The laws of `semel once` when something dies, stops or is told to. Named so that they run one at a time: a machine
-//! that is busy with the others would lose leases for the wrong reason.
+//! The laws of `semel once` under signals and kills. Named so that they run one at a time: on a busy machine they would
+//! lose leases for the wrong reason.
 
 use std::{
     io::Read as _,
@@ -18,7 +18,8 @@ use crate::{
 /// How long a command may live on after `semel once` was killed.
 const AT_ONCE: Duration = Duration::from_secs(15);
 
-/// Short enough to wait for, long enough for a busy machine to keep. Only the run that is to lose it has one so short.
+/// Short enough to wait for, long enough for a busy machine to renew. Only the run that is to lose it has such a short
+/// lease.
 const LEASE: &str = "6s";
 
 on_both_databases! {
@@ -47,7 +48,7 @@ fn killed_the_command_dies_too_and_the_next_call_takes_over_after_the_lease(plac
     assert_eq!(place.ends("k", &["--wait", "60s"], GATED), (0, "through\n".into(), String::new()));
     assert_eq!(place.lines("pids").len(), 2);
     let story = place.say(["why", "k"]);
-    assert!(story.contains(" ended without a word; it may run again\n"), "{story}");
+    assert!(story.contains(" expired; it may run again\n"), "{story}");
     assert!(story.contains(": attempt 2, after the lease of the last run ended\n"), "{story}");
     assert!(story.starts_with("k in default/cli/once: it took effect\n"), "{story}");
 }
@@ -70,10 +71,7 @@ fn killed_under_hold_it_is_in_doubt_until_a_person_decides(place: &Place) {
         assert!(err.contains(&format!("semel operations resolve {key} --as completed|failed|retry")), "{err}");
         let story = place.say(["why", key]);
         assert!(story.starts_with(&format!("{key} in default/cli/once: it is in doubt whether it took effect\n")));
-        assert!(
-            story.contains(&format!("A person must say what happened: semel operations resolve {key} ")),
-            "{story}"
-        );
+        assert!(story.contains(&format!("A person must resolve it: semel operations resolve {key} ")), "{story}");
     }
     assert_eq!(place.lines("pids").len(), 3, "nothing is run on a guess");
 
@@ -98,7 +96,7 @@ fn killed_under_hold_it_is_in_doubt_until_a_person_decides(place: &Place) {
     let story = place.say(["why", "done"]);
     assert!(story.contains("  decided by ana@") && story.contains("it took effect: I looked\n"), "{story}");
     assert!(story.contains("It is kept for ever."), "{story}");
-    assert!(place.say(["why", "never"]).contains("It runs again only when a person says so: "));
+    assert!(place.say(["why", "never"]).contains("It runs again only if a person decides so: "));
     assert_eq!(place.lines("pids").len(), 4);
 }
 
@@ -113,7 +111,7 @@ fn a_stopped_process_loses_its_lease_and_its_command_before_another_begins(place
     stopped.signal(Signal::CONT);
     assert_eq!(stopped.end().code(), Some(70));
     let said = stderr_of(&mut stopped);
-    assert!(said.contains(": the lease was lost, and others decide about this key now"), "{said}");
+    assert!(said.contains(": the lease was lost, and another process may run it now"), "{said}");
     assert_eq!(place.state("k"), "completed");
     assert_eq!(place.lines("pids").len(), 2);
 }
@@ -121,7 +119,7 @@ fn a_stopped_process_loses_its_lease_and_its_command_before_another_begins(place
 fn a_process_that_was_suspended_has_made_no_attempt(place: &Place) {
     let (mut stopped, command) = place.start_gated("k", &["--lease", LEASE]);
     stopped.signal(Signal::STOP);
-    // Its guard ends it when about half of the lease is over: whether the rest is, too, must not matter.
+    // The guard ends it after about half of the lease: the time that is left must not matter.
     assert_gone_within(SOON, command);
     stopped.signal(Signal::CONT);
     assert_eq!(stopped.end().code(), Some(70), "{}", stderr_of(&mut stopped));
@@ -130,7 +128,7 @@ fn a_process_that_was_suspended_has_made_no_attempt(place: &Place) {
     assert_eq!(place.lines("pids").len(), 2);
 }
 
-/// Says that it is ready, and ends in its own way when asked to stop.
+/// Prints "ready", and exits in its own way when asked to stop.
 const TIDY: &str = "trap 'echo tidied >>runs; exit 3' TERM; echo $$ >>pids; while :; do sleep 0.02; done";
 
 fn start(place: &Place, command: &mut Command) -> Process {
@@ -174,7 +172,7 @@ fn a_database_that_goes_away_for_long_costs_the_lease_and_kills_the_command() {
     assert_eq!(process.end().code(), Some(70));
     assert_gone_within(Duration::ZERO, command);
     let said = stderr_of(&mut process);
-    assert!(said.contains("semel: the command was ended: the lease was lost"), "{said}");
+    assert!(said.contains("semel: the command was killed: the lease was lost"), "{said}");
 }
 
 #[test]
@@ -185,7 +183,7 @@ fn a_database_that_comes_back_in_time_kills_nothing() {
     let (mut process, _) = place.start_gated("k", &[]);
     wire.cut();
     place.open_gate();
-    // The command has ended, and its end cannot be told: once that was tried, the wire is mended.
+    // The command has ended, and its end cannot be stored yet: after the first try, the wire is repaired.
     eventually(SOON, "its end is being told", || wire.was_tried());
     wire.mend();
     assert_eq!(process.end().code(), Some(0));
@@ -203,7 +201,7 @@ fn a_second_signal_kills_a_command_that_is_deaf() {
 }
 
 #[test]
-fn what_ended_well_although_asked_to_stop_has_taken_effect_and_is_not_killed_twice() {
+fn a_command_that_exits_0_after_a_stop_has_taken_effect() {
     let place = Place::sqlite();
     let script = "trap 'echo whole; exit 0' TERM; echo $$ >>pids; while :; do sleep 0.02; done";
     let mut process = start(&place, &mut place.once("k", &["--on-lost", "hold"], script));
@@ -230,7 +228,7 @@ fn a_signal_before_anything_ran_ends_the_waiting_without_a_kill() {
     let (_first, _) = place.start_gated("k", &[]);
     let mut waiting = place.once("k", &["--wait", "1h"], GATED);
     let mut waiting = Process::start(waiting.stderr(Stdio::piped()));
-    // Its handlers are in place once the signals it catches include SIGTERM; before that, the signal would just kill.
+    // The handlers are in place once the caught signals include SIGTERM; before that, the signal would just kill.
     let status = format!("/proc/{}/status", waiting.0.id());
     eventually(SOON, "it hears signals", || {
         let status = std::fs::read_to_string(&status).unwrap_or_default();

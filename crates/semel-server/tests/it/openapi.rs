@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// Every path that the server promises, with its methods.
-const PATHS: [(&str, &[&str]); 42] = [
+const PATHS: [(&str, &[&str]); 43] = [
     ("/", &["get"]),
     ("/healthz", &["get"]),
     ("/readyz", &["get"]),
@@ -44,6 +44,7 @@ const PATHS: [(&str, &[&str]); 42] = [
     ("/outbox/{messageId}/skip", &["post"]),
     ("/jobs", &["get"]),
     ("/jobs/{id}", &["get"]),
+    ("/jobs/{id}/cancel", &["post"]),
     ("/functions/v1/stripe-events-monitor", &["get"]),
     ("/webhooks/{source}", &["post"]),
     ("/webhooks/{source}/{function}", &["post"]),
@@ -54,11 +55,11 @@ const PATHS: [(&str, &[&str]); 42] = [
     ("/webhooks/{source}/events/{id}/retry", &["post"]),
 ];
 
-/// Those that read no body, and those whose answer has no end.
+/// Routes that read no body, and those whose answer has no end.
 const BODILESS: [&str; 3] = ["/notifications/{id}/read", "/dead-letters/{id}/redrive", "/outbox/{messageId}/redrive"];
 const ENDLESS: [&str; 1] = ["/notifications/stream"];
 
-/// A path with something in the place of each name: there, where there is something.
+/// A path with a value for each parameter, an existing one if possible.
 fn filled(path: &str) -> String {
     let names = [("{name}", "in-flight"), ("{id}", "1"), ("{messageId}", "1"), ("{eventId}", "e"), ("{kind}", "admin")];
     let filled = names.iter().fold(path.to_owned(), |path, (name, value)| path.replace(name, value));
@@ -103,7 +104,7 @@ fn the_openapi_document_is_the_truth() {
     }
     for schema in ["NovaProposta", "Proposta"] {
         let valor = &document["components"]["schemas"][schema]["properties"]["valor"];
-        // 0.29 is no multiple of 0.01 to who reads both as floats.
+        // For a reader that parses both as floats, 0.29 is not a multiple of 0.01.
         assert!(valor["multipleOf"].is_null() && valor["description"].as_str().unwrap().contains("two decimals"));
     }
     for name in [
@@ -112,6 +113,7 @@ fn the_openapi_document_is_the_truth() {
         "event-completed",
         "event-running",
         "event-without-rule",
+        "job-ended",
         "not-held",
         "role-not-allowed",
     ] {
@@ -122,7 +124,7 @@ fn the_openapi_document_is_the_truth() {
     }
 }
 
-/// Asks with a body that nobody can read, where one is read.
+/// Sends an unreadable body, if the route reads one.
 fn ask(address: SocketAddr, method: &str, path: &str) -> Answer {
     let mut connection = TcpStream::connect(address).unwrap();
     let body: &[u8] = if method == "get" { b"" } else { b"{" };

@@ -15,12 +15,12 @@ on_both_databases! {
     a_list_holds_only_what_was_asked_for
     a_table_is_for_people
     everything_that_is_stored_is_shown
-    what_runs_or_took_effect_is_not_decided_about
+    a_running_or_completed_operation_cannot_be_resolved
     a_purged_key_is_free
     a_decision_about_a_key_of_another_scope_is_told_which
-    what_a_person_decided_is_audited
+    decisions_are_audited
     a_sweep_ends_what_was_killed_and_removes_what_is_old
-    what_cannot_be_read_is_shown_and_can_be_purged
+    an_unreadable_operation_is_shown_and_can_be_purged
 }
 
 fn keys(listing: &Value) -> Vec<String> {
@@ -34,7 +34,7 @@ fn a_decision_about_a_key_of_another_scope_is_told_which(place: &Place) {
         let told = |scope: &[&str]| place.run([&["operations"], decision, &["--reason", "r"], scope].concat());
         let elsewhere = told(&[]);
         assert_eq!(elsewhere.status.code(), Some(1));
-        let advice = "it is in default/jobs/export; say --scope default/jobs/export";
+        let advice = "it is in default/jobs/export; use --scope default/jobs/export";
         assert!(stderr(&elsewhere).contains(advice), "{}", stderr(&elsewhere));
     }
     assert!(
@@ -43,7 +43,7 @@ fn a_decision_about_a_key_of_another_scope_is_told_which(place: &Place) {
     let gone = place.run(["operations", "purge", "k", "--reason", "r"]);
     assert!(stderr(&gone).contains("It was never claimed there"), "{}", stderr(&gone));
     let number = place.run(["operations", "purge", "--id", "abc", "--reason", "r"]);
-    assert!(stderr(&number).contains("it must be the number"), "{}", stderr(&number));
+    assert!(stderr(&number).contains("it must be an operation's number"), "{}", stderr(&number));
 }
 
 fn a_list_is_newest_first_and_in_pages(place: &Place) {
@@ -56,7 +56,7 @@ fn a_list_is_newest_first_and_in_pages(place: &Place) {
         place.json(["operations", "list", "--limit", "2", "--json", "--cursor", &page["next"].to_string()])
     };
     let second = next(&first);
-    // What comes in between moves no page.
+    // New operations move no page.
     assert_eq!(place.ends("k6", &[], "true").0, 0);
     let third = next(&second);
     assert_eq!((keys(&second), keys(&third)), (vec!["k3".into(), "k2".into()], vec!["k1".to_owned()]));
@@ -136,7 +136,7 @@ fn everything_that_is_stored_is_shown(place: &Place) {
     assert!(text.ends_with("\noutcome:\n  hi\n"), "{text}");
 }
 
-fn what_runs_or_took_effect_is_not_decided_about(place: &Place) {
+fn a_running_or_completed_operation_cannot_be_resolved(place: &Place) {
     let (mut running, _) = place.start_gated("k", &[]);
     let resolve = ["operations", "resolve", "k", "-q", "--as", "failed", "--reason", "x"];
     let purge = ["operations", "purge", "k", "-q", "--reason", "x"];
@@ -150,12 +150,12 @@ fn what_runs_or_took_effect_is_not_decided_about(place: &Place) {
     assert_eq!(running.end().code(), Some(0));
     let said = place.run(resolve);
     assert_eq!(said.status.code(), Some(1));
-    assert!(stderr(&said).contains("it has taken effect, and that cannot be decided again"), "{}", stderr(&said));
+    assert!(stderr(&said).contains("it has taken effect, and cannot be decided again"), "{}", stderr(&said));
     let outcome = ["operations", "resolve", "k", "--as", "retry", "--outcome", "x", "--reason", "x"];
-    assert!(stderr(&place.run(outcome)).contains("only what took effect has an outcome"));
+    assert!(stderr(&place.run(outcome)).contains("only a completed operation has an outcome"));
     let unexplained = ["operations", "resolve", "k", "--as", "retry", "--reason", " "];
     assert_eq!(place.run(unexplained).status.code(), Some(2), "a reason must say something");
-    let unknown = place.run(["operations", "resolve", "nobody", "--as", "retry", "--reason", "x"]);
+    let unknown = place.run(["operations", "resolve", "unknown", "--as", "retry", "--reason", "x"]);
     assert_eq!(unknown.status.code(), Some(1));
 }
 
@@ -167,8 +167,8 @@ fn a_purged_key_is_free(place: &Place) {
     assert_eq!(place.ends("k", &[], "echo two").1, "two\n");
 }
 
-/// Who, what and why, and what it was about: a purge leaves nothing else.
-fn what_a_person_decided_is_audited(place: &Place) {
+/// Actor, action, reason and operation: a purge leaves nothing else.
+fn decisions_are_audited(place: &Place) {
     assert_eq!(place.ends("k", &[], "false").0, 1);
     place.say(["operations", "resolve", "k", "--as", "retry", "--reason", "it is mended"]);
     place.say(["operations", "purge", "k", "--reason", "a slip"]);
@@ -197,14 +197,16 @@ fn a_sweep_ends_what_was_killed_and_removes_what_is_old(place: &Place) {
     assert_eq!(place.state("k"), "timed_out");
     assert_eq!(place.run(["why", "old"]).status.code(), Some(1));
     let said = place.say(["sweep"]);
-    assert!(said.starts_with("0 lapsed leases ended, 0 expired operations removed, 0 operations archived, "), "{said}");
+    assert!(
+        said.starts_with("0 expired leases ended, 0 expired operations deleted, 0 operations archived, "),
+        "{said}"
+    );
     place.open_gate();
     assert_eq!(place.ends("k", &[], GATED).0, 0, "and it may run again");
 }
 
-/// One row that cannot be read harms no other: it is listed as such, told of by every command that looks, and a person
-/// can free its key.
-fn what_cannot_be_read_is_shown_and_can_be_purged(place: &Place) {
+/// One unreadable row harms no other: it is listed as such, every command reports it, and a person can free its key.
+fn an_unreadable_operation_is_shown_and_can_be_purged(place: &Place) {
     for key in ["a", "bad", "c"] {
         assert_eq!(place.ends(key, &[], "true").0, 0);
     }
@@ -228,7 +230,7 @@ fn what_cannot_be_read_is_shown_and_can_be_purged(place: &Place) {
     }
     assert_eq!(place.json(["why", "bad", "--json"])["operation"]["unreadable"], why);
 
-    // What the sweep has set aside is shown by itself, with the reason; and by the server.
+    // The operations that the sweep has set aside are listed separately, with the reason; the server reports them, too.
     execute(
         place,
         "INSERT INTO semel_set_aside (item, what, since, tries, retry_at, reason)
@@ -254,7 +256,7 @@ fn what_cannot_be_read_is_shown_and_can_be_purged(place: &Place) {
 
     place.say(["operations", "purge", "bad", "--reason", "damaged"]);
     assert_eq!(place.ends("bad", &[], "echo again").1, "again\n", "the key is free");
-    // The row of what is gone goes too, and what could be done after all is no longer set aside.
+    // The entry of a purged row is deleted too, and repaired rows are no longer set aside.
     let swept = place.json(["sweep", "--set-aside", "--json"]);
     assert_eq!((&swept["setAside"], &swept["troubles"]), (&json!(0), &json!([])));
     assert_eq!(place.say(["operations", "list", "--set-aside"]), "none\n");

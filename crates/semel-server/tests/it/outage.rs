@@ -1,4 +1,4 @@
-//! The laws of the log while the database is away.
+//! The laws of the log during an outage of the database.
 
 use std::{process::Command, thread, time::Duration};
 
@@ -12,11 +12,11 @@ use crate::{
     support::{Server, eventually},
 };
 
-/// A PostgreSQL that was killed first reads its log again.
+/// A PostgreSQL that was killed first replays its log.
 const LATE: Duration = Duration::from_secs(60);
 
-/// The lines of the log from some place on, but for those of every minute, as a busy machine may take some, and for those
-/// about the event's message, which no queue takes here.
+/// The lines of the log from some place on, without the lines of every minute, because a busy machine may take some,
+/// and without those about the event's message, which is unroutable here.
 fn lines(place: &Place, from: usize) -> Vec<String> {
     let others = ["still cannot be used", "no queue takes"];
     let is_meant = |line: &&str| !others.iter().any(|other| line.contains(other));
@@ -33,7 +33,7 @@ fn while_the_database_is_away_the_log_says_so_once_and_once_when_it_is_back() {
     assert_eq!(status(&deliver(&server, &event("evt_1", 100, "one"))), "processed");
     let before = log(&place).len();
     postgres.crash();
-    // Every part of the server tries again meanwhile, and so do callers and probes.
+    // Every part of the server retries meanwhile, and so do callers and probes.
     for _ in 0..3 {
         assert_eq!(server.get("/readyz").status, 503);
         let answer =
@@ -56,7 +56,7 @@ fn while_the_database_is_away_the_log_says_so_once_and_once_when_it_is_back() {
         is_taken
     });
     assert_eq!(status(&answer.unwrap()), "processed");
-    // A server that has just started may be away for a moment once more: that is an outage of its own.
+    // A server that has just started may be unreachable once more: that is another outage.
     eventually(LATE, "the log says so", || matches!(lines(&place, before).len(), 2 | 4));
     let all = lines(&place, before);
     assert!(matches!(all.len(), 2 | 4), "{all:#?}");

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use semel::{
-    Store as _,
-    messaging::{Mark, MarkRow, Message, MessageStore as _, Topic},
+    messaging::{Mark, MarkRow, Message, Topic},
+    prelude::*,
 };
 use serde_json::{Value, json};
 
@@ -16,13 +16,13 @@ use crate::{
 };
 
 on_both_databases! {
-    what_waits_is_listed_oldest_first_by_state_and_topic
+    waiting_messages_are_listed_oldest_first_by_state_and_topic
     a_message_that_cannot_be_read_is_listed_as_such
-    readiness_tells_of_messages_that_this_node_puts_off
+    readiness_reports_messages_that_this_node_postpones
     the_summary_counts_by_state_and_tells_the_age
     a_parked_message_can_be_redriven
     a_parked_message_can_be_skipped_only_with_a_reason
-    what_is_not_held_is_neither_redriven_nor_skipped
+    a_message_that_is_not_held_is_neither_redriven_nor_skipped
 }
 
 fn message(topic: &str) -> Message {
@@ -51,10 +51,10 @@ fn states(server: &Server) -> Vec<Value> {
     listed(server, "/outbox?limit=2", "state")
 }
 
-/// No relay runs here, so that all stays as it is.
+/// No relay runs here, so that nothing changes.
 const ROLES: &str = "api";
 
-fn what_waits_is_listed_oldest_first_by_state_and_topic(place: &Place) {
+fn waiting_messages_are_listed_oldest_first_by_state_and_topic(place: &Place) {
     let (desk, server) = (Desk::at(place), serve(place, ROLES, &[]));
     desk.put(message("a"));
     let now = desk.block(desk.database.now()).unwrap();
@@ -95,17 +95,17 @@ fn a_message_that_cannot_be_read_is_listed_as_such(place: &Place) {
     assert!(page["items"][1]["messageId"].is_string());
 }
 
-/// A node of an older version says that it meets messages of a newer one; it parks none of them.
-fn readiness_tells_of_messages_that_this_node_puts_off(place: &Place) {
+/// A node of an older version reports that it meets messages of a newer one; it parks none of them.
+fn readiness_reports_messages_that_this_node_postpones(place: &Place) {
     let desk = Desk::at(place);
     for _ in 0..2 {
         desk.put(message("a"));
     }
-    // Without its first two bytes it begins as no known version does.
+    // Without its first two bytes it has no known version.
     execute(place, "UPDATE semel_outbox SET body = substr(body, 3)");
     let server = serve(place, "api,relay", &[]);
     let degraded = || server.get("/readyz").json()["degraded"].clone();
-    let expected = json!(["2 messages are put off, for this node cannot read them: see its log"]);
+    let expected = json!(["2 messages are postponed, because this node cannot read them: see its log"]);
     eventually(SOON, "the node says what it has put off", || degraded() == expected);
     assert_eq!(states(&server), ["waiting", "waiting"]);
 }
@@ -158,7 +158,7 @@ fn a_parked_message_can_be_skipped_only_with_a_reason(place: &Place) {
     assert_eq!(rows(place, "SELECT actor || ': ' || reason FROM semel_audit"), ["local: too large"]);
 }
 
-fn what_is_not_held_is_neither_redriven_nor_skipped(place: &Place) {
+fn a_message_that_is_not_held_is_neither_redriven_nor_skipped(place: &Place) {
     let (desk, server) = (Desk::at(place), serve(place, ROLES, &[]));
     desk.put(message("a"));
     desk.put(Message { tenant: "another".to_owned(), ..message("a") });

@@ -1,4 +1,4 @@
-//! A ledger of a test's own, on either database.
+//! A ledger for one test, on either database.
 
 use std::{
     ffi::OsStr,
@@ -28,7 +28,7 @@ macro_rules! on_both_databases {
 }
 pub(crate) use on_both_databases;
 
-/// A ledger, and a directory for what a test's commands leave behind.
+/// A ledger, and a directory for the files of a test's commands.
 pub(crate) struct Place {
     pub(crate) url: String,
     pub(crate) dir: TempDir,
@@ -54,7 +54,7 @@ impl Place {
         Self { url, dir: TempDir::new().unwrap(), schema: Some(schema) }
     }
 
-    /// A ledger on a server of the test's own.
+    /// A ledger on the test's own server.
     pub(crate) fn at(url: String) -> Self {
         Self { url, dir: TempDir::new().unwrap(), schema: None }
     }
@@ -104,13 +104,13 @@ impl Place {
         self.dir.path().join(name)
     }
 
-    /// How many lines a file has; none if it is not there.
+    /// The lines of a file; none if it does not exist.
     pub(crate) fn lines(&self, name: &str) -> Vec<String> {
         let text = std::fs::read_to_string(self.path(name)).unwrap_or_default();
         text.lines().map(str::to_owned).collect()
     }
 
-    /// Lets the commands go on that wait for the gate.
+    /// Lets the commands at the gate continue.
     pub(crate) fn open_gate(&self) {
         std::fs::write(self.path("gate"), "").unwrap();
     }
@@ -126,14 +126,14 @@ impl Place {
     }
 }
 
-/// A script that tells its process id and waits for the gate.
+/// A script that writes its process id and waits for the gate.
 pub(crate) const GATED: &str = "echo $$ >>pids; until [ -e gate ]; do sleep 0.02; done; echo through";
 
 pub(crate) fn ended(output: &Output) -> (i32, String, String) {
     (output.status.code().unwrap(), stdout(output).to_owned(), stderr(output).to_owned())
 }
 
-/// Asserts that a process is gone soon. One that is dead but not yet buried counts as gone.
+/// Asserts that a process is gone soon. A zombie counts as gone.
 pub(crate) fn assert_gone_within(limit: Duration, pid: Pid) {
     let stat = format!("/proc/{}/stat", pid.as_raw_pid());
     eventually(limit, "the command is dead", || {
@@ -143,9 +143,8 @@ pub(crate) fn assert_gone_within(limit: Duration, pid: Pid) {
 }
 
 impl Drop for Place {
-    /// Tidies up. What a server of the test had begun goes on for a moment after it was killed, and drop and it may
-    /// each have what the other wants: one of them is then refused. What cannot be dropped stays until the database
-    /// server of the tests is started anew.
+    /// Cleans up. Statements of a killed server go on for a moment and may deadlock with the drop: one of them is then
+    /// refused. What cannot be dropped stays until the test database server is restarted.
     fn drop(&mut self) {
         let Some(schema) = &self.schema else { return };
         for _ in 0..3 {

@@ -1,4 +1,4 @@
-//! The laws of the proposals service, and how its tests talk to it. The other files of this name have the rest.
+//! The laws of the proposals service, and what its tests share. The other files of this name have the rest.
 
 use std::{
     io::{Read as _, Write as _},
@@ -73,7 +73,7 @@ impl Api {
     }
 }
 
-/// A number that no other call in this process gives.
+/// A number that is unique in this process.
 fn next_number() -> u32 {
     static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
     COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
@@ -198,7 +198,7 @@ fn a_repeat_shows_the_entity_as_it_is_now(place: &Place) {
     assert_eq!(again.body, api.get(&format!("/clientes/{id}")).body);
     assert_eq!(again.header("cache-control"), Some("no-store"));
 
-    // A repeated change shows what came after it, and does not undo that.
+    // A repeated change shows what came after it, and does not undo it.
     api.patch(&format!("/clientes/{id}"), None, r#"{"nome":"Bia"}"#);
     let again = api.patch(&format!("/clientes/{id}"), Some("p"), r#"{"nome":"Ana Maria","documento":"7"}"#);
     assert_eq!((again.status, replayed(&again), &again.json()["nome"]), (200, true, &json!("Bia")));
@@ -223,7 +223,7 @@ fn a_repeat_shows_the_entity_as_it_is_now(place: &Place) {
 fn another_body_under_the_key_changes_nothing(place: &Place) {
     let api = Api::start(place);
     let first = api.post("/clientes", Some("c"), r#"{"nome":"Ana","email":"ana@example.com"}"#);
-    // Whatever it is: valid, breaking every rule, or no JSON at all.
+    // Whether it is valid, breaks every rule, or is not JSON.
     for body in [r#"{"nome":"Bia","email":"bia@example.com"}"#, r#"{"nome":"","email":"x"}"#, "no JSON", ""] {
         let other = api.post("/clientes", Some("c"), body);
         assert_eq!((other.status, replayed(&other), mismatched(&other)), (200, true, true), "{body}");
@@ -253,7 +253,7 @@ fn strictness_can_be_asked_for_by_request(place: &Place) {
         let same = api.post(&path, Some("c"), body);
         assert_eq!((same.status, mismatched(&same)), (200, false), "{on}: {}", same.body);
     }
-    // Also the other way round: a key first used with it.
+    // Also the reverse: a key first used with it.
     let body = r#"{"nome":"Cea","email":"cea@example.com"}"#;
     assert_eq!(api.post("/clientes?estrito=true", Some("d"), body).status, 201);
     assert_eq!(api.post("/clientes", Some("d"), body).status, 200);
@@ -338,7 +338,7 @@ fn a_key_belongs_to_one_proposal(place: &Place) {
     let refused = api.post(&format!("{other}/submeter"), Some("s"), r#"{"versao":1}"#);
     assert_eq!((refused.status, refused.problem().as_str()), (422, "payload-mismatch"));
     assert_eq!(api.get(&other).json()["estado"], "rascunho");
-    // Where it was refused it belongs to none.
+    // A key whose request was refused belongs to none.
     assert_eq!(api.post("/propostas/99/submeter", Some("t"), r#"{"versao":1}"#).problem(), "not-found");
     assert_eq!(api.post(&format!("{other}/submeter"), Some("t"), r#"{"versao":1}"#).status, 200);
 }
@@ -364,7 +364,7 @@ fn a_submission_is_kept_as_it_was(place: &Place) {
     assert!(kept[0].contains("10.00"), "{kept:?}");
     let kept: Vec<Value> = kept.iter().map(|text| serde_json::from_str(text).unwrap()).collect();
     assert_eq!(kept, [then.json()]);
-    // A refused change leaves nothing behind.
+    // A refused change stores nothing.
     api.post(&format!("{path}/submeter"), Some("t"), r#"{"versao":3}"#);
     assert_eq!(rows(place, "SELECT tipo_operacao FROM idempotencia_operacoes").len(), 1);
 }

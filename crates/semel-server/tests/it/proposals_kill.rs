@@ -1,4 +1,4 @@
-//! The proposals service under load, over several processes, and killed in the middle.
+//! The proposals service under load, over several processes, and killed at any moment.
 
 use std::{
     io::Write as _,
@@ -37,7 +37,7 @@ fn at_once(servers: &[Api], n: usize, path: &str, key: &str, body: &str) -> Vec<
     })
 }
 
-/// One makes it, and all the others get what it made.
+/// One creates it, and all the others get the same entity.
 fn one_takes_effect(place: &Place, n: usize) {
     let servers = [Api::start(place), Api::start(place)];
     let body = r#"{"nome":"Ana","email":"ana@example.com"}"#;
@@ -67,7 +67,7 @@ fn heavy_forty_at_once_over_two_processes_on_one_sqlite_file() {
     one_takes_effect(&Place::sqlite(), 40);
 }
 
-/// Distinct emails race for one address: the loser is told, and nothing else happens.
+/// Requests race for one email: the loser gets the problem, and nothing else happens.
 #[test]
 fn heavy_one_email_under_many_keys_makes_one_client() {
     for place in [Place::sqlite(), Place::postgres()] {
@@ -93,7 +93,7 @@ fn body(i: usize) -> String {
     json!({ "nome": "Ana", "email": format!("ana{i}@example.com") }).to_string()
 }
 
-/// Sends every key until the server is dead or all are answered; how many were.
+/// Sends every key until the server is dead or all are answered; returns how many were.
 fn send_all(api: &Api) -> usize {
     let address = api.server.address;
     thread::scope(|scope| {
@@ -111,7 +111,7 @@ fn send_all(api: &Api) -> usize {
     })
 }
 
-/// Sends one key after the other until the server is dead; how many there were. It is killed long before the last.
+/// Sends one key after the other until the server is dead; returns how many. It is killed long before the last.
 fn send_until_dead(api: &Api) -> usize {
     const LAST: usize = 10_000;
     let (address, next) = (api.server.address, AtomicUsize::new(0));
@@ -136,7 +136,7 @@ fn send_until_done(api: &Api, i: usize, end: Instant) {
     let key = format!("k{i}");
     loop {
         let answer = api.post("/clientes", Some(&key), &body(i));
-        // A disk that stalls makes the database unavailable for a while.
+        // A stalled disk makes the database unavailable for a while.
         if matches!(answer.status, 409 | 503) {
             let problems: &[&str] = match answer.status {
                 409 => &["in-flight", "backing-off"],
@@ -175,7 +175,7 @@ fn killed_servers_neither_lose_nor_double_a_key(place: &Place) {
     api.server.process.end();
 
     let api = Api::start(place);
-    // A key that was in flight when its server died is free when its lease of 30 s and a short wait after it are over.
+    // A key in flight when its server died is free after its lease of 30 s and a short wait.
     let (all, end) = (sent.max(KEYS), Instant::now() + Duration::from_secs(180));
     for i in 0..all {
         send_until_done(&api, i, end);
@@ -193,7 +193,7 @@ fn killed_servers_neither_lose_nor_double_a_key_on_postgres() {
     killed_servers_neither_lose_nor_double_a_key(&Place::postgres());
 }
 
-/// A submission whose server dies after the commit, before the answer: the retry tells what happened.
+/// The server dies after the commit and before the answer: the retry gets the entity.
 #[test]
 fn a_submission_killed_after_its_commit_is_not_made_twice() {
     for place in [Place::sqlite(), Place::postgres()] {
@@ -208,7 +208,7 @@ fn a_submission_killed_after_its_commit_is_not_made_twice() {
     }
 }
 
-/// Whatever moment they choose.
+/// At any moment.
 #[test]
 fn clients_that_hang_up_neither_lose_nor_double_a_key() {
     for place in [Place::sqlite(), Place::postgres()] {
@@ -232,9 +232,9 @@ fn clients_that_hang_up_neither_lose_nor_double_a_key() {
     }
 }
 
-/// A client that is slow to send its body holds up nobody else, with a key or without.
+/// A client that sends its body slowly delays no other, with a key or without.
 #[test]
-fn a_slow_body_holds_up_nobody() {
+fn a_slow_body_delays_no_other_request() {
     let place = Place::sqlite();
     let api = Api::start(&place);
     let _slow: Vec<_> = ["", "idempotency-key: slow\r\n"]
@@ -247,7 +247,7 @@ fn a_slow_body_holds_up_nobody() {
             connection
         })
         .collect();
-    // So that the server has seen them.
+    // Time for the server to see them.
     thread::sleep(Duration::from_millis(200));
     let begun = Instant::now();
     assert_eq!(api.post("/clientes", Some("k"), &body(1)).status, 201);

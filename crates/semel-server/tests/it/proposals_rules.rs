@@ -17,7 +17,7 @@ on_both_databases! {
     states_change_only_as_they_may
     a_change_needs_the_present_version
     of_two_changes_at_once_one_wins
-    what_is_not_there_is_told
+    a_missing_entity_is_reported
     every_change_is_in_the_history
     pages_show_everything_once
     a_wrong_query_is_refused
@@ -82,7 +82,7 @@ fn bodies_have_their_limits(place: &Place) {
     let api = Api::start(place);
     let right = r#"{"nome":"Ana","email":"ana@example.com"}"#;
     for key in [None, Some("k")] {
-        // Told by its length, before any of it is sent.
+        // Refused by its length, before any of it is sent.
         let mut headers = vec![("host", "localhost"), ("content-length", "65537")];
         headers.extend(key.map(|key| ("idempotency-key", key)));
         for path in ["/clientes", "/propostas", "/propostas/1/submeter"] {
@@ -158,7 +158,7 @@ fn a_client_can_be_changed(place: &Place) {
 
 fn states_change_only_as_they_may(place: &Place) {
     let api = Api::start(place);
-    // What leads to a state, and what may be done in it.
+    // The actions that lead to a state, and the actions that it allows.
     type Allowed = &'static [(&'static str, &'static str)];
     let states: [(&str, &[&str], Allowed); 5] = [
         ("rascunho", &[], &[("submeter", "enviada"), ("cancelar", "cancelada")]),
@@ -231,7 +231,7 @@ fn of_two_changes_at_once_one_wins(place: &Place) {
     }
 }
 
-fn what_is_not_there_is_told(place: &Place) {
+fn a_missing_entity_is_reported(place: &Place) {
     let api = Api::start(place);
     for path in ["/clientes/1", "/clientes/x", "/clientes/01", "/propostas/1", "/propostas/1/historico", "/nothing"] {
         let missing = api.get(path);
@@ -240,7 +240,7 @@ fn what_is_not_there_is_told(place: &Place) {
     assert_eq!(api.patch("/clientes/1", Some("k"), "{}").problem(), "not-found");
     assert_eq!(api.post("/propostas/1/submeter", Some("k"), r#"{"versao":1}"#).problem(), "not-found");
     assert_eq!(api.patch("/propostas/1", None, "{}").problem(), "method-not-allowed");
-    // The key was not used up: when the proposal is there, it works.
+    // The key is still free: once the proposal exists, it works.
     assert_eq!(api.proposta(), "/propostas/1");
     assert_eq!(api.post("/propostas/1/submeter", Some("k"), r#"{"versao":1}"#).status, 200);
 }

@@ -1,6 +1,6 @@
-//! The proposals of two tenants never meet, and the history tells who did what.
+//! The proposals of two tenants are separate, and the history names the user.
 //!
-//! The program itself has no tokens yet, so the application is put together here with an authentication of its own.
+//! The program has no tokens yet, so the application is built here with its own authentication.
 
 use std::sync::Arc;
 
@@ -11,7 +11,6 @@ use axum::{
 };
 use semel::{Ledger, Options};
 use semel_server::{
-    config,
     http::{
         App, BoxFuture,
         health::AlwaysReady,
@@ -19,6 +18,7 @@ use semel_server::{
         problem::Problem,
     },
     services::proposals::Proposals,
+    services::proposals::config,
 };
 use semel_store::{Database, Settings};
 use serde_json::{Value, json};
@@ -31,7 +31,7 @@ on_both_databases! {
     the_history_tells_who
 }
 
-/// Believes the header `x-who: tenant/subject`.
+/// Trusts the header `x-who: tenant/subject`.
 pub(crate) struct Believes;
 
 impl Authenticate for Believes {
@@ -42,7 +42,7 @@ impl Authenticate for Believes {
     }
 }
 
-/// The application on a place's database, and who asks it.
+/// The application on a place's database, and its callers.
 struct Asks {
     app: Router,
 }
@@ -115,7 +115,7 @@ fn the_history_tells_who(place: &Place) {
             asks.ask("t/ana", "POST", "/propostas", json!({ "cliente_id": cliente["id"], "valor": 1 })).await;
         let path = format!("/propostas/{}", proposta["id"]);
         assert_eq!(asks.ask("t/bia", "POST", &format!("{path}/submeter"), json!({ "versao": 1 })).await.0, 200);
-        // Another's repeat is a repeat all the same: the key is the tenant's.
+        // Another user's repeat is still a repeat: the key is the tenant's.
         assert_eq!(asks.ask("t/cea", "POST", &format!("{path}/submeter"), json!({ "versao": 1 })).await.0, 200);
         let (_, history) = asks.ask("t/ana", "GET", &format!("{path}/historico"), json!({})).await;
         let who: Vec<_> = history["itens"].as_array().unwrap().iter().map(|change| &change["usuario"]).collect();

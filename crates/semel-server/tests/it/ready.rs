@@ -1,4 +1,4 @@
-//! The laws of readiness: a node whose writes fail is not ready, and says why.
+//! The laws of readiness: a node whose writes fail is not ready, and reports why.
 
 use std::{
     fs,
@@ -21,8 +21,7 @@ use crate::{
     support::{SOON, Server, eventually, semel, stderr},
 };
 
-/// The program, by a user who may not write what is not his to write: root may write everything, unless that right is
-/// taken away.
+/// Runs the program as a user without write permission: root may write everything, unless that capability is dropped.
 fn as_a_user(command: &Command) -> Command {
     let mut user = Command::new("setpriv");
     user.args(["--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all", "--"]);
@@ -70,7 +69,7 @@ fn a_file_or_directory_that_cannot_be_written_is_refused_at_the_start() {
 /// Mounts a directory read-only, then runs a command.
 const READ_ONLY: &str = "mount --bind \"$0\" \"$0\" && mount -o remount,bind,ro \"$0\" && exec \"$@\"";
 
-/// The way to mount something that only a process and its children see. Root may do so at once. Any other user becomes
+/// A way to mount something that only a process and its children see. Root may do so at once. Any other user becomes
 /// root in a user namespace, which a host or a container can forbid.
 fn own_mounts(mounted: &Path) -> &'static [&'static str] {
     let mut refused = String::new();
@@ -88,7 +87,7 @@ fn own_mounts(mounted: &Path) -> &'static [&'static str] {
     )
 }
 
-/// `semel serve` with its data in a directory that is mounted read-only, as only this process and its children see it.
+/// `semel serve` with its data in a read-only mount, visible to this process and its children only.
 fn serve_read_only(way: &[&str], mounted: &Path, data_dir: &Path) -> Output {
     let mut command = semel();
     command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(data_dir);
@@ -119,7 +118,7 @@ fn ready(server: &Server) -> (u16, serde_json::Value) {
     (answer.status, answer.json()["database"].clone())
 }
 
-/// What nothing can be written to is 503 wherever it is met, and never a mistake of the server's own.
+/// A database that cannot be written is 503 on every route, and never 500.
 fn nothing_is_taken(server: &Server) {
     let cliente = r#"{"nome":"Ana","email":"ana@example.com"}"#;
     let answer = call(server.address, "POST", "/clientes", Some("k-1"), cliente).unwrap();
@@ -131,7 +130,7 @@ fn nothing_is_taken(server: &Server) {
 #[test]
 fn a_node_whose_disk_is_full_is_not_ready_until_there_is_room() {
     let place = Place::sqlite();
-    // A file that may not grow is an error to it, not its end.
+    // A file that may not grow is an error, and does not end the server.
     let server = Server::start_with(&mut command(&place, ALL, &[]));
     assert_eq!(ready(&server), (200, json!("ok")));
     let limit = |bytes| {
@@ -153,7 +152,7 @@ fn a_node_whose_postgres_takes_no_writes_is_not_ready_until_it_does() {
     let place = Place::at(postgres.url());
     let server = Server::start_with(&mut command(&place, ALL, &[]));
     assert_eq!(ready(&server), (200, json!("ok")));
-    // As a server does that has been demoted to a standby.
+    // Like a server that was demoted to a standby.
     postgres.set("default_transaction_read_only = on");
     eventually(SOON, "it is noticed", || ready(&server) == (503, json!("the database is read-only")));
     nothing_is_taken(&server);
@@ -168,13 +167,13 @@ fn a_node_without_a_connection_to_postgres_is_not_ready() {
     let place = Place::at(postgres.url());
     let server = Server::start_with(&mut command(&place, ALL, &[]));
     assert_eq!(ready(&server), (200, json!("ok")));
-    // Connections of its own would be idle and answer: another crash of the server takes them.
+    // Idle connections of the node would still answer, so they are terminated.
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let others = runtime.block_on(async {
         use sqlx::Connection as _;
         let mut others = Vec::new();
         let mut first = sqlx::PgConnection::connect(&place.url).await.unwrap();
-        // Places that this one leaves are taken at once, until there is none for anybody.
+        // Connections that the node closes are taken at once, until none is free.
         let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'semel'";
         let begun = std::time::Instant::now();
         while begun.elapsed() < SOON && others.len() < 60 {
@@ -195,7 +194,7 @@ fn a_node_without_a_connection_to_postgres_is_not_ready() {
     eventually(SOON, "the end of it is noticed", || ready(&server) == (200, json!("ok")));
 }
 
-/// A node with all roles on a server that allows 14 connections, three of which it keeps for superusers.
+/// A node with all roles on a server that allows 14 connections, three of which are reserved for superusers.
 fn on_few_connections() -> (Postgres, Place, Server) {
     let postgres = Postgres::start("max_connections = 14\n");
     let place = Place::at(postgres.url());
@@ -218,8 +217,8 @@ fn a_node_that_is_allowed_few_connections_says_so_at_the_start() {
 fn heavy_no_request_of_a_burst_on_few_connections_is_refused() {
     const AT_ONCE: usize = 50;
     let (_postgres, place, server) = on_few_connections();
-    // A burst that never needed more connections than there are would show nothing.
-    let few = || log(&place).contains("PostgreSQL has no connection left for this node");
+    // A burst that needed no more connections than there are would show nothing.
+    let few = || log(&place).contains("PostgreSQL has no further connection for this node");
     let mut round = 0;
     while round < 3 || !few() {
         round += 1;
@@ -256,7 +255,7 @@ fn a_node_whose_log_is_deleted_is_not_ready_takes_nothing_and_loses_nothing() {
     let lost = (503, json!("a file of the database is gone"));
     eventually(SOON, "it is noticed", || ready(&server) == lost);
     nothing_is_taken(&server);
-    // Not even by one that is killed.
+    // Not even by a killed one.
     server.process.0.kill().unwrap();
     server.process.end();
     let server = Server::start_with(&mut command(&place, ALL, &[]));

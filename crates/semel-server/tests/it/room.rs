@@ -1,5 +1,5 @@
-//! The laws of room: the bodies of requests take no more memory than the process has for them, and whoever sends them
-//! slowly, or not at all, holds up nobody else.
+//! The laws of room: request bodies use no more memory than the budget, and a client that sends slowly, or nothing,
+//! delays no other.
 
 use std::{
     fs,
@@ -16,9 +16,9 @@ use axum::{
 };
 use semel::{Ledger, Options};
 use semel_server::{
-    config,
     http::{App, health::AlwaysReady, room::Budget},
     services::proposals::Proposals,
+    services::proposals::config,
 };
 use semel_store::{Database, Settings};
 use tower::ServiceExt as _;
@@ -36,14 +36,14 @@ const BUDGET: usize = 32 << 20;
 const LONG: usize = 1 << 20;
 const MANY: usize = 500;
 
-/// What a process may take beyond its budget: the buffers and tasks of so many connections, and what the allocator keeps.
+/// What a process may use beyond its budget: the buffers and tasks of the connections, and the allocator's reserve.
 const BESIDES: usize = 96 << 20;
 
-/// A body that is announced, of which so many bytes are sent.
+/// Announces a body and sends so many bytes of it.
 fn begin(address: SocketAddr, head: &str, announced: usize, sent: usize) -> TcpStream {
     let mut connection = TcpStream::connect(address).unwrap();
     connection.write_all(format!("{head}content-length: {announced}\r\n\r\n").as_bytes()).unwrap();
-    // A server that has no room for it answers, and closes before it has come.
+    // A server without room answers and closes before the body has arrived.
     let _: io::Result<()> = connection.write_all(&vec![b' '; sent]);
     connection
 }
@@ -54,7 +54,7 @@ fn is_answered(connection: &TcpStream) -> bool {
     !matches!(connection.peek(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
 }
 
-/// The memory that a process has at this moment, in bytes.
+/// The resident memory of a process, in bytes.
 fn resident(server: &Server) -> usize {
     let pid = server.process.pid().as_raw_nonzero();
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
@@ -62,7 +62,8 @@ fn resident(server: &Server) -> usize {
     line.trim().trim_end_matches("kB").trim().parse::<usize>().unwrap() * 1024
 }
 
-/// Sends many long bodies that lack their last byte. How many bytes the process has grown by, and the connections.
+/// Sends many long bodies without their last byte. Returns how many bytes the process has grown by, and the
+/// connections.
 fn attack(server: &Server, head: impl Fn(usize) -> String) -> (usize, Vec<TcpStream>) {
     let before = resident(server);
     let held: Vec<_> = (0..MANY).map(|n| begin(server.address, &head(n), LONG, LONG - 1)).collect();
@@ -73,7 +74,7 @@ fn attack(server: &Server, head: impl Fn(usize) -> String) -> (usize, Vec<TcpStr
     (grown, held)
 }
 
-/// Bodies for which there is no room are told so, and when to come again.
+/// Bodies without room are answered with 503 and Retry-After.
 fn assert_told(held: Vec<TcpStream>) {
     let mut refused = 0;
     for mut connection in held.into_iter().filter(is_answered) {
@@ -87,7 +88,7 @@ fn assert_told(held: Vec<TcpStream>) {
             assert!(text.contains("\r\nretry-after: 1\r\n") && text.contains("/problems/no-room"), "{text}");
             refused += 1;
         } else {
-            // On a slow machine those that had room have been waited for long enough.
+            // On a slow machine, those that had room have timed out.
             assert!(text.is_empty() || text.starts_with("http/1.1 408 "), "{text}");
         }
     }
@@ -114,7 +115,7 @@ const SMALL: [(&str, &str); 1] = [("SEMEL_HTTP_BODY_BUDGET", "32MiB")];
 fn events_that_are_announced_and_do_not_come_hold_up_no_other() {
     let server = serve(&[]);
     let head = "POST /events HTTP/1.1\r\nhost: localhost\r\n";
-    // As long as is taken, and more of them than there is room for.
+    // Bodies of the longest accepted length, and more of them than there is room for.
     let silent: Vec<_> = (0..64).map(|_| begin(server.address, head, 8 << 20, 0)).collect();
     for n in 0..5 {
         assert_eq!(post_event(&server, &event(n)).status, 202);
@@ -181,7 +182,7 @@ async fn routes_with_and_without_a_key_or_a_signature_keep_within_the_budget() {
         ("POST", "/plain"),
         ("POST", "/signed"),
     ] {
-        // What is short needs no room, and is answered as ever.
+        // A short body needs no room, and is answered as usual.
         for (size, refused) in [(16 << 10, false), (17 << 10, true)] {
             for key in [None, Some("k")] {
                 let request = Request::builder().method(method).uri(path).header("x-who", "a/ana");

@@ -36,7 +36,7 @@ fn the_server_says_where_it_listens_and_where_the_data_is() {
     assert!(server.greeting[1].starts_with("The ledger is in there/semel.db; "), "{:?}", server.greeting);
     let folder = server.dir.path().join("there");
     assert!(folder.join("semel.db").exists());
-    assert_eq!(folder.metadata().unwrap().permissions().mode() & 0o777, 0o700, "nobody else's business");
+    assert_eq!(folder.metadata().unwrap().permissions().mode() & 0o777, 0o700, "private to the user");
     assert!(server.greeting[1].contains("amqp://ana:***@mq/%2f"), "{:?}", server.greeting);
 }
 
@@ -45,7 +45,7 @@ fn a_living_server_is_healthy_and_ready() {
     let server = Server::start();
     let health = server.get("/healthz");
     assert_eq!((health.status, health.json()), (200, serde_json::json!({ "status": "ok" })));
-    // Asking the database has a time limit, which a disk may need more than once.
+    // The database check has a time limit; a slow disk may need more than one try.
     let mut ready = server.get("/readyz");
     eventually(SOON, "it is ready", || {
         ready = server.get("/readyz");
@@ -72,7 +72,7 @@ fn every_problem_has_a_page() {
 }
 
 #[test]
-fn what_is_not_there_is_a_problem() {
+fn a_missing_path_is_a_problem() {
     let server = Server::start();
     let answer = server.get("/nothing/here");
     assert_eq!((answer.status, answer.problem().as_str()), (404, "not-found"));
@@ -111,7 +111,7 @@ fn a_port_in_use_is_told_in_one_line() {
 fn a_signal_stops_an_idle_server_at_once_with_success() {
     for signal in [Signal::TERM, Signal::INT] {
         let mut server = Server::start_with(semel().args(["serve", "--listen", "127.0.0.1:0"]).stderr(Stdio::piped()));
-        // One connection that never sent anything, and one that is kept alive after an answer.
+        // One connection that never sent anything, and one that is idle after an answer.
         let silent = TcpStream::connect(server.address).unwrap();
         let mut idle = TcpStream::connect(server.address).unwrap();
         std::io::Write::write_all(&mut idle, b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
@@ -167,7 +167,7 @@ async fn requests_in_flight_are_answered_before_the_server_ends() {
     let slow = Slow::start(SOON).await;
     let connection = slow.request().await;
     slow.stop.ask();
-    // The port closes first: once it does, the stop has begun.
+    // The port closes first: then the stop has begun.
     while TcpStream::connect(slow.address).is_ok() {
         tokio::task::yield_now().await;
     }
@@ -188,14 +188,14 @@ async fn a_second_signal_ends_the_server_whatever_is_in_flight() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_signal_cuts_nothing_off_where_nothing_is_in_flight() {
-    // Some times: which of two things that are ready is looked at first may be chance.
+    // Repeated: `select!` may choose either of two ready branches.
     for _ in 0..20 {
         let idle = Slow::start(Duration::from_secs(3600)).await;
         idle.stop.ask();
         idle.stop.ask();
         assert_eq!(idle.served.await.unwrap(), Drained::Finished);
     }
-    // A connection that is kept after its answer has no request, either.
+    // A connection that is idle after its answer has no request, either.
     let idle = Slow::start(Duration::from_secs(3600)).await;
     let connection = idle.request().await;
     idle.may_answer.add_permits(1);
@@ -302,9 +302,9 @@ fn a_data_directory_that_cannot_be_is_told_with_what_to_do() {
     let dir = tempfile::TempDir::new().unwrap();
     std::fs::write(dir.path().join("afile"), "").unwrap();
     for (named, said) in [
-        ("afile", "afile is a file and no directory; name another directory by --data-dir"),
-        ("afile/deeper", "afile is a file and no directory; name another directory by --data-dir"),
-        ("/proc/semel", "the directory /proc/semel cannot be made: "),
+        ("afile", "afile is a file, not a directory; set another directory by --data-dir"),
+        ("afile/deeper", "afile is a file, not a directory; set another directory by --data-dir"),
+        ("/proc/semel", "the directory /proc/semel cannot be created: "),
     ] {
         for command in [&["serve", "--listen", "127.0.0.1:0"][..], &["once", "--key", "a"]] {
             let mut command = semel_with(command, named);
@@ -319,7 +319,7 @@ fn a_data_directory_that_cannot_be_is_told_with_what_to_do() {
     }
 }
 
-/// The driver adds the line of the server's source code, which means nothing to who reads it.
+/// The driver appends the line of the server's source code, which is useless to readers.
 #[test]
 fn an_error_of_postgresql_at_the_start_ends_with_the_servers_own_words() {
     let server = crate::place::server();

@@ -1,4 +1,4 @@
-//! The laws of a server that something happens to: nobody takes its words, or a task of it dies.
+//! The laws of a server whose output cannot be written, or one of whose tasks dies.
 
 use std::{
     fs::{self, File},
@@ -26,11 +26,11 @@ use crate::{
 
 pub(crate) const ALL: &str = "api,relay,worker,sweeper";
 
-/// Events go to a queue that is there, and a message that was in a dead server's hands soon comes again.
+/// Events go to an existing queue, and a message of a dead server is soon redelivered.
 const QUEUE: [(&str, &str); 2] =
     [("SEMEL_WEBHOOKS_STRIPE_HANDLERS", "*=outbox:news"), ("SEMEL_MESSAGES_RELAY_LEASE", "1s")];
 
-/// Files that take no word: a disk that is full, and a pipe whose reader has gone.
+/// Files that cannot be written: a full disk, and a pipe without a reader.
 fn deaf() -> [Stdio; 2] {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
@@ -54,7 +54,7 @@ pub(crate) fn log(place: &Place) -> String {
 fn a_log_that_cannot_be_written_costs_no_answer_no_task_and_no_clean_end() {
     for stderr in deaf() {
         let place = Place::sqlite();
-        // With everything to be logged, each task meets the log sooner or later.
+        // At the most verbose level, each task writes to the log sooner or later.
         let mut server = Server::start_with(command(&place, ALL, &QUEUE).env("RUST_LOG", "debug").stderr(stderr));
         assert_eq!(status(&deliver(&server, &event("evt_1", 100, "one"))), "processed");
         // A conflict is a warning.
@@ -67,7 +67,7 @@ fn a_log_that_cannot_be_written_costs_no_answer_no_task_and_no_clean_end() {
 }
 
 #[test]
-fn a_server_whose_greeting_nobody_takes_says_in_the_log_where_it_listens() {
+fn a_server_that_cannot_write_its_greeting_logs_its_address() {
     for (n, stdout) in deaf().into_iter().enumerate() {
         let place = Place::sqlite();
         let mut command = if n == 0 { command(&place, ALL, &[]) } else { gateway(&place, "http://127.0.0.1:1") };
@@ -80,18 +80,18 @@ fn a_server_whose_greeting_nobody_takes_says_in_the_log_where_it_listens() {
 }
 
 #[test]
-fn a_command_is_run_once_whoever_hears_of_it() {
+fn a_command_runs_once_even_if_its_output_cannot_be_written() {
     for stderr in deaf() {
         let place = Place::sqlite();
         let mut command = place.semel(["once", "--key", "k", "--", "echo", "done"]);
-        // A filter that cannot be read is an error, and the first thing to be said.
+        // A filter that cannot be parsed is an error, and logged first.
         let output = command.env("RUST_LOG", "[[").stdout(Stdio::piped()).stderr(stderr).spawn().unwrap();
         let output = output.wait_with_output().unwrap();
         assert_eq!((output.status.code(), stdout(&output)), (Some(0), "done\n"));
     }
 }
 
-/// Asserts that a server ends by itself, with a failure, and that both its log and its last line say which task it was.
+/// Asserts that a server ends by itself with a failure, and that both its log and its last line name the task.
 pub(crate) fn ends_because_of(task: &str, process: &mut Process, place: &Place) {
     let end = process.end();
     let log = log(place);
@@ -103,17 +103,17 @@ pub(crate) fn ends_because_of(task: &str, process: &mut Process, place: &Place) 
 
 #[test]
 fn a_task_that_panics_ends_the_server_with_a_failure_that_names_it() {
-    // The relay itself, and the part of it that marks what was published.
+    // The relay itself, and the part of it that deletes published messages.
     for point in ["relay.taken:1:panic", "relay.marked:1:panic"] {
         let place = Place::sqlite();
         let mut relay = command(&place, ALL, &QUEUE);
         logged(relay.env("SEMEL_CRASH", point), &place);
         let mut server = Server::start_with(&mut relay);
-        // It was stored before the relay could know of it, and the server answers what it has begun.
+        // It was stored before the relay saw it, and the server answers the request in flight.
         assert_eq!(status(&deliver(&server, &event("evt_1", 100, "one"))), "processed");
         ends_because_of("relay", &mut server.process, &place);
 
-        // What it had in hand comes again with the next one.
+        // The next server publishes its leased messages.
         let _next = start_as(&place, ALL, &QUEUE);
         eventually(SOON, "the message is carried", || outbox(&place).is_empty());
     }

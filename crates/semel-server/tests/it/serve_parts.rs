@@ -1,4 +1,4 @@
-//! The laws of a server in which a part of a task dies: what nobody could do without ends it, the rest goes on.
+//! The laws of a server in which a part of a task dies: it ends if the part is essential; otherwise it goes on.
 
 use std::{
     io::{Read as _, Write as _},
@@ -7,9 +7,7 @@ use std::{
 };
 
 use crate::{
-    deliveries::{email, one},
     desk::{post, serve},
-    endpoint::Endpoint,
     hooks::{command, start_as},
     notifications::of_restaurant,
     place::Place,
@@ -18,7 +16,7 @@ use crate::{
     support::{SOON, Server, eventually},
 };
 
-/// What was in the hands of somebody who died soon comes again.
+/// The messages of a dead process are soon redelivered.
 const SOON_AGAIN: [(&str, &str); 1] = [("SEMEL_MESSAGES_VISIBILITY", "1s")];
 
 /// A server in which a task panics at a point.
@@ -28,14 +26,14 @@ fn breaking(place: &Place, point: &str, variables: &[(&str, &str)]) -> Command {
     server
 }
 
-/// Whether all that came with an event has been carried to everybody, and nothing is left in a queue.
+/// Whether an event has reached all recipients, and no queue has messages left.
 fn is_carried(place: &Place) -> bool {
     let done = "SELECT kind FROM notification_fanouts WHERE done_at IS NOT NULL";
     !rows(place, done).is_empty() && rows(place, "SELECT CAST(id AS TEXT) FROM semel_queue").is_empty()
 }
 
 #[test]
-fn a_queue_that_nobody_reads_any_more_ends_the_server() {
+fn a_server_ends_if_a_consumer_dies() {
     let place = Place::sqlite();
     let mut server = Server::start_with(&mut breaking(&place, "queue.taken", &SOON_AGAIN));
     assert_eq!(post(&server, "/events", &of_restaurant("e1", 5).to_string()).status, 202);
@@ -63,21 +61,7 @@ fn a_batch_of_events_that_breaks_does_not_close_the_way_in() {
 }
 
 #[test]
-fn a_deliverer_that_can_mark_nothing_ends_the_server() {
-    let place = Place::sqlite();
-    one(&place);
-    let endpoint = Endpoint::that([]);
-    let url = endpoint.url();
-    let mut server = Server::start_with(&mut breaking(&place, "deliver.marked", &email(&url, "hold")));
-    ends_because_of("deliverer", &mut server.process, &place);
-    assert_eq!(
-        (endpoint.calls().len(), rows(&place, "SELECT status FROM notifications")),
-        (1, vec!["SENT".to_owned()])
-    );
-}
-
-#[test]
-fn streams_that_nobody_looks_after_end_the_server() {
+fn a_server_ends_if_its_stream_task_dies() {
     let place = Place::sqlite();
     drop(serve(&place, "api", &[]));
     let mut server = Server::start_with(&mut breaking(&place, "streams.looked", &[]));

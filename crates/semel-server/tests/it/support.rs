@@ -1,4 +1,4 @@
-//! The real program, and what it takes to talk to it.
+//! The real program, and helpers to talk to it.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
@@ -15,7 +15,7 @@ use tempfile::TempDir;
 /// Far longer than anything here takes, far shorter than a person waits.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
-/// The program, without whatever the tester's own environment would tell it.
+/// The program, without the tester's own environment variables.
 pub(crate) fn semel() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_semel"));
     for (name, _) in std::env::vars_os() {
@@ -35,14 +35,14 @@ pub(crate) fn stderr(output: &Output) -> &str {
     std::str::from_utf8(&output.stderr).unwrap()
 }
 
-/// Runs `work` on a thread of its own and waits for what it gives, but not for ever.
+/// Runs `work` on its own thread and waits for its result, with a time limit.
 pub(crate) fn within<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let (done, is_done) = mpsc::channel();
     thread::spawn(move || done.send(work()));
     is_done.recv_timeout(limit).ok()
 }
 
-/// Asks again and again until the answer is yes, but not for ever.
+/// Polls until the condition holds, with a time limit.
 pub(crate) fn eventually(limit: Duration, what: &str, mut holds: impl FnMut() -> bool) {
     let end = Instant::now() + limit;
     while !holds() {
@@ -84,10 +84,10 @@ impl Drop for Process {
     }
 }
 
-/// A running `semel serve` on a port of its own.
+/// A running `semel serve` on its own port.
 pub(crate) struct Server {
     pub(crate) process: Process,
-    /// Where its data is, unless it was told otherwise.
+    /// Its data directory by default.
     pub(crate) dir: TempDir,
     pub(crate) address: SocketAddr,
     pub(crate) greeting: Vec<String>,
@@ -105,7 +105,12 @@ impl Server {
         let greeting: Vec<String> =
             within(SOON, || BufReader::new(stdout).lines().take(3).map(Result::unwrap).collect())
                 .expect("the server says where it listens");
-        let address = greeting[0].rsplit_once("http://").expect("an address").1.parse().unwrap();
+        let address = match greeting.first() {
+            Some(line) => line.rsplit_once("http://").expect("an address").1.parse().unwrap(),
+            // One that is to die may do so before it greets; no request is sent to it.
+            None if command.get_envs().any(|(name, _)| name == "SEMEL_CRASH") => ([127, 0, 0, 1], 0).into(),
+            None => panic!("the server did not start"),
+        };
         Self { process, dir, address, greeting }
     }
 
@@ -158,7 +163,7 @@ impl Answer {
         serde_json::from_str(&self.body).unwrap()
     }
 
-    /// The name of the problem that it is, after looking at the shape that all problems share.
+    /// The name of the problem, after a check of the common shape of all problems.
     pub(crate) fn problem(&self) -> String {
         assert_eq!(self.header("content-type"), Some("application/problem+json"));
         let problem = self.json();

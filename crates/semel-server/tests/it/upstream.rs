@@ -1,4 +1,4 @@
-//! A service behind the gateway that does as its paths say, and counts what it did.
+//! A service behind the gateway that does what its paths say, and counts its effects.
 
 use std::{
     io::{self, BufRead as _, BufReader, Read as _, Write as _},
@@ -35,7 +35,7 @@ pub(crate) struct Seen {
     pub(crate) line: String,
     pub(crate) head: String,
     pub(crate) body: Vec<u8>,
-    /// Which connection it came by.
+    /// The connection that it came by.
     pub(crate) port: u16,
 }
 
@@ -65,12 +65,12 @@ impl Upstream {
         Self { url, state }
     }
 
-    /// What it has done.
+    /// The requests it has executed.
     pub(crate) fn seen(&self) -> Vec<Seen> {
         self.state.seen.lock().unwrap().clone()
     }
 
-    /// How often it did something.
+    /// The number of its effects.
     pub(crate) fn effects(&self) -> usize {
         self.state.seen.lock().unwrap().len()
     }
@@ -80,7 +80,7 @@ impl Upstream {
         self.state.arrived.load(Ordering::SeqCst)
     }
 
-    /// How many connections it closed of its own.
+    /// How many connections it closed itself.
     pub(crate) fn closed(&self) -> usize {
         self.state.closed.load(Ordering::SeqCst)
     }
@@ -90,7 +90,7 @@ impl Upstream {
         self.state.left.load(Ordering::SeqCst)
     }
 
-    /// Lets the answers go on that wait for the gate.
+    /// Lets the answers at the gate continue.
     pub(crate) fn open_gate(&self) {
         *self.state.gate.lock().unwrap() = true;
         self.state.opened.notify_all();
@@ -103,7 +103,7 @@ impl State {
         drop(waited.unwrap());
     }
 
-    /// Answers the requests of a connection until either side is tired of it.
+    /// Answers the requests of a connection until either side closes it.
     fn serve(&self, connection: &TcpStream) {
         let mut reader = BufReader::new(connection);
         while let Ok(Some(seen)) = read(&mut reader, &self.arrived) {
@@ -126,7 +126,7 @@ impl State {
         self.left.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Answers a request; says whether the connection goes on.
+    /// Answers a request; returns whether the connection goes on.
     fn answer(
         &self,
         mut to: &TcpStream,
@@ -193,7 +193,7 @@ impl State {
                 )?;
             }
             "/close" => {
-                // Without a word in the answer, so that the other side has to find out.
+                // Without a `Connection: close`, so that the other side has to find out.
                 say(&format!("HTTP/1.1 201 Created\r\ncontent-length: {length}\r\n\r\n{text}"))?;
                 return Ok(false);
             }
@@ -208,7 +208,7 @@ impl State {
     }
 }
 
-/// Reads a request; none when the connection was closed instead.
+/// Reads a request; none if the connection was closed.
 pub(crate) fn read(reader: &mut BufReader<&TcpStream>, arrived: &AtomicUsize) -> io::Result<Option<Seen>> {
     let mut lines = Vec::new();
     loop {

@@ -1,5 +1,5 @@
-//! The laws of webhooks: an event takes effect once, whatever comes how often. The other files of this name have the
-//! rest.
+//! The laws of webhooks: an event takes effect once, however often it is delivered. The other files of this name have
+//! the rest.
 
 use std::{thread, time::Duration};
 
@@ -25,7 +25,7 @@ on_both_databases! {
     an_event_in_work_is_rejected
     newer_data_is_processed_and_older_is_not
     newer_data_waits_for_the_older_that_runs
-    what_only_counts_deliveries_is_no_conflict
+    a_changed_delivery_count_is_no_conflict
     a_stop_waits_for_the_run
     a_stop_puts_back_what_takes_too_long
     a_forwarded_event_has_all_that_the_endpoint_needs
@@ -48,7 +48,7 @@ fn a_new_event_is_processed_and_each_repeat_is_skipped(place: &Place) {
     assert_eq!(stored.payload.unwrap(), paid.to_string(), "byte for byte");
     let outcome: serde_json::Value = serde_json::from_slice(&stored.outcome.unwrap().body).unwrap();
     assert_eq!((&outcome["result"], &outcome["topic"]), (&json!("published"), &json!("webhook.stripe.invoice.paid")));
-    // Never for ever as it is: 90 days later, at two in the night, it goes to the archive.
+    // It is archived 90 days later, at two in the night.
     let archive = stored.archive_at.unwrap();
     let hours = archive.since(stored.settled_at.unwrap()).as_secs() / 3600;
     assert!((90 * 24..=91 * 24).contains(&hours), "{hours}");
@@ -142,14 +142,14 @@ fn newer_data_waits_for_the_older_that_runs(place: &Place) {
     assert_eq!(conflicts(place), ["evt_1 taken 2 200 100", "evt_1 skipped 1 150 100"]);
     let keys = endpoint.keys();
     assert_ne!(keys[0], keys[1], "the newer is no repeat of the older");
-    // All that was counted is written before the end.
+    // All counts are written before the end.
     server.process.signal(Signal::TERM);
     assert!(server.process.end().success());
     assert_eq!((counted(place, "mismatch"), counted(place, "in_flight")), (3, 0), "each delivery counts once");
 }
 
-/// Beside a number that no double holds, too.
-fn what_only_counts_deliveries_is_no_conflict(place: &Place) {
+/// Also next to a number that no double can represent.
+fn a_changed_delivery_count_is_no_conflict(place: &Place) {
     let server = start(place, &[]);
     for (id, number) in [("evt_1", 1_u64), ("evt_2", 9_007_199_254_740_993)] {
         let mut paid = event(id, 1_700_000_000, "a");
@@ -189,7 +189,7 @@ fn a_stop_puts_back_what_takes_too_long(place: &Place) {
     server.process.signal(Signal::TERM);
     assert!(server.process.end().success());
     let back = stored(place, "stripe", "evt_1").unwrap();
-    assert_eq!((back.state, back.failures, back.crashes), (State::Pending, 0, 0), "nobody waits for its lease to end");
+    assert_eq!((back.state, back.failures, back.crashes), (State::Pending, 0, 0), "its lease need not expire first");
     let _server = start_as(place, "worker", &variables);
     becomes(place, "evt_1", State::Completed);
 }
@@ -232,7 +232,7 @@ fn an_archived_event_is_still_known(place: &Place) {
     let server = start_as(place, "api,worker,sweeper", &[]);
     let paid = event("evt_1", 1_700_000_000, "a");
     assert_eq!(status(&deliver(&server, &paid)), "processed");
-    // Three months go by.
+    // Three months pass.
     crate::desk::execute(place, "UPDATE semel_operations SET archive_at = 1, look_at = 1");
     eventually(SOON, "it is archived", || stored(place, "stripe", "evt_1").unwrap().archived);
     assert_eq!(status(&deliver(&server, &paid)), "skipped");

@@ -18,7 +18,7 @@ fn run(text: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Output {
     command.envs(variables.iter().copied()).output().unwrap()
 }
 
-/// What is wrong, a line each.
+/// The mistakes, one per line.
 fn mistakes(text: &str) -> Vec<String> {
     let output = run(text, &["config", "check"], &[("NO_SECRET", "")]);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
@@ -97,24 +97,24 @@ fn all_that_a_source_can_say_is_read_and_shown() {
 #[test]
 fn a_source_that_would_let_anything_pass_keeps_the_server_from_starting() {
     for (field, told) in [
-        ("secrets = []", "secrets (semel.toml, line 3): must have one secret at least"),
+        ("secrets = []", "secrets (semel.toml, line 3): must have at least one secret"),
         ("secrets = ['']", "secrets (semel.toml, line 3): must not be empty"),
         ("secrets = ['a good secret', '']", "secrets (semel.toml, line 3): must not be empty"),
         ("secrets = 'a good secret,'", "secrets (semel.toml, line 3): must not be empty"),
         ("secrets = 'a good secret,${NO_SECRET}'", "secrets (semel.toml, line 3): must not be empty"),
         (
             "secrets = ['a good secret']\ndedup_per_function = true",
-            "functions (default): must name the functions where an event takes effect once per function",
+            "functions (default): must name the functions, because dedup_per_function is set",
         ),
         (
             "secrets = ['a good secret']\nfunctions = ['a', 'b/c']",
             "functions (semel.toml, line 4): must be names of 1 to 64 letters",
         ),
         ("secrets = [' a good secret']", "secrets (semel.toml, line 3): must not begin or end with white space"),
-        ("secrets = ['1234567']", "secrets (semel.toml, line 3): must have 8 bytes at least"),
+        ("secrets = ['1234567']", "secrets (semel.toml, line 3): must have 8 bytes or more"),
         ("secrets = ['$STRIPE_SECRET']", "secrets (semel.toml, line 3): must not be the name of a variable"),
         ("secrets = ['$${STRIPE_SECRET}']", "secrets (semel.toml, line 3): must not be the name of a variable"),
-        ("secrets = ['\u{200b}\u{200b}']", "secrets (semel.toml, line 3): must not have invisible characters in it"),
+        ("secrets = ['\u{200b}\u{200b}']", "secrets (semel.toml, line 3): must not contain invisible characters"),
         ("secrets = ['a good secret']\ntolerance = '0s'", "tolerance (semel.toml, line 4): must be at least 1s"),
         (
             "secrets = ['a good secret']\ntolerance = '2days'",
@@ -134,14 +134,14 @@ fn a_source_that_would_let_anything_pass_keeps_the_server_from_starting() {
     }
 }
 
-/// Compose files pass `${NAME}` on as it stands where nothing fills it in: then that would be the secret.
+/// Compose files pass `${NAME}` on unchanged if it is not set: then that text would be the secret.
 #[test]
-fn no_server_starts_with_a_secret_that_anybody_could_guess() {
+fn no_server_starts_with_a_secret_that_is_easy_to_guess() {
     for (secrets, told) in [
-        ("", "must have one secret at least"),
-        ("1234567", "must have 8 bytes at least"),
-        ("whsec_1234567", "must have 8 bytes at least"),
-        ("a good secret,short", "must have 8 bytes at least"),
+        ("", "must have at least one secret"),
+        ("1234567", "must have 8 bytes or more"),
+        ("whsec_1234567", "must have 8 bytes or more"),
+        ("a good secret,short", "must have 8 bytes or more"),
         ("$STRIPE_SECRET", "must not be the name of a variable"),
         ("${STRIPE_SECRET}", "must not be the name of a variable"),
         ("whsec_${STRIPE_SECRET}", "must not be the name of a variable"),
@@ -168,7 +168,7 @@ fn a_variable_that_is_not_set_hides_no_other_mistake_and_makes_none_up() {
     }
     let text = "[webhooks.s]\nkind = 'stripe'\nsecrets = ['${ONE}', 'short', '${TWO}', '$THREE_OF_THEM']\n";
     let told = mistakes(text);
-    for said in ["variable ONE is not set", "variable TWO is not set", "8 bytes at least", "the name of a variable"] {
+    for said in ["variable ONE is not set", "variable TWO is not set", "8 bytes or more", "the name of a variable"] {
         assert_eq!(told.iter().filter(|line| line.contains(said)).count(), 1, "{said}: {told:#?}");
     }
     assert_eq!(told.len(), 4, "{told:#?}");
@@ -216,19 +216,19 @@ handlers = ['*=outbox']
     for told in [
         "webhooks.Shop.kind (semel.toml, line 3): belongs to a source whose name is not 1 to 64 of a-z",
         "webhooks.a.kind (semel.toml, line 6): must be one of stripe, standard, github, shopify, hmac, not \"paypal\"",
-        "webhooks.a.secrets (default): must have one secret at least",
-        "webhooks.b.kind (default): must say which kind it is",
+        "webhooks.a.secrets (default): must have at least one secret",
+        "webhooks.b.kind (default): is required",
         "webhooks.c.tolerence (semel.toml, line 12): there is no such field; did you mean webhooks.c.tolerance?",
         "webhooks.c.header (semel.toml, line 13): there is no such field",
         "webhooks.c.max_attempts (semel.toml, line 14): must be 1 to 1000",
-        "webhooks.f.max_body (semel.toml, line 33): must be at most 1MiB where events go to the outbox",
+        "webhooks.f.max_body (semel.toml, line 33): must be at most 1MiB if events go to the outbox",
         "webhooks.c.max_run (default): must be at least 1h",
         "webhooks.c.time_zone (semel.toml, line 17): must be a time zone",
         "webhooks.c.archive_at (semel.toml, line 18): must be a time of the day",
         "webhooks.c.handlers (semel.toml, line 19): has a rule that does \"dance\"",
         "webhooks.d.header (default): must not be empty",
         "webhooks.d.signed (semel.toml, line 23): must have a separator",
-        "webhooks.e.livemode (semel.toml, line 27): is known of Stripe's events only",
+        "webhooks.e.livemode (semel.toml, line 27): is for Stripe's events only",
     ] {
         assert!(all.iter().any(|line| line.starts_with(told)), "{told}\n{all:#?}");
     }

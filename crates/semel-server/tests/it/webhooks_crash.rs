@@ -1,5 +1,5 @@
-//! A server that dies with an event in its hands, at every point of its way. Whether the sender sends it again or
-//! nobody does: it takes effect, once. The other files of this name have the rest.
+//! A server that dies at every point of an event's way. Whether the sender sends it again or not: it takes effect,
+//! once. The other files of this name have the rest.
 
 use std::{
     collections::BTreeSet,
@@ -24,7 +24,7 @@ use crate::{
     support::{Answer, SOON, Server, eventually},
 };
 
-/// What a server that died had in its hands is free again soon. A living one keeps it.
+/// The lease of a dead server expires soon. A living one renews it.
 pub(crate) const LEASE: (&str, &str) = ("SEMEL_WEBHOOKS_STRIPE_LEASE", "1s");
 pub(crate) const BACKOFF: (&str, &str) = ("SEMEL_WEBHOOKS_STRIPE_BACKOFF", "1ms");
 
@@ -35,7 +35,7 @@ pub(crate) fn start_dying(place: &Place, roles: &str, point: &str, variables: &[
     Server::start_with(command.env("SEMEL_CRASH", point).env("SEMEL_CRASH_LOG", place.path("points")))
 }
 
-/// Waits until a server has died at a point. A run in which it was never reached shows nothing, and fails.
+/// Waits until a server has died at a point. A run that never reached the point shows nothing, and fails.
 pub(crate) fn died_at(place: &Place, point: &str, server: &mut Server) {
     let status = server.process.end();
     assert_eq!(status.signal(), Some(Signal::KILL.as_raw()), "{point}: {status}");
@@ -66,16 +66,16 @@ pub(crate) fn try_deliver(address: SocketAddr, event: &Value) -> Option<Answer> 
     try_post(address, "/webhooks/stripe", &signed(body.as_bytes()), &body)
 }
 
-/// Who brings the event again after the crash.
+/// Who retries the event after the crash.
 #[derive(Clone, Copy, Debug)]
 enum Again {
-    /// Its sender, until it is told that it is done; nobody else does anything.
+    /// Its sender, until it is answered 200; there is no worker.
     Sender,
-    /// Our own runner; its sender is content.
-    Runner,
+    /// A worker; its sender does not retry.
+    Worker,
 }
 
-/// Where a server dies that publishes an event. Each is on the way of every event.
+/// The points at which a publishing server dies. Every event passes each of them.
 const PUBLISHING: [&str; 7] = [
     "webhooks.after_store",
     "atomic.begun",
@@ -86,7 +86,7 @@ const PUBLISHING: [&str; 7] = [
     "webhooks.before_answer",
 ];
 
-/// Where a server dies that forwards one, and how often the endpoint is called in all.
+/// The points at which a forwarding server dies, and the total number of calls to the endpoint.
 const FORWARDING: [(&str, usize); 6] = [
     ("webhooks.after_store", 1),
     ("work.before", 1),
@@ -96,7 +96,7 @@ const FORWARDING: [(&str, usize); 6] = [
     ("webhooks.before_answer", 1),
 ];
 
-/// The event comes again until it is done. Nobody but its sender does anything.
+/// The event is sent again until it is done. There is no worker.
 fn sent_again(server: &Server, event: &Value) {
     let mut said = Vec::new();
     eventually(SOON, "it is processed", || {
@@ -104,7 +104,7 @@ fn sent_again(server: &Server, event: &Value) {
         ["processed", "skipped"].contains(&said.last().unwrap().as_str())
     });
     let before = &said[..said.len() - 1];
-    assert!(before.iter().all(|word| word == "rejected"), "while nobody knows that its server died: {said:?}");
+    assert!(before.iter().all(|word| word == "rejected"), "until the lease of its dead server expires: {said:?}");
 }
 
 fn dies(place: &Place, point: &str, again: Again, variables: &[(&str, &str)]) {
@@ -113,12 +113,12 @@ fn dies(place: &Place, point: &str, again: Again, variables: &[(&str, &str)]) {
     let answer = try_deliver(server.address, &paid);
     assert!(answer.is_none(), "{point}: it was answered: {answer:?}");
     died_at(place, point, &mut server);
-    // Those that live have the usual lease, which they keep also on a slow disk.
+    // The others have the default lease, which they can renew even on a slow disk.
     let variables: Vec<_> = variables.iter().copied().filter(|variable| *variable != LEASE).collect();
     match again {
         Again::Sender => sent_again(&start(place, &variables), &paid),
-        Again::Runner => {
-            let _runner = start_as(place, "worker,sweeper", &variables);
+        Again::Worker => {
+            let _worker = start_as(place, "worker,sweeper", &variables);
             becomes(place, "evt_1", State::Completed);
         }
     }
@@ -142,11 +142,11 @@ fn dies_forwarding(place: &Place, (point, calls): (&str, usize), again: Again) {
     assert_eq!(keys.iter().collect::<BTreeSet<_>>().len(), 1, "{point} {again:?}: {keys:?}");
 }
 
-/// Beside one another: they mostly wait for leases to end.
+/// In parallel: they mostly wait for leases to expire.
 const BESIDE: usize = 3;
 
 fn at_each<P: Copy + Send + Sync>(points: &[P], place: fn() -> Place, dies: fn(&Place, P, Again)) {
-    let runs: Vec<_> = points.iter().flat_map(|point| [(*point, Again::Sender), (*point, Again::Runner)]).collect();
+    let runs: Vec<_> = points.iter().flat_map(|point| [(*point, Again::Sender), (*point, Again::Worker)]).collect();
     for some in runs.chunks(BESIDE) {
         thread::scope(|scope| {
             for (point, again) in some {
@@ -156,8 +156,8 @@ fn at_each<P: Copy + Send + Sync>(points: &[P], place: fn() -> Place, dies: fn(&
     }
 }
 
-/// The bytes were claimed before the run that was lost, or the server died before it could say that they were taken in.
-/// They are that event's own all the same, and nobody else's.
+/// The body was claimed before the lost run, or the server died before it could complete that claim. It still belongs
+/// to that event only.
 fn an_event_that_was_lost_owns_its_bytes(place: &Place, point: &str) {
     let endpoint = Endpoint::that([]);
     let url = forward(&endpoint.url());
@@ -184,8 +184,8 @@ fn an_event_that_was_lost_owns_its_bytes(place: &Place, point: &str) {
     assert_eq!(endpoint.keys().into_iter().collect::<BTreeSet<_>>().len(), 1);
 }
 
-/// Answered as soon as it was stored, and killed at once after that.
-fn what_was_accepted_is_not_lost(place: &Place) {
+/// Answered as soon as it was stored, and killed right after that.
+fn an_accepted_event_is_not_lost(place: &Place) {
     let endpoint = Endpoint::that([Does::Waits]);
     let url = forward(&endpoint.url());
     let variables =
@@ -195,21 +195,21 @@ fn what_was_accepted_is_not_lost(place: &Place) {
     server.process.signal(Signal::KILL);
     server.process.end();
     endpoint.let_go();
-    let _runner = start_as(place, "worker,sweeper", &variables);
+    let _worker = start_as(place, "worker,sweeper", &variables);
     becomes(place, "evt_1", State::Completed);
     let keys = endpoint.keys();
     assert_eq!(keys.iter().collect::<BTreeSet<_>>().len(), 1, "{keys:?}");
 }
 
-/// The same with the outbox, and with a crash at each point that an event meets after its answer or before it.
-fn what_is_processed_after_its_answer_takes_effect_once(place: &Place, point: &str) {
+/// The same with the outbox, and with a crash at each point before or after the answer.
+fn an_event_processed_after_its_answer_takes_effect_once(place: &Place, point: &str) {
     let variables = [LEASE, BACKOFF, ("SEMEL_WEBHOOKS_STRIPE_ASYNC", "true")];
     let mut server = start_dying(place, "api", point, &variables);
-    // It may be answered or not: the run goes on beside the answer.
+    // It may be answered or not: the run goes on in parallel.
     let answer = try_deliver(server.address, &event("evt_1", 1_700_000_000, "a"));
     assert!(answer.is_none_or(|answer| status(&answer) == "accepted"));
     died_at(place, point, &mut server);
-    let _runner = start_as(place, "worker,sweeper", &variables);
+    let _worker = start_as(place, "worker,sweeper", &variables);
     becomes(place, "evt_1", State::Completed);
     assert_eq!(outbox(place), ["webhook.stripe.invoice.paid"], "{point}");
 }
@@ -238,9 +238,9 @@ macro_rules! on {
 
             #[test]
             fn a_server_dies_right_after_its_answer() {
-                what_was_accepted_is_not_lost(&Place::$database());
+                an_accepted_event_is_not_lost(&Place::$database());
                 for point in ["webhooks.before_answer", "webhooks.after_effect", "atomic.after_commit"] {
-                    what_is_processed_after_its_answer_takes_effect_once(&Place::$database(), point);
+                    an_event_processed_after_its_answer_takes_effect_once(&Place::$database(), point);
                 }
             }
         })+
@@ -248,7 +248,7 @@ macro_rules! on {
 }
 on!(sqlite postgres);
 
-/// Each point of webhooks is one at which a server of these tests dies.
+/// Every crash point of webhooks has a server in these tests that dies at it.
 #[test]
 fn no_point_is_left_out() {
     let of_webhooks = semel::crash::SERVER_POINTS.iter().filter(|point| point.starts_with("webhooks."));
@@ -257,7 +257,7 @@ fn no_point_is_left_out() {
     assert!(missing.is_empty(), "{missing:?}");
 }
 
-/// A conflict is durable before it is answered; its counter is not, and may die with the server.
+/// A conflict is durable before it is answered; its counter is not, and may be lost with the server.
 #[test]
 fn a_conflict_that_was_answered_is_counted_whatever_dies() {
     for place in [Place::sqlite(), Place::postgres()] {

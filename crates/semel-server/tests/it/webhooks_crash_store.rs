@@ -1,4 +1,4 @@
-//! A database that goes away while webhooks come in: nobody is told 200 of what is not stored.
+//! A database that fails while webhooks arrive: a delivery that is not stored is not answered 200.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -36,14 +36,14 @@ fn a_delivery_that_cannot_be_stored_is_answered_503() {
         assert_eq!((away.status, away.problem().as_str()), (503, "store-unavailable"), "{}", away.body);
         assert_eq!(away.header("retry-after"), Some("1"));
         assert!(wire.was_tried());
-        // So is whoever looks, and nobody is told that all is well.
+        // Reads are answered 503, too, and the monitor does not report ok.
         for path in ["/webhooks/stripe/monitor", "/webhooks/stripe/events", "/webhooks/stripe/events/evt_1"] {
             let away = server.get(path);
             assert_eq!((away.status, away.problem().as_str()), (503, "store-unavailable"), "{path}: {}", away.body);
             assert_eq!(away.header("retry-after"), Some("1"), "{path}");
         }
         assert!(stored(&place, "stripe", "evt_1").is_none());
-        // What is no event is still told so: nothing has to be stored for that.
+        // A delivery that is no event is still refused as such: nothing has to be stored for that.
         assert_eq!(deliver(&server, &serde_json::json!({ "id": "evt_1" })).status, 400);
         wire.mend();
         eventually(SOON, "it is taken again", || deliver(&server, &paid).status == 200);
@@ -52,7 +52,7 @@ fn a_delivery_that_cannot_be_stored_is_answered_503() {
     }
 }
 
-/// The endpoint took it, but that cannot be written down: the sender is not told that it is done.
+/// The endpoint accepted it, but that cannot be stored: the sender is not answered 200.
 #[test]
 fn an_outcome_that_cannot_be_stored_is_no_200() {
     let (place, mut wire, endpoint) = (Place::postgres(), Wire::to_postgres(), Endpoint::that([Does::Waits]));
@@ -78,14 +78,14 @@ fn an_outcome_that_cannot_be_stored_is_no_200() {
     assert_eq!(endpoint.keys().into_iter().collect::<BTreeSet<_>>().len(), 1);
 }
 
-/// PostgreSQL is killed while events come in, and comes back with what was committed.
+/// PostgreSQL is killed while events arrive, and returns with all committed data.
 #[test]
 fn every_event_that_was_answered_200_is_in_the_ledger_once() {
     let postgres = faults::Server::start("");
     let place = Place::at(postgres.url());
     let server = start_as(&place, "api,worker,sweeper", &[LEASE, BACKOFF]);
     let (stop, number, kills) = (AtomicBool::new(false), AtomicUsize::new(0), if torture() { 20 } else { 2 });
-    // Every event that was sent, and whether its sender was told 200.
+    // Every sent event, and whether its sender was answered 200.
     let sent: Mutex<BTreeMap<String, bool>> = Mutex::default();
     let send = || {
         while !stop.load(Ordering::SeqCst) {
@@ -93,7 +93,7 @@ fn every_event_that_was_answered_200_is_in_the_ledger_once() {
             let answer = try_deliver(server.address, &event(&id, 1_700_000_000, "a")).unwrap();
             assert!([200, 500, 503].contains(&answer.status), "{}", answer.body);
             sent.lock().unwrap().insert(id, answer.status == 200);
-            // Those that cannot be stored are told so quickly: there would be very many of them.
+            // Refusals are quick: without a pause there would be very many of them.
             thread::sleep(Duration::from_millis(if answer.status == 200 { 0 } else { 50 }));
         }
     };
@@ -130,9 +130,9 @@ fn every_event_that_was_answered_200_is_in_the_ledger_once() {
     assert_eq!(outbox(&place).len(), sent.len(), "one message for each");
 }
 
-/// SQLite is away while another process holds its only writer.
+/// SQLite is unavailable while another process holds its only writer.
 #[test]
-fn nobody_is_told_200_while_another_process_holds_the_file() {
+fn no_delivery_is_answered_200_while_another_process_holds_the_file() {
     let place = Place::sqlite();
     let server = start_as(&place, "api", &[]);
     let path = place.url.strip_prefix("sqlite:").unwrap().to_owned();

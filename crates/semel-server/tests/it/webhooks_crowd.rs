@@ -1,8 +1,8 @@
-//! The laws of webhooks that come many at once, to several processes on one database: one of them runs.
+//! The laws of concurrent deliveries to several processes on one database: one of them runs.
 
 use std::{collections::BTreeMap, net::SocketAddr, sync::Barrier, thread, time::Duration};
 
-use semel::{State, Store as _, look::Due, machine::Verdict, store::Decision};
+use semel::{State, machine::Verdict, prelude::*, store::Decision};
 use semel_http::webhooks::Verifier;
 use serde_json::{Value, json};
 
@@ -24,7 +24,7 @@ on_both_databases! {
     heavy_the_same_bytes_under_fifty_ids_at_once_are_published_once
     heavy_the_same_bytes_under_fifty_ids_at_once_are_forwarded_once
     heavy_the_newest_of_many_at_once_has_the_last_word
-    what_is_given_up_does_not_keep_others_from_running
+    exhausted_events_do_not_block_others
     a_source_that_is_busy_does_not_keep_others_from_running
 }
 
@@ -36,7 +36,7 @@ fn of_stripe(event: &Value) -> Delivery {
     ("/webhooks/stripe", signed(body.as_bytes()), body)
 }
 
-/// Sends all of them at the same moment, to each of the servers in turn; how often each answer was given.
+/// Sends all of them at the same moment, to each of the servers in turn; returns how often each answer was given.
 fn at_once(servers: &[Server], deliveries: &[Delivery]) -> BTreeMap<String, usize> {
     let barrier = Barrier::new(deliveries.len());
     let send = |address: SocketAddr, (path, headers, body): &Delivery| {
@@ -57,7 +57,7 @@ fn at_once(servers: &[Server], deliveries: &[Delivery]) -> BTreeMap<String, usiz
     counts
 }
 
-/// One was processed, and each of the others was told that it is, or that somebody is at it.
+/// One was processed, and each of the others was answered that it is completed or in flight.
 fn one_of(n: usize, answers: &BTreeMap<String, usize>) {
     let told = |word: &str| answers.get(word).copied().unwrap_or_default();
     assert_eq!((told("processed"), told("rejected") + told("skipped")), (1, n - 1), "{answers:?}");
@@ -72,7 +72,7 @@ fn heavy_a_hundred_deliveries_of_one_event_over_two_processes_are_published_once
     }
 }
 
-/// The endpoint does not answer before all the others have been told that somebody is at it: so they did meet.
+/// The endpoint does not answer before all the others were answered "in flight": so they did overlap.
 fn heavy_a_hundred_deliveries_of_one_event_over_two_processes_are_forwarded_once(place: &Place) {
     let endpoint = Endpoint::that([Does::Waits]);
     let url = forward(&endpoint.url());
@@ -93,7 +93,7 @@ fn heavy_a_hundred_deliveries_of_one_event_over_two_processes_are_forwarded_once
 const GITHUB: [(&str, &str); 2] =
     [("SEMEL_WEBHOOKS_GITHUB_KIND", "github"), ("SEMEL_WEBHOOKS_GITHUB_SECRETS", "geheim-geheim")];
 
-/// The same bytes under so many ids, as whoever saw one of them could send them.
+/// The same body under so many ids, as a third party could replay it.
 fn replayed(n: usize) -> Vec<Delivery> {
     let (body, verifier) = (json!({ "ref": "main" }).to_string(), Verifier::github(["geheim-geheim"]).unwrap());
     let under = |i: usize| {
@@ -104,8 +104,8 @@ fn replayed(n: usize) -> Vec<Delivery> {
     (0..n).map(under).collect()
 }
 
-/// All that are stored are settled: one took effect, the others are known to be copies of it. Those that came after it
-/// had completed are not stored.
+/// All stored events are settled: one took effect, the others are duplicates of it. Those that arrived after its
+/// completion are not stored.
 fn all_are_copies_of_one(place: &Place, n: usize) {
     let outcome = |i: usize| -> Option<(usize, Value)> {
         let stored = stored(place, "github", &format!("guid-{i}"))?;
@@ -136,7 +136,7 @@ fn heavy_the_same_bytes_under_fifty_ids_at_once_are_forwarded_once(place: &Place
     all_are_copies_of_one(place, 50);
 }
 
-/// Whatever order they come in, an older one never runs after a newer one, and the newest runs.
+/// In whatever order they arrive, an older one never runs after a newer one, and the newest runs.
 fn heavy_the_newest_of_many_at_once_has_the_last_word(place: &Place) {
     const N: usize = 40;
     let endpoint = Endpoint::that([]);
@@ -156,18 +156,18 @@ fn heavy_the_newest_of_many_at_once_has_the_last_word(place: &Place) {
     let ran: Vec<i64> = endpoint.calls().iter().map(|call| call.body["created"].as_i64().unwrap()).collect();
     assert!(ran.is_sorted_by(|before, after| before < after), "{ran:?}");
     assert_eq!(ran.last(), Some(&newest));
-    // Everything but what came first met other data, and that is told, once for each.
+    // All but the first met other data, and each is recorded once as a conflict.
     let told = conflicts(place);
     assert_eq!(told.len(), N - 1, "{told:?}");
     let two = "SELECT event_id FROM semel_webhook_conflicts WHERE came_fingerprint = stored_fingerprint";
     assert_eq!(rows(place, two), [""; 0], "each with both fingerprints");
 }
 
-/// Events that failed once under rules that allowed three runs, and are given up by stricter ones. One of the same
-/// source, which a person has had run again, comes after all of them.
-fn what_is_given_up_does_not_keep_others_from_running(place: &Place) {
-    // More than a runner looks at in one go.
-    const GIVEN_UP: usize = Due::MOST as usize + 6;
+/// Events that failed once under a policy of three attempts, and are exhausted under a stricter one. One of the same
+/// source, which runs again on a person's request, comes after all of them.
+fn exhausted_events_do_not_block_others(place: &Place) {
+    // More than a worker claims in one batch: the source has 64 seats.
+    const GIVEN_UP: usize = 70;
     let endpoint = Endpoint::that([Does::Answers(500); GIVEN_UP + 1]);
     let url = forward(&endpoint.url());
     let variables = [("SEMEL_WEBHOOKS_STRIPE_HANDLERS", url.as_str()), ("SEMEL_WEBHOOKS_STRIPE_BACKOFF", "1ms")];
@@ -186,7 +186,7 @@ fn what_is_given_up_does_not_keep_others_from_running(place: &Place) {
     assert_eq!(endpoint.calls().len(), GIVEN_UP + 2);
 }
 
-/// A source with a slow endpoint and more due than a runner looks at in one go, and another one with little.
+/// A source with a slow endpoint and more due than it has seats, and another one with little.
 fn a_source_that_is_busy_does_not_keep_others_from_running(place: &Place) {
     const DUE: usize = 40;
     let (slow, quick) = (Endpoint::that([Does::Waits; DUE]), Endpoint::that([Does::Answers(500)]));

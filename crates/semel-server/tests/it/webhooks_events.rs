@@ -1,4 +1,4 @@
-//! The laws of looking events up.
+//! The laws of reading events.
 
 use std::thread;
 
@@ -25,7 +25,7 @@ on_both_databases! {
     an_event_that_cannot_be_read_hides_no_other
 }
 
-/// The columns, by the names that the source document gives them.
+/// The columns of the source document.
 const COLUMNS: [&str; 13] = [
     "event_id",
     "event_type",
@@ -90,7 +90,7 @@ fn an_event_is_shown_with_every_column_of_the_source(place: &Place) {
         let answer = server.get(path);
         assert_eq!((answer.status, answer.problem().as_str()), (404, "not-found"), "{path}");
     }
-    // The function is a label here, and may be asked for.
+    // The function is a label here, and may be given.
     assert_eq!(server.get("/webhooks/stripe/events/evt_1?function=connect").status, 200);
     assert_eq!(server.get("/webhooks/stripe/events/evt_1?function=stripe").status, 404);
     assert_eq!(server.get("/webhooks/stripe/events/evt_1?functoin=connect").problem(), "invalid-query");
@@ -115,7 +115,7 @@ fn every_attempt_is_told(place: &Place) {
     let ends: Vec<_> = attempts.iter().map(|it| it["end"].as_str().unwrap()).collect();
     assert_eq!(ends, ["failed", "released", "failed", "completed"]);
     assert!(attempts[0]["error"].as_str().unwrap().contains("500"), "{attempts:?}");
-    assert_eq!(attempts[1]["error"], "the endpoint answered 429 Too Many Requests", "why it was put back");
+    assert_eq!(attempts[1]["error"], "the endpoint answered 429 Too Many Requests", "why it was released");
     assert_eq!(attempts[3]["error"], Value::Null);
     assert!(attempts.iter().all(|it| it["started_at"].as_str() <= it["ended_at"].as_str() && it["node"].is_string()));
     assert_eq!(told["processing_result"], json!({ "result": "forwarded", "status": 202 }));
@@ -242,7 +242,7 @@ fn each_function_has_its_own_event_where_it_is_so_configured(place: &Place) {
         assert_eq!((&told["webhook_function"], &told["processing_status"]), (&json!(function), &json!(stands)));
     }
     assert_eq!(server.get("/webhooks/stripe/events/evt_1?function=three").status, 404);
-    // However long ago it was, and whatever else was counted.
+    // However long ago, and whatever else was counted.
     execute(place, "DELETE FROM semel_deltas");
     execute(place, "DELETE FROM semel_counters");
     assert_eq!(server.get("/webhooks/stripe/events/evt_1").json()["functions"], json!(["one", "two"]));
@@ -289,7 +289,7 @@ fn the_openapi_document_names_every_member(place: &Place) {
     assert_documented(&server, &told["conflicts"]["items"][0], &["WebhookConflict"]);
 }
 
-/// It is listed with what is known of it, in its place.
+/// It is listed in its place, with what is known of it.
 fn an_event_that_cannot_be_read_hides_no_other(place: &Place) {
     let server = start(place, &[]);
     for id in ["evt_1", "evt_2", "evt_3"] {

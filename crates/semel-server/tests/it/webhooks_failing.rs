@@ -1,9 +1,9 @@
-//! The laws of webhooks that fail: tried again, by whoever comes first, and not for ever.
+//! The laws of failing webhooks: they run again, by redelivery or by a worker, and not for ever.
 
 use std::{thread, time::Duration};
 
 use rustix::process::Signal;
-use semel::{State, Store as _, machine::Verdict, store::Decision};
+use semel::{State, machine::Verdict, prelude::*, store::Decision};
 use serde_json::json;
 
 use crate::{
@@ -15,8 +15,8 @@ use crate::{
 };
 
 on_both_databases! {
-    what_failed_three_times_is_left_to_a_person
-    what_failed_is_tried_again_by_itself
+    an_event_that_failed_three_times_waits_for_a_person
+    a_failed_event_runs_again_without_a_redelivery
     a_redelivery_does_not_wait_for_the_backoff
     an_endpoint_that_asks_for_time_costs_no_attempt
     an_endpoint_that_cannot_be_reached_costs_no_attempt
@@ -24,11 +24,11 @@ on_both_databases! {
     the_older_an_event_the_longer_it_waits_for_its_endpoint
     newer_data_goes_under_a_key_of_its_own
     a_run_that_was_lost_times_out_and_runs_again_under_the_same_key
-    what_loses_its_runs_is_parked
+    an_event_whose_runs_are_lost_is_parked
     newer_data_of_a_type_with_another_rule_goes_its_own_way
 }
 
-fn what_failed_three_times_is_left_to_a_person(place: &Place) {
+fn an_event_that_failed_three_times_waits_for_a_person(place: &Place) {
     let endpoint = Endpoint::that([Does::Answers(500), Does::Answers(404), Does::Cuts]);
     let url = forward(&endpoint.url());
     let server = start(place, &[("SEMEL_WEBHOOKS_STRIPE_HANDLERS", &url)]);
@@ -49,7 +49,7 @@ fn what_failed_three_times_is_left_to_a_person(place: &Place) {
     let failed = stored(place, "stripe", "evt_1").unwrap();
     assert!(failed.error.as_ref().unwrap().contains("connection was lost"), "{failed:?}");
 
-    // A person has it run again: the runner does.
+    // It runs again on a person's request: a worker runs it.
     drop(server);
     let desk = Desk::at(place);
     let again = Decision::Resolve { verdict: Verdict::Retry, expected: None };
@@ -58,7 +58,7 @@ fn what_failed_three_times_is_left_to_a_person(place: &Place) {
     becomes(place, "evt_1", State::Completed);
 }
 
-fn what_failed_is_tried_again_by_itself(place: &Place) {
+fn a_failed_event_runs_again_without_a_redelivery(place: &Place) {
     let endpoint = Endpoint::that([Does::Answers(500), Does::Answers(503)]);
     let url = forward(&endpoint.url());
     let variables = [("SEMEL_WEBHOOKS_STRIPE_HANDLERS", url.as_str()), ("SEMEL_WEBHOOKS_STRIPE_BACKOFF", "50ms")];
@@ -95,7 +95,7 @@ fn an_endpoint_that_asks_for_time_costs_no_attempt(place: &Place) {
 }
 
 fn an_endpoint_that_cannot_be_reached_costs_no_attempt(place: &Place) {
-    // A port that nobody listens on any more.
+    // A closed port.
     let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let server = start(place, &[("SEMEL_WEBHOOKS_STRIPE_HANDLERS", &forward(&format!("http://{address}/")))]);
     let paid = event("evt_1", 1_700_000_000, "a");
@@ -126,7 +126,7 @@ fn an_endpoint_that_asks_for_no_time_is_left_some(place: &Place) {
 }
 
 fn the_older_an_event_the_longer_it_waits_for_its_endpoint(place: &Place) {
-    // A port that nobody listens on any more.
+    // A closed port.
     let away = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let busy = Endpoint::that([Does::Answers(429), Does::AsksFor(1, 409), Does::Answers(425)]);
     let paid = event("evt_1", 1_700_000_000, "a");
@@ -145,7 +145,7 @@ fn the_older_an_event_the_longer_it_waits_for_its_endpoint(place: &Place) {
     }
 }
 
-/// An endpoint that remembers the key of the older would take the newer for a repeat of it.
+/// An endpoint that remembers the older data's key would treat newer data as a repeat.
 fn newer_data_goes_under_a_key_of_its_own(place: &Place) {
     let script = [Does::Answers(500), Does::Answers(202), Does::Answers(429), Does::Cuts];
     let endpoint = Endpoint::that(script);
@@ -184,7 +184,7 @@ fn a_run_that_was_lost_times_out_and_runs_again_under_the_same_key(place: &Place
     let url = forward(&endpoint.url());
     let variables = [("SEMEL_WEBHOOKS_STRIPE_HANDLERS", url.as_str()), ("SEMEL_WEBHOOKS_STRIPE_LEASE", "1s")];
     killed_in_a_run(place, &variables, &endpoint);
-    // Without the short lease: its own it is to keep.
+    // With the default lease, which it must be able to renew.
     let _server = start_as(place, "worker,sweeper", &variables[..1]);
     becomes(place, "evt_1", State::Completed);
     let stored = stored(place, "stripe", "evt_1").unwrap();
@@ -193,7 +193,7 @@ fn a_run_that_was_lost_times_out_and_runs_again_under_the_same_key(place: &Place
     assert_eq!((keys.len(), &keys[0]), (2, &keys[1]));
 }
 
-fn what_loses_its_runs_is_parked(place: &Place) {
+fn an_event_whose_runs_are_lost_is_parked(place: &Place) {
     let endpoint = Endpoint::that([Does::Hangs]);
     let url = forward(&endpoint.url());
     let variables = [

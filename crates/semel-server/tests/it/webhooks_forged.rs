@@ -1,5 +1,5 @@
-//! Whoever has seen a delivery can send it on with other headers and to another path, where neither is signed. That
-//! takes nothing from the events that others send.
+//! A third party that saw a delivery can replay it with other headers and to another path, if neither is signed. That
+//! must not harm the events of others.
 
 use std::{collections::BTreeSet, sync::Barrier, thread, time::Duration};
 
@@ -49,7 +49,7 @@ fn start(place: &Place, roles: &str, more: &[(&str, &str)]) -> Server {
     Server::start_with(command.envs(SOURCES).envs(more.iter().copied()))
 }
 
-/// Posts a body to a path, as its source signs it, under an id and of a type that nobody has signed.
+/// Posts a body to a path, signed by its source, with an unsigned id and type.
 fn try_to_post(server: &Server, path: &str, id: &str, kind: &str, body: &Value) -> Option<Answer> {
     let verifier = if path.starts_with("github") {
         Verifier::github([SECRET])
@@ -113,7 +113,7 @@ fn the_bytes_of_another_event_supersede_nothing(place: &Place) {
     assert_eq!(status(&shop(&server, "x", &order(100))), "processed");
     let called: Vec<_> = endpoint.calls().iter().map(|call| call.body["created"].as_i64().unwrap()).collect();
     assert_eq!(called, [100, 200, 100]);
-    // Newer data of its own takes its place as ever.
+    // Its own newer data still supersedes it.
     assert_eq!(status(&shop(&server, "x", &order(300))), "processed");
     assert_eq!(status(&shop(&server, "z", &order(100))), "skipped", "what was done stays done");
     assert_eq!(endpoint.calls().len(), 4);
@@ -144,7 +144,7 @@ fn the_bytes_of_a_failed_event_take_no_other_id(place: &Place) {
     assert_eq!(endpoint.calls().len(), 3);
 }
 
-/// What the run wrote in its transaction is gone, but not whose the bytes are.
+/// The run's transaction was rolled back, but the body still belongs to the event.
 fn the_bytes_of_an_event_whose_transaction_failed_take_no_other_id(place: &Place) {
     let server = start(place, "api", &[]);
     rows(place, "ALTER TABLE semel_outbox RENAME TO out_of_reach");
@@ -180,7 +180,7 @@ fn made_up_ids_leave_no_rows(place: &Place) {
     assert_eq!(endpoint.calls().len(), 1);
 }
 
-/// Sends the same bytes under many ids, to two servers at once. What each was answered.
+/// Sends the same body under many ids, to two servers at once. Returns the answers.
 fn at_once(servers: [&Server; 2], body: &Value) -> Vec<Answer> {
     const EACH: usize = 8;
     let barrier = Barrier::new(2 * EACH);
@@ -208,7 +208,7 @@ fn the_same_bytes_under_many_ids_at_once_take_effect_once(place: &Place) {
         assert_eq!(outbox(place).len(), round + 1);
         let known = events(place, "github");
         assert_eq!(known.len(), round + 1, "the others left none");
-        // Every id that is free can still be anybody's.
+        // Every free id can still be used by any event.
         if round == 4 {
             for id in (0..16).map(|id| format!("id-{id}")).filter(|id| !known.contains(id)) {
                 assert_eq!(status(&push(&one, &id, &json!({ "own": id }))), "processed");
@@ -234,7 +234,7 @@ fn the_same_bytes_under_many_ids_at_once_are_not_lost_with_the_first(place: &Pla
     assert_eq!((keys.len(), &keys[0]), (2, &keys[1]));
 }
 
-/// Its bytes were claimed, and its event was not stored.
+/// Its body was claimed, and its event was not stored.
 fn a_delivery_that_died_half_way_is_taken_in_when_it_comes_again(place: &Place) {
     let (point, body) = ("claim.after", json!({ "ref": "main" }));
     let mut server = start_dying(place, "api", point, &SOURCES);

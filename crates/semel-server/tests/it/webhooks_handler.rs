@@ -1,4 +1,4 @@
-//! The laws of handlers: what they write commits with the event, or not at all.
+//! The laws of handlers: their rows commit with the event, or not at all.
 
 use std::{
     sync::{
@@ -13,13 +13,13 @@ use axum::{
     body::{Body, to_bytes},
     http::Request,
 };
-use semel::{Ledger, Options, State, Unfinished};
+use semel::{Ledger, Options, State, Unfinished, Worker};
 use semel_http::{
     BoxFuture, Mode,
     webhooks::{DEFAULT_TOLERANCE, Verifier},
 };
 use semel_server::{
-    config::{self, Deed, Rule, Rules, Secrets, SourceKind},
+    services::webhooks::config::{self, Deed, Rule, Rules, Secrets, SourceKind},
     services::webhooks::{Event, Handler, Handlers, Receiver, Run},
 };
 use semel_store::{Conn, Database, Settings, on};
@@ -36,7 +36,7 @@ use crate::{
 };
 
 on_both_databases! {
-    what_a_handler_writes_commits_with_the_event_or_not_at_all
+    a_handlers_rows_commit_with_the_event_or_not_at_all
     an_event_that_came_too_early_is_tried_again_at_no_cost
     a_handler_may_work_without_a_transaction
     a_handlers_keys_are_those_of_the_data
@@ -83,7 +83,7 @@ impl Handler for Writes {
     }
 }
 
-/// A program that has Semel built in.
+/// A program that embeds Semel.
 struct Program {
     app: Router,
     receiver: Receiver,
@@ -121,7 +121,7 @@ async fn deliver(app: &Router, event: &Value, signed_at: SystemTime) -> (u16, Va
     (status, serde_json::from_slice(&body).unwrap())
 }
 
-/// The tables of the program's own.
+/// The program's own tables.
 fn make_tables(place: &Place) {
     drop(crate::desk::Desk::at(place));
     execute(place, "CREATE TABLE paid (event_id TEXT NOT NULL)");
@@ -135,7 +135,7 @@ fn paid(place: &Place) -> Vec<String> {
     rows(place, "SELECT event_id FROM paid ORDER BY event_id")
 }
 
-fn what_a_handler_writes_commits_with_the_event_or_not_at_all(place: &Place) {
+fn a_handlers_rows_commit_with_the_event_or_not_at_all(place: &Place) {
     make_tables(place);
     on_a_runtime(async {
         let program = Program::start(place, Mode::Atomic).await;
@@ -164,7 +164,8 @@ fn an_event_that_came_too_early_is_tried_again_at_no_cost(place: &Place) {
     on_a_runtime(async {
         let program = Program::start(place, Mode::Atomic).await;
         let (stop, stopping) = watch::channel(false);
-        let runner = tokio::spawn(program.receiver.run(stopping));
+        let worker = program.receiver.kinds().into_iter().fold(Worker::new(&program.ledger), Worker::on);
+        let worker = tokio::spawn(worker.run(stopping));
         let begun = Instant::now();
         assert_eq!(program.deliver(&event("evt_1", 1, "early")).await, (200, json!({ "status": "accepted" })));
         let done = async {
@@ -172,11 +173,11 @@ fn an_event_that_came_too_early_is_tried_again_at_no_cost(place: &Place) {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(SOON, done).await.expect("the runner tries it again");
+        tokio::time::timeout(SOON, done).await.expect("the worker tries it again");
         assert!(begun.elapsed() >= Duration::from_secs(1), "never without a pause: {:?}", begun.elapsed());
-        // Ends when what it began has ended.
+        // Ends after its runs have ended.
         stop.send_replace(true);
-        runner.await.unwrap();
+        worker.await.unwrap();
         assert_eq!(program.deliver(&event("evt_1", 1, "early")).await, (200, json!({ "status": "skipped" })));
         program.ledger.stop(SOON).await;
     });
@@ -199,7 +200,7 @@ fn a_handler_may_work_without_a_transaction(place: &Place) {
     );
 }
 
-/// The same on every attempt, and another one for newer data under the same id.
+/// The same on every attempt, and another for newer data under the same id.
 fn a_handlers_keys_are_those_of_the_data(place: &Place) {
     on_a_runtime(async {
         let program = Program::start(place, Mode::Leased).await;

@@ -1,5 +1,5 @@
-//! The laws of the monitor: every number, from events that are known. `webhooks_monitor_counts` has what is counted in
-//! ways of its own, `webhooks_monitor_health` the verdict.
+//! The laws of the monitor: every number, from known events. `webhooks_monitor_counts` has the special counts,
+//! `webhooks_monitor_health` the verdict.
 
 use std::time::Duration;
 
@@ -33,17 +33,17 @@ pub(crate) fn customer(id: &str) -> Value {
     customer
 }
 
-/// Waits until so many answers of a word are in the counters, which may lag a second.
+/// Waits until so many answers are in the counters, which may lag a second.
 fn is_counted(place: &Place, word: &str, times: i64) {
     eventually(SOON, &format!("{word} is counted"), || counted(place, word) == times);
 }
 
-/// Six invoices and two customers. Three invoices and the customers are processed; one fails as often as it may, one
+/// Six invoices and two customers. Three invoices and the customers are processed; one fails as often as allowed, one
 /// fails once, and the run of one is lost.
 fn known_events(place: &Place, endpoint: &Endpoint) -> Server {
     let rules = format!("invoice.*={}", endpoint.url());
     let handlers = ("SEMEL_WEBHOOKS_STRIPE_HANDLERS", rules.as_str());
-    // Without a worker: what was lost stays so.
+    // Without a worker: a lost event stays lost.
     let server = start_as(place, "api,sweeper", &[handlers]);
     for id in ["evt_1", "evt_2", "evt_3"] {
         assert_eq!(status(&deliver(&server, &event(id, 1_700_000_000, "a"))), "processed");
@@ -56,7 +56,7 @@ fn known_events(place: &Place, endpoint: &Endpoint) -> Server {
     }
     assert_eq!(deliver(&server, &event("evt_again", 1_700_000_000, "a")).status, 500);
     assert_eq!(status(&deliver(&server, &event("evt_again", 1_700_000_000, "a"))), "processed");
-    // Only the run that is to be lost has a short time.
+    // Only the run that is to be lost has a short lease.
     let short = [handlers, ("SEMEL_WEBHOOKS_STRIPE_LEASE", "3s"), ("SEMEL_WEBHOOKS_STRIPE_MAX_RUN", "3s")];
     let brief = start(place, &short);
     assert_eq!(status(&deliver(&brief, &event("evt_lost", 1_700_000_000, "a"))), "rejected");
@@ -69,7 +69,7 @@ fn known_events(place: &Place, endpoint: &Endpoint) -> Server {
     // Conflicts: other data of the same time, and newer data.
     assert_eq!(status(&deliver(&server, &event("evt_1", 1_700_000_000, "b"))), "skipped");
     assert_eq!(status(&deliver(&server, &event("evt_2", 1_700_000_001, "b"))), "processed");
-    // Refusals: two that nobody signed, and one that is no event.
+    // Refusals: two unsigned deliveries, and one that is no event.
     let (body, wrong) = (b"{}", Verifier::stripe(["whsec_other"], Duration::from_secs(300)).unwrap());
     for _ in 0..2 {
         let headers = signed_by(&wrong, None, body, Duration::ZERO);
@@ -248,7 +248,7 @@ fn a_monitor_is_for_this_machine(place: &Place) {
         let answer = server.request("GET", path, &[("host", HOST)]);
         assert_eq!((answer.status, answer.problem().as_str()), (403, "host-not-allowed"), "{path}");
     }
-    // These paths are the monitor's, and so no functions.
+    // These paths belong to the monitor, so they are not functions.
     for path in ["/webhooks/stripe/monitor", "/webhooks/stripe/events"] {
         assert_eq!(server.request("POST", path, &[("host", "localhost")]).status, 405, "{path}");
     }

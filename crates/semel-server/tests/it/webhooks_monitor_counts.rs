@@ -1,4 +1,4 @@
-//! The laws of what the monitor counts: nothing twice, nothing that is left out unsaid.
+//! The laws of the monitor's counts: nothing is counted twice, and omissions are reported.
 
 use std::time::Duration;
 
@@ -74,7 +74,7 @@ fn types(place: &Place, from: u32, to: u32) {
 }
 
 fn totals_are_exact_however_many_types_there_are(place: &Place) {
-    // Without a sweeper: the hour of what is not folded yet is this one's.
+    // Without a sweeper: counts that are not folded yet belong to this hour.
     let server = start_as(place, "api", &[]);
     assert_eq!(status(&deliver(&server, &customer("cus_1"))), "processed");
     types(place, 1, 12_000);

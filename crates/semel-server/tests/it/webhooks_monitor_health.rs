@@ -17,8 +17,8 @@ use crate::{
 on_both_databases! {
     most_runs_failing_is_down
     an_event_waits_since_its_data_came
-    what_came_right_by_itself_is_no_reason
-    of_two_versions_of_the_same_age_somebody_is_told
+    settled_conflicts_are_not_reported
+    two_versions_of_the_same_age_are_reported
     conflicts_that_came_right_hide_none_that_did_not
 }
 
@@ -66,8 +66,8 @@ fn well() -> Value {
     json!({ "status": "ok", "reasons": [] })
 }
 
-/// The same again, newer and older data, all while the first is being processed; and an old version once more.
-fn what_came_right_by_itself_is_no_reason(place: &Place) {
+/// The same again, newer and older data, all while the first is being processed; and an old version again.
+fn settled_conflicts_are_not_reported(place: &Place) {
     let endpoint = Endpoint::that([Does::Waits]);
     let server = start(place, &[("SEMEL_WEBHOOKS_STRIPE_HANDLERS", &forward(&endpoint.url()))]);
     let send = |created: i64| status(&deliver(&server, &event("evt_1", created, &created.to_string())));
@@ -88,7 +88,7 @@ fn what_came_right_by_itself_is_no_reason(place: &Place) {
     assert_eq!(health(&server), well());
 }
 
-fn of_two_versions_of_the_same_age_somebody_is_told(place: &Place) {
+fn two_versions_of_the_same_age_are_reported(place: &Place) {
     let server = start(place, &[]);
     assert_eq!(status(&deliver(&server, &event("evt_1", 100, "one"))), "processed");
     assert_eq!(status(&deliver(&server, &event("evt_1", 100, "two"))), "skipped");
@@ -97,7 +97,7 @@ fn of_two_versions_of_the_same_age_somebody_is_told(place: &Place) {
     // Both are out of date.
     assert_eq!(status(&deliver(&server, &event("evt_1", 200, "three"))), "processed");
     assert_eq!(health(&server), well());
-    // And so are those that nobody has spoken of for a day.
+    // So are those without a delivery for a day.
     assert_eq!(status(&deliver(&server, &event("evt_1", 200, "four"))), "skipped");
     assert_eq!(health(&server)["status"], "degraded");
     execute(place, "UPDATE semel_webhook_conflicts SET last_at = last_at - 86400000000");
@@ -127,6 +127,7 @@ fn conflicts_that_came_right_hide_none_that_did_not(place: &Place) {
     assert!(health(&server)["reasons"][0].as_str().unwrap().starts_with("other data, no newer"), "{}", health(&server));
     assert_eq!(shown(&server, STRIPE)["conflicts"]["items"].as_array().unwrap().len(), 50);
     came_right(500, 500);
-    let reason = "other data came under the ids of known events more often than is looked at here in the last 24 hours";
+    let reason =
+        "other data came under the ids of known events more often than this monitor reads in the last 24 hours";
     assert_eq!(health(&server), json!({ "status": "degraded", "reasons": [reason] }));
 }

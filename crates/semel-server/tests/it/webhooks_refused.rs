@@ -1,4 +1,4 @@
-//! The laws of what is not let in: nothing of it is stored, and all of it is counted.
+//! The laws of refused deliveries: nothing of them is stored, and all are counted.
 
 use std::{
     io::Write as _,
@@ -10,7 +10,7 @@ use axum::{extract::ConnectInfo, http::Request};
 use semel::{Ledger, Options};
 use semel_http::webhooks::{DEFAULT_TOLERANCE, Verifier};
 use semel_server::{
-    config::Webhooks,
+    services::webhooks::config::Webhooks,
     services::webhooks::{Handlers, Receiver},
 };
 use semel_store::{Database, Settings};
@@ -25,14 +25,14 @@ use crate::{
 };
 
 on_both_databases! {
-    what_is_not_signed_is_refused_and_counted
-    what_is_no_event_is_refused_and_counted
+    an_unsigned_delivery_is_refused_and_counted
+    a_delivery_that_is_no_event_is_refused_and_counted
     bodies_have_a_limit_and_a_time
     only_a_post_to_a_known_source_is_taken
     a_compressed_body_is_not_inflated
     an_event_of_the_other_mode_is_refused
     without_a_signature_only_this_machine_may_send
-    a_sender_whose_address_nobody_knows_is_not_this_machine
+    a_sender_of_unknown_address_is_not_this_machine
     a_function_that_the_source_does_not_have_is_refused
 }
 
@@ -49,7 +49,7 @@ fn is_counted(place: &Place, word: &str, times: i64) {
     eventually(SOON, &format!("{word} is counted"), || counted(place, word) == times);
 }
 
-fn what_is_not_signed_is_refused_and_counted(place: &Place) {
+fn an_unsigned_delivery_is_refused_and_counted(place: &Place) {
     let server = start(place, &[]);
     let body = event("evt_1", 1_700_000_000, "a").to_string().into_bytes();
     let post =
@@ -81,12 +81,12 @@ fn what_is_not_signed_is_refused_and_counted(place: &Place) {
     for word in ["missing", "repeated", "too_old", "unsupported", "malformed"] {
         is_counted(place, &format!("refused_{word}"), 1);
     }
-    // Strangers choose the function, so nothing is counted by it.
+    // Unverified senders choose the function, so nothing is counted by it.
     assert_eq!(rows(place, "SELECT label2 FROM semel_deltas WHERE label2 = 'f'"), [""; 0]);
     assert_eq!(post(&late(290), &body).status, 200, "old, but not too old");
 }
 
-fn what_is_no_event_is_refused_and_counted(place: &Place) {
+fn a_delivery_that_is_no_event_is_refused_and_counted(place: &Place) {
     let server = start(place, &[]);
     let bodies: [&[u8]; 7] = [
         b"{}",
@@ -119,7 +119,7 @@ fn bodies_have_a_limit_and_a_time(place: &Place) {
     nothing_is_stored(place);
     assert_eq!(status(&post(&padded(2048))), "processed");
 
-    // Chunks without an end, and a body that does not come.
+    // Chunks without an end, and a body that does not arrive.
     let open = |head: &str| {
         let mut connection = TcpStream::connect(server.address).unwrap();
         let text = format!("POST /webhooks/stripe HTTP/1.1\r\nhost: {HOST}\r\nconnection: close\r\n{head}");
@@ -155,7 +155,7 @@ fn only_a_post_to_a_known_source_is_taken(place: &Place) {
     }
     assert_eq!(server.request("HEAD", "/webhooks/stripe", &[("host", HOST)]).status, 405);
     nothing_is_stored(place);
-    // Only what is signed may come with any Host.
+    // Only signed routes accept any Host.
     assert_eq!(server.request("GET", "/jobs", &[("host", HOST)]).status, 403);
 }
 
@@ -182,7 +182,7 @@ fn without_a_signature_only_this_machine_may_send(place: &Place) {
     let mut dev = place.semel(["serve", "--listen", "127.0.0.1:0", "--roles", "api", "--dev"]);
     logged(&mut dev, place);
     let server = Server::start_with(&mut dev);
-    assert!(log(place).contains("WARN") && log(place).contains("takes unsigned events"), "{}", log(place));
+    assert!(log(place).contains("WARN") && log(place).contains("accepts unsigned events"), "{}", log(place));
     let body = event("evt_1", 1_700_000_000, "a").to_string();
     let post = |headers: &[(&str, &str)]| {
         let mut connection = TcpStream::connect(server.address).unwrap();
@@ -195,7 +195,7 @@ fn without_a_signature_only_this_machine_may_send(place: &Place) {
     assert_eq!(status(&post(&[("host", "localhost")])), "processed");
     is_counted(place, "refused_foreign", 2);
 
-    // A source that is configured stays as it is, and without the flag there is none.
+    // A configured source does not change, and without the flag there is none.
     let mut command = command(place, "api", &[]);
     logged(command.arg("--dev"), place);
     let server = Server::start_with(&mut command);
@@ -205,8 +205,8 @@ fn without_a_signature_only_this_machine_may_send(place: &Place) {
     refused(&post_raw(server.address, "/webhooks/stripe", &[], body.as_bytes()), 404, "not-found");
 }
 
-/// In a program that serves the routes without telling whose the requests are.
-fn a_sender_whose_address_nobody_knows_is_not_this_machine(place: &Place) {
+/// In a program that serves the routes without the sender's address.
+fn a_sender_of_unknown_address_is_not_this_machine(place: &Place) {
     tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap().block_on(async {
         let database = Database::open(&place.url, Settings::default()).await.unwrap();
         let ledger = Ledger::new(database, Options::default()).unwrap();
@@ -225,7 +225,7 @@ fn a_sender_whose_address_nobody_knows_is_not_this_machine(place: &Place) {
     });
 }
 
-/// The path is not signed: one delivery could be sent on to any number of names.
+/// The path is not signed: one delivery could be replayed to any number of names.
 fn a_function_that_the_source_does_not_have_is_refused(place: &Place) {
     let functions = ("SEMEL_WEBHOOKS_STRIPE_FUNCTIONS", "connect,billing");
     let server = start(place, &[functions, ("SEMEL_WEBHOOKS_STRIPE_DEDUP_PER_FUNCTION", "true")]);

@@ -1,4 +1,4 @@
-//! The laws of having an event run again by hand.
+//! The laws of running an event again by hand.
 
 use std::thread;
 
@@ -15,10 +15,10 @@ use crate::{
 
 on_both_databases! {
     a_person_can_have_an_event_run_again
-    what_runs_or_has_completed_is_not_run_again
+    a_running_or_completed_event_is_not_run_again
 }
 
-/// What people did: who, what and why.
+/// The audit: actor, action and reason.
 fn audited(place: &Place) -> Vec<String> {
     rows(place, "SELECT actor || ' ' || action || ': ' || reason FROM semel_audit ORDER BY id")
 }
@@ -66,7 +66,7 @@ fn a_person_can_have_an_event_run_again(place: &Place) {
     assert_eq!(audited(place).len(), 1, "what was not done was not decided");
 }
 
-fn what_runs_or_has_completed_is_not_run_again(place: &Place) {
+fn a_running_or_completed_event_is_not_run_again(place: &Place) {
     let endpoint = Endpoint::that([Does::Waits]);
     let server = start(place, &[("SEMEL_WEBHOOKS_STRIPE_HANDLERS", &forward(&endpoint.url()))]);
     let retry = || post(&server, "/webhooks/stripe/events/evt_1/retry", r#"{"reason":"it takes so long"}"#);

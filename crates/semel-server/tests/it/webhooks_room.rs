@@ -1,4 +1,4 @@
-//! The laws of room: bodies on their way in take no more memory than their source has for them.
+//! The laws of room: unread bodies use no more memory than their source's budget.
 
 use std::{
     io::{self, Write as _},
@@ -13,13 +13,13 @@ use crate::{
 };
 
 on_both_databases! {
-    who_holds_some_room_and_gets_no_more_is_told_so_at_once
+    a_body_that_gets_no_more_room_is_refused_at_once
     a_source_without_room_keeps_out_no_other
 }
 
 const LONG: usize = 7 << 20;
 
-/// A server whose sources `stripe` and `other` take long bodies, and wait for them.
+/// A server whose sources `stripe` and `other` accept long bodies, and wait for them.
 fn start_roomy(place: &Place) -> Server {
     let variables = [
         ("SEMEL_WEBHOOKS_STRIPE_MAX_BODY", "7MiB"),
@@ -33,7 +33,7 @@ fn start_roomy(place: &Place) -> Server {
     start(place, &variables)
 }
 
-/// A body that is almost whole, and whose end does not come; or what it was answered instead.
+/// A body without its end; or the answer to it.
 fn almost(server: &Server) -> Result<TcpStream, Answer> {
     let mut connection = TcpStream::connect(server.address).unwrap();
     let head = format!("POST /webhooks/stripe HTTP/1.1\r\nhost: {HOST}\r\ncontent-length: {LONG}\r\n\r\n");
@@ -43,7 +43,7 @@ fn almost(server: &Server) -> Result<TcpStream, Answer> {
     if written.is_err() || connection.peek(&mut [0]).is_ok() { Err(Answer::read(connection)) } else { Ok(connection) }
 }
 
-/// Fills the room of `stripe`: what holds it, and what the one was told that got no more.
+/// Fills the room of `stripe`; returns the connections that hold it, and the answer to the one that got no more.
 fn fill(server: &Server) -> (Vec<TcpStream>, Answer) {
     let (mut held, began) = (Vec::new(), Instant::now());
     loop {
@@ -55,8 +55,8 @@ fn fill(server: &Server) -> (Vec<TcpStream>, Answer) {
     }
 }
 
-/// Nobody would get any by waiting.
-fn who_holds_some_room_and_gets_no_more_is_told_so_at_once(place: &Place) {
+/// Waiting would be a deadlock.
+fn a_body_that_gets_no_more_room_is_refused_at_once(place: &Place) {
     let server = start_roomy(place);
     let (held, busy) = fill(&server);
     assert_eq!((busy.status, busy.problem().as_str()), (503, "too-many-deliveries"), "{}", busy.body);
@@ -68,9 +68,9 @@ fn who_holds_some_room_and_gets_no_more_is_told_so_at_once(place: &Place) {
 fn a_source_without_room_keeps_out_no_other(place: &Place) {
     let server = start_roomy(place);
     let (_held, _) = fill(&server);
-    // Longer than what is left where nine of the longest are.
+    // Longer than the rest of the room when nine of the longest are held.
     let body = event("evt_1", 1_700_000_000, &"x".repeat(2 << 20)).to_string().into_bytes();
     let answer = post_raw(server.address, "/webhooks/other", &signed(&body), &body);
-    assert_eq!(status(&answer), "accepted", "its endpoint is away, but it is stored");
+    assert_eq!(status(&answer), "accepted", "its endpoint is unreachable, but it is stored");
     assert!(almost(&server).is_err(), "that one is still full");
 }

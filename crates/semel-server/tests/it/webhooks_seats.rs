@@ -1,4 +1,4 @@
-//! The laws of seats: no source has more events in work than it may, and whoever waits for a seat gets one.
+//! The laws of seats: no source runs more events at a time than it has seats, and each waiting event gets a seat.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU32, Ordering},
@@ -15,13 +15,13 @@ use crate::{
 };
 
 on_both_databases! {
-    too_many_at_once_wait_for_the_runner
-    a_delivery_that_finds_no_seat_is_stored_for_the_runner
+    too_many_at_once_wait_for_the_worker
+    a_delivery_that_finds_no_seat_is_stored_for_the_worker
     newer_data_that_waited_keeps_the_seat_of_the_older
-    what_is_due_has_its_turn_among_deliveries_that_never_cease
+    due_events_get_seats_under_a_stream_of_deliveries
 }
 
-fn too_many_at_once_wait_for_the_runner(place: &Place) {
+fn too_many_at_once_wait_for_the_worker(place: &Place) {
     let endpoint = Endpoint::that([Does::Waits]);
     let url = forward(&endpoint.url());
     let variables = [
@@ -39,8 +39,8 @@ fn too_many_at_once_wait_for_the_runner(place: &Place) {
     assert_eq!(endpoint.calls().len(), 2);
 }
 
-/// One seat, and a lease that is too short to wait long for it: half of it is spent on that, and nothing renews it
-/// meanwhile. What is left must do for a slow disk.
+/// One seat, and a lease that is too short to wait long for it: half of it is spent on waiting, without a renewal. The
+/// rest must be enough for a slow disk.
 fn one_seat(url: &str) -> [(&str, &str); 3] {
     [
         ("SEMEL_WEBHOOKS_STRIPE_HANDLERS", url),
@@ -49,7 +49,7 @@ fn one_seat(url: &str) -> [(&str, &str); 3] {
     ]
 }
 
-fn a_delivery_that_finds_no_seat_is_stored_for_the_runner(place: &Place) {
+fn a_delivery_that_finds_no_seat_is_stored_for_the_worker(place: &Place) {
     let endpoint = Endpoint::that([Does::Waits]);
     let url = forward(&endpoint.url());
     let variables = one_seat(&url);
@@ -63,7 +63,7 @@ fn a_delivery_that_finds_no_seat_is_stored_for_the_runner(place: &Place) {
         endpoint.let_go();
         assert_eq!(first.join().unwrap(), "processed");
     });
-    let _runner = start_as(place, "worker", &variables);
+    let _worker = start_as(place, "worker", &variables);
     becomes(place, "evt_2", State::Completed);
 }
 
@@ -85,7 +85,7 @@ fn newer_data_that_waited_keeps_the_seat_of_the_older(place: &Place) {
     assert_eq!(endpoint.calls().len(), 2);
 }
 
-/// Sets a flag at its end, however that comes.
+/// Sets a flag when it is dropped.
 struct Sets<'a>(&'a AtomicBool);
 
 impl Drop for Sets<'_> {
@@ -94,8 +94,8 @@ impl Drop for Sets<'_> {
     }
 }
 
-/// With one seat, for which several senders stand in line at any time.
-fn what_is_due_has_its_turn_among_deliveries_that_never_cease(place: &Place) {
+/// With one seat, for which several deliveries wait at any time.
+fn due_events_get_seats_under_a_stream_of_deliveries(place: &Place) {
     const SENDERS: usize = 8;
     let (fails_once, quick) = (Endpoint::that([Does::Answers(500)]), Endpoint::that([]));
     let rules = format!("due={}; *={}", fails_once.url(), quick.url());

@@ -1,4 +1,4 @@
-//! The laws of each kind of source, and of ids that nobody has signed.
+//! The laws of each kind of source, and of unsigned ids.
 
 use std::time::Duration;
 
@@ -19,10 +19,10 @@ on_both_databases! {
     the_same_bytes_are_forwarded_once
     the_same_bytes_wait_for_the_first_to_complete
     the_bytes_of_another_under_a_known_id_are_a_duplicate
-    what_failed_does_not_take_its_bytes_along
+    a_failed_event_keeps_its_body
     another_body_under_the_same_unsigned_id_is_a_conflict
-    a_time_that_nobody_signed_makes_nothing_newer
-    a_topic_that_nobody_signed_makes_no_other_event
+    an_unsigned_time_makes_nothing_newer
+    an_unsigned_topic_makes_no_other_event
     an_event_without_an_id_goes_by_its_bytes
     any_of_several_secrets_will_do
 }
@@ -68,7 +68,7 @@ fn chat() -> HmacScheme {
     }
 }
 
-/// Posts a body as a source signs it, to it or to a function of it, with more headers.
+/// Posts a body as a source signs it, to it or to one of its functions, with more headers.
 fn post(server: &Server, source: &str, id: Option<&str>, more: &[(&str, &str)], body: &Value) -> Answer {
     let verifier = match source.split('/').next().unwrap() {
         "github" => Verifier::github(["geheim-geheim"]),
@@ -113,10 +113,10 @@ fn the_same_bytes_under_another_id_take_effect_once(place: &Place) {
     assert_eq!(push(&server, Some("guid-2"), &body), "skipped");
     assert_eq!(push(&server, Some("guid-2"), &body), "skipped");
     assert_eq!(outbox(place).len(), 1);
-    // Whoever has seen the first could send it under any number of ids.
+    // A third party could replay the first under any number of ids.
     assert!(stored(place, "github", "guid-2").is_none(), "nothing of it is stored");
     eventually(SOON, "both are counted", || counted(place, "mismatch") == 2);
-    // Where the id is signed, equal bytes are two events.
+    // If the id is signed, equal bodies are two events.
     for id in ["msg_1", "msg_2"] {
         assert_eq!(status(&post(&server, "standard", Some(id), &[], &body)), "processed");
     }
@@ -151,15 +151,15 @@ fn the_bytes_of_another_under_a_known_id_are_a_duplicate(place: &Place) {
     assert_eq!(push(&server, Some("guid-1"), &main), "processed");
     assert_eq!(push(&server, Some("guid-2"), &other), "processed");
     assert_eq!(push(&server, Some("guid-2"), &main), "skipped");
-    assert!(conflicts(place).is_empty(), "whoever has seen two deliveries could have a person called every day");
+    assert!(conflicts(place).is_empty(), "otherwise a replay of two deliveries could alert a person every day");
     assert_eq!(outbox(place).len(), 2);
     eventually(SOON, "it is counted", || shown(&server, "/webhooks/github/monitor")["duplicates_suppressed"] == 1);
     let told = shown(&server, "/webhooks/github/monitor");
     assert_eq!((&told["conflicts"]["count"], &told["health"]["status"]), (&json!(0), &json!("ok")));
 }
 
-/// An attempt that failed has claimed its bytes already, and they are its own when it comes again.
-fn what_failed_does_not_take_its_bytes_along(place: &Place) {
+/// A failed attempt has claimed its body already, and it is still its own at the redelivery.
+fn a_failed_event_keeps_its_body(place: &Place) {
     let endpoint = Endpoint::that([Does::Answers(500)]);
     let rule = format!("*={}", endpoint.url());
     let server = start(place, &[("SEMEL_WEBHOOKS_GITHUB_HANDLERS", &rule)]);
@@ -177,8 +177,8 @@ fn another_body_under_the_same_unsigned_id_is_a_conflict(place: &Place) {
     assert_eq!(outbox(place).len(), 1);
 }
 
-/// The header says when it happened, and whoever has seen a delivery can write another one.
-fn a_time_that_nobody_signed_makes_nothing_newer(place: &Place) {
+/// The time header is not signed, so a third party can write any time.
+fn an_unsigned_time_makes_nothing_newer(place: &Place) {
     let server = start(place, &[]);
     for (day, body, said) in [("14", json!({ "id": 1 }), "processed"), ("15", json!({ "id": 2 }), "skipped")] {
         let at = format!("2023-11-{day}T22:13:20Z");
@@ -189,9 +189,9 @@ fn a_time_that_nobody_signed_makes_nothing_newer(place: &Place) {
     assert_eq!(outbox(place).len(), 1);
 }
 
-/// Shopify tells of a shop under several topics, with the same bytes. Whoever has seen one of these could send it as any
-/// other, so they take effect once, whatever they are called; or once at each path, where that is configured.
-fn a_topic_that_nobody_signed_makes_no_other_event(place: &Place) {
+/// Shopify sends the same body under several topics. A third party could replay it under any topic, so it takes effect
+/// once, whatever the topic; or once at each path, if configured so.
+fn an_unsigned_topic_makes_no_other_event(place: &Place) {
     let apart = [("SEMEL_WEBHOOKS_SHOPIFY_DEDUP_PER_FUNCTION", "true"), ("SEMEL_WEBHOOKS_SHOPIFY_FUNCTIONS", "gone")];
     let shop = |server: &Server, path: &str, id: &str, topic: &str, body: &Value| {
         status(&post(server, path, Some(id), &[("x-shopify-topic", topic), ("x-shopify-event-id", id)], body))

@@ -1,4 +1,4 @@
-//! The laws of events that no rule takes, and of those whose message reaches nobody.
+//! The laws of events without a matching rule, and of those whose message is unroutable.
 
 use semel::State;
 use serde_json::{Value, json};
@@ -15,7 +15,7 @@ use crate::{
 
 on_both_databases! {
     an_event_that_no_rule_takes_is_stored_and_runs_once_there_is_a_rule
-    what_took_effect_runs_once_more_only_if_its_result_is_named
+    a_completed_event_runs_again_only_if_its_result_is_named
     two_who_ask_for_the_same_event_have_it_run_once
     an_archived_event_runs_with_the_data_that_it_came_with
     a_stored_event_is_run_again_from_the_command_line
@@ -25,7 +25,7 @@ on_both_databases! {
     the_story_of_an_event_that_ran_twice_is_in_the_order_of_time
     events_are_listed_by_their_result
     stored_events_are_counted_apart
-    a_message_that_reaches_nobody_is_told_by_its_event_and_by_the_verdict
+    an_unroutable_message_is_reported_by_its_event_and_by_the_monitor
     a_message_of_an_earlier_run_that_is_skipped_says_nothing_of_the_last
     an_endpoint_that_is_away_is_told_by_the_verdict_until_a_run_completes
     an_effect_by_another_rule_hides_no_endpoint_that_is_away
@@ -37,7 +37,7 @@ pub(crate) const NO_RULES: [(&str, &str); 1] = [("SEMEL_WEBHOOKS_STRIPE_HANDLERS
 const EVENT: &str = "/webhooks/stripe/events/evt_1";
 const RETRY: &str = "/webhooks/stripe/events/evt_1/retry";
 
-/// Has an event stored by a server without rules.
+/// Stores an event by a server without rules.
 fn store(place: &Place) -> Value {
     let server = start_as(place, "api", &NO_RULES);
     let paid = event("evt_1", 1_700_000_000, "a");
@@ -75,13 +75,13 @@ fn an_event_that_no_rule_takes_is_stored_and_runs_once_there_is_a_rule(place: &P
     assert_eq!(told["decisions"][0]["what"], "it runs once more: there is a rule now", "{told}");
     let audit = rows(place, "SELECT action || ' ' || reason FROM semel_audit ORDER BY id");
     assert_eq!(audit, ["operations.rerun there is a rule now"]);
-    // It has taken effect, and a word too many changes nothing.
+    // It has taken effect, and another request changes nothing.
     assert_eq!(post(&server, RETRY, r#"{"reason":"again"}"#).problem(), "event-completed");
     assert_eq!(endpoint.calls().len(), 1);
     assert_eq!(endpoint.calls()[0].body["id"], "evt_1");
 }
 
-fn what_took_effect_runs_once_more_only_if_its_result_is_named(place: &Place) {
+fn a_completed_event_runs_again_only_if_its_result_is_named(place: &Place) {
     let endpoint = Endpoint::that([]);
     let server = start_as(place, "api,worker", &[("SEMEL_WEBHOOKS_STRIPE_HANDLERS", &forward(&endpoint.url()))]);
     assert_eq!(status(&deliver(&server, &event("evt_1", 1_700_000_000, "a"))), "processed");
@@ -144,7 +144,7 @@ fn a_stored_event_is_run_again_from_the_command_line(place: &Place) {
     becomes(place, "evt_1", State::Completed);
     assert_eq!(outbox(place), ["news"]);
     let done = command(&rerun);
-    assert!(stderr(&done).contains("nothing was changed: This event was processed, with the result published"));
+    assert!(stderr(&done).contains("nothing was changed: This event completed with the result published"));
     let job = command(&["webhooks", "reprocess", "stripe", "--type", "invoice.paid", "--reason", "a", "--json"]);
     let job: Value = serde_json::from_str(stdout(&job)).unwrap();
     assert_eq!((&job["kind"], &job["params"]["type"]), (&json!("reprocess-webhook-events"), &json!("invoice.paid")));
@@ -183,7 +183,8 @@ fn the_command_line_refuses_what_the_routes_refuse_in_their_words(place: &Place)
         assert!(stderr(&said).contains(&words), "{words} in {}", stderr(&said));
     }
     assert!(
-        rows(place, "SELECT action FROM semel_audit").is_empty() && rows(place, "SELECT id FROM semel_jobs").is_empty()
+        rows(place, "SELECT action FROM semel_audit").is_empty()
+            && rows(place, "SELECT key FROM semel_operations WHERE service = 'background-jobs'").is_empty()
     );
     let which = person(place, "", &["webhooks", "reprocess", "stripe", "--reason", "a"]);
     assert!(stderr(&which).contains("which events?"), "{}", stderr(&which));
@@ -209,10 +210,9 @@ fn a_stored_event_is_told_as_such_with_the_way_to_run_it(place: &Place) {
     store(place);
     let why = ["why", "evt_1", "--scope", "webhooks/stripe"];
     let story = place.say(why);
-    assert!(story.starts_with("evt_1 in default/webhooks/stripe: it was stored, and no rule took it\n"), "{story}");
+    assert!(story.starts_with("evt_1 in default/webhooks/stripe: it was stored, and no rule matched\n"), "{story}");
     assert!(!story.contains("took effect") && story.contains(": stored\n"), "{story}");
-    let advice =
-        "To run it through the rules that the server has now: semel webhooks rerun stripe evt_1 --reason '…'\n";
+    let advice = "To run it through the present rules: semel webhooks rerun stripe evt_1 --reason '…'\n";
     assert!(story.ends_with(advice), "{story}");
     let here = place.say([&why[..], &["--database-url", &place.url]].concat());
     assert!(here.contains(" evt_1 --database-url ") && here.ends_with(" --reason '…'\n"), "{here}");
@@ -252,7 +252,7 @@ fn events_are_listed_by_their_result(place: &Place) {
         assert_eq!(status(&deliver(&server, &event(id, 1_700_000_000, id))), "processed");
         assert_eq!(status(&deliver(&server, &crate::webhooks_monitor::customer(&format!("cus_{id}")))), "processed");
     }
-    // What is in the archive is found all the same.
+    // An archived event is found, too.
     execute(place, "UPDATE semel_operations SET archive_at = 1, look_at = 1 WHERE key = 'evt_2'");
     let sweeper = start_as(place, "sweeper", &NO_RULES);
     eventually(SOON, "it is archived", || stored(place, "stripe", "evt_2").unwrap().archived);
@@ -282,27 +282,30 @@ fn stored_events_are_counted_apart(place: &Place) {
     }
 }
 
-fn a_message_that_reaches_nobody_is_told_by_its_event_and_by_the_verdict(place: &Place) {
+fn an_unroutable_message_is_reported_by_its_event_and_by_the_monitor(place: &Place) {
     let server = start_as(place, "api,relay", &[]);
     assert_eq!(status(&deliver(&server, &event("evt_1", 1_700_000_000, "a"))), "processed");
     eventually(SOON, "no queue takes it", || result(&server)["result"] == "unroutable");
     let told = result(&server);
-    assert!(told["error"].is_string() && told["next"].as_str().unwrap().contains("listen on the topic"), "{told}");
+    assert!(
+        told["error"].is_string() && told["next"].as_str().unwrap().contains("bind a queue to the topic"),
+        "{told}"
+    );
     let health = shown(&server, STRIPE)["health"].clone();
     assert_eq!(health["status"], "degraded");
     let reason = health["reasons"][0].as_str().unwrap();
     assert!(
-        reason.contains("1 message is unroutable: no queue takes the topic webhook.stripe.invoice.paid"),
+        reason.contains("1 message is unroutable: no queue is bound to the topic webhook.stripe.invoice.paid"),
         "{reason}"
     );
 
     let [id] = &listed(&server, "/outbox", "messageId")[..] else { panic!() };
     let skip = format!("/outbox/{}/skip", id.as_str().unwrap());
-    assert_eq!(post(&server, &skip, r#"{"reason":"nobody listens"}"#).status, 204);
+    assert_eq!(post(&server, &skip, r#"{"reason":"no consumer"}"#).status, 204);
     assert_eq!(result(&server)["result"], "skipped");
     assert_eq!(
         shown(&server, EVENT)["decisions"][0]["what"],
-        format!("its message {} was skipped: nobody listens", id.as_str().unwrap())
+        format!("its message {} was skipped: no consumer", id.as_str().unwrap())
     );
     assert_eq!(shown(&server, STRIPE)["health"]["status"], "ok");
     drop(server);
@@ -329,7 +332,7 @@ fn a_message_of_an_earlier_run_that_is_skipped_says_nothing_of_the_last(place: &
     assert_eq!(result(&server)["result"], "waiting", "the message of the last run is in the outbox");
 }
 
-/// As if the event had come so many seconds ago.
+/// As if the event had arrived so many seconds ago.
 fn ago(place: &Place, id: &str, seconds: i64) {
     execute(
         place,
@@ -338,7 +341,7 @@ fn ago(place: &Place, id: &str, seconds: i64) {
 }
 
 fn an_endpoint_that_is_away_is_told_by_the_verdict_until_a_run_completes(place: &Place) {
-    // A port that nobody listens on any more.
+    // A closed port.
     let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let url = forward(&format!("http://{address}/"));
     let server = start(place, &[("SEMEL_WEBHOOKS_STRIPE_HANDLERS", &url)]);
@@ -349,7 +352,7 @@ fn an_endpoint_that_is_away_is_told_by_the_verdict_until_a_run_completes(place: 
     assert_eq!(told["status"], "degraded", "{told}");
     let reason = told["reasons"][0].as_str().unwrap();
     assert!(reason.contains("1 event has not taken effect") && reason.contains("cannot be reached"), "{reason}");
-    // Also when the last run was long ago: the pauses grow.
+    // Also if the last run was long ago: the backoff grows.
     execute(
         place,
         "UPDATE semel_operations SET claimed_at = claimed_at - 600000000, created_at = created_at - 600000000",

@@ -22,7 +22,7 @@ on_both_databases! {
 
 const REPROCESS: &str = "/webhooks/stripe/events/reprocess";
 
-/// Has events stored, by many senders at once.
+/// Stores events, by many senders at once.
 fn store(place: &Place, events: &[Value]) {
     let server = start_as(place, "api", &NO_RULES);
     thread::scope(|scope| {
@@ -43,7 +43,7 @@ fn result_of(server: &Server, id: &str) -> Value {
     shown(server, &format!("/webhooks/stripe/events/{id}"))["processing_result"]["result"].clone()
 }
 
-/// Asks for a job, and waits until it has ended; how many events it had run.
+/// Creates a job, and waits until it has ended; returns how many events it ran.
 fn done(server: &Server, body: &Value) -> Value {
     let answer = post(server, REPROCESS, &body.to_string());
     assert_eq!(answer.status, 202, "{}", answer.body);
@@ -76,7 +76,7 @@ fn stored_events_are_run_by_type_and_time(place: &Place) {
     assert_eq!(result_of(&server, "other"), "stored", "no rule takes it but to store it");
     assert_eq!(called(), ["paid", "old", "made"]);
 
-    // By name, also what has taken effect.
+    // With a named result, completed events run, too.
     assert_eq!(done(&server, &json!({ "reason": "they lost it", "type": "invoice.paid", "result": "forwarded" })), 2);
     endpoint.is_called(5);
     let audit = rows(place, "SELECT reason FROM semel_audit WHERE action = 'operations.rerun' ORDER BY id");
@@ -89,7 +89,7 @@ fn a_job_that_would_run_nothing_or_everything_by_mistake_is_refused(place: &Plac
         (json!({}), "reason is missing"),
         (json!({ "reason": "a" }), "must be a filter by type, function, since or until"),
         (json!({ "reason": "a", "all": true, "type": "invoice.paid" }), "must be a filter"),
-        (json!({ "reason": "a", "type": "customer.made" }), "type is taken by no rule"),
+        (json!({ "reason": "a", "type": "customer.made" }), "type matches no rule"),
         (json!({ "reason": "a", "since": "yesterday" }), "since must be a time such as"),
         (json!({ "reason": "a", "all": true, "result": "completed" }), "result must be one of stored"),
         (json!({ "reason": "a", "all": true, "typ": "x" }), "typ"),
@@ -99,8 +99,8 @@ fn a_job_that_would_run_nothing_or_everything_by_mistake_is_refused(place: &Plac
         assert!(refused.json()["detail"].as_str().unwrap().contains(said), "{body}: {}", refused.body);
     }
     assert_eq!(post(&server, "/webhooks/none/events/reprocess", r#"{"reason":"a","all":true}"#).status, 404);
-    assert!(rows(place, "SELECT id FROM semel_jobs").is_empty());
-    // Under a key, one job.
+    assert!(rows(place, "SELECT key FROM semel_operations WHERE service = 'background-jobs'").is_empty());
+    // With a key, one job.
     let keyed = || {
         let key = [("idempotency-key", "\"once\"")];
         let answer = post_to(server.address, REPROCESS, &key, r#"{"reason":"a","all":true}"#);
@@ -108,7 +108,7 @@ fn a_job_that_would_run_nothing_or_everything_by_mistake_is_refused(place: &Plac
         answer.json()["jobId"].clone()
     };
     assert_eq!(keyed(), keyed());
-    // An event may be called like the path.
+    // An event may have the path's name as its id.
     assert_eq!(status(&deliver(&server, &of_type("reprocess", "invoice.paid"))), "processed");
     assert_eq!(shown(&server, REPROCESS)["event_id"], "reprocess");
 }
@@ -117,13 +117,13 @@ fn a_job_that_would_run_nothing_or_everything_by_mistake_is_refused(place: &Plac
 fn a_node_that_is_killed_half_way_has_each_event_run_once(place: &Place) {
     let events: Vec<_> = (0..230).map(|n| of_type(&format!("evt_{n}"), "invoice.paid")).collect();
     store(place, &events);
-    // What the killed nodes had in hand comes again soon.
+    // The leases of the killed nodes expire soon.
     let [rule, lease] = [("SEMEL_WEBHOOKS_STRIPE_HANDLERS", "*=outbox"), ("SEMEL_WEBHOOKS_STRIPE_LEASE", "1s")];
     let asked = start_as(place, "api", &[rule]);
     let answer = post(&asked, REPROCESS, r#"{"reason":"a rule was added","type":"invoice.paid"}"#);
     let id = answer.json()["jobId"].as_str().unwrap().to_owned();
-    for (point, done) in [("job.stepped:2", 100), ("job.committed:1", 200)] {
-        let mut worker = start_as(place, "worker", &[rule, lease, ("SEMEL_CRASH", point)]);
+    for (point, done) in [("step.before_commit:2", 100), ("step.after_commit:1", 200)] {
+        let mut worker = start_as(place, "worker,sweeper", &[rule, lease, ("SEMEL_CRASH", point)]);
         worker.process.end();
         let job = shown(&asked, &format!("/jobs/{id}"));
         assert_eq!((&job["state"], &job["done"]), (&json!("running"), &json!(done)), "{point}");

@@ -1,8 +1,8 @@
-//! What strangers choose, the names in a path, takes no room for good and reaches nothing that is not for them.
+//! Names in a path, which unverified senders choose, use no lasting memory and reach nothing else.
 
 use std::{collections::BTreeSet, time::Duration};
 
-use semel::{Store as _, look::Counted};
+use semel::{look::Counted, prelude::*};
 use semel_http::webhooks::Verifier;
 
 use crate::{
@@ -17,7 +17,7 @@ on_both_databases! {
     a_path_that_is_taken_is_no_function_however_it_is_written
 }
 
-/// The functions that an answer was counted by.
+/// The functions by which an answer was counted.
 fn functions_of(place: &Place, word: &str) -> BTreeSet<String> {
     let desk = Desk::at(place);
     let counts = desk.block(desk.database.counts("default", 0)).unwrap();
@@ -25,7 +25,7 @@ fn functions_of(place: &Place, word: &str) -> BTreeSet<String> {
     counts.map(|count| count.group.label2).collect()
 }
 
-/// A body that was rightly signed once is so for ever, and its headers are whatever somebody likes.
+/// A body that was signed once stays valid for ever, and its headers can be anything.
 fn refusals_are_counted_by_the_functions_that_there_are(place: &Place) {
     let secret = "a secret of the hub";
     let variables = [

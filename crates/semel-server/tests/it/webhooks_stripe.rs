@@ -1,4 +1,4 @@
-//! Semel and Stripe's own library understand one another.
+//! Semel and Stripe's own library are compatible.
 
 use std::{
     io::Write as _,
@@ -19,7 +19,7 @@ on_both_databases! {
     an_event_that_the_library_signs_is_taken
 }
 
-/// Reads a list of `[deed, arguments…]`, and tells what the library says to each.
+/// Reads a list of `[deed, arguments…]`, and prints the library's result of each.
 const SCRIPT: &str = r#"
 import json, sys
 import stripe
@@ -38,7 +38,7 @@ deeds = {"sign": sign, "take": take}
 print(json.dumps([deeds[deed](*arguments) for deed, *arguments in json.load(sys.stdin)]))
 "#;
 
-/// What the library says to each of these.
+/// The library's result of each of these.
 fn library(deeds: &[Value]) -> Vec<Value> {
     let python = std::env::var_os("SEMEL_TEST_PYTHON").expect(
         "these tests need Stripe's library: set SEMEL_TEST_PYTHON to what `scripts/python.sh bin` prints, or run \
@@ -59,7 +59,7 @@ fn now() -> u64 {
     SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs()
 }
 
-/// Bodies that would come out otherwise if somebody read and wrote them on the way.
+/// Bodies that would change if they were parsed and written again on the way.
 fn bodies() -> [String; 4] {
     let plain = event("evt_1", 1_700_000_000, "a").to_string();
     let wide = serde_json::to_string_pretty(&event("evt_2", 1_700_000_000, "Zoë 🎉")).unwrap();
@@ -81,7 +81,7 @@ fn an_event_that_the_library_signs_is_taken(place: &Place) {
     }
     assert_eq!(outbox(place).len(), bodies.len());
     assert_eq!(stored(place, "stripe", "evt_2").unwrap().payload.unwrap(), bodies[1]);
-    // Sent again, it has a signature of its own; its data is the same.
+    // Sent again, it has a new signature; its data is the same.
     let body = &bodies[0];
     let again = library(&[
         json!(["sign", body, SECRET, now() - 250]),
@@ -133,7 +133,7 @@ fn the_library_takes_what_we_sign() {
     );
 }
 
-/// What is taken here is taken there, whatever else the header has in it.
+/// The library accepts what Semel accepts, whatever else the header contains.
 #[test]
 fn headers_are_read_alike() {
     let (body, at) = (event("evt_1", 1_700_000_000, "a").to_string(), now());

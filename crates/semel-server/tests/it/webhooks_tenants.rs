@@ -1,4 +1,4 @@
-//! The laws of whose events are whose.
+//! The laws of tenants: the events of two tenants are separate.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use axum::{
 };
 use semel::{Ledger, Options};
 use semel_server::{
-    config::{self, Secrets, SourceKind},
     http::{App, health::AlwaysReady},
+    services::webhooks::config::{self, Secrets, SourceKind},
     services::webhooks::{Handlers, Receiver},
 };
 use semel_store::{Database, Settings};
@@ -48,7 +48,7 @@ fn another_tenant_sees_nothing(place: &Place) {
             let name: axum::http::HeaderName = name.parse().unwrap();
             delivery.headers_mut().insert(name, value.parse().unwrap());
         }
-        assert_eq!(app.clone().oneshot(delivery).await.unwrap().status(), 200, "who sends it needs to be nobody");
+        assert_eq!(app.clone().oneshot(delivery).await.unwrap().status(), 200, "the sender needs no credentials");
 
         for path in
             ["/functions/v1/stripe-events-monitor", "/webhooks/stripe/monitor", "/webhooks/stripe/events", EVENT]
@@ -66,7 +66,7 @@ fn another_tenant_sees_nothing(place: &Place) {
 }
 
 async fn ask(app: &Router, tenant: &str, method: &str, path: &str, body: &str) -> (u16, Value) {
-    let who = format!("{tenant}/somebody");
+    let who = format!("{tenant}/user");
     let body = Body::from(body.to_owned());
     let request = Request::builder().method(method).uri(path).header("x-who", who).body(body).unwrap();
     let response = app.clone().oneshot(request).await.unwrap();

@@ -1,4 +1,4 @@
-//! Trouble of our own database in the middle of a run costs the event no attempt: nobody has tried it.
+//! Trouble of our own database in the middle of a run counts no attempt: the event was not tried.
 
 use std::{
     sync::mpsc::{Sender, channel},
@@ -20,7 +20,7 @@ use crate::{
     webhooks_crash::start_dying,
 };
 
-/// What holds a lock until it is told to let go.
+/// Holds a lock until it is told to release it.
 pub(crate) struct Holder {
     let_go: Sender<()>,
     thread: JoinHandle<()>,
@@ -97,10 +97,10 @@ fn a_commit_in_trouble_costs_no_attempt() {
     assert_eq!(outbox(&place).len(), 1);
 }
 
-/// The file's only writer is another's, from after the event was stored on until its run has given up.
+/// Another process holds the file's only writer, from after the event was stored until its run has given up.
 #[test]
 fn a_file_that_another_process_holds_costs_no_attempt() {
-    /// Longer than a writer is waited for.
+    /// Longer than the wait for a writer.
     const PAST_PATIENCE: Duration = Duration::from_secs(7);
     let (place, endpoint, secret) = (Place::sqlite(), Endpoint::that([]), "a secret of the hub");
     let url = forward(&endpoint.url());
@@ -134,7 +134,8 @@ fn a_file_that_another_process_holds_costs_no_attempt() {
     assert_eq!(endpoint.calls().len(), 1);
 }
 
-/// Other data may be newer, and while another transaction holds the event's row it cannot be stored: nobody is told 200.
+/// Other data may be newer, and while another transaction holds the event's row it cannot be stored: no delivery is
+/// answered 200.
 #[test]
 fn newer_data_for_a_row_that_another_transaction_holds_is_answered_503() {
     let place = Place::postgres();
@@ -147,7 +148,7 @@ fn newer_data_for_a_row_that_another_transaction_holds_is_answered_503() {
     is_told_to_come_again(&deliver(&server, &event("evt_1", 200, "b")));
     assert_eq!(stored(&place, "stripe", "evt_1").unwrap().order, Some(100), "nothing of it is stored");
     assert_eq!(conflicts(&place), ["evt_1 skipped 1 200 100"], "and nothing is said to be taken");
-    // What is stored already is no reason to come again.
+    // The stored data itself is still answered as a duplicate.
     assert_eq!(status(&deliver(&server, &event("evt_1", 100, "a"))), "skipped");
     holder.let_go();
     assert_eq!(status(&deliver(&server, &event("evt_1", 200, "b"))), "processed");

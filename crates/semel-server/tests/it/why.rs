@@ -1,4 +1,4 @@
-//! The laws of `semel why`. Stories of killed processes are told in `once_kill`.
+//! The laws of `semel why`. Stories of killed processes are in `once_kill`.
 
 use rustix::process::Signal;
 
@@ -8,19 +8,19 @@ use crate::{
 };
 
 on_both_databases! {
-    what_took_effect_is_told_with_its_repeats
+    a_completed_operation_is_told_with_its_repeats
     a_failure_is_told_with_what_follows
-    what_is_running_is_told_with_its_lease
+    a_running_operation_is_told_with_its_lease
     a_run_that_was_stopped_for_too_long_is_told_as_lost
     a_person_is_told_by_name
     a_story_can_be_had_as_json
     a_key_is_found_by_the_hash_that_logs_show_and_by_its_number
     a_key_is_found_in_whatever_scope_it_is
-    what_was_purged_is_still_known_by_its_number
+    a_purged_operation_is_still_known_by_its_number
     an_unknown_key_is_told_with_where_it_was_looked_for
 }
 
-/// The story's lines, their times cut off: what is left can be compared.
+/// The story's lines without their times, for comparison.
 fn untimed(story: &str) -> Vec<String> {
     let cut = |line: &str| match line.split_once("Z  ") {
         Some((time, rest)) if time.starts_with("20") => rest.to_owned(),
@@ -29,7 +29,7 @@ fn untimed(story: &str) -> Vec<String> {
     story.lines().map(cut).collect()
 }
 
-fn what_took_effect_is_told_with_its_repeats(place: &Place) {
+fn a_completed_operation_is_told_with_its_repeats(place: &Place) {
     for _ in 0..3 {
         assert_eq!(place.ends("nightly", &[], "echo hi").0, 0);
     }
@@ -72,7 +72,7 @@ fn a_failure_is_told_with_what_follows(place: &Place) {
     );
 }
 
-fn what_is_running_is_told_with_its_lease(place: &Place) {
+fn a_running_operation_is_told_with_its_lease(place: &Place) {
     let (mut process, _) = place.start_gated("k", &[]);
     let story = place.say(["why", "k"]);
     assert!(story.starts_with("k in default/cli/once: it is running\n"), "{story}");
@@ -85,7 +85,7 @@ fn a_run_that_was_stopped_for_too_long_is_told_as_lost(place: &Place) {
     let flags = ["--lease", "1s"];
     let (mut late, command) = place.start_gated("k", &flags);
     late.signal(Signal::STOP);
-    eventually(SOON, "its lease is over", || place.say(["why", "k"]).contains("its run ended without a word"));
+    eventually(SOON, "its lease is over", || place.say(["why", "k"]).contains("its lease has expired"));
     assert_gone_within(SOON, command);
     place.open_gate();
     assert_eq!(place.ends("k", &["--wait", "20s"], GATED).0, 0);
@@ -93,7 +93,7 @@ fn a_run_that_was_stopped_for_too_long_is_told_as_lost(place: &Place) {
     assert_eq!(late.end().code(), Some(70));
     let story = place.say(["why", "k"]);
     assert!(story.starts_with("k in default/cli/once: it took effect\n"), "{story}");
-    assert!(story.contains(" ended without a word; it may run again\n"), "{story}");
+    assert!(story.contains(" expired; it may run again\n"), "{story}");
 }
 
 fn a_person_is_told_by_name(place: &Place) {
@@ -102,7 +102,7 @@ fn a_person_is_told_by_name(place: &Place) {
     let story = place.say(["why", "k"]);
     assert!(story.starts_with("k in default/cli/once: it waits to be run\n"), "{story}");
     assert!(story.contains("  decided by ana@"), "{story}");
-    assert!(story.contains(": it may run again: the disk\\nwas full\n"), "nobody can forge a line: {story}");
+    assert!(story.contains(": it may run again: the disk\\nwas full\n"), "a reason cannot forge a line: {story}");
     assert!(story.ends_with("It runs when it is claimed next.\n"), "{story}");
 }
 
@@ -150,7 +150,7 @@ fn a_key_is_found_in_whatever_scope_it_is(place: &Place) {
     assert_eq!(place.run(["why", "k", "--scope", "cli/fourth"]).status.code(), Some(1), "a scope that is given counts");
 }
 
-fn what_was_purged_is_still_known_by_its_number(place: &Place) {
+fn a_purged_operation_is_still_known_by_its_number(place: &Place) {
     assert_eq!(place.ends("k", &[], "true").0, 0);
     let id = place.json(["operations", "show", "k", "--json"])["id"].to_string();
     place.say(["operations", "purge", "k", "--reason", "a test"]);
@@ -167,10 +167,7 @@ fn an_unknown_key_is_told_with_where_it_was_looked_for(place: &Place) {
     assert_eq!(output.status.code(), Some(1));
     let said = stderr(&output);
     assert!(said.starts_with("semel: the key nightly is not known in the scope default/cli/once of the ledger in "));
-    assert!(
-        said.ends_with("Keys of another scope are found with --scope; semel operations list shows them\n"),
-        "{said}"
-    );
+    assert!(said.ends_with("Use --scope for a key of another scope; semel operations list lists them\n"), "{said}");
     let output = place.run(["why", "--id", "999", "--quiet"]);
     assert!(stderr(&output).starts_with("semel: there is no operation 999 of the tenant default"), "{output:?}");
 }

@@ -11,7 +11,7 @@ use sqlx::postgres::PgConnectOptions;
 
 use crate::place::server;
 
-/// Passes connections on to the test's PostgreSQL. Its thread ends with the process.
+/// Forwards connections to the test's PostgreSQL. Its thread ends with the process.
 pub(crate) struct Wire {
     port: u16,
     ends: Arc<Mutex<Ends>>,
@@ -20,7 +20,7 @@ pub(crate) struct Wire {
 #[derive(Default)]
 struct Ends {
     cut: bool,
-    /// Whether somebody tried while it was cut.
+    /// Whether a client tried to connect while it was cut.
     tried: bool,
     open: Vec<TcpStream>,
 }
@@ -47,7 +47,7 @@ impl Wire {
         wire
     }
 
-    /// The URL of a ledger, by this wire.
+    /// The URL of a ledger through this wire.
     pub(crate) fn url(&self, direct: &str) -> String {
         let mut url = url::Url::parse(direct).unwrap();
         url.set_host(Some("127.0.0.1")).unwrap();
@@ -64,7 +64,7 @@ impl Wire {
         }
     }
 
-    /// Whether somebody tried to connect while it was cut.
+    /// Whether a client tried to connect while it was cut.
     pub(crate) fn was_tried(&self) -> bool {
         self.ends.lock().unwrap().tried
     }

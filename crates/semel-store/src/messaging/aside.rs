@@ -1,13 +1,13 @@
-//! What becomes of messages that were taken and cannot be read. One that is damaged waits for a person: in the outbox it is
-//! parked, in an embedded queue it becomes a dead letter, as it is stored. One that another version or key has stored is
-//! put off, until a node that can read it takes it.
+//! Taken messages that are unreadable. A damaged one waits for a person: in the outbox it is parked, in an embedded
+//! queue it becomes a dead letter, as stored. One that another version or key has stored is postponed, until a node
+//! that can read it takes it.
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use semel::{
     Error, Fingerprint, Result,
     messaging::{Mark, MarkRow},
@@ -16,20 +16,20 @@ use semel::{
 use serde_json::{Value, json};
 
 use super::{rows, unread::Unread};
-use crate::{Database, codec::hex, connection::broken, on};
+use crate::{Database, connection::broken, on};
 
-/// When a message that was put off is looked at again. Much longer than a lease, so that many of them cost the others
-/// little; short enough for the moment when the last node of an older version is gone.
+/// When a postponed message is due again. Much longer than a lease, so that many of them cost the others little; short
+/// enough for the moment when the last node of an older version is gone.
 pub(super) const AGAIN: Duration = Duration::from_secs(300);
 
-/// For how long a message that was put off is counted: until it is due, and a minute more in which some node takes it and
-/// counts it anew, or reads it.
+/// How long a postponed message is counted: until it is due, and a minute more in which some node takes and counts it
+/// again, or reads it.
 const COUNTED: Duration = Duration::from_secs(360);
 
-/// How many messages that were put off are counted.
+/// How many postponed messages are counted.
 const MOST: usize = 1000;
 
-/// Where a message is that was put off.
+/// The table of a postponed message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Table {
     Outbox,
@@ -37,8 +37,8 @@ pub(super) enum Table {
     Retries,
 }
 
-/// The messages that this process could not read and has put off, and when it did so last. In memory: an index that finds
-/// them among millions of rows would cost every message, and the process meets them again when they are due.
+/// The messages that this process could not read and has postponed, with the last time. In memory: an index for them
+/// would cost every message, and the process meets them again when they are due.
 #[derive(Default)]
 pub(super) struct PutOff(Mutex<HashMap<(Table, i64), Instant>>);
 
@@ -47,7 +47,7 @@ impl PutOff {
         if ids.is_empty() {
             return;
         }
-        let (now, mut all) = (Instant::now(), self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let (now, mut all) = (Instant::now(), self.0.lock());
         all.retain(|_, since| since.elapsed() < COUNTED);
         for id in ids {
             if all.len() < MOST || all.contains_key(&(table, *id)) {
@@ -57,21 +57,21 @@ impl PutOff {
     }
 
     fn count(&self) -> usize {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.0.lock();
         all.values().filter(|since| since.elapsed() < COUNTED).count()
     }
 }
 
 impl Database {
-    /// How many messages this process could not read in the last minutes and has put off for five: in the outbox, in
-    /// embedded queues, among the retries. Counting stops at 1000.
+    /// How many messages this process could not read in the last minutes and has postponed: in the outbox, in embedded
+    /// queues, among the retries. Counting stops at 1000.
     #[must_use]
     pub fn count_put_off(&self) -> usize {
         self.messages().put_off.count()
     }
 
-    /// Parks or puts off what a relay has taken and cannot read: in one statement, before the others of its batch are
-    /// handed over. If it fails, they come again when their lease has ended.
+    /// Parks or postpones unreadable rows of a relay's take, in one statement, before the others of its batch are
+    /// returned. If this fails, they are taken again when their lease expires.
     pub(super) async fn put_aside_outbox(&self, unread: Vec<Unread>) {
         if unread.is_empty() {
             return;
@@ -82,17 +82,17 @@ impl Database {
             MarkRow { id: row.id, token: row.token, mark }
         };
         if let Err(error) = self.mark_rows(unread.iter().map(mark).collect()).await {
-            tracing::warn!(%error, "messages in the outbox that cannot be read could not be put aside; they come again");
+            tracing::warn!(%error, "unreadable messages of the outbox could not be set aside; they are taken again");
             return;
         }
         let (of_another, damaged): (Vec<_>, Vec<_>) = unread.into_iter().partition(|row| row.of_another);
         for Unread { id, why, .. } in damaged {
             tracing::error!(row = id, error = why, "a message in the outbox cannot be read; it is parked");
         }
-        self.tell_put_off(Table::Outbox, &of_another);
+        self.note_postponed(Table::Outbox, &of_another);
     }
 
-    /// Makes dead letters of what a consumer of a queue has taken and cannot read, or puts it off.
+    /// Turns unreadable messages of a queue into dead letters, or postpones them.
     pub(super) async fn put_aside_queue(&self, consumer: &str, unread: Vec<Unread>) -> Result<()> {
         let (mut of_another, damaged): (Vec<_>, Vec<_>) = unread.into_iter().partition(|row| row.of_another);
         let buried = self.bury_unread(consumer, &damaged).await?;
@@ -106,13 +106,12 @@ impl Database {
         }
         let later = self.put_off_queue(&of_another).await?;
         of_another.retain(|row| later.contains(&row.id));
-        self.tell_put_off(Table::Queue, &of_another);
+        self.note_postponed(Table::Queue, &of_another);
         Ok(())
     }
 
-    /// Makes dead letters of damaged messages that a consumer has; the ids of those that are letters now. They are copied
-    /// as they are stored: a person may mend them, and re-drive them. All in one commit, and only what has a letter is
-    /// removed.
+    /// Turns damaged messages of a consumer into dead letters; returns the ids of the new letters. They are copied as
+    /// stored: a person may repair and re-drive them. All in one commit, and only messages with a letter are deleted.
     async fn bury_unread(&self, consumer: &str, damaged: &[Unread]) -> Result<HashSet<i64>> {
         if damaged.is_empty() {
             return Ok(HashSet::new());
@@ -134,9 +133,9 @@ impl Database {
                 sqlx::query_scalar(sql.acknowledge).bind(batch(done.iter().copied())).fetch_all(c).await)
             .map_err(broken)?;
             if gone.len() != done.len() {
-                // Another consumer has taken one since the statement before, and would make a second letter of it.
+                // Another consumer has taken one since the statement before, and would create a second letter of it.
                 work.forget().await;
-                return Err(Error::Unavailable("another consumer has taken some of them meanwhile".into()));
+                return Err(Error::Unavailable("another consumer has taken some of the messages meanwhile".into()));
             }
             self.finish(work, 2 * gone.len()).await?;
             Ok(gone.into_iter().collect())
@@ -144,7 +143,7 @@ impl Database {
         .await
     }
 
-    /// Puts messages of a queue off; the ids of those that were still the caller's.
+    /// Postpones messages of a queue; returns the ids of those that the caller still held.
     async fn put_off_queue(&self, rows: &[Unread]) -> Result<HashSet<i64>> {
         if rows.is_empty() {
             return Ok(HashSet::new());
@@ -161,18 +160,18 @@ impl Database {
         .await
     }
 
-    /// Counts what was put off, and tells the log in one line: there may be thousands, and each comes every five minutes.
-    fn tell_put_off(&self, table: Table, rows: &[Unread]) {
+    /// Counts postponed messages, and logs them in one line: there may be thousands, and each comes every five minutes.
+    fn note_postponed(&self, table: Table, rows: &[Unread]) {
         let Some(Unread { id, why, .. }) = rows.first() else { return };
         let ids: Vec<i64> = rows.iter().map(|row| row.id).collect();
         self.messages().put_off.note(table, &ids);
         let (messages, place) = (rows.len(), if table == Table::Outbox { "the outbox" } else { "a queue" });
-        tracing::warn!(messages, place, row = id, error = why, "messages of another version or key are put off");
+        tracing::warn!(messages, place, row = id, error = why, "messages of another version or key are postponed");
     }
 }
 
-/// What the letter of a message that cannot be read is kept under: its key in the inbox is not known. The token has never
-/// been given before, so two letters cannot meet, also where a restore has set the numbers of the rows back.
+/// The key of an unreadable message's letter, because its key in the inbox is unknown. The token is always new, so two
+/// letters cannot collide, also if a restore has set the ids of rows back.
 fn key(row: &Unread) -> String {
     format!("row:{}:{}", row.id, row.token)
 }
@@ -183,7 +182,7 @@ fn letter(consumer: &str, row: &Unread) -> Value {
         "id": row.id,
         "token": row.token,
         "consumer": consumer,
-        "fingerprint": hex(Fingerprint::of_bytes(key.as_bytes()).as_bytes()),
+        "fingerprint": hex::encode(Fingerprint::of_bytes(key.as_bytes()).as_bytes()),
         "key": key,
         "reason": rows::reason(&row.why),
     })

@@ -1,11 +1,12 @@
-//! A broker whose queues are rows of the same database: nothing else needs to be installed.
+//! A broker in the same database: no other server is needed.
 
 use std::{
     collections::HashSet,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use semel::{
     Error, Result, Uptime, crash_point,
     lane::{Lane, Limits, guarded, lane},
@@ -14,8 +15,8 @@ use semel::{
 
 use super::{
     deliveries::{Embedded, House, Leaving},
-    hands::Keeper,
     queue::VISIBILITY,
+    unacked::Keeper,
 };
 use crate::Database;
 
@@ -26,24 +27,24 @@ pub struct EmbeddedBroker(Arc<Shared>);
 struct Shared {
     store: Database,
     /// How long a message is leased to its consumer, which renews it while it has it.
-    visibility: Duration,
-    /// Queues that are there; none is ever removed.
+    lease: Duration,
+    /// Known queues; none is ever removed.
     known: Mutex<HashSet<String>>,
-    /// Why the last statement failed, if it did.
+    /// The error of the last statement, if it failed.
     down: Arc<Mutex<Option<String>>>,
-    /// Where consumers say what became of messages: what is said at the same time goes in one statement.
+    /// The lane of acknowledgements: concurrent ones share a statement.
     said: OnceLock<Lane<Said, bool>>,
     leaving: Arc<Leaving>,
-    /// Renews what consumers have in their hands.
+    /// Renews the messages of consumers.
     keeper: OnceLock<Arc<Keeper>>,
 }
 
-/// What became of a message that was delivered.
+/// The answer to a delivery.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Said {
-    /// It is done with.
+    /// Acknowledged.
     Done { id: i64, token: i64 },
-    /// It was not begun.
+    /// Returned: it was not begun.
     NotBegun { id: i64, token: i64 },
 }
 
@@ -51,29 +52,29 @@ impl EmbeddedBroker {
     /// The broker in this database.
     #[must_use]
     pub fn new(store: Database) -> Self {
-        Self::with_visibility(store, VISIBILITY)
+        Self::with_lease(store, VISIBILITY)
     }
 
-    /// The broker in this database. A message whose consumer died is delivered to another one after so long; a consumer
-    /// that is alive renews what it has.
+    /// The broker in this database. A message whose consumer died is delivered to another one after `lease`; a live
+    /// consumer renews its messages.
     #[must_use]
-    pub fn with_visibility(store: Database, visibility: Duration) -> Self {
-        let visibility = visibility.max(Duration::from_millis(100));
+    pub fn with_lease(store: Database, lease: Duration) -> Self {
+        let lease = lease.max(Duration::from_millis(100));
         let (known, down, said, leaving) = (Mutex::default(), Arc::default(), OnceLock::new(), Arc::default());
-        Self(Arc::new(Shared { store, visibility, known, down, said, leaving, keeper: OnceLock::new() }))
+        Self(Arc::new(Shared { store, lease, known, down, said, leaving, keeper: OnceLock::new() }))
     }
 
     /// Which of these topics have a queue.
     async fn routed(&self, batch: &[Envelope]) -> Result<HashSet<String>> {
         let topics: HashSet<&str> = batch.iter().map(|envelope| envelope.message.topic.as_str()).collect();
         let (known, unknown): (Vec<&str>, Vec<&str>) = {
-            let known = self.0.known.lock().unwrap_or_else(PoisonError::into_inner);
+            let known = self.0.known.lock();
             topics.into_iter().partition(|topic| known.contains(*topic))
         };
         let mut there: HashSet<String> = known.into_iter().map(str::to_owned).collect();
         if !unknown.is_empty() {
             let found = self.0.store.find_queues(&unknown).await?;
-            self.0.known.lock().unwrap_or_else(PoisonError::into_inner).extend(found.iter().cloned());
+            self.0.known.lock().extend(found.iter().cloned());
             there.extend(found);
         }
         Ok(there)
@@ -105,7 +106,7 @@ impl EmbeddedBroker {
         answers.into_iter().map(|answer| answer.unwrap_or(Published::NotSent("not tried".into()))).collect()
     }
 
-    /// One statement for all. If it is refused, one for each: only the culprit is.
+    /// One statement for all. If it is refused, one for each: only the offending one is refused.
     async fn publish_routed(&self, batch: &[Envelope], until: Uptime) -> Vec<Published> {
         if batch.is_empty() {
             return Vec::new();
@@ -126,10 +127,10 @@ impl EmbeddedBroker {
     }
 
     fn note(&self, down: Option<String>) {
-        *self.0.down.lock().unwrap_or_else(PoisonError::into_inner) = down;
+        *self.0.down.lock() = down;
     }
 
-    /// The lane of what consumers say; its task begins with the first consumer.
+    /// The lane of acknowledgements; its task starts with the first consumer.
     fn said(&self) -> Lane<Said, bool> {
         let begin = || {
             let store = self.0.store.clone();
@@ -143,18 +144,18 @@ impl EmbeddedBroker {
         self.0.said.get_or_init(begin).clone()
     }
 
-    /// The task that renews begins with the first consumer, too.
+    /// The task that renews starts with the first consumer, too.
     fn keeper(&self) -> Arc<Keeper> {
         let begin = || {
             let keeper = Arc::<Keeper>::default();
-            tokio::spawn(Keeper::work(Arc::downgrade(&keeper), self.0.store.clone(), self.0.visibility));
+            tokio::spawn(Keeper::work(Arc::downgrade(&keeper), self.0.store.clone(), self.0.lease));
             keeper
         };
         self.0.keeper.get_or_init(begin).clone()
     }
 }
 
-/// Tells the database what consumers said; of each whether the message was still theirs.
+/// Stores acknowledgements; returns for each whether the consumer still held the message.
 async fn say(store: &Database, batch: &[Said]) -> Result<Vec<bool>> {
     crash_point!("queue.said");
     let (mut done, mut back) = (Vec::new(), Vec::new());
@@ -196,7 +197,7 @@ impl Broker for EmbeddedBroker {
             }
             let house = House {
                 store: self.0.store.clone(),
-                visibility: self.0.visibility,
+                lease: self.0.lease,
                 said: self.said(),
                 down: self.0.down.clone(),
                 leaving: self.0.leaving.clone(),
@@ -207,14 +208,14 @@ impl Broker for EmbeddedBroker {
     }
 
     fn health(&self) -> BrokerHealth {
-        match &*self.0.down.lock().unwrap_or_else(PoisonError::into_inner) {
+        match &*self.0.down.lock() {
             None => BrokerHealth::Up,
             Some(why) => BrokerHealth::Down(why.clone()),
         }
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
-        // Nothing is open here that is not the database's; but what consumers held should be there for others.
+        // There is no connection to close; but the messages of consumers are returned for others.
         Box::pin(self.0.leaving.ended())
     }
 }

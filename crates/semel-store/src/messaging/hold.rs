@@ -1,4 +1,4 @@
-//! Renews the leases of what a process has in its hands: one statement for all of it.
+//! Renews the leases of a process, in one statement.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use crate::{Database, connection::read_failed, on};
 
 impl Database {
-    /// Renews leases, each given by row and token; the ids of those that are still the caller's. The first statement
-    /// renews, the second says which rows have the token. It is only needed for rows that the first has left out: they
-    /// are another's by now, or locked at the moment.
+    /// Renews leases, each given by row and token; returns the ids of those still held. The first statement renews, the
+    /// second returns which rows have the token. It is needed only for rows that the first has skipped: another process
+    /// has them, or they are locked.
     pub(super) async fn hold_rows(
         &self,
         (hold, held): (&'static str, &'static str),

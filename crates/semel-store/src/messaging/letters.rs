@@ -1,4 +1,4 @@
-//! Messages that could not be handled: retries, and dead letters.
+//! Messages that could not be handled: retries and dead letters.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use crate::{
     on,
 };
 
-/// Binds a filter to `$1` to `$7` of a statement that says which letters are `meant!`.
+/// Binds a filter to `$1` to `$7` of a statement with `meant!`.
 macro_rules! meant {
     ($query:expr, $filter:expr) => {
         $query
@@ -46,12 +46,12 @@ impl Database {
             .map_err(broken)?;
         self.finish(work, 1).await?;
         if letter.retry != Retry::Dead {
-            self.messages().wakes.tell(News::Retries);
+            self.wakes().wake(News::Retries);
         }
         Ok(())
     }
 
-    pub(super) async fn take_due(&self, consumer: &str, limit: u32, lease: Duration) -> Result<Vec<RetryRow>> {
+    pub(super) async fn take_retry_rows(&self, consumer: &str, limit: u32, lease: Duration) -> Result<Vec<RetryRow>> {
         loop {
             // Most rounds find nothing; those write nothing.
             match self.find_next_retry(consumer).await? {
@@ -59,7 +59,7 @@ impl Database {
                 _ => return Ok(Vec::new()),
             }
             let (mut rows, any) = self.take_due_once(consumer, limit, lease).await?;
-            // Where none can be read, the next in line have their turn at once.
+            // If all of them are unreadable, the next ones are taken at once.
             if !any || !rows.is_empty() {
                 rows.sort_unstable_by_key(|row| row.id);
                 return Ok(rows);
@@ -67,7 +67,7 @@ impl Database {
         }
     }
 
-    /// Those that were taken and can be read, and whether any were taken. What cannot be read is put off.
+    /// The readable ones that were taken, and whether any were taken. Unreadable ones are postponed.
     async fn take_due_once(&self, consumer: &str, limit: u32, lease: Duration) -> Result<(Vec<RetryRow>, bool)> {
         let sql = &self.messages().sql;
         let (mut work, now, token) = self.drawn().await?;
@@ -117,7 +117,7 @@ impl Database {
         .map_err(broken)?;
         self.finish(work, 1).await?;
         if back > 0 {
-            self.messages().wakes.tell(News::Retries);
+            self.wakes().wake(News::Retries);
         }
         Ok(back == 1)
     }
@@ -133,7 +133,7 @@ impl Database {
                     .execute(c).await.map(|done| done.rows_affected()))
                 .map_err(broken)?;
                 self.finish(work, 1).await?;
-                self.messages().wakes.tell(News::Retries);
+                self.wakes().wake(News::Retries);
                 done
             }
             Retry::Dead => {
@@ -145,7 +145,7 @@ impl Database {
                     .map(|done| done.rows_affected()))
                 .map_err(broken)?;
                 if done == 0 {
-                    // Somebody else has it, maybe only since the statement before: then it is not dead.
+                    // Another consumer has it, maybe only since the statement before: then it is not dead.
                     work.forget().await;
                     return Ok(false);
                 }
@@ -195,18 +195,18 @@ impl Database {
         let most = i64::try_from(Backlog::MOST).unwrap_or(i64::MAX);
         let mut reader = self.reader().await?;
         let n: i64 = on!(reader.conn(), c => meant!(sqlx::query_scalar(sql), filter)
-            // One more: it tells whether these are all.
+            // One more: it shows whether these are all.
             .bind(most + 1)
             .fetch_one(c).await.map_err(read_failed)?);
         reader.leave();
         Ok(LetterCount { n: u64::try_from(n.min(most)).unwrap_or(0), exact: n <= most })
     }
 
-    /// Gives dead letters back to their consumers, as [`redrive_letters`](semel::messaging::MessageStore::redrive_letters),
-    /// inside a caller's transaction, which wakes the consumers when it has committed.
+    /// Re-drives dead letters, as [`redrive_letters`](semel::messaging::LetterStore::redrive_letters), inside a
+    /// caller's transaction, which wakes the consumers after its commit.
     ///
     /// # Errors
-    /// When the database refuses; roll back then.
+    /// The database refuses; roll back then.
     pub async fn redrive_letters_in(
         &self,
         tx: &Tx,
@@ -219,7 +219,7 @@ impl Database {
             let mut held = tx.connection().await?;
             let redriven = self.redrive_on(&mut held.get()?, filter, after, limit, actor).await?;
             if redriven.moved > 0 {
-                tx.tell(&self.messages().wakes, News::Retries);
+                tx.wake_after_commit(self.wakes(), News::Retries);
             }
             Ok(redriven)
         })
@@ -240,7 +240,7 @@ impl Database {
             return Ok(redriven);
         }
         self.finish(work, usize::try_from(redriven.moved).unwrap_or(usize::MAX)).await?;
-        self.messages().wakes.tell(News::Retries);
+        self.wakes().wake(News::Retries);
         Ok(redriven)
     }
 
@@ -265,7 +265,7 @@ impl Database {
         let batch = ids(&found);
         on!(conn, c => sqlx::query(sql.redrive_letters).bind(&batch).bind(self.clock()).execute(&mut **c).await.map(drop)
             .map_err(broken)?);
-        // What somebody else has moved or discarded meanwhile is not counted.
+        // Letters that were moved or discarded meanwhile are not counted.
         let moved = on!(conn, c => sqlx::query(sql.delete_letters).bind(&batch).execute(&mut **c).await
             .map(|done| done.rows_affected()).map_err(broken)?);
         let audit =
@@ -297,12 +297,12 @@ fn ids(ids: &[i64]) -> String {
     Value::Array(ids.iter().map(|id| json!({ "id": id })).collect()).to_string()
 }
 
-/// A text in which nothing stands for something else.
+/// Escapes the wildcards of a text.
 fn escape(text: &str) -> String {
     text.replace('!', "!!").replace('%', "!%").replace('_', "!_").replace('\0', "\u{fffd}")
 }
 
-/// A filter, for whoever reads the audit.
+/// A filter, for the audit.
 fn described(filter: &LetterFilter) -> Value {
     json!({
         "ids": (!filter.ids.is_empty()).then_some(&filter.ids),

@@ -1,4 +1,4 @@
-//! Looking at the outbox, and what a person may do about it.
+//! Reads the outbox, and what a person may do about it.
 
 use semel::{
     Fence, Result, Timestamp,
@@ -17,14 +17,61 @@ use crate::{
     on,
 };
 
-/// How long it is remembered when a message was published.
+/// How long receipts are kept.
 const RECEIPTS: i64 = 7 * 24 * 3600 * 1_000_000;
 
 /// Id, state, topic, ordering key, number, failures, and the operation and fence of the run that put it.
 type HeldRow = (i64, String, String, Option<String>, Option<i64>, i64, Option<i64>, Option<i64>);
 
+/// The most messages that are returned for one operation.
+const MOST_OF_OPERATION: i64 = 100;
+
+/// A message that was not published at once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldMessage {
+    /// Its id.
+    pub id: String,
+    /// The destination.
+    pub topic: String,
+    /// Waiting, unroutable or parked.
+    pub state: OutboxState,
+    /// The error of the last attempt.
+    pub error: Option<String>,
+    /// When it was put.
+    pub put_at: Timestamp,
+}
+
+type HeldMessageRow = (String, String, String, Option<Vec<u8>>, i64);
+
+/// The state and the error of a row.
+fn stands(state: &str, error: Option<Vec<u8>>) -> Result<(OutboxState, Option<String>)> {
+    let state = OutboxState::parse(state).ok_or(semel::Error::Corrupt("a state in the outbox"))?;
+    let error = error.map(crate::codec::decode).transpose()?;
+    Ok((state, error.map(|error| String::from_utf8_lossy(&error).into_owned())))
+}
+
 impl Database {
-    /// The one number that a statement without parameters yields.
+    /// Messages of a tenant's operation that were not published at once: the first hundred, oldest first.
+    ///
+    /// # Errors
+    /// The database cannot be reached.
+    pub async fn held_messages(&self, tenant: &str, operation: i64) -> Result<Vec<HeldMessage>> {
+        self.answer(async {
+            let mut reader = self.reader().await?;
+            let sql = self.messages().sql.held_of_operation;
+            let rows: Vec<HeldMessageRow> = on!(reader.conn(), c => sqlx::query_as(sql)
+                .bind(tenant).bind(operation).bind(MOST_OF_OPERATION).fetch_all(c).await.map_err(read_failed)?);
+            reader.leave();
+            let read = |(id, topic, state, error, put_at): HeldMessageRow| {
+                let (state, error) = stands(&state, error)?;
+                Ok(HeldMessage { id, topic, state, error, put_at: Timestamp::from_micros(put_at) })
+            };
+            rows.into_iter().map(read).collect()
+        })
+        .await
+    }
+
+    /// The single number of a statement without parameters.
     pub(super) async fn look(&self, sql: &'static str) -> Result<Option<i64>> {
         let mut reader = self.reader().await?;
         let found = on!(reader.conn(), c => sqlx::query_scalar(sql).fetch_optional(c).await.map_err(read_failed)?);
@@ -35,7 +82,7 @@ impl Database {
     /// Whether a message is in the outbox: put, and neither published nor skipped yet.
     ///
     /// # Errors
-    /// When the database cannot be reached.
+    /// The database cannot be reached.
     pub async fn is_in_outbox(&self, tenant: &str, id: MessageId) -> Result<bool> {
         self.answer(async {
             let mut reader = self.reader().await?;
@@ -48,11 +95,10 @@ impl Database {
         .await
     }
 
-    /// Where a message in the outbox stands, with what was wrong at its last try; nothing once it is published or was
-    /// skipped.
+    /// The state of a message in the outbox, with its last error; `None` once it is published or skipped.
     ///
     /// # Errors
-    /// When the database cannot be reached.
+    /// The database cannot be reached.
     pub async fn in_outbox(&self, tenant: &str, id: MessageId) -> Result<Option<(OutboxState, Option<String>)>> {
         self.answer(async {
             let mut reader = self.reader().await?;
@@ -60,20 +106,16 @@ impl Database {
             let found: Option<(String, Option<Vec<u8>>)> = on!(reader.conn(), c =>
                 sqlx::query_as(sql).bind(tenant).bind(id.to_string()).fetch_optional(c).await.map_err(read_failed)?);
             reader.leave();
-            let Some((state, error)) = found else { return Ok(None) };
-            let state = OutboxState::parse(&state).ok_or(semel::Error::Corrupt("a state in the outbox"))?;
-            let error = error.map(crate::codec::decode).transpose()?;
-            Ok(Some((state, error.map(|error| String::from_utf8_lossy(&error).into_owned()))))
+            found.map(|(state, error)| stands(&state, error)).transpose()
         })
         .await
     }
 
-    /// Messages of a tenant that cannot go out by themselves, unroutable or parked, and that were put by runs of a
-    /// service's operations with this third label: how many, by topic and state. The first thousand of the tenant's are
-    /// looked at, oldest first.
+    /// Counts of a tenant's unroutable and parked messages of a service's operations with this third label, by topic
+    /// and state. Reads the first thousand of the tenant's, oldest first.
     ///
     /// # Errors
-    /// When the database cannot be reached.
+    /// The database cannot be reached.
     pub async fn stuck_messages(
         &self,
         tenant: &str,
@@ -95,7 +137,7 @@ impl Database {
         .await
     }
 
-    /// The time, for one who only looks.
+    /// The time, for a reader.
     pub(super) async fn look_now(&self) -> Result<i64> {
         let now = match self.inner() {
             Inner::Postgres(db) => db.now().await?,
@@ -122,7 +164,7 @@ impl Database {
         Ok(sent.map(Timestamp::from_micros))
     }
 
-    /// Forgets old receipts, at most so many; whether there may be more. Part of the sweep.
+    /// Deletes old receipts, at most this many; whether there may be more. Part of the sweep.
     pub(crate) async fn purge_receipts(&self, limit: u32) -> Result<bool> {
         let sql = &self.messages().sql;
         self.answer(async {
@@ -162,7 +204,7 @@ impl Database {
             .bind(after.unwrap_or(0))
             .bind(filter.topic.as_ref().map(Topic::as_str))
             .bind(filter.state.map(OutboxState::as_str))
-            // One more than asked for: it tells whether there is another page.
+            // One more than requested: it shows whether there is another page.
             .bind(i64::from(limit) + 1)
             .fetch_all(c).await.map_err(read_failed)?);
         reader.leave();
@@ -187,7 +229,7 @@ impl Database {
         let audit = Audit { tenant, actor, action: "outbox.redrive", subject: &id.to_string(), reason: "" };
         self.audit(&mut work.conn(), audit, Some(before(&held)), Some(after)).await?;
         self.finish(work, 1).await?;
-        self.messages().wakes.tell(News::Outbox);
+        self.wakes().wake(News::Outbox);
         Ok(true)
     }
 
@@ -210,17 +252,17 @@ impl Database {
             .map_err(broken)?;
         }
         let reason = rows::reason(reason);
-        self.tell_skip(&mut work.conn(), (id, &held), actor, &reason).await?;
+        self.note_skip(&mut work.conn(), (id, &held), actor, &reason).await?;
         let audit = Audit { tenant, actor, action: "outbox.skip", subject: &id.to_string(), reason: &reason };
         self.audit(&mut work.conn(), audit, Some(before(&held)), None).await?;
         self.finish(work, 1).await?;
-        self.messages().wakes.tell(News::Outbox);
+        self.wakes().wake(News::Outbox);
         Ok(true)
     }
 
-    /// Tells the story of the operation whose message a person skips, if it is still there: nothing else of that operation
-    /// says that its message never went out.
-    async fn tell_skip(
+    /// Notes a skipped message in the journal of its operation, if that still exists: nothing else there shows that the
+    /// message was never published.
+    async fn note_skip(
         &self,
         conn: &mut crate::Conn<'_>,
         (message, held): (MessageId, &HeldRow),
@@ -270,7 +312,7 @@ impl Database {
     }
 }
 
-/// A row as it was, without what it says.
+/// A row as it was, without its body.
 fn before((_, state, topic, ordering_key, number, failures, ..): &HeldRow) -> serde_json::Value {
     json!({ "state": state, "topic": topic, "orderingKey": ordering_key, "number": number, "failures": failures })
 }

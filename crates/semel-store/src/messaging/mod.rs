@@ -1,107 +1,77 @@
-//! Messages in the database: the outbox, what could not be handled, and a broker for those who need no other.
+//! Messages in the database: the outbox, retries, dead letters, and the embedded broker.
 //!
-//! - `outbox`: into it, out of it; `look`: what people see of it and may do
+//! - `outbox`: put, take, mark; `look`: what people see and may do
 //! - `letters`: retries and dead letters
-//! - `embedded`, `deliveries`, `hands`, `queue`: the broker in the database
-//! - `hold`: renews the leases of what a process has in its hands
-//! - `notify`: who is woken
-//! - `unread`: rows that cannot be read; `aside`: what becomes of them
-//! - `sql`, `rows`: how it is stored; `work`: transactions of its own
+//! - `embedded`, `deliveries`, `unacked`, `queue`: the broker in the database
+//! - `hold`: renews leases
+//! - `unread`: unreadable rows; `aside`: sets them aside
+//! - `sql`, `rows`: statements and stored forms; `work`: the transactions of messaging
 
 mod aside;
 mod deliveries;
 mod embedded;
-mod hands;
 mod hold;
 mod letters;
 mod look;
-mod notify;
 mod outbox;
 mod queue;
 mod rows;
 mod sql;
+mod unacked;
 mod unread;
 mod work;
 
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::time::Duration;
 
+use parking_lot::Mutex;
 use semel::{
     Result, Timestamp,
     messaging::{
-        Backlog, DeadLetter, LetterCount, LetterFilter, LetterPage, MarkRow, Message, MessageId, MessageStore,
-        NewLetter, OutboxFilter, OutboxListing, Redriven, Retry, RetryRow, Taken, Tended, Wake,
+        Backlog, ConsumerStore, DeadLetter, LetterCount, LetterFilter, LetterPage, LetterStore, MarkRow, Message,
+        MessageId, NewLetter, OutboxFilter, OutboxListing, OutboxStore, Redriven, RelayStore, Retry, RetryRow, Taken,
+        Tended, Wake,
     },
 };
 
 use self::aside::PutOff;
-pub use self::embedded::EmbeddedBroker;
-pub(crate) use self::notify::{News, Wakes};
 pub(crate) use self::sql::MessageSql;
 #[cfg(test)]
 pub(crate) use self::sql::{HOT_POSTGRES, HOT_SQLITE};
-use crate::{Database, Tx, database::Inner, sql::Dialect};
+pub use self::{embedded::EmbeddedBroker, look::HeldMessage};
+use crate::{Database, Tx, sql::Dialect, wakes::News};
 
-/// What a process keeps in mind about the messages in a database.
+/// The in-memory state of messaging.
 pub(crate) struct Messages {
     sql: MessageSql,
-    pub(crate) wakes: Arc<Wakes>,
-    /// The last ordering key that was looked at for rows that nothing blocks.
+    /// The last ordering key that was checked for rows that are no longer blocked.
     cursor: Mutex<(String, String)>,
-    /// What this process could not read of late.
+    /// The rows that this process could not read recently.
     put_off: PutOff,
 }
 
 impl Messages {
-    pub(crate) fn new(inner: &Inner) -> Self {
-        let (sql, wakes) = match inner {
-            Inner::Postgres(db) => (MessageSql::new(Dialect::Postgres), Wakes::among_nodes(db)),
-            Inner::Sqlite(_) => (MessageSql::new(Dialect::Sqlite), Wakes::alone()),
-        };
-        Self { sql, wakes, cursor: Mutex::default(), put_off: PutOff::default() }
+    pub(crate) fn new(dialect: Dialect) -> Self {
+        Self { sql: MessageSql::new(dialect), cursor: Mutex::default(), put_off: PutOff::default() }
     }
 
     fn looked_at(&self) -> (String, String) {
-        self.cursor.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.cursor.lock().clone()
     }
 
     fn look_on_from(&self, key: (String, String)) {
-        *self.cursor.lock().unwrap_or_else(PoisonError::into_inner) = key;
+        *self.cursor.lock() = key;
     }
 }
 
-impl MessageStore for Database {
+impl OutboxStore for Database {
     async fn put(&self, tx: &Tx, messages: Vec<Message>) -> Result<()> {
         self.answer(async {
             let mut held = tx.connection().await?;
             self.put_on(&mut held.get()?, messages).await
         })
         .await?;
-        tx.tell(&self.messages().wakes, News::Outbox);
+        tx.wake_after_commit(self.wakes(), News::Outbox);
         Ok(())
-    }
-
-    async fn take(&self, limit: u32, lease: Duration) -> Result<Taken> {
-        self.answer(self.take_rows(limit, lease)).await
-    }
-
-    async fn hold(&self, rows: Vec<(i64, i64)>, lease: Duration) -> Result<Vec<i64>> {
-        let sql = &self.messages().sql;
-        self.hold_rows((sql.hold_outbox, sql.held_outbox), &rows, lease).await
-    }
-
-    async fn mark(&self, marks: Vec<MarkRow>) -> Result<u64> {
-        self.answer(self.mark_rows(marks)).await
-    }
-
-    async fn tend(&self) -> Result<Tended> {
-        self.answer(self.tend_rows()).await
-    }
-
-    fn outbox_wake(&self) -> Wake {
-        self.messages().wakes.wait_for(News::Outbox)
     }
 
     async fn receipt(&self, tenant: &str, id: MessageId) -> Result<Option<Timestamp>> {
@@ -123,13 +93,38 @@ impl MessageStore for Database {
     async fn backlog(&self) -> Result<Backlog> {
         self.answer(self.count_outbox()).await
     }
+}
 
+impl RelayStore for Database {
+    async fn take(&self, limit: u32, lease: Duration) -> Result<Taken> {
+        self.answer(self.take_rows(limit, lease)).await
+    }
+
+    async fn hold(&self, rows: Vec<(i64, i64)>, lease: Duration) -> Result<Vec<i64>> {
+        let sql = &self.messages().sql;
+        self.hold_rows((sql.hold_outbox, sql.held_outbox), &rows, lease).await
+    }
+
+    async fn mark(&self, marks: Vec<MarkRow>) -> Result<u64> {
+        self.answer(self.mark_rows(marks)).await
+    }
+
+    async fn tend(&self) -> Result<Tended> {
+        self.answer(self.tend_rows()).await
+    }
+
+    fn outbox_wake(&self) -> Wake {
+        self.wakes().wait_for(News::Outbox)
+    }
+}
+
+impl ConsumerStore for Database {
     async fn put_letter(&self, letter: NewLetter) -> Result<()> {
         self.answer(self.keep_letter(&letter)).await
     }
 
     async fn take_retries(&self, consumer: &str, limit: u32, lease: Duration) -> Result<Vec<RetryRow>> {
-        self.answer(self.take_due(consumer, limit, lease)).await
+        self.answer(self.take_retry_rows(consumer, limit, lease)).await
     }
 
     async fn retry_done(&self, tx: &Tx, id: i64, token: i64) -> Result<bool> {
@@ -149,9 +144,11 @@ impl MessageStore for Database {
     }
 
     fn retry_wake(&self) -> Wake {
-        self.messages().wakes.wait_for(News::Retries)
+        self.wakes().wait_for(News::Retries)
     }
+}
 
+impl LetterStore for Database {
     async fn letters(&self, filter: &LetterFilter, after: Option<i64>, limit: u32) -> Result<LetterPage> {
         self.answer(self.list_letters(filter, after, limit)).await
     }

@@ -1,4 +1,4 @@
-//! The outbox: into it, out of it, and what keeps it going.
+//! The outbox: put, take, mark and tend.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -22,19 +22,19 @@ use crate::{
     on,
 };
 
-/// How many rows become ready by one round of tending.
+/// How many rows one round of tending makes ready.
 const DUE: usize = 1000;
 
-/// How many ordering keys one round of tending looks at.
+/// How many ordering keys one round of tending checks.
 const KEYS: usize = 1000;
 
 impl Database {
-    /// Puts messages into the outbox on a connection of the embedder's own, inside its transaction. After its commit,
-    /// [`wake_outbox`](Self::wake_outbox) spares them the wait for the relay's next look.
+    /// Puts messages into the outbox on the embedder's own connection, inside its transaction. After the commit,
+    /// [`wake_outbox`](Self::wake_outbox) spares them the relay's polling interval.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a message that no broker would take, [`Error::Refused`] for an id that is in the outbox
-    /// already, and whatever the database says; roll back then.
+    /// [`Error::Invalid`] for an invalid message, [`Error::Refused`] for an id that is in the outbox already, and
+    /// errors of the database; roll back then.
     pub async fn put_on(&self, conn: &mut Conn<'_>, messages: Vec<Message>) -> Result<()> {
         if messages.is_empty() {
             return Ok(());
@@ -65,8 +65,8 @@ impl Database {
         })
     }
 
-    /// The first of the new numbers of each ordering key. In the order of the keys: two that put under the same ones
-    /// wait for each other in one direction.
+    /// The first of the new numbers of each ordering key. In key order: two transactions with the same keys lock in the
+    /// same order.
     async fn number<'a>(
         &self,
         conn: &mut Conn<'_>,
@@ -125,7 +125,7 @@ impl Database {
                     .await
                     .map_err(read_failed)?;
                 match rows.len() {
-                    // Nothing that would be worth an fsync.
+                    // Nothing that is worth an fsync.
                     0 => work.forget().await,
                     n => self.finish(work, n).await?,
                 }
@@ -163,7 +163,7 @@ impl Database {
         Ok(freed.iter().filter(|state| *state == OutboxState::Ready.as_str()).count() as u64)
     }
 
-    /// Removes what was sent; the states of what stood behind it.
+    /// Deletes published rows; returns the states of the rows behind them.
     async fn sent(&self, conn: &mut Conn<'_>, sent: &[MarkRow]) -> Result<Vec<String>> {
         match conn {
             Conn::Postgres(conn) => sqlx::query_scalar(SENT_POSTGRES)
@@ -209,8 +209,8 @@ impl Database {
         Ok(tended)
     }
 
-    /// A message that was put while the one before it was on its way out may be blocked by nothing: it saw the other
-    /// still there, and was not there yet when the other went. The next so many keys are looked through for it.
+    /// A message may be marked blocked although nothing blocks it: when it was put, it saw the previous message, which
+    /// was deleted before the new one was visible. Checks the next keys for such rows.
     async fn free_stuck(&self) -> Result<u64> {
         let sql = &self.messages().sql;
         let (tenant, key) = self.messages().looked_at();
@@ -219,7 +219,7 @@ impl Database {
             .bind(&tenant).bind(&key).bind(i64::try_from(KEYS).unwrap_or(i64::MAX)).fetch_all(c).await)
         .map_err(read_failed)?;
         reader.leave();
-        // At the end of the keys it goes round.
+        // After the last key it starts from the first.
         let last = line.last().filter(|_| line.len() >= KEYS).map(|(_, tenant, key, _)| (tenant.clone(), key.clone()));
         self.messages().look_on_from(last.unwrap_or_default());
         let stuck: Vec<Value> =
@@ -237,19 +237,19 @@ impl Database {
         Ok(freed.iter().filter(|state| *state == OutboxState::Ready.as_str()).count() as u64)
     }
 
-    /// Wakes the relays, here and on other nodes: for what was put on a connection of the embedder's own.
+    /// Wakes the relays, here and on other nodes: for messages put on the embedder's own connection.
     pub fn wake_outbox(&self) {
-        self.messages().wakes.tell(News::Outbox);
+        self.wakes().wake(News::Outbox);
     }
 }
 
-/// What a mark makes of its row.
+/// The new state of a marked row.
 fn marked(row: MarkRow) -> Value {
     let (state, after, failed, error) = match row.mark {
         Mark::Sent | Mark::PutBack => (OutboxState::Ready, None, 0, None),
         Mark::Retry { error, after } => (OutboxState::Waiting, Some(after), 1, Some(error)),
         Mark::Later { error, after } => (OutboxState::Waiting, Some(after), 0, Some(error)),
-        // That is nothing the message could help: it says nothing of how often it was refused.
+        // The message was not at fault: no failure is counted.
         Mark::Unroutable { error, after } => (OutboxState::Unroutable, Some(after), 0, Some(error)),
         Mark::Park { error } => (OutboxState::Parked, None, 1, Some(error)),
     };

@@ -22,21 +22,21 @@ use crate::{
     connection::{broken, read_failed},
     database::Inner,
     on,
-    tx::told,
+    tx::commit_error,
 };
 
-/// How long a message that was delivered is kept from other consumers, unless its own renews it. Short, because the
-/// messages of a killed node wait for it; a consumer that is only slow renews.
+/// The lease of a delivered message, unless its consumer renews it. Short, because the messages of a killed node wait
+/// for it; a slow consumer renews.
 pub(super) const VISIBILITY: Duration = Duration::from_secs(10);
 
-/// How long after the time is up an answer may still come.
+/// How long after the deadline an answer may still come.
 const GRACE: Duration = Duration::from_secs(2);
 
 impl Database {
     pub(super) async fn declare_queues(&self, queues: &[Queue]) -> Result<()> {
         let names: Vec<_> = queues.iter().map(|queue| queue.name.as_str()).collect();
         let there: HashSet<String> = self.find_queues(&names).await?.into_iter().collect();
-        // In one order, for those who declare the same at the same time.
+        // Sorted, for transactions that declare the same queues at the same time.
         let mut names: Vec<_> = names.into_iter().filter(|name| !there.contains(*name)).collect();
         names.sort_unstable();
         if names.is_empty() {
@@ -51,7 +51,7 @@ impl Database {
         .await
     }
 
-    /// Which of these queues there are.
+    /// Which of these queues exist.
     pub(super) async fn find_queues(&self, names: &[&str]) -> Result<Vec<String>> {
         let sql = self.messages().sql.find_queues;
         self.answer(async {
@@ -64,7 +64,7 @@ impl Database {
         .await
     }
 
-    /// Publishes messages whose queues are there: all or none, and what is to be said of each.
+    /// Publishes messages whose queues exist: all or none; returns the result of each.
     pub(super) async fn publish_rows(&self, batch: &[Envelope], until: Uptime) -> Published {
         if until.has_passed() {
             return Published::NotSent("the time was up".into());
@@ -80,9 +80,9 @@ impl Database {
         let sent = timeout(until.remaining() + GRACE, async {
             let done = on!(work.conn(), c => sqlx::query(sql).bind(json).execute(c).await.map(drop));
             if let Err(error) = done {
-                // On SQLite it is done by the commit, which never came.
+                // On SQLite the commit does it, and there was none.
                 let surely_not =
-                    matches!(self.inner(), Inner::Sqlite(_)) || !matches!(told(&error), Commit::Unknown(_));
+                    matches!(self.inner(), Inner::Sqlite(_)) || !matches!(commit_error(&error), Commit::Unknown(_));
                 let why = error.to_string();
                 return match surely_not {
                     true if is_about_data(&error) => Published::Refused(why),
@@ -100,19 +100,19 @@ impl Database {
         .unwrap_or_else(|_| Published::Unknown("no answer in time".into()));
         if sent == Published::Confirmed {
             let queues: HashSet<&str> = batch.iter().map(|envelope| envelope.message.topic.as_str()).collect();
-            queues.into_iter().for_each(|queue| self.messages().wakes.tell(News::Queue(queue.to_owned())));
+            queues.into_iter().for_each(|queue| self.wakes().wake(News::Queue(queue.to_owned())));
         }
         sent
     }
 
-    /// Takes messages of a queue: those that can be read, and those that cannot.
+    /// Takes messages of a queue: the readable ones, and the unreadable ones.
     pub(super) async fn deliver_rows(
         &self,
         queue: &str,
         limit: usize,
-        visibility: Duration,
+        lease: Duration,
     ) -> Result<(Vec<Came>, Vec<Unread>)> {
-        let (limit, visibility) = (i64::try_from(limit).unwrap_or(i64::MAX), micros(visibility));
+        let (limit, lease) = (i64::try_from(limit).unwrap_or(i64::MAX), micros(lease));
         self.answer(async {
             let rows: Vec<Taken<QueueRow>> = match self.inner() {
                 Inner::Postgres(db) => {
@@ -120,7 +120,7 @@ impl Database {
                     let rows = sqlx::query_as(DELIVER_POSTGRES)
                         .bind(queue)
                         .bind(limit)
-                        .bind(visibility)
+                        .bind(lease)
                         .bind(db.clock.fixed())
                         .fetch_all(&mut *seat)
                         .await
@@ -134,7 +134,7 @@ impl Database {
                     let rows: Vec<Taken<QueueRow>> = sqlx::query_as(DELIVER_SQLITE)
                         .bind(queue)
                         .bind(limit)
-                        .bind(visibility)
+                        .bind(lease)
                         .bind(now.as_micros())
                         .bind(token)
                         .fetch_all(conn)
@@ -154,7 +154,7 @@ impl Database {
         .await
     }
 
-    /// Removes messages that are done with; the ids of those that were still ours.
+    /// Deletes acknowledged messages; returns the ids of those still held.
     pub(super) async fn acknowledge_rows(&self, rows: &[(i64, i64)]) -> Result<Vec<i64>> {
         let sql = self.messages().sql.acknowledge;
         let batch: Vec<Value> = rows.iter().map(|(id, token)| json!({ "id": id, "token": token })).collect();
@@ -169,7 +169,7 @@ impl Database {
         .await
     }
 
-    /// Gives messages back; the ids of those that were still ours. With each whether nobody can have begun it.
+    /// Returns messages to their queue; the ids of those still held. Each with whether it cannot have been begun.
     pub(super) async fn put_back_rows(&self, rows: &[(i64, i64, bool)]) -> Result<Vec<i64>> {
         let sql = self.messages().sql.put_back;
         let row = |(id, token, unbegun): &(i64, i64, bool)| json!({ "message": id, "held": token, "unbegun": i64::from(*unbegun) });
@@ -184,18 +184,18 @@ impl Database {
             })
             .await?;
         let queues: HashSet<String> = back.iter().map(|(_, queue)| queue.clone()).collect();
-        queues.into_iter().for_each(|queue| self.messages().wakes.tell(News::Queue(queue)));
+        queues.into_iter().for_each(|queue| self.wakes().wake(News::Queue(queue)));
         Ok(back.into_iter().map(|(id, _)| id).collect())
     }
 
-    /// Renews messages in a consumer's hands; the ids of those that are still its own.
-    pub(super) async fn hold_messages(&self, rows: &[(i64, i64)], visibility: Duration) -> Result<Vec<i64>> {
+    /// Renews delivered messages; returns the ids of those still held.
+    pub(super) async fn hold_messages(&self, rows: &[(i64, i64)], lease: Duration) -> Result<Vec<i64>> {
         let sql = &self.messages().sql;
-        self.hold_rows((sql.hold_queue, sql.held_queue), rows, visibility).await
+        self.hold_rows((sql.hold_queue, sql.held_queue), rows, lease).await
     }
 }
 
-/// Whether it is what was to be written that the database refuses, and not to write at all just now.
+/// Whether the database refuses these data, not writes in general.
 fn is_about_data(error: &sqlx::Error) -> bool {
     let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code).unwrap_or_default();
     match code.len() {

@@ -1,4 +1,4 @@
-//! Messages as they are stored.
+//! Stored forms of messages.
 
 use std::collections::BTreeMap;
 
@@ -13,15 +13,15 @@ use semel::{
 use serde_json::{Value, json};
 
 use crate::{
-    codec::{decode, encode, hex},
+    codec::{decode, encode},
     from_row,
 };
 
-/// The longest reason or error that is kept, in bytes.
+/// The longest stored reason or error, in bytes.
 const LONGEST_REASON: usize = 4096;
 
-/// A message as a batch has it. `number` is among those of its ordering key, `behind` whether one before it in the same
-/// batch has the same.
+/// A message in a batch. `number` counts within its ordering key; `behind` is true if an earlier message of the same
+/// batch has the same key.
 pub(super) fn message(place: usize, message: &Message, number: Option<i64>, behind: bool) -> Value {
     json!({
         "place": place,
@@ -29,7 +29,7 @@ pub(super) fn message(place: usize, message: &Message, number: Option<i64>, behi
         "message_id": message.id.to_string(),
         "topic": message.topic.as_str(),
         "kind": message.kind,
-        "body": hex(&encode(&message.body)),
+        "body": hex::encode(encode(&message.body)),
         "headers": headers(&message.headers),
         "ordering_key": message.ordering_key,
         "number": number,
@@ -41,7 +41,7 @@ pub(super) fn message(place: usize, message: &Message, number: Option<i64>, behi
     })
 }
 
-/// A message that is published to a queue of the embedded broker.
+/// A message that is published to an embedded queue.
 pub(super) fn published(place: usize, envelope: &Envelope) -> Value {
     let Envelope { message, number, put_at } = envelope;
     json!({
@@ -50,7 +50,7 @@ pub(super) fn published(place: usize, envelope: &Envelope) -> Value {
         "tenant": message.tenant,
         "message_id": message.id.to_string(),
         "kind": message.kind,
-        "body": hex(&encode(&message.body)),
+        "body": hex::encode(encode(&message.body)),
         "headers": headers(&message.headers),
         "number": number,
         "put_at": put_at.as_micros(),
@@ -66,12 +66,12 @@ pub(super) fn letter(letter: &NewLetter) -> Value {
         "tenant": clean(&letter.tenant),
         "consumer": clean(&letter.consumer),
         "key": clean(&letter.key),
-        "fingerprint": hex(letter.fingerprint.as_bytes()),
+        "fingerprint": hex::encode(letter.fingerprint.as_bytes()),
         "message_id": message.id.as_deref().map(clean),
         "message_tenant": message.tenant.as_deref().map(clean),
         "queue": clean(&message.queue),
         "kind": clean(&message.kind),
-        "body": hex(&encode(&message.body)),
+        "body": hex::encode(encode(&message.body)),
         "headers": headers(&message.headers),
         "number": message.number,
         "put_at": message.put_at.map(Timestamp::as_micros),
@@ -86,12 +86,12 @@ pub(super) fn letter(letter: &NewLetter) -> Value {
     })
 }
 
-/// Text that anybody may have sent, without what PostgreSQL cannot store.
+/// Text from any sender, without characters that PostgreSQL cannot store.
 fn clean(text: &str) -> String {
     text.replace('\0', "\u{fffd}")
 }
 
-/// A reason as it is kept: its beginning says it.
+/// A stored reason: the beginning of its text.
 pub(super) fn reason(text: &str) -> String {
     let mut end = text.len().min(LONGEST_REASON);
     while !text.is_char_boundary(end) {
@@ -102,7 +102,7 @@ pub(super) fn reason(text: &str) -> String {
 
 /// A reason in a batch.
 pub(super) fn stored_reason(text: &str) -> String {
-    hex(&encode(reason(text).as_bytes()))
+    hex::encode(encode(reason(text).as_bytes()))
 }
 
 fn headers(headers: &BTreeMap<String, String>) -> String {
@@ -184,7 +184,7 @@ pub(super) struct LentRow {
 from_row!(LentRow, row => { row: EnvelopeRow::from_row(row)? });
 
 impl LentRow {
-    /// What its body takes up.
+    /// The size of its body.
     pub(super) fn weight(&self) -> usize {
         self.row.body.len()
     }
@@ -194,7 +194,7 @@ impl LentRow {
     }
 }
 
-/// A row of the outbox, for whoever looks.
+/// A row of the outbox in a listing.
 pub(super) struct ListedRow {
     row: EnvelopeRow,
     state: String,
@@ -221,7 +221,7 @@ fn text(stored: Vec<u8>) -> Result<String> {
     Ok(String::from_utf8_lossy(&decode(stored)?).into_owned())
 }
 
-/// A message in a queue of the embedded broker.
+/// A message in an embedded queue.
 pub(super) struct QueueRow {
     id: i64,
     token: i64,
@@ -254,7 +254,7 @@ from_row!(QueueRow {
     fence,
 });
 
-/// A message that came to a consumer.
+/// A delivered message.
 pub(super) struct Came {
     pub(super) id: i64,
     pub(super) token: i64,

@@ -1,4 +1,4 @@
-//! The statements about messages, as in [`crate::sql`]: text that both databases share, but for two that differ.
+//! The statements about messages, as in [`crate::sql`]: text that both databases share, except for two that differ.
 
 use crate::{postgres::epoch::next_fence, sql::statements};
 
@@ -23,7 +23,7 @@ macro_rules! letter {
     };
 }
 
-/// Keeps a message that could not be handled; with what a table has of its own, and the values of that.
+/// Stores a message that could not be handled; with the table's own columns and their values.
 macro_rules! put_letter {
     ($table:literal, $own:literal, $values:literal) => {
         concat!(
@@ -49,8 +49,8 @@ macro_rules! put_letter {
     };
 }
 
-/// Which dead letters are meant. `$3` is a text with its wildcards escaped (case does not matter, as SQLite has it),
-/// `$6` a batch of ids.
+/// The filter of dead letters. `$3` is a text with its wildcards escaped (case-insensitive, as on SQLite), `$6` a batch
+/// of ids.
 macro_rules! meant {
     () => {
         "tenant = $1 AND (consumer = $2 OR $2 IS NULL) AND (CAST($3 AS TEXT) IS NULL OR lower(reason) LIKE '%' || lower(CAST($3 AS TEXT)) || '%' ESCAPE '!')
@@ -60,8 +60,7 @@ macro_rules! meant {
     };
 }
 
-/// Renews leases, each by row and token. Rows that another transaction has locked are skipped: one row must not hold up
-/// the renewal of all the others.
+/// Renews leases, each by row and token. Locked rows are skipped: one row must not delay the renewal of the others.
 macro_rules! hold {
     ($table:literal, $column:literal) => {
         concat!(
@@ -80,7 +79,7 @@ macro_rules! hold {
     };
 }
 
-/// Which of these rows have the token that they were leased under.
+/// Which of these rows have the token of their lease.
 macro_rules! held {
     ($table:literal) => {
         concat!(
@@ -91,7 +90,7 @@ macro_rules! held {
     };
 }
 
-/// How a row of the outbox looks to whoever lists it. A page must fit into memory, so long bodies are cut.
+/// A row of the outbox in a listing. A page must fit into memory, so long bodies are cut.
 macro_rules! outbox_row {
     ($where:literal) => {
         concat!(
@@ -105,19 +104,19 @@ macro_rules! outbox_row {
 }
 
 statements! {
-    /// Every statement about messages that both databases share, ready for one of them.
+    /// Every statement about messages that both databases share, for one of them.
     MessageSql:
 
-    /// The next numbers of ordering keys, in the order of the batch; the keys are locked by it.
+    /// The next numbers of ordering keys, in the order of the batch; locks the keys.
     number_keys =
         "INSERT INTO semel_outbox_keys (tenant, ordering_key, last_number)
          SELECT tenant, ordering_key, n FROM {rows $1: tenant text, ordering_key text, n int} AS r
          WHERE true
          ON CONFLICT (tenant, ordering_key) DO UPDATE SET last_number = semel_outbox_keys.last_number + excluded.last_number
          RETURNING tenant, ordering_key, last_number";
-    /// New messages. One with an ordering key stands behind every earlier one that is still there: those of its own
-    /// batch, and those that are found. Not in one statement with the numbers: it must see what was committed by those
-    /// for whose lock that one has waited.
+    /// Inserts messages. One with an ordering key is blocked by every earlier one that still exists: in its own batch,
+    /// and in the table. Not in one statement with the numbers: it must see the commits of the transactions that the
+    /// first statement has waited for.
     put =
         "INSERT INTO semel_outbox (tenant, message_id, topic, kind, body, headers, ordering_key, number, not_before, receipt,
             operation, fence, put_at, state, due_at)
@@ -137,7 +136,7 @@ statements! {
                      behind bool} AS r
                CROSS JOIN (SELECT {now $2} AS now) AS clock) AS m
          ORDER BY place";
-    /// What is said of rows that were not sent.
+    /// Stores the marks of rows that were not published.
     mark =
         "UPDATE semel_outbox AS o
          SET state = r.state, due_at = clock.now + r.after, failures = o.failures + r.failed,
@@ -145,14 +144,14 @@ statements! {
          FROM {rows $1: id int, token int, state text, after int, failed int, error bytes} AS r
          CROSS JOIN (SELECT {now $2} AS now) AS clock
          WHERE o.id = r.id AND o.token = r.token";
-    /// What has become due is ready.
+    /// Makes due rows ready.
     ready_due =
         "UPDATE semel_outbox SET state = 'ready', due_at = NULL
          WHERE id {unlocked SELECT id FROM semel_outbox WHERE due_at <= (SELECT {now $1}) ORDER BY due_at LIMIT $2}";
     /// When the next one is due.
     next_due = "SELECT due_at FROM semel_outbox WHERE due_at IS NOT NULL ORDER BY due_at LIMIT 1";
-    /// Of the next so many ordering keys in which something is blocked, the first row that is, and whether it is blocked
-    /// by nothing. From key to key by index: a line may be long.
+    /// The first blocked row of each of the next ordering keys, and whether it is no longer blocked. From key to key by
+    /// index: a key may have many rows.
     find_stuck =
         "WITH RECURSIVE line (id, tenant, ordering_key, number, n) AS (
             SELECT o.id, o.tenant, o.ordering_key, o.number, 1
@@ -173,7 +172,7 @@ statements! {
                  WHERE e.tenant = l.tenant AND e.ordering_key = l.ordering_key AND e.number < l.number
                  ORDER BY e.number LIMIT 1) IS NULL AS stuck
          FROM line AS l ORDER BY l.n";
-    /// Rows that nothing blocks go on. Once that is so it stays so: what is put later has a higher number.
+    /// Makes rows ready that are no longer blocked. They stay so: later rows have higher numbers.
     free_stuck =
         "UPDATE semel_outbox AS o
          SET state = CASE WHEN o.not_before > clock.now THEN 'waiting' ELSE 'ready' END,
@@ -185,7 +184,7 @@ statements! {
 
     /// When a message was published.
     receipt = "SELECT sent_at FROM semel_receipts WHERE tenant = $1 AND message_id = $2";
-    /// Receipts from before a time go.
+    /// Deletes receipts from before a time.
     purge_receipts =
         "DELETE FROM semel_receipts WHERE (tenant, message_id) IN
             (SELECT tenant, message_id FROM semel_receipts WHERE sent_at < $1 ORDER BY sent_at LIMIT $2)";
@@ -193,10 +192,10 @@ statements! {
     any_receipts = "SELECT sent_at FROM semel_receipts WHERE sent_at < $1 ORDER BY sent_at LIMIT 1";
     /// A page of the outbox,
     list = outbox_row!("(state = $4 OR $4 IS NULL)");
-    /// and of what is held up in it: by its own index, so that a few among millions are found at once.
+    /// and of those in some state: by its own index, so that a few among millions are found at once.
     list_held = outbox_row!("state IN ('waiting', 'unroutable', 'parked') AND state = $4");
-    /// What does not go out by itself, of a service's operations with a third label. Each state by its own walk of the
-    /// index: together they would have to be sorted first.
+    /// Unroutable and parked messages of a service's operations with a third label. Each state by its own index scan:
+    /// together they would have to be sorted first.
     stuck_of_service =
         "SELECT m.topic, m.state, count(*) AS n
          FROM (SELECT topic, state, operation FROM
@@ -210,17 +209,21 @@ statements! {
                     ORDER BY id LIMIT 500) AS p) AS m
          JOIN semel_operations AS o ON o.id = m.operation AND o.tenant = $1 AND o.service = $2 AND o.label3 = $3
          GROUP BY m.topic, m.state ORDER BY m.topic, m.state LIMIT 100";
-    /// A row that a person wants to see go, as it is; whether it still is so, the statement that changes it sees to.
+    /// Messages of an operation that were not published at once.
+    held_of_operation =
+        "SELECT message_id, topic, state, error, put_at FROM semel_outbox
+         WHERE state IN ('waiting', 'unroutable', 'parked') AND tenant = $1 AND operation = $2 ORDER BY id LIMIT $3";
+    /// A row before a person's action; the statement of the action checks whether it has changed.
     load_held =
         "SELECT id, state, topic, ordering_key, number, failures, operation, fence FROM semel_outbox
          WHERE tenant = $1 AND message_id = $2";
-    /// A row that a person makes ready.
+    /// Makes a row ready, for a person.
     redrive =
         "UPDATE semel_outbox SET state = 'ready', due_at = NULL
          WHERE id = $1 AND state IN ('waiting', 'unroutable', 'parked')";
-    /// A row that a person removes.
+    /// Deletes a row, for a person.
     skip = "DELETE FROM semel_outbox WHERE id = $1 AND state IN ('unroutable', 'parked')";
-    /// The one behind it goes on.
+    /// Makes the next row of its ordering key ready.
     free_next =
         "UPDATE semel_outbox AS o
          SET state = CASE WHEN o.not_before > clock.now THEN 'waiting' ELSE 'ready' END,
@@ -229,7 +232,7 @@ statements! {
          WHERE o.state = 'blocked'
            AND o.id = (SELECT n.id FROM semel_outbox AS n
                        WHERE n.tenant = $1 AND n.ordering_key = $2 AND n.number > $3 ORDER BY n.number LIMIT 1)";
-    /// How many are in each state, up to a limit, and since when the oldest is ready.
+    /// How many rows are in each state, up to a limit, and since when the oldest is ready.
     backlog =
         "SELECT (SELECT count(*) FROM (SELECT id FROM semel_outbox WHERE state = 'ready' ORDER BY id LIMIT $1) AS s) AS ready,
                 (SELECT count(*) FROM (SELECT id FROM semel_outbox
@@ -242,36 +245,37 @@ statements! {
                     WHERE state IN ('waiting', 'unroutable', 'parked') AND state = 'parked' LIMIT $1) AS s) AS parked,
                 (SELECT put_at FROM semel_outbox WHERE state = 'ready' ORDER BY id LIMIT 1) AS oldest";
 
-    /// A message to be tried again. One that is there stays as it is. Runs that failed elsewhere were begun as well: what
-    /// was begun and did not fail is what was cut off.
+    /// Inserts a retry. An existing one is not changed. Failed runs elsewhere count as started as well: starts without
+    /// a failure are crashes.
     put_retry = put_letter!("semel_retries", "starts, due_at", "r.failures, clock.now + r.after");
-    /// A message for a person. One that is there stays as it is.
+    /// Inserts a dead letter. An existing one is not changed.
     put_dead = put_letter!("semel_dead_letters", "died_at", "clock.now + r.after");
-    /// Retries of a consumer that are due, oldest first; that they are begun counts.
+    /// Takes due retries of a consumer, oldest first, and counts their starts.
     take_retries = concat!(
         "UPDATE semel_retries SET due_at = $3 + $4, token = $5, starts = starts + 1
          WHERE id {unlocked SELECT id FROM semel_retries WHERE consumer = $1 AND due_at <= $3 ORDER BY due_at, id LIMIT $2}
          RETURNING id, ", letter!(), ", failures, starts, token");
-    /// A retry whose effect is being committed.
+    /// Deletes a retry whose effect is being committed.
     retry_done = "DELETE FROM semel_retries WHERE id = $1 AND token = $2";
-    /// A retry that was taken and not begun: as if it had never been taken.
+    /// Releases a retry that was taken and not begun: its start is not counted.
     retry_not_begun =
         "UPDATE semel_retries
          SET due_at = clock.now, token = 0, starts = starts - 1
          FROM (SELECT {now $3} AS now) AS clock
          WHERE id = $1 AND token = $2";
-    /// Retries that were taken and cannot be read: put off, and as little begun as before.
+    /// Postpones unreadable retries that were taken: their start is not counted.
     retries_unread =
         "UPDATE semel_retries SET due_at = $2, token = 0, starts = starts - 1
          WHERE token = $3 AND id IN (SELECT i.id FROM {rows $1: id int} AS i)";
-    /// A retry that failed.
+    /// Stores the failure of a retry.
     retry_later =
         "UPDATE semel_retries
          SET due_at = clock.now + $3, token = 0, failures = failures + 1, reason = $4
          FROM (SELECT {now $5} AS now) AS clock
          WHERE id = $1 AND token = $2";
-    /// A retry that failed too often becomes a dead letter. One that is there, of a copy of it, tells of this death, and
-    /// is locked by that: left alone, it could be re-driven onto the very retry that is about to go, and both be gone.
+    /// Turns a retry that failed too often into a dead letter. An existing letter of the same message is updated, which
+    /// locks it: otherwise a person could re-drive it onto the retry that is about to be deleted, and both would be
+    /// gone.
     retry_dead = concat!(
         "INSERT INTO semel_dead_letters (", letter!(), ", failures, reason, died_at)
          SELECT ", letter!(), ", failures + 1, $3, clock.now
@@ -301,7 +305,7 @@ statements! {
         "SELECT id FROM semel_dead_letters
          WHERE id {unlocked SELECT id FROM semel_dead_letters WHERE ", meant!(), " AND id > $8 ORDER BY id LIMIT $9}
          ORDER BY id");
-    /// They become retries that are due now, and of which nothing is counted.
+    /// Turns them into retries that are due now, with all counts at zero.
     redrive_letters = concat!(
         "INSERT INTO semel_retries (", letter!(), ", failures, starts, reason, due_at)
          SELECT ", letter!(), ", 0, 0, reason, clock.now
@@ -309,32 +313,32 @@ statements! {
          WHERE id IN (SELECT i.id FROM {rows $1: id int} AS i)
          ORDER BY id
          ON CONFLICT (tenant, consumer, key, fingerprint) DO NOTHING");
-    /// And are dead no more.
+    /// Deletes them as dead letters.
     delete_letters = "DELETE FROM semel_dead_letters WHERE id IN (SELECT i.id FROM {rows $1: id int} AS i)";
-    /// A person removes one.
+    /// Deletes one, for a person.
     discard_letter =
         "DELETE FROM semel_dead_letters WHERE tenant = $1 AND id = $2
          RETURNING consumer, key, queue, failures, reason";
-    /// Queues that must be there.
+    /// Declares queues.
     declare =
         "INSERT INTO semel_queues (name) SELECT name FROM {rows $1: name text} AS r
          WHERE true
          ON CONFLICT (name) DO NOTHING";
-    /// Which queues there are.
+    /// Which queues exist.
     find_queues = "SELECT q.name FROM {rows $1: name text} AS r JOIN semel_queues AS q ON q.name = r.name";
-    /// Messages that are published.
+    /// Inserts published messages.
     publish =
         "INSERT INTO semel_queue (queue, tenant, message_id, kind, body, headers, number, put_at, operation, fence)
          SELECT queue, tenant, message_id, kind, body, headers, number, put_at, operation, fence
          FROM {rows $1: place int, queue text, tenant text, message_id text, kind text, body bytes, headers text, number int,
                put_at int, operation int, fence int} AS r
          ORDER BY place";
-    /// Messages that are done with.
+    /// Deletes acknowledged messages.
     acknowledge =
         "DELETE FROM semel_queue
          WHERE (id, token) IN (SELECT r.id, r.token FROM {rows $1: id int, token int} AS r)
          RETURNING id";
-    /// Messages of a queue that cannot be read become dead letters, as they are stored; the keys of the new letters.
+    /// Turns unreadable messages of a queue into dead letters, as stored; returns the keys of the new letters.
     bury_unread = concat!(
         "INSERT INTO semel_dead_letters (", letter!(), ", failures, reason, died_at)
          SELECT q.tenant, r.consumer, r.key, r.fingerprint, q.message_id, q.tenant, q.queue, q.kind, q.body, q.headers,
@@ -346,31 +350,31 @@ statements! {
          ORDER BY q.id
          ON CONFLICT (tenant, consumer, key, fingerprint) DO NOTHING
          RETURNING key");
-    /// Messages of a queue that were taken and that this version cannot read: put off, and as little delivered as before.
+    /// Postpones messages of a queue that this version cannot read: their delivery is not counted.
     put_off =
         "UPDATE semel_queue SET visible_at = clock.now + $3, deliveries = deliveries - 1
          FROM (SELECT {now $2} AS now) AS clock
          WHERE (id, token) IN (SELECT r.id, r.token FROM {rows $1: id int, token int} AS r)
          RETURNING id";
-    /// Messages that somebody else may have at once.
+    /// Returns messages to their queue.
     put_back =
         "UPDATE semel_queue AS q SET visible_at = 0, token = 0, deliveries = q.deliveries - r.unbegun
          FROM {rows $1: message int, held int, unbegun int} AS r
          WHERE q.id = r.message AND q.token = r.held
          RETURNING id, queue";
 
-    /// Renews the leases of rows that a relay has in its hands,
+    /// Renews the leases of a relay's rows,
     hold_outbox = hold!("semel_outbox", "lease_until");
-    /// and says which of them are its own.
+    /// and returns which it still holds.
     held_outbox = held!("semel_outbox");
-    /// Renews what a consumer of an embedded queue has in its hands,
+    /// Renews the leases of an embedded queue's deliveries,
     hold_queue = hold!("semel_queue", "visible_at");
-    /// and says which of it is its own.
+    /// and returns which are still held.
     held_queue = held!("semel_queue");
 }
 
-/// Rows for a relay, on PostgreSQL: the lease, its time and its token in one statement, which is a commit of its own. Of
-/// those that are found, the first so many bytes: a length is known without reading the body.
+/// Takes rows for a relay, on PostgreSQL: lease, time and token in one statement, which is its own commit. Limited by
+/// bytes: the length of a body is known without reading it.
 pub(super) const TAKE_POSTGRES: &str = concat!(
     "WITH lease AS MATERIALIZED (
         SELECT coalesce($3, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
@@ -403,9 +407,9 @@ pub(super) const TAKE_SQLITE: &str = concat!(
     ", token"
 );
 
-/// Messages of a queue that nobody has, oldest first, on PostgreSQL. The range of one queue keeps the plan to the index
-/// by queue: for `queue = $1` the primary key gives the same order, and a quiet queue would read past all messages of the
-/// others.
+/// Takes free messages of a queue, oldest first, on PostgreSQL. The range of one queue keeps the plan on the index by
+/// queue: for `queue = $1` the primary key gives the same order, and a take from a quiet queue would read over all
+/// messages of the others.
 pub(super) const DELIVER_POSTGRES: &str = concat!(
     "WITH lease AS MATERIALIZED (
         SELECT coalesce($4, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
@@ -431,10 +435,10 @@ pub(super) const DELIVER_SQLITE: &str = concat!(
     ", token"
 );
 
-/// Rows that were sent, on PostgreSQL: they go, their receipts stay, and what stood behind them goes on; in one
-/// statement, since this and the taking are what a message costs. What goes on is chosen first, as an array, and its
-/// state is asked in words that no index answers: a planner that knows of no blocked rows would begin with all of them,
-/// and look for each behind every row that was sent.
+/// Published rows on PostgreSQL: deletes them, stores their receipts, and makes the rows behind them ready; in one
+/// statement, because this and the take are the cost of a message. The rows behind are selected first, as an array, and
+/// their state is compared in a way that no index matches: a planner without statistics of blocked rows would start
+/// with all of them, and search each behind every published row.
 pub(super) const SENT_POSTGRES: &str = "WITH clock AS MATERIALIZED (
         SELECT coalesce($3, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
      ), gone AS (
@@ -460,8 +464,8 @@ pub(super) const SENT_POSTGRES: &str = "WITH clock AS MATERIALIZED (
      )
      SELECT state FROM freed";
 
-/// Differs because SQLite has no statement that does several things: three in one hop, in the order that each finds what
-/// it needs.
+/// Differs because SQLite has no statement that does several things: three in one hop, in the order in which each finds
+/// its rows.
 pub(super) const SENT_SQLITE: &str = "UPDATE semel_outbox
      SET state = CASE WHEN not_before > $2 THEN 'waiting' ELSE 'ready' END,
          due_at = CASE WHEN not_before > $2 THEN not_before END
@@ -479,14 +483,14 @@ pub(super) const SENT_SQLITE: &str = "UPDATE semel_outbox
      ON CONFLICT (tenant, message_id) DO UPDATE SET sent_at = excluded.sent_at;
      DELETE FROM semel_outbox WHERE (id, token) IN (SELECT value ->> 0, value ->> 1 FROM jsonb_each($1))";
 
-/// What each database says in its own words, for the test that prepares each.
+/// The statements that differ, for the test that prepares each.
 #[cfg(test)]
 pub(crate) const HOT_POSTGRES: &[(&str, &str)] = &[
     ("TAKE", TAKE_POSTGRES),
     ("SENT", SENT_POSTGRES),
     ("DELIVER", DELIVER_POSTGRES),
-    ("CHANNEL", super::notify::CHANNEL),
-    ("NOTIFY", super::notify::NOTIFY),
+    ("CHANNEL", crate::wakes::CHANNEL),
+    ("NOTIFY", crate::wakes::NOTIFY),
 ];
 /// As above.
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Rows that may be unreadable: damaged, or written by a newer version or with another key. One of them must not hide
-//! the others that came with it.
+//! Rows that may be unreadable: damaged, or written by a newer version or with another key. An unreadable row must not
+//! hide the others of its query.
 
 use std::result::Result;
 
@@ -12,32 +12,32 @@ use sqlx::{FromRow, Row as _};
 use super::rows::{DeadRow, ListedRow};
 use crate::codec::is_of_another;
 
-/// A row, or what can be told of it all the same.
+/// A row, or its readable columns.
 pub(super) struct Each<T, U> {
     pub(super) id: i64,
     pub(super) read: Result<T, U>,
 }
 
-/// A row that was taken, or why its columns cannot be read.
+/// A taken row, or why its columns cannot be read.
 pub(super) struct Taken<T> {
     pub(super) id: i64,
     pub(super) token: i64,
     pub(super) read: Result<T, sqlx::Error>,
 }
 
-/// A row that was taken and cannot be read.
+/// A taken row that is unreadable.
 #[derive(Debug)]
 pub(super) struct Unread {
     pub(super) id: i64,
     pub(super) token: i64,
-    /// Whether another version or key has stored it: while nodes are updated one by one, an older one meets what a newer
-    /// one has written. Anything else is damage.
+    /// Whether another version or key has stored it: during a rolling update, an older node meets rows of a newer one.
+    /// Otherwise it is damaged.
     pub(super) of_another: bool,
-    /// Why, as a person reads it.
+    /// The reason, for people.
     pub(super) why: String,
 }
 
-/// Those that can be read, and those that cannot.
+/// The readable ones, and the unreadable ones.
 pub(super) fn sorted<T, R>(rows: Vec<Taken<T>>, read: impl Fn(T) -> semel::Result<R>) -> (Vec<R>, Vec<Unread>) {
     let (mut readable, mut unread) = (Vec::with_capacity(rows.len()), Vec::new());
     for Taken { id, token, read: row } in rows {
@@ -54,8 +54,8 @@ pub(super) fn sorted<T, R>(rows: Vec<Taken<T>>, read: impl Fn(T) -> semel::Resul
     (readable, unread)
 }
 
-/// A page of at most so many rows, from one more than that if there are more: those that can be read, those that
-/// cannot, and where the next page begins.
+/// A page of at most this many rows, from one more if there are more: the readable ones, the unreadable ones, and where
+/// the next page begins.
 pub(super) fn page<T, U>(mut rows: Vec<Each<T, U>>, limit: u32) -> (Vec<T>, Vec<U>, Option<i64>) {
     let more = rows.len() > limit as usize;
     rows.truncate(limit as usize);
@@ -70,7 +70,7 @@ pub(super) fn page<T, U>(mut rows: Vec<Each<T, U>>, limit: u32) -> (Vec<T>, Vec<
     (items, unreadable, next)
 }
 
-/// What was read, or why it could not be.
+/// The row, or why it is unreadable.
 fn whole<T>(read: Result<semel::Result<T>, sqlx::Error>) -> Result<T, String> {
     read.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
 }
@@ -79,7 +79,7 @@ macro_rules! each_from {
     ($($row:ty),+) => {$(
         impl<'r, T: FromRow<'r, $row>> FromRow<'r, $row> for Taken<T> {
             fn from_row(row: &'r $row) -> Result<Self, sqlx::Error> {
-                // Without a number there is nothing that anybody could do about it. So below.
+                // Without an id, no action is possible. So below.
                 Ok(Self { id: row.try_get("id")?, token: row.try_get("token")?, read: T::from_row(row) })
             }
         }

@@ -1,4 +1,4 @@
-//! Transactions of the messages' own.
+//! The transactions of messaging.
 
 use semel::{Error, Result, Timestamp, store::Commit};
 
@@ -8,16 +8,16 @@ use crate::{
     database::Inner,
     postgres::{self, Seat},
     sqlite::{self, WriteTx},
-    tx::told,
+    tx::commit_error,
 };
 
-/// Statements that are on their way to a commit. Dropped without one, they never were.
+/// Statements before a commit. If it is dropped, they are rolled back.
 pub(super) enum Work {
-    /// A single statement, which is a commit of its own.
+    /// A single statement, which is its own commit.
     Statement(Seat),
     /// Several.
     Postgres(Seat),
-    /// On SQLite both are the same, and cost a turn of the writer.
+    /// On SQLite both are the same, and use the writer.
     Sqlite(WriteTx),
 }
 
@@ -42,7 +42,7 @@ impl Database {
         })
     }
 
-    /// For a single statement that needs the time and a token: a number that nobody had before.
+    /// For a single statement that needs the time and a new token.
     pub(super) async fn drawn(&self) -> Result<(Work, Timestamp, i64)> {
         Ok(match self.inner() {
             Inner::Postgres(db) => {
@@ -58,7 +58,7 @@ impl Database {
         })
     }
 
-    /// What to bind for `{now}`: a time that is set, or what SQLite's host says.
+    /// The value of `{now}`: a manual time, or on SQLite the host's.
     pub(crate) fn clock(&self) -> Option<i64> {
         match self.inner() {
             Inner::Postgres(db) => db.clock.fixed(),
@@ -66,7 +66,7 @@ impl Database {
         }
     }
 
-    /// Waits for an answer, for as long as one may take.
+    /// Waits for an answer, up to the time limit.
     pub(super) async fn answer<T>(&self, asked: impl Future<Output = Result<T>>) -> Result<T> {
         match self.inner() {
             Inner::Postgres(db) => db.messages.answered(asked).await,
@@ -74,7 +74,7 @@ impl Database {
         }
     }
 
-    /// Commits; what the database says to it. So many rows were written.
+    /// Commits; returns the database's answer. `rows` were written.
     pub(super) async fn end(&self, work: Work, rows: usize) -> Commit {
         let done = match work {
             Work::Statement(seat) => {
@@ -97,11 +97,11 @@ impl Database {
                 }
                 Commit::Done
             }
-            Err(error) => told(&error),
+            Err(error) => commit_error(&error),
         }
     }
 
-    /// Commits what is harmless to repeat: an unknown end is an error like any other.
+    /// Commits a transaction that is harmless to repeat: an unknown result is an error like any other.
     pub(super) async fn finish(&self, work: Work, rows: usize) -> Result<()> {
         match self.end(work, rows).await {
             Commit::Done => Ok(()),
@@ -118,7 +118,7 @@ impl Work {
         }
     }
 
-    /// Nothing was written that anybody needs.
+    /// Nothing was written that matters.
     pub(super) async fn forget(self) {
         match self {
             Self::Statement(seat) => seat.leave(),

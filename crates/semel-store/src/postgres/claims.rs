@@ -1,4 +1,4 @@
-//! Claims: new keys by the hot statement, known ones by reading first.
+//! Claims: new keys by the hot statement, known keys by reading first.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -9,47 +9,45 @@ use std::{
 use semel::{
     Error, Fence, Result, Timestamp, crash_point,
     machine::{Answer, Request},
-    micros,
     store::Applied,
 };
 use sqlx::PgConnection;
 
-use super::{CLAIMS_WAIT, Postgres, begin, commit, hot, roll_back, try_lock};
+use super::{CLAIMS_WAIT, Postgres, commit, hot, inserts, roll_back, try_lock};
 use crate::{
     Conn,
     apply::{Changes, load_by_id, load_by_key},
     batch::{self, ByKey},
-    codec::encode,
-    connection::{broken, is_lock_timeout},
+    connection::{broken, is_held, is_lock_timeout},
 };
 
-/// How often the general path tries again when rows were not as it had read them.
+/// How often the general path retries if rows have changed since they were read.
 pub(super) const ROUNDS: usize = 10;
 
-/// How often a row that another transaction holds is tried before its claim is told so. A commit may take longer; those
-/// who wait for it should not do so in the lane.
+/// How often a locked row is tried before its claim is answered busy. A commit may take longer; callers should not wait
+/// for it in the lane.
 const TRIES: usize = 3;
 
-/// How long the hot claim waits for another's transaction once it is known that one is in the way.
+/// How long the hot claim waits for another transaction once it is known that one has locked a key.
 const SHORT: &str = "SET lock_timeout = '20ms'";
 
-/// In how many parts claims are set apart, and for how long at most: enough to find some keys among 512.
+/// Begins a transaction that does not wait for locks.
+const BEGIN_SHORT: &str = "BEGIN; SET LOCAL lock_timeout = '20ms'";
+
+/// Into how many parts claims are split, and for how long at most: enough to find a few keys among 512.
 const PARTS: usize = 8;
 const APART: Duration = Duration::from_millis(400);
 
-/// A row that a hot statement has made: the number of the request, the fence, and the time.
-type MadeRow = (i64, i64, i64);
-
-/// Answers to a batch, by the number of the request.
+/// Answers to a batch, by the index of the request.
 type Answers = HashMap<usize, Applied>;
 
 impl Postgres {
     pub(crate) async fn claim(&self, requests: &[Arc<Request>]) -> Result<Vec<Applied>> {
         let mut answers = Answers::new();
         match self.claim_all(requests, &mut answers).await {
-            // What is committed is told. The rest is sent again, and known by its token if it was made.
+            // Committed answers are returned. The rest is sent again, and recognised by its token if it was made.
             Err(error) if error.is_transient() && answers.values().any(|applied| applied.answer != Answer::Busy) => {
-                tracing::debug!(%error, "a batch of claims was made in part");
+                tracing::debug!(%error, "only a part of a batch of claims was committed");
             }
             done => done?,
         }
@@ -59,7 +57,7 @@ impl Postgres {
     }
 
     /// Answers claims in rounds: those of new keys by the hot statement, the others by reading first. A key can change
-    /// sides in between. Answers are put in as soon as they are durable, so that none is lost with what follows.
+    /// sides in between. Answers are stored as soon as they are durable, so that a later failure loses none.
     async fn claim_all(&self, requests: &[Arc<Request>], answers: &mut Answers) -> Result<()> {
         let order = batch::by_key(requests);
         let place = |i: usize| (&requests[i].scope, &requests[i].key);
@@ -88,7 +86,7 @@ impl Postgres {
         Ok(())
     }
 
-    /// The hot path, in key order. Returns those whose key is there already.
+    /// The hot path, in key order. Returns the claims whose key exists.
     async fn claim_first(&self, requests: &[Arc<Request>], new: &[usize], answers: &mut Answers) -> Result<Vec<usize>> {
         if new.is_empty() {
             return Ok(Vec::new());
@@ -102,9 +100,9 @@ impl Postgres {
         Ok(known)
     }
 
-    /// Claims of new keys, one of which another transaction holds; a lock time-out does not say which. An insert waits
-    /// for whoever changes the row that is in its way, and for whoever inserts the same key, and a node that was frozen
-    /// on its way to a commit may be at it for long. The others should not wait with it.
+    /// Claims of new keys, one of which another transaction has locked; a lock timeout does not say which. An insert
+    /// waits for a transaction that changes the existing row or inserts the same key, and a frozen node may hold it for
+    /// long. The other claims should not wait with it.
     async fn claim_apart(
         &self,
         seat: &mut PgConnection,
@@ -129,7 +127,7 @@ impl Postgres {
             } else if let [i] = *part {
                 answers.insert(i, Applied::busy(None));
             } else {
-                // In key order still: the first part is the last to be pushed.
+                // Still in key order: the first part is pushed last.
                 parts.extend(part.chunks(part.len().div_ceil(PARTS)).rev().map(<[usize]>::to_vec));
             }
         }
@@ -137,8 +135,7 @@ impl Postgres {
         Ok(known)
     }
 
-    /// Inserts claims, and answers those whose key was not there. False if it would have to wait; nothing was inserted
-    /// then.
+    /// Inserts claims, and answers those whose key was new. False if it would have to wait; nothing was inserted then.
     async fn insert(
         &self,
         seat: &mut PgConnection,
@@ -146,14 +143,18 @@ impl Postgres {
         first: &[usize],
         answers: &mut Answers,
     ) -> Result<bool> {
-        // Those that an earlier part has made already are there, and have their answers.
+        // Claims that an earlier part has inserted exist, and have their answers.
         let (later, now): (Vec<usize>, Vec<usize>) =
             unanswered(first, answers).into_iter().partition(|i| requests[*i].later.is_some());
         for (some, enqueues) in [(now, false), (later, true)] {
             let made = match enqueues {
                 _ if some.is_empty() => continue,
-                false => self.insert_claims(seat, requests, &some).await,
-                true => self.insert_enqueues(seat, requests, &some).await,
+                false => {
+                    inserts::claims(requests, &some, self.clock.fixed(), &self.sql.projections)
+                        .fetch_all(&mut *seat)
+                        .await
+                }
+                true => inserts::enqueues(requests, &some, self.clock.fixed()).fetch_all(&mut *seat).await,
             };
             let made = match made {
                 Err(error) if is_lock_timeout(&error) => return Ok(false),
@@ -164,89 +165,15 @@ impl Postgres {
                 let i = usize::try_from(i)
                     .ok()
                     .filter(|i| *i < requests.len())
-                    .ok_or(Error::Contradiction("a claim's number"))?;
+                    .ok_or(Error::Contradiction("an unknown claim was answered"))?;
                 answers.insert(i, batch::first_claim(&requests[i], Fence(fence), Timestamp::from_micros(now)));
             }
         }
         Ok(true)
     }
 
-    async fn insert_claims(
-        &self,
-        seat: &mut PgConnection,
-        requests: &[Arc<Request>],
-        first: &[usize],
-    ) -> sqlx::Result<Vec<MadeRow>> {
-        let list = || first.iter().map(|i| &requests[*i]);
-        let text = |get: &dyn Fn(&Request) -> &str| list().map(|r| get(r).to_owned()).collect::<Vec<String>>();
-        let label = |slot: usize| list().map(|r| r.labels.0[slot].clone()).collect::<Vec<Option<String>>>();
-        let span = |get: &dyn Fn(&Request) -> Option<Duration>| {
-            list().map(|r| get(r).map(micros)).collect::<Vec<Option<i64>>>()
-        };
-        sqlx::query_as(hot::CLAIM)
-            .bind(text(&|r| r.scope.tenant()))
-            .bind(text(&|r| r.scope.service()))
-            .bind(text(&|r| r.scope.kind()))
-            .bind(text(&|r| r.key.as_str()))
-            .bind(list().map(|r| r.fingerprint.as_bytes().to_vec()).collect::<Vec<_>>())
-            .bind(list().map(|r| r.order).collect::<Vec<_>>())
-            .bind(list().map(|r| r.payload.as_ref().map(|payload| encode(payload))).collect::<Vec<_>>())
-            .bind(label(0))
-            .bind(label(1))
-            .bind(label(2))
-            .bind(label(3))
-            .bind(list().map(|r| r.token.0.to_vec()).collect::<Vec<_>>())
-            .bind(span(&|r| Some(r.policy.lease)))
-            .bind(span(&|r| Some(r.policy.max_run)))
-            .bind(span(&|r| r.policy.retention))
-            .bind(span(&|r| r.policy.tombstone))
-            .bind(span(&|r| r.policy.retention.into_iter().chain(r.policy.tombstone).min()))
-            .bind(list().map(|r| r.policy.to_terms()).collect::<Vec<_>>())
-            .bind(text(&|r| &r.owner))
-            .bind(first.iter().map(|i| i64::try_from(*i).unwrap_or(i64::MAX)).collect::<Vec<_>>())
-            .bind(list().map(|r| r.policy.pinned).collect::<Vec<_>>())
-            .bind(self.clock.fixed())
-            .fetch_all(seat)
-            .await
-    }
-
-    async fn insert_enqueues(
-        &self,
-        seat: &mut PgConnection,
-        requests: &[Arc<Request>],
-        first: &[usize],
-    ) -> sqlx::Result<Vec<MadeRow>> {
-        let list = || first.iter().map(|i| &requests[*i]);
-        let text = |get: &dyn Fn(&Request) -> &str| list().map(|r| get(r).to_owned()).collect::<Vec<String>>();
-        let label = |slot: usize| list().map(|r| r.labels.0[slot].clone()).collect::<Vec<Option<String>>>();
-        let later = || list().map(|r| r.later.unwrap_or_default());
-        let first_look = |r: &Arc<Request>| r.policy.retention.into_iter().chain(r.policy.tombstone).min().map(micros);
-        let terms = |r: &Arc<Request>| r.later.is_some_and(|later| later.keeps_policy).then(|| r.policy.to_terms());
-        sqlx::query_as(hot::ENQUEUE)
-            .bind(text(&|r| r.scope.tenant()))
-            .bind(text(&|r| r.scope.service()))
-            .bind(text(&|r| r.scope.kind()))
-            .bind(text(&|r| r.key.as_str()))
-            .bind(list().map(|r| r.fingerprint.as_bytes().to_vec()).collect::<Vec<_>>())
-            .bind(list().map(|r| r.order).collect::<Vec<_>>())
-            .bind(list().map(|r| r.payload.as_ref().map(|payload| encode(payload))).collect::<Vec<_>>())
-            .bind(label(0))
-            .bind(label(1))
-            .bind(label(2))
-            .bind(label(3))
-            .bind(list().map(first_look).collect::<Vec<_>>())
-            .bind(later().map(|later| later.not_before.map(Timestamp::as_micros)).collect::<Vec<_>>())
-            .bind(later().map(|later| micros(later.delay)).collect::<Vec<_>>())
-            .bind(later().map(|later| i64::from(later.priority.get())).collect::<Vec<_>>())
-            .bind(list().map(terms).collect::<Vec<_>>())
-            .bind(first.iter().map(|i| i64::try_from(*i).unwrap_or(i64::MAX)).collect::<Vec<_>>())
-            .bind(self.clock.fixed())
-            .fetch_all(seat)
-            .await
-    }
-
-    /// Claims on keys that are there already: read first; what would change is locked and decided again. Returns those
-    /// whose key is not there.
+    /// Claims of existing keys: reads first; rows that would change are locked and decided again. Returns the claims
+    /// whose key does not exist.
     async fn claim_known(
         &self,
         requests: &[Arc<Request>],
@@ -281,9 +208,40 @@ impl Postgres {
         Ok(absent)
     }
 
-    /// Locks rows that nobody else holds, and decides about the claims on them. Returns the answers, and the claims whose
-    /// rows are held or have changed.
+    /// Locks rows that no other transaction has locked, and decides the claims on them. Returns the answers, and the
+    /// claims whose rows are locked or have changed. A claim of an operation with an expired lease may also find the
+    /// following row of a service locked: the claims are halved until they are separate.
     async fn claim_contested(
+        &self,
+        seat: &mut PgConnection,
+        requests: &[Arc<Request>],
+        seen: &ByKey,
+        claims: Vec<usize>,
+    ) -> Result<(Vec<(usize, Applied)>, Vec<usize>)> {
+        let (mut answers, mut held, mut parts) = (Vec::new(), Vec::new(), vec![claims]);
+        while let Some(mut part) = parts.pop() {
+            match self.claim_free(seat, requests, seen, part.clone()).await {
+                Ok((made, left)) => {
+                    answers.extend(made);
+                    held.extend(left);
+                }
+                Err(error) if is_held(&error) => {
+                    roll_back(seat).await?;
+                    if part.len() == 1 {
+                        held.extend(part);
+                    } else {
+                        parts.push(part.split_off(part.len() / 2));
+                        parts.push(part);
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok((answers, held))
+    }
+
+    /// The same, in one transaction.
+    async fn claim_free(
         &self,
         seat: &mut PgConnection,
         requests: &[Arc<Request>],
@@ -292,11 +250,11 @@ impl Postgres {
     ) -> Result<(Vec<(usize, Applied)>, Vec<usize>)> {
         let place = |i: usize| (requests[i].scope.clone(), requests[i].key.clone());
         let ids: Vec<i64> = claims.iter().filter_map(|i| seen.get(&place(*i)).map(|op| op.id)).collect();
-        begin(seat).await?;
+        sqlx::raw_sql(BEGIN_SHORT).execute(&mut *seat).await.map_err(broken)?;
         let locked = try_lock(seat, &ids).await?;
         let rows = load_by_id(&mut Conn::Postgres(seat), &self.sql, &locked).await?;
         let mut rows: ByKey = rows.into_values().map(|op| ((op.scope.clone(), op.key.clone()), op)).collect();
-        // Drawn under the lock: fences from before it may be lower than what the row has by now.
+        // Drawn under the lock: an earlier fence may be lower than that of the row.
         let (now, fences) = self.draw(seat, claims.len()).await?;
         let (free, held): (Vec<usize>, Vec<usize>) = claims.into_iter().partition(|i| rows.contains_key(&place(*i)));
         let mut changes = Changes::default();
@@ -312,7 +270,7 @@ impl Postgres {
     }
 }
 
-/// Those of a batch that are yet to be answered.
+/// The requests of a batch without an answer yet.
 fn unanswered(claims: &[usize], answers: &Answers) -> Vec<usize> {
     claims.iter().copied().filter(|i| !answers.contains_key(i)).collect()
 }

@@ -1,15 +1,15 @@
-//! The epoch: what keeps fences growing when the server's sequence goes back.
+//! The epoch keeps fences growing when the server's sequence goes back.
 //!
-//! A fence is an epoch (20 bits) above the number of a sequence (43 bits). The sequence goes back when a standby that
-//! lagged is promoted, and it begins again where rows are replicated logically. So the epoch is a row of the database,
-//! with the server that it was last used on. Every new connection compares that with the server it has reached:
+//! A fence is an epoch (20 bits) above the number of a sequence (43 bits). The sequence goes back when a lagging
+//! standby is promoted, and restarts after a logical replication of rows. So the epoch is a row of the database, with
+//! the server that it was last used on. Every new connection compares that with the server it has reached:
 //!
-//! - another timeline (a promotion), or another system identifier (`pg_upgrade`, a restored dump, a logical
-//!   migration): the epoch is raised, in a short transaction, before anything is drawn on this connection;
-//! - ids above what the sequence would give next: the same;
-//! - a server that does not tell who it is: the stored epoch counts.
+//! - another timeline (a promotion), or another system identifier (`pg_upgrade`, a restored dump, a logical migration):
+//!   the epoch is raised, in a short transaction, before this connection draws a fence;
+//! - ids above the next number of the sequence: the same;
+//! - a server without a readable identity: the stored epoch counts.
 //!
-//! Statements read the epoch from its row, so a raised epoch holds for all connections from their next statement on.
+//! Statements read the epoch from its row, so a raised epoch applies to the next statement of every connection.
 
 use semel::{Error, Result};
 use sqlx::{PgConnection, Row as _, postgres::PgRow};
@@ -28,21 +28,20 @@ pub(crate) use next_fence;
 /// The sequence has the bits below.
 const SHIFT: u32 = 43;
 
-/// What a connection sees: the server, what is stored, the highest id and the sequence. The snapshot is older than the
-/// reading of the sequence, so no id in it can be above the sequence unless the sequence went back.
+/// What a connection reads: the server, the stored epoch, the highest id and the sequence. The snapshot is older than
+/// the reading of the sequence, so no id in it can be above the sequence unless the sequence went back.
 const SEE: &str = "SELECT pg_is_in_recovery() AS standby, c.system, c.timeline, e.epoch, e.system AS known_system,
             e.timeline AS known_timeline, coalesce((SELECT max(id) FROM semel_operations), 0) AS highest,
             (SELECT last_value FROM semel_fence) AS last
      FROM semel_cluster() AS c LEFT JOIN semel_epoch AS e ON TRUE";
 
-/// The highest fence there is. This reads whole tables, and is asked only where the stored epoch says too little: before
-/// there is one, or where rows came without their sequence.
+/// The highest fence. This scans whole tables, and is used only if the stored epoch is not sufficient: before there is
+/// one, or if rows came without their sequence.
 const HIGHEST: &str =
     "SELECT greatest((SELECT max(fence) FROM semel_operations), (SELECT max(token) FROM semel_outbox),
                     (SELECT max(token) FROM semel_queue), (SELECT max(token) FROM semel_retries), 0)";
 
-/// Checks the server that a new connection has reached, and raises the epoch if it is another one. Costs one read
-/// otherwise.
+/// Checks the server of a new connection, and raises the epoch if it is another one. Otherwise it costs one read.
 pub(super) async fn check(conn: &mut PgConnection) -> Result<()> {
     let seen = see(conn).await?;
     if seen.standby {
@@ -52,7 +51,7 @@ pub(super) async fn check(conn: &mut PgConnection) -> Result<()> {
         return Ok(());
     }
     begin(conn).await?;
-    // One node at a time decides. Readers, and so all statements that draw fences, go on.
+    // One node at a time decides. Readers, and so all statements that draw fences, continue.
     sqlx::raw_sql("LOCK TABLE semel_epoch IN SHARE ROW EXCLUSIVE MODE").execute(&mut *conn).await.map_err(broken)?;
     let mut seen = see(conn).await?;
     if seen.stored.is_none() || seen.is_behind() {
@@ -88,7 +87,7 @@ async fn see(conn: &mut PgConnection) -> Result<Seen> {
     Seen::read(&row).map_err(broken)
 }
 
-/// Which server, as far as it tells.
+/// The server, as far as its identity is readable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Server {
     system: i64,
@@ -113,9 +112,9 @@ struct Seen {
     standby: bool,
     server: Option<Server>,
     stored: Option<Stored>,
-    /// The highest id, or the highest fence where that was asked for.
+    /// The highest id, or the highest fence if that was requested.
     highest: i64,
-    /// What the sequence gave last.
+    /// The last number of the sequence.
     last: i64,
 }
 
@@ -133,7 +132,7 @@ impl Seen {
         })
     }
 
-    /// Whether there are ids above what the stored epoch and the sequence give next.
+    /// Whether there are ids above the next ones of the stored epoch and the sequence.
     fn is_behind(&self) -> bool {
         self.stored.is_some_and(|stored| self.is_below(stored.epoch))
     }
@@ -143,18 +142,18 @@ impl Seen {
     }
 }
 
-/// What must be stored before the next fence is drawn. The epoch in it is never lower than the one before.
+/// The row to store before the next fence is drawn. Its epoch is never lower than the one before.
 fn next(seen: &Seen) -> Stored {
     let shown = seen.highest >> SHIFT;
     let Some(stored) = seen.stored else {
-        // Versions before this one used the timeline itself. They may still run beside us, so their epoch is kept where
-        // it is high enough.
+        // Versions before this one used the timeline itself. They may still run beside this one, so their epoch is kept
+        // if it is high enough.
         let epoch = seen.server.map_or(0, |server| server.timeline - 1);
         let epoch = if seen.is_below(epoch) { shown + 1 } else { epoch };
         return Stored { epoch, server: seen.server };
     };
     let steps = match (stored.server, seen.server) {
-        // As many as there were promotions: the one that lost this row may have used the next epoch.
+        // By the number of promotions: a server whose row was lost may have used the next epoch.
         (Some(known), Some(here)) if known.system == here.system && known != here => {
             (here.timeline - known.timeline).max(1)
         }
@@ -179,8 +178,8 @@ mod tests {
 
     #[test]
     fn the_epoch_is_raised_with_the_server_and_never_lowered() {
-        // What is stored (epoch, system, timeline), the highest fence there is (epoch, number), the epoch from now on.
-        // The server has system 7 and timeline 3, and its sequence stands at 10.
+        // The stored epoch, system and timeline; the highest fence (epoch, number); the new epoch. The server has
+        // system 7 and timeline 3, and its sequence is at 10.
         for (stored, highest, epoch) in [
             (Some((2, Some((7, 3)))), (2, 10), 2),
             (Some((0, Some((7, 3)))), (0, 0), 0),
@@ -194,9 +193,9 @@ mod tests {
             (Some((2, Some((7, 3)))), (2, 11), 3),
             (Some((2, Some((7, 3)))), (4, 1), 5),
             (Some((5, Some((8, 1)))), (9, 1), 12),
-            // A server that did not tell who it is, and does now.
+            // A server whose identity was unreadable, and is readable now.
             (Some((5, None)), (5, 10), 5),
-            // From before there was a row: as the timeline says, where that is high enough.
+            // From before there was a row: the timeline, if that is high enough.
             (None, (0, 0), 2),
             (None, (2, 10), 2),
             (None, (2, 11), 3),
@@ -208,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_does_not_tell_who_it_is_keeps_the_epoch() {
+    fn a_server_without_identity_keeps_the_epoch() {
         let silent = |stored, highest| Seen { server: None, ..seen(stored, highest) };
         for (stored, highest, epoch) in [
             (Some((5, Some((7, 3)))), (5, 10), 5),

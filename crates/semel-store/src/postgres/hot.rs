@@ -1,7 +1,7 @@
 //! The two hottest transitions as single statements, and the renewal.
 //!
-//! Differs from SQLite because a round trip and a commit of its own cost most here: everything
-//! (row, lease, counters) goes in one statement. Arrays are cheaper to read than JSON.
+//! Differs from SQLite because a round trip and a commit cost most here: one statement does everything (row, lease,
+//! counters). Arrays are cheaper to read than JSON.
 
 use super::epoch::next_fence;
 
@@ -16,9 +16,9 @@ macro_rules! clock {
     };
 }
 
-/// First claims. A key that exists already is left alone, and not returned; its claim goes the
-/// general way, on a fresh snapshot. Rows are inserted in the order of the arrays, which is the
-/// order of the keys: two nodes that claim the same keys wait for each other in one direction.
+/// First claims. An existing key is not changed, and not returned; its claim takes the general path, on a fresh
+/// snapshot. Rows are inserted in the order of the arrays, which is the order of the keys: two nodes that claim the
+/// same keys lock in the same order.
 pub(crate) const CLAIM: &str = concat!(
     "WITH ",
     clock!("$22"),
@@ -28,9 +28,9 @@ pub(crate) const CLAIM: &str = concat!(
     " AS fence, a.*
     FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::bigint[], $7::bytea[],
                 $8::text[], $9::text[], $10::text[], $11::text[], $12::bytea[], $13::bigint[], $14::bigint[],
-                $15::bigint[], $16::bigint[], $17::bigint[], $18::text[], $19::text[], $20::bigint[], $21::boolean[])
+                $15::bigint[], $16::bigint[], $17::bigint[], $18::text[], $19::text[], $20::bigint[], $21::boolean[], $23::boolean[])
          AS a(tenant, service, kind, key, fingerprint, payload_order, payload, label1, label2, label3, label4,
-              token, term, max_run, retention, tombstone, first_look, terms, owner, n, pinned)
+              token, term, max_run, retention, tombstone, first_look, terms, owner, n, pinned, followed)
 ), made AS (
     INSERT INTO semel_operations
         (id, tenant, service, kind, key, fingerprint, payload_order, payload, label1, label2, label3, label4,
@@ -41,8 +41,8 @@ pub(crate) const CLAIM: &str = concat!(
     ON CONFLICT (tenant, service, kind, key) DO NOTHING
     RETURNING id, tenant, service, kind, label1, label2
 ), leased AS (
-    INSERT INTO semel_leases (operation, fence, token, deadline, run_until, term, retention, tombstone, terms)
-    SELECT a.fence, a.fence, a.token, now + a.term, now + a.max_run, a.term, a.retention, a.tombstone, a.terms
+    INSERT INTO semel_leases (operation, fence, token, deadline, run_until, term, retention, tombstone, terms, successor)
+    SELECT a.fence, a.fence, a.token, now + a.term, now + a.max_run, a.term, a.retention, a.tombstone, a.terms, a.followed
     FROM made JOIN asked AS a ON a.fence = made.id, clock
 ), counted AS (
     INSERT INTO semel_deltas (tenant, service, kind, label1, label2, hour, from_state, to_state, answer, bucket, n)
@@ -52,7 +52,7 @@ pub(crate) const CLAIM: &str = concat!(
 SELECT a.n, a.fence, now FROM made JOIN asked AS a ON a.fence = made.id, clock"
 );
 
-/// First enqueues, as [`CLAIM`]: there is no lease, and the row waits.
+/// First enqueues, as [`CLAIM`]: without a lease, pending.
 pub(crate) const ENQUEUE: &str = concat!(
     "WITH ",
     clock!("$18"),
@@ -86,8 +86,48 @@ pub(crate) const ENQUEUE: &str = concat!(
 SELECT a.n, a.fence, now FROM made JOIN asked AS a ON a.fence = made.id, clock"
 );
 
-/// Plain completions: the lease goes, and with it the right to say so; the row says completed.
-/// Whatever is not returned (the fence is old, or newer data waits) goes the general way.
+/// First runs of enqueued operations, whose rows are locked: never claimed, failed or lost, and without their own
+/// policy. Rows that are not returned take the general path. Rows are found by arrays, not by joins: a join that was
+/// planned for a short backlog would scan a long one.
+pub(crate) const TAKE: &str = concat!(
+    "WITH ",
+    clock!("$11"),
+    ", taken AS (
+    UPDATE semel_operations AS o
+    SET state = 'processing', fence = ",
+    next_fence!(),
+    ", owner = $2, pinned = $3, claimed_at = now, not_before = NULL, archive_at = NULL, archived = FALSE,
+        look_at = least(o.look_at, now + $4::bigint)
+    FROM clock
+    WHERE o.id = ANY($1::bigint[]) AND o.state = 'pending' AND o.claimed_at = 0 AND o.failures = 0 AND o.crashes = 0
+      AND NOT o.parked AND o.terms IS NULL
+      AND (SELECT count(*) FROM semel_successors AS s WHERE s.operation = o.id) = 0
+    RETURNING o.id, o.tenant, o.service, o.kind, o.key, o.fingerprint, o.payload_order, o.payload,
+        o.label1, o.label2, o.label3, o.label4, o.state, o.fence, o.failures, o.crashes, o.parked, o.pinned, o.owner,
+        coalesce(o.priority, 0) AS priority, o.created_at, o.claimed_at, o.look_at, o.error, o.checkpoint
+), gone AS (
+    DELETE FROM semel_backlog WHERE operation = ANY (ARRAY(SELECT t.id FROM taken AS t))
+), leased AS (
+    INSERT INTO semel_leases (operation, fence, token, deadline, run_until, term, retention, tombstone, terms)
+    SELECT id, fence, $5, now + $6::bigint, now + $7::bigint, $6, $8, $9, $10 FROM taken, clock
+), counted AS (
+    INSERT INTO semel_deltas (tenant, service, kind, label1, label2, hour, from_state, to_state, answer, bucket, n)
+    SELECT tenant, service, kind, coalesce(label1, ''), coalesce(label2, ''), now / 3600000000, 'pending', 'processing', '', 0,
+           count(*)
+    FROM taken, clock GROUP BY tenant, service, kind, label1, label2, now
+)
+SELECT id, tenant, service, kind, key, fingerprint, payload_order, payload, label1, label2, label3, label4, state, fence,
+       failures, crashes, parked, pinned, owner, priority, NULL::text AS own_terms, created_at, claimed_at,
+       NULL::bigint AS settled_at, NULL::bigint AS not_before, NULL::bigint AS expires_at, NULL::bigint AS archive_at,
+       FALSE AS archived, look_at, NULL::bytea AS outcome, NULL::boolean AS outcome_kept, error, checkpoint,
+       NULL::bytea AS token, NULL::bigint AS deadline, NULL::bigint AS run_until, NULL::text AS terms,
+       NULL::boolean AS cancelled, NULL::bytea AS successor_fingerprint, NULL::bigint AS successor_order,
+       NULL::bytea AS successor_payload
+FROM taken"
+);
+
+/// Plain completions: deletes the lease and stores the completion. Rows that are not returned (the fence is old, newer
+/// data waits, or a service's row follows) take the general path.
 pub(crate) const COMPLETE: &str = concat!(
     "WITH ",
     clock!("$5"),
@@ -114,8 +154,8 @@ pub(crate) const COMPLETE: &str = concat!(
 SELECT id, fence, now FROM done"
 );
 
-/// One plain completion, for a caller's transaction: no plan can go wrong with it, whatever the
-/// caller's connection is set to.
+/// One plain completion, for a caller's transaction: its plan does not depend on the settings of the caller's
+/// connection.
 pub(crate) const COMPLETE_ONE: &str = concat!(
     "WITH ",
     clock!("$5"),
@@ -138,8 +178,8 @@ pub(crate) const COMPLETE_ONE: &str = concat!(
 SELECT now FROM done"
 );
 
-/// Renewals. Returns the deadline before it too: a gap of more than half a lease is worth a note. A lease that another
-/// transaction has locked is skipped, and returned without a new deadline: it must not keep the others waiting.
+/// Renewals. Also returns the previous deadline: a gap of more than half a lease gets a note. A locked lease is
+/// skipped, and returned without a new deadline, so that it delays no other.
 pub(crate) const RENEW: &str = concat!(
     "WITH ",
     clock!("$3"),
@@ -165,11 +205,11 @@ WHERE l.deadline > now AND l.run_until > now
   AND (l.operation, l.fence) NOT IN (SELECT h.operation, h.fence FROM held AS h)"
 );
 
-/// How operations stand, for what is told of their renewals.
+/// The state of operations, for the notes of their renewals.
 pub(crate) const STANDING: &str = "SELECT id, state, fence FROM semel_operations WHERE id = ANY($1)";
 
-/// Lines of the story that come after the change that they tell of. The operation may be purged or expire meanwhile:
-/// its row is held while they are written, so that none is left behind. One that is locked is skipped, and tried again.
+/// Journal notes that are written after their change. The operation may be purged or expire meanwhile: its row is
+/// locked while they are written, so that none is orphaned. A locked one is skipped and retried.
 pub(crate) const NOTE: &str = "WITH there AS MATERIALIZED (
     SELECT r.id, r.at, r.event, r.fence, CASE WHEN r.fence = o.fence THEN o.owner ELSE '' END AS actor, r.detail
     FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::bigint[], $5::bytea[]) AS r(id, at, event, fence, detail)
@@ -180,11 +220,11 @@ INSERT INTO semel_journal (operation, at, event, fence, actor, detail)
 SELECT id, at, event, fence, actor, detail FROM there
 RETURNING operation, fence";
 
-/// Keeps operations from being removed until the commit, without waiting for those that are locked. Completions and
-/// renewals go on meanwhile.
+/// Keeps operations from being deleted until the commit, skipping locked ones. Completions and renewals continue
+/// meanwhile.
 pub(crate) const HOLD: &str = "SELECT id FROM semel_operations WHERE id = ANY($1) FOR KEY SHARE SKIP LOCKED";
 
-/// Which operations there are.
+/// Which operations exist.
 pub(crate) const THERE: &str = "SELECT id FROM semel_operations WHERE id = ANY($1)";
 
 /// The time, and new fences for the general path.
@@ -194,22 +234,20 @@ pub(crate) const DRAW: &str =
 /// The time alone.
 pub(crate) const NOW: &str = concat!("WITH ", clock!("$1"), " SELECT now FROM clock");
 
-/// Locks for the general path, in the order in which a completion takes them: the lease, then the
-/// operation. This one waits;
+/// Locks for the general path, in the order of a completion: the lease, then the operation. This one waits;
 pub(crate) const LOCK_LEASES: &str =
     "SELECT operation FROM semel_leases WHERE operation = ANY($1) ORDER BY operation FOR UPDATE";
 /// as above;
 pub(crate) const LOCK_OPERATIONS: &str = "SELECT id FROM semel_operations WHERE id = ANY($1) ORDER BY id FOR UPDATE";
-/// takeovers and the sweep do not wait: whoever holds the row is at it right now.
+/// takeovers and the sweep do not wait: a transaction that has the row locked is changing it now.
 pub(crate) const TRY_LOCK_OPERATIONS: &str =
     "SELECT id FROM semel_operations WHERE id = ANY($1) ORDER BY id FOR UPDATE SKIP LOCKED";
-/// As above, with the leases that could not be locked left out.
+/// As above, without the leases that could not be locked.
 pub(crate) const TRY_LOCK_LEASES: &str =
     "SELECT operation FROM semel_leases WHERE operation = ANY($1) ORDER BY operation FOR UPDATE SKIP LOCKED";
 
-/// Counter rows to be folded, each taken by one node. They are chosen first, as an array: of a table
-/// that was empty when it was last analysed, the planner would join with the choice, and make it anew
-/// for every row.
+/// Counter rows to fold, each taken by one node. They are selected first, as an array: for a table that was empty when
+/// it was last analysed, the planner would join with the selection, and repeat it for every row.
 pub(crate) const TAKE_DELTAS: &str = "DELETE FROM semel_deltas WHERE id = ANY (ARRAY
         (SELECT id FROM semel_deltas WHERE id = ANY ($1) ORDER BY id FOR UPDATE SKIP LOCKED))
      RETURNING tenant, service, kind, label1, label2, hour, from_state, to_state, answer, bucket, n";
@@ -219,6 +257,7 @@ pub(crate) const TAKE_DELTAS: &str = "DELETE FROM semel_deltas WHERE id = ANY (A
 pub(crate) const ALL: &[(&str, &str)] = &[
     ("CLAIM", CLAIM),
     ("ENQUEUE", ENQUEUE),
+    ("TAKE", TAKE),
     ("COMPLETE", COMPLETE),
     ("COMPLETE_ONE", COMPLETE_ONE),
     ("RENEW", RENEW),

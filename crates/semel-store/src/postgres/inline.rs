@@ -17,8 +17,7 @@ use crate::{
 };
 
 impl Postgres {
-    /// A claim in the transaction of its effect. If somebody else is about to commit the same key,
-    /// the insert waits for that.
+    /// A claim in the transaction of its effect. The insert waits for another transaction that inserts the same key.
     pub(crate) async fn claim_in(&self, conn: &mut PgConnection, request: &Request) -> Result<Applied> {
         for _ in 0..ROUNDS {
             let (now, fences) = self.draw(conn, 1).await?;
@@ -38,7 +37,7 @@ impl Postgres {
             lock(conn, &[id]).await?;
             let rows = load_by_id(&mut Conn::Postgres(conn), &self.sql, &[id]).await?;
             let Some(row) = rows.get(&id) else { continue };
-            // A new fence, under the lock: the one drawn before may be lower than what the row has.
+            // A new fence, drawn under the lock: the earlier one may be lower than that of the row.
             let (now, fences) = self.draw(conn, 1).await?;
             let event = Event::ClaimInline { request, fence: fences[0] };
             let mut changes = Changes::default();
@@ -50,7 +49,7 @@ impl Postgres {
         Err(Error::Unavailable("the row is busy; ask again".into()))
     }
 
-    /// Several of them, of different keys. Sorted, so that two batches wait for each other in one direction.
+    /// Several claims with different keys. Sorted, so that two batches lock in the same order.
     pub(crate) async fn claim_all_in(
         &self,
         conn: &mut PgConnection,
@@ -74,7 +73,8 @@ impl Postgres {
         answers.into_iter().collect::<Option<_>>().ok_or(Error::Contradiction("a claim got no answer"))
     }
 
-    /// The first claims of keys, all or none: if somebody was faster with one of them, they are made one by one.
+    /// The first claims of keys, all or none: if another transaction was faster with one of them, they are made one by
+    /// one.
     async fn claim_new(
         &self,
         conn: &mut PgConnection,
@@ -102,8 +102,8 @@ impl Postgres {
     }
 }
 
-/// The answer to a claim that changes nothing. It needs no lock, and must not take one: whoever has inserted keys and
-/// waits for the locks of others that are known already would wait in a circle with whoever does so the other way round.
+/// The answer to a claim that changes nothing. It must not lock the row: two transactions that each have inserted keys
+/// and wait for known keys of the other would deadlock.
 fn unchanged(row: &Operation, request: &Request, fence: Fence, now: Timestamp) -> Option<Applied> {
     let mut changes = Changes::default();
     let applied = changes.step(Some(row), &Event::ClaimInline { request, fence }, now);

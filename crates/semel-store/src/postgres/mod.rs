@@ -4,19 +4,18 @@ mod claims;
 pub(crate) mod epoch;
 mod hot;
 mod inline;
+mod inserts;
 mod pooler;
 mod renewals;
 mod room;
 mod schema;
 mod seats;
 mod settles;
+mod takes;
 
-use std::{
-    collections::HashSet,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use semel::{
     Error, Fence, Operation, Result, Timestamp,
     store::{Applied, Decision},
@@ -40,21 +39,22 @@ use crate::{
     clock::Clock,
     connection::broken,
     hints::Hints,
-    sql::{Dialect, Sql},
+    project::{Projection, Tables},
+    sql::Dialect,
 };
 
-/// Lane connections plan for a table of any size: never analysed or just analysed, a batch finds
-/// its rows by index, in the order of its arrays.
+/// Planner settings of lane connections, for a table of any size: analysed or not, a batch finds its rows by index, in
+/// the order of its arrays, and reads due operations in index order.
 pub(crate) const LANE: &str =
-    "SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off;
-     SET plan_cache_mode = force_generic_plan";
+    "SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_sort = off;
+     SET enable_bitmapscan = off; SET jit = off; SET plan_cache_mode = force_generic_plan";
 
-/// The hot claim joins only what it has just made, by hash. It waits for others' transactions that
-/// are at one of its keys: for a commit, which is short, but not for a node that is frozen.
+/// The hot claim joins only the rows that it has inserted, by hash. It waits for other transactions with one of its
+/// keys: for a commit, which is short, but not for a frozen node.
 pub(crate) const CLAIMS: &str = "SET enable_seqscan = off; SET enable_mergejoin = off; SET jit = off;
      SET plan_cache_mode = force_generic_plan; SET lock_timeout = '250ms'";
 
-/// As [`CLAIMS`] says, for a connection on which it was shorter for a while.
+/// As [`CLAIMS`], to restore a connection that waited for less.
 const CLAIMS_WAIT: &str = "SET lock_timeout = '250ms'";
 
 pub(crate) struct Postgres {
@@ -66,19 +66,19 @@ pub(crate) struct Postgres {
     renewals: Arc<Seats>,
     /// For every other write of the ledger.
     lane: Arc<Seats>,
-    /// For callers' transactions, and for looking.
+    /// For callers' transactions, and for reading.
     pub(crate) callers: Arc<Seats>,
-    /// For messages: a busy relay must not keep the ledger waiting.
+    /// For messages: a busy relay must not delay the ledger.
     pub(crate) messages: Arc<Seats>,
-    pub(crate) sql: Sql,
+    pub(crate) sql: Tables,
     hints: Hints,
     locked: settles::Locked,
-    untold: Mutex<Vec<renewals::Untold>>,
+    pending_notes: Mutex<Vec<renewals::PendingNote>>,
     pub(crate) clock: Clock,
     migration_patience: Duration,
 }
 
-/// How many connections of each sort, and how long each may take to answer.
+/// How many connections of each pool, and their time limits.
 pub(crate) struct Sizes {
     pub(crate) lane: usize,
     pub(crate) callers: usize,
@@ -88,21 +88,21 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
-    /// How many connections a node may have, the one that listens to other nodes included.
+    /// How many connections a node may have, including the listener.
     fn all(&self) -> usize {
         3 * self.lane + renewals::CONNECTIONS + self.lane.max(2) + self.callers + 1
     }
 }
 
 impl Postgres {
-    pub(crate) async fn open(url: &str, sizes: Sizes, clock: Clock) -> Result<Self> {
+    pub(crate) async fn open(url: &str, sizes: Sizes, clock: Clock, projections: &[Projection]) -> Result<Self> {
         let options: PgConnectOptions = url.parse().map_err(|e| Error::Invalid(format!("database url: {e}")))?;
-        // We read no floats as text, and poolers refuse settings of a connection that they do not know.
+        // Floats are never read as text, and poolers refuse connection settings that they do not know.
         let options = options.application_name("semel").extra_float_digits(None);
         let mut migrator = schema::migrations();
-        // An embedder's own migrations keep their table to themselves.
+        // An embedder's own migrations have their own table.
         migrator.dangerous_set_table_name("semel_migrations");
-        // A connection of its own: its settings are for this only.
+        // A separate connection: its settings are for this only.
         let mut conn = pooler::connect_checked(&options).await?;
         check_settings(&mut conn, sizes.all()).await?;
         run_migrations(&mut conn, &migrator, sizes.migration_patience).await?;
@@ -118,10 +118,10 @@ impl Postgres {
             messages: Seats::later(&room, sizes.lane.max(2), LANE, sizes.answer_limit),
             callers: Seats::later(&room, sizes.callers, "", sizes.answer_limit),
             migration_patience: sizes.migration_patience,
-            sql: Sql::new(Dialect::Postgres),
+            sql: Tables::new(Dialect::Postgres, projections),
             hints: Hints::default(),
             locked: settles::Locked::default(),
-            untold: Mutex::default(),
+            pending_notes: Mutex::default(),
             clock,
         })
     }
@@ -149,7 +149,7 @@ impl Postgres {
         Ok(applied)
     }
 
-    /// A decision inside of a transaction.
+    /// A decision inside a transaction.
     pub(crate) async fn decide_in(
         &self,
         conn: &mut PgConnection,
@@ -162,7 +162,7 @@ impl Postgres {
         batch::decide(&mut Conn::Postgres(conn), &self.sql, id, decision, by, (now, fences[0])).await
     }
 
-    /// Reads a row when everybody who is at it has finished.
+    /// Reads a row after all transactions that have locked it have ended.
     pub(crate) async fn read_back(&self, id: i64) -> Result<Option<Operation>> {
         let mut seat = self.lane.take().await?;
         begin(&mut seat).await?;
@@ -173,7 +173,7 @@ impl Postgres {
         Ok(rows.remove(&id))
     }
 
-    /// A lane connection with a transaction of its own begun on it.
+    /// A lane connection with a transaction begun.
     pub(crate) async fn lane_seat(&self) -> Result<Seat> {
         let mut seat = self.lane.take().await?;
         begin(&mut seat).await?;
@@ -185,7 +185,7 @@ impl Postgres {
         self.lane.take().await
     }
 
-    /// Waits for what is asked on a lane connection, for as long as an answer may take.
+    /// Waits for an answer on a lane connection, up to the time limit.
     pub(crate) async fn lane_answered<T>(&self, asked: impl Future<Output = Result<T>>) -> Result<T> {
         self.lane.answered(asked).await
     }
@@ -203,12 +203,12 @@ pub(crate) async fn begin(conn: &mut PgConnection) -> Result<()> {
     sqlx::raw_sql("BEGIN").execute(conn).await.map(drop).map_err(broken)
 }
 
-/// A transaction of the ledger's own: if its end is unknown, the batch is asked again.
+/// A transaction of the ledger's own: if its result is unknown, the batch is sent again.
 pub(crate) async fn commit(conn: &mut PgConnection) -> Result<()> {
     sqlx::raw_sql("COMMIT").execute(conn).await.map(drop).map_err(broken)
 }
 
-async fn roll_back(conn: &mut PgConnection) -> Result<()> {
+pub(crate) async fn roll_back(conn: &mut PgConnection) -> Result<()> {
     sqlx::raw_sql("ROLLBACK").execute(conn).await.map(drop).map_err(broken)
 }
 
@@ -217,7 +217,7 @@ pub(crate) async fn lock(conn: &mut PgConnection, ids: &[i64]) -> Result<()> {
     lock_rows(conn, ids).await.map_err(broken)
 }
 
-/// The same, with what the database said if it did not come to that.
+/// The same, with the database's error if that fails.
 async fn lock_rows(conn: &mut PgConnection, ids: &[i64]) -> Result<(), sqlx::Error> {
     for sql in [hot::LOCK_LEASES, hot::LOCK_OPERATIONS] {
         sqlx::query(sql).bind(ids).execute(&mut *conn).await?;
@@ -225,7 +225,7 @@ async fn lock_rows(conn: &mut PgConnection, ids: &[i64]) -> Result<(), sqlx::Err
     Ok(())
 }
 
-/// Locks the rows that no other transaction holds; their ids.
+/// Locks the rows that no other transaction has locked; returns their ids.
 pub(crate) async fn try_lock(conn: &mut PgConnection, ids: &[i64]) -> Result<Vec<i64>> {
     let mine: Vec<i64> =
         sqlx::query_scalar(hot::TRY_LOCK_OPERATIONS).bind(ids).fetch_all(&mut *conn).await.map_err(broken)?;

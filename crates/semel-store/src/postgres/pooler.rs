@@ -1,8 +1,8 @@
-//! A pooler that gives every transaction another session is refused.
+//! Refuses a pooler that assigns a session per transaction.
 //!
-//! Connections here have settings (how to plan, how long to wait) and prepared statements. Behind a pooler in transaction
-//! mode these stay with the server's session, and the next transaction is in another one: settings would be lost, and
-//! found by others.
+//! Connections have settings (planner, timeouts) and prepared statements. With a pooler in transaction mode these stay
+//! with the server's session, and the next transaction uses another one: settings would be lost, and affect other
+//! clients.
 
 use std::time::Duration;
 
@@ -12,17 +12,17 @@ use sqlx::{ConnectOptions as _, PgConnection, Row as _, postgres::PgConnectOptio
 use super::seats::{PATIENCE, set_up, unavailable};
 use crate::connection::broken;
 
-/// How often it is tried. A pooler gives out the session that was left last, so the first time tells, unless others use
-/// the pooler at that moment.
+/// How many times it is tried. A pooler assigns the most recently used session, so the first try shows it, unless other
+/// clients use the pooler at that moment.
 const ROUNDS: usize = 8;
 
 const NAME: &str = "semel.session";
 
-/// A connection, if its session is its own. Nothing is set before that is known: it would stay with the session, which
+/// A connection, if its session is its own. Nothing is set before that is known: it would stay with a session that
 /// other programs get.
 pub(super) async fn connect_checked(options: &PgConnectOptions) -> Result<PgConnection> {
     let mut conn = options.connect().await.map_err(unavailable)?;
-    // Without a second connection there is nothing to tell by. If there is no room for one, the log says so later.
+    // A second connection is needed for the test. If there is no room for one, the log says so later.
     if let Ok(Ok(mut other)) = tokio::time::timeout(PATIENCE, options.connect()).await {
         check(&mut conn, &mut other).await?;
     }
@@ -30,10 +30,10 @@ pub(super) async fn connect_checked(options: &PgConnectOptions) -> Result<PgConn
     Ok(conn)
 }
 
-/// Names the session of one connection, and looks for the name while another one has a transaction open: that one must
+/// Names the session of one connection, and looks for the name while another one has a transaction open: the other must
 /// not see it, and the first must.
 async fn check(conn: &mut PgConnection, other: &mut PgConnection) -> Result<()> {
-    let name: String = Token::random()?.0.iter().map(|byte| format!("{byte:02x}")).collect();
+    let name = hex::encode(Token::random()?.0);
     let set = format!("SELECT set_config('{NAME}', '{name}', false)");
     ask(conn, set).await.map_err(broken)?;
     let look = format!("SELECT current_setting('{NAME}', true)");
@@ -43,7 +43,7 @@ async fn check(conn: &mut PgConnection, other: &mut PgConnection) -> Result<()> 
             // A pooler in statement mode allows no transactions.
             Some(Err(sqlx::Error::Database(error))) => return Err(refused(&error.to_string())),
             Some(Err(error)) => return Err(broken(error)),
-            // A pooler that has one session for us, and gives it to one connection at a time.
+            // A pooler with one session for us, which it assigns to one connection at a time.
             None => return Ok(()),
         };
         let ours = match within(PATIENCE, ask(conn, look.clone())).await {

@@ -1,9 +1,6 @@
-//! Renewals, and what the journal is told of them.
+//! Renewals, and their journal notes.
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::PoisonError,
-};
+use std::collections::{HashMap, HashSet};
 
 use semel::{
     Error, Fence, Result, State, Timestamp,
@@ -14,26 +11,26 @@ use semel::{
 use super::{Postgres, hot};
 use crate::{batch::late_renewal, codec::encode, connection::broken};
 
-/// Connections of the renewals' own: with a single one busy, leases would wait for settles and sweeps. One is usual;
-/// the others are opened when it does not answer, or when many leases are renewed by hand.
+/// Connections for renewals only: on a shared one, leases would wait for settles and sweeps. One is usual; the others
+/// are opened if it does not answer, or if many leases are renewed explicitly.
 pub(super) const CONNECTIONS: usize = 4;
 
-/// Stories that may wait to be told. With the database away for long, further ones are dropped: each of their leases
-/// is lost by then, which the sweep will tell.
-const MOST_UNTOLD: usize = 10_000;
+/// The most pending notes. If the database is unavailable for long, further ones are dropped: their leases have expired
+/// by then, which the sweep notes.
+const MOST_PENDING: usize = 10_000;
 
-/// Stories that are told in one statement.
+/// The most notes per statement.
 const AT_ONCE: usize = 500;
 
-/// What was out of the ordinary about a renewal.
-pub(super) enum Untold {
+/// An unusual renewal.
+pub(super) enum PendingNote {
     /// It came late.
     Late(i64, Note),
     /// It was refused.
     Refused(i64, Fence),
 }
 
-impl Untold {
+impl PendingNote {
     fn about(&self) -> (i64, Fence) {
         match self {
             Self::Late(id, note) => (*id, note.fence),
@@ -42,12 +39,12 @@ impl Untold {
     }
 }
 
-/// Operation, fence, the new deadline (none if its row was locked), the deadline before, the end of the longest run,
-/// the term, the time, and whether somebody has asked for the run to stop.
+/// Operation, fence, the new deadline (none if its row was locked), the previous deadline, the end of the longest run,
+/// the term, the time, and whether the run was asked to stop.
 type RenewedRow = (i64, i64, Option<i64>, i64, i64, i64, i64, bool);
 
 impl Postgres {
-    /// Renews leases. One that another transaction has locked is left out, and keeps no other one waiting.
+    /// Renews leases. A locked one is skipped, and delays no other.
     pub(crate) async fn renew(&self, leases: &[(i64, Fence)]) -> Result<Vec<Answer>> {
         self.renewals.answered(self.renew_batch(leases)).await
     }
@@ -64,8 +61,8 @@ impl Postgres {
             .await
             .map_err(broken)?;
         seat.leave();
-        // By fence too: a zombie's renewal may be in the same batch.
-        let (mut untold, mut answers) = (Vec::new(), HashMap::new());
+        // By fence too: the renewal of a former owner may be in the same batch.
+        let (mut pending, mut answers) = (Vec::new(), HashMap::new());
         for (id, fence, deadline, before, run_until, term, now, cancelled) in seen {
             let fence = Fence(fence);
             let answer = match deadline.map(Timestamp::from_micros) {
@@ -73,44 +70,45 @@ impl Postgres {
                 None => Answer::Busy,
             };
             if deadline.is_some() {
-                untold.extend(late_renewal(fence, before, run_until, term, now).map(|note| Untold::Late(id, note)));
+                pending
+                    .extend(late_renewal(fence, before, run_until, term, now).map(|note| PendingNote::Late(id, note)));
             }
             answers.insert((id, fence), answer);
         }
         let lost = leases.iter().filter(|lease| !answers.contains_key(lease));
-        untold.extend(lost.map(|(id, fence)| Untold::Refused(*id, *fence)));
-        self.remember(untold);
+        pending.extend(lost.map(|(id, fence)| PendingNote::Refused(*id, *fence)));
+        self.remember(pending);
         Ok(leases.iter().map(|lease| answers.remove(lease).unwrap_or(Answer::Lost)).collect())
     }
 
-    /// Writes what was out of the ordinary into the journal. It waits for no lock: what cannot be written now is kept.
+    /// Writes the notes of unusual renewals. It waits for no lock: a note that cannot be written now is kept.
     pub(crate) async fn tell_renewals(&self) -> Result<()> {
         loop {
-            let some: Vec<Untold> = {
-                let mut untold = self.untold();
-                let most = untold.len().min(AT_ONCE);
-                untold.drain(..most).collect()
+            let some: Vec<PendingNote> = {
+                let mut pending = self.pending_notes.lock();
+                let most = pending.len().min(AT_ONCE);
+                pending.drain(..most).collect()
             };
             if some.is_empty() {
                 return Ok(());
             }
-            let told = self.lane.answered(self.tell(&some)).await;
-            let left = match &told {
-                Ok(told) => some.into_iter().filter(|story| !told.contains(&story.about())).collect(),
+            let written = self.lane.answered(self.write_notes(&some)).await;
+            let left = match &written {
+                Ok(written) => some.into_iter().filter(|one| !written.contains(&one.about())).collect(),
                 Err(_) => some,
             };
             let is_stuck = !left.is_empty();
             self.remember(left);
-            told?;
+            written?;
             if is_stuck {
                 return Err(Error::Unavailable("another transaction has the row locked".into()));
             }
         }
     }
 
-    /// Writes stories, and tells which are done with: written, or about an operation that is gone.
-    async fn tell(&self, stories: &[Untold]) -> Result<HashSet<(i64, Fence)>> {
-        let ids: Vec<i64> = stories.iter().map(|story| story.about().0).collect();
+    /// Writes notes, and returns which are done: written, or of a deleted operation.
+    async fn write_notes(&self, pending: &[PendingNote]) -> Result<HashSet<(i64, Fence)>> {
+        let ids: Vec<i64> = pending.iter().map(|one| one.about().0).collect();
         let mut seat = self.lane.take().await?;
         let now: i64 =
             sqlx::query_scalar(hot::NOW).bind(self.clock.fixed()).fetch_one(&mut *seat).await.map_err(broken)?;
@@ -118,15 +116,15 @@ impl Postgres {
             sqlx::query_as(hot::STANDING).bind(&ids).fetch_all(&mut *seat).await.map_err(broken)?;
         let there: HashMap<i64, (String, i64)> =
             there.into_iter().map(|(id, state, fence)| (id, (state, fence))).collect();
-        let mut done: HashSet<(i64, Fence)> = stories.iter().map(Untold::about).collect();
+        let mut done: HashSet<(i64, Fence)> = pending.iter().map(PendingNote::about).collect();
         let mut notes: Vec<(i64, Note)> = Vec::new();
-        for story in stories {
-            let Some((state, present)) = there.get(&story.about().0) else { continue };
-            match story {
-                Untold::Late(id, note) => notes.push((*id, note.clone())),
-                // Its lease has lapsed, or was ended by its own holder: there is nothing to tell.
-                Untold::Refused(_, fence) if fence.0 == *present => {}
-                Untold::Refused(id, fence) => {
+        for one in pending {
+            let Some((state, present)) = there.get(&one.about().0) else { continue };
+            match one {
+                PendingNote::Late(id, note) => notes.push((*id, note.clone())),
+                // Its lease has expired, or its own holder has ended it: no note is needed.
+                PendingNote::Refused(_, fence) if fence.0 == *present => {}
+                PendingNote::Refused(id, fence) => {
                     let present = (state.parse::<State>()?, Fence(*present));
                     notes.push((*id, refusal(*fence, &Write::Renew, present, Timestamp::from_micros(now))));
                 }
@@ -149,13 +147,9 @@ impl Postgres {
         Ok(done)
     }
 
-    fn remember(&self, more: Vec<Untold>) {
-        let mut untold = self.untold();
-        let room = MOST_UNTOLD.saturating_sub(untold.len());
-        untold.extend(more.into_iter().take(room));
-    }
-
-    fn untold(&self) -> std::sync::MutexGuard<'_, Vec<Untold>> {
-        self.untold.lock().unwrap_or_else(PoisonError::into_inner)
+    fn remember(&self, more: Vec<PendingNote>) {
+        let mut pending = self.pending_notes.lock();
+        let room = MOST_PENDING.saturating_sub(pending.len());
+        pending.extend(more.into_iter().take(room));
     }
 }

@@ -1,20 +1,20 @@
-//! The connections of one node, of whichever sort, where the server has few.
+//! The connections of one node, over all pools, if the server has few.
 //!
-//! Each sort of [`Seats`] opens connections as it needs them and closes those that nothing uses; callers share those that
-//! are left within a moment instead of opening more. When the server has none left (`max_connections`, a limit of the role
-//! or of the database, the pool of a pooler), a sort that needs one gets one that another sort has idle, or the next one
-//! that is given back. The ledger's own sorts come first, and callers leave two to them: a lease that nobody renews is
-//! lost.
+//! Each pool ([`Seats`]) opens connections on demand and closes idle ones; callers wait a moment for a shared
+//! connection before they open more. When the server has none left (`max_connections`, a limit of the role or of the
+//! database, the pool of a pooler), a pool gets an idle connection of another pool, or the next one that is returned.
+//! The ledger's own pools come first, and callers leave two connections to them: a lease that is not renewed is lost.
 
 use std::{
     collections::VecDeque,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Weak,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use semel::{Error, Result};
 use sqlx::{ConnectOptions as _, Connection as _, PgConnection, postgres::PgConnectOptions};
 use tokio::{
@@ -28,7 +28,7 @@ use super::{
 };
 use crate::connection::{AWAY, NO_CONNECTION, broken, text};
 
-/// How long after a refusal the server is not asked for another connection.
+/// How long after a refusal no further connection is requested.
 const REFUSED_FOR: Duration = Duration::from_millis(500);
 
 /// How many connections callers leave to the ledger.
@@ -37,16 +37,16 @@ const RESERVED: usize = 2;
 /// How often the log says that the server has no connection left.
 const SAY_EVERY: Duration = Duration::from_secs(60);
 
-/// Who comes first when connections are few.
+/// The priority when connections are few.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rank {
     /// Claims, settles and renewals.
     Ledger,
-    /// Callers' transactions, looking, messages.
+    /// Callers' transactions, reading, messages.
     Later,
 }
 
-/// A connection, and what it was set up for.
+/// A connection, and the pool it is set up for.
 pub(super) struct Kept {
     pub(super) connection: PgConnection,
     setup: &'static str,
@@ -73,12 +73,12 @@ impl Drop for Held {
 pub(crate) struct Room {
     options: PgConnectOptions,
     sorts: Mutex<Vec<Weak<Seats>>>,
-    /// Those who wait for a connection, by rank.
+    /// Waiting pools, by rank.
     waiting: Mutex<[VecDeque<oneshot::Sender<Kept>>; 2]>,
     /// How many are open, by rank.
     held: [AtomicUsize; 2],
     providing: tokio::sync::Mutex<()>,
-    /// When the server last refused one, and when the log last said so.
+    /// When the server last refused one, and when that was last logged.
     refused: Mutex<(Option<Instant>, Option<Instant>)>,
 }
 
@@ -99,15 +99,15 @@ impl Room {
     }
 
     pub(super) fn add(&self, sort: &Arc<Seats>) {
-        lock(&self.sorts).push(Arc::downgrade(sort));
+        self.sorts.lock().push(Arc::downgrade(sort));
     }
 
-    /// A connection for a sort that has none idle: a new one, or one of ours if the server has no more. Also whether it
-    /// was used before.
+    /// A connection for a pool without an idle one: a new one, or one of another pool if the server has no more. Also
+    /// returns whether it was used before.
     pub(super) async fn connection(self: &Arc<Self>, sort: &Seats) -> Result<(Kept, bool)> {
         let over = Instant::now() + PATIENCE;
         if sort.rank == Rank::Later && self.held_by(Rank::Later) >= RESERVED {
-            // It is no error if that fails: the ledger then opens them itself.
+            // A failure here is no error: the ledger then opens them itself.
             let _ = timeout_at(over, self.provide_for_ledger()).await;
         }
         loop {
@@ -128,8 +128,8 @@ impl Room {
         }
     }
 
-    /// A new connection; one of ours if that takes long. A pooler refuses nobody and lets us wait instead, for a
-    /// connection that we ourselves may have. Nothing if the server has no more.
+    /// A new connection; one of another pool if that takes long. A pooler lets clients wait instead of refusing them,
+    /// possibly for a connection of our own. `None` if the server has no more.
     async fn open_or_spare(self: &Arc<Self>, sort: &Seats, over: Instant) -> Result<Option<(Kept, bool)>> {
         let mut opening = std::pin::pin!(self.open(sort));
         let opened = match timeout_at(over.min(Instant::now() + REFUSED_FOR), &mut opening).await {
@@ -161,10 +161,10 @@ impl Room {
     }
 
     fn sorts(&self) -> Vec<Arc<Seats>> {
-        lock(&self.sorts).iter().filter_map(Weak::upgrade).collect()
+        self.sorts.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// A new connection; `None` if the server has none left, but we have.
+    /// A new connection; `None` if the server has none left, but this node has some.
     async fn open(self: &Arc<Self>, sort: &Seats) -> Result<Option<Kept>> {
         let held = Held::new(self, sort.rank);
         let mut connection = match self.options.connect().await {
@@ -186,7 +186,7 @@ impl Room {
     }
 
     fn note_refusal(&self, error: &sqlx::Error) {
-        let mut refused = lock(&self.refused);
+        let mut refused = self.refused.lock();
         refused.0 = Some(Instant::now());
         if refused.1.is_none_or(|said| said.elapsed() >= SAY_EVERY) {
             refused.1 = refused.0;
@@ -194,13 +194,13 @@ impl Room {
             tracing::warn!(
                 held,
                 error,
-                "PostgreSQL has no connection left for this node, which goes on with those it has"
+                "PostgreSQL has no further connection for this node, which continues with those it has"
             );
         }
     }
 
     fn was_refused(&self) -> bool {
-        lock(&self.refused).0.is_some_and(|refused| refused.elapsed() < REFUSED_FOR) && self.held() > 0
+        self.refused.lock().0.is_some_and(|refused| refused.elapsed() < REFUSED_FOR) && self.held() > 0
     }
 
     /// How many are open, or being opened.
@@ -212,7 +212,7 @@ impl Room {
         self.held[rank as usize].load(Ordering::SeqCst)
     }
 
-    /// Whether a sort of that rank may have a connection of this one.
+    /// Whether a pool of this rank may have a connection of this one.
     fn may_have(&self, asks: Rank, kept: &Kept) -> bool {
         asks == Rank::Ledger
             || kept.held.1 == Rank::Later
@@ -220,10 +220,10 @@ impl Room {
             || self.held_by(Rank::Later) == 0
     }
 
-    /// A connection that a sort has idle, or the next one that is given back.
+    /// An idle connection of another pool, or the next one that is returned.
     async fn spare(&self, sort: &Seats, until: Instant) -> Option<Kept> {
         let next = {
-            let mut waiting = lock(&self.waiting);
+            let mut waiting = self.waiting.lock();
             for other in self.sorts() {
                 if let Some(kept) = other.give_up_idle(|kept| self.may_have(sort.rank, kept)) {
                     return Some(kept);
@@ -236,15 +236,15 @@ impl Room {
         timeout_at(until, next).await.ok()?.ok()
     }
 
-    /// Takes a connection back: for those who wait for one, else for its own sort to have idle.
+    /// Returns a connection: to a waiting pool, else to its own.
     pub(super) fn take_back(&self, mut kept: Kept, keep: impl FnOnce(Kept)) {
-        let mut waiting = lock(&self.waiting);
+        let mut waiting = self.waiting.lock();
         for rank in [Rank::Ledger, Rank::Later] {
             while !waiting[rank as usize].is_empty() && self.may_have(rank, &kept) {
                 let Some(waits) = waiting[rank as usize].pop_front() else { break };
                 match waits.send(kept) {
                     Ok(()) => return,
-                    // It has lost its patience.
+                    // It has stopped waiting.
                     Err(back) => kept = back,
                 }
             }
@@ -252,7 +252,7 @@ impl Room {
         keep(kept);
     }
 
-    /// Closes connections that nothing has used for so long, for as long as the room is there.
+    /// Closes connections that were idle for this long, as long as the room exists.
     pub(crate) async fn close_idle(room: Weak<Self>, limit: Duration) {
         loop {
             tokio::time::sleep((limit / 4).max(Duration::from_millis(10))).await;
@@ -265,7 +265,8 @@ impl Room {
 }
 
 impl Kept {
-    /// The same connection for another sort, if it still answers. Its statements go, since a plan stays as it was made.
+    /// Sets a connection up for another pool, if it still answers. Its prepared statements are dropped, because their
+    /// plans would stay.
     async fn set_up_for(mut self, room: &Arc<Room>, sort: &Seats) -> Result<Self> {
         let set_up = async {
             if self.setup == sort.setup {
@@ -291,8 +292,4 @@ fn is_full(error: &sqlx::Error) -> bool {
 
 fn full(error: &sqlx::Error) -> Error {
     Error::Unavailable(format!("{NO_CONNECTION}: {}", text(error)))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

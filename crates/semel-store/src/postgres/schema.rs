@@ -1,4 +1,4 @@
-//! The schema, and what the server must be set to.
+//! The schema, and the required settings of the server.
 
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,8 @@ use sqlx::{
 use super::epoch;
 use crate::{connection::broken, from_row::migration_failed, migrations};
 
-/// A server that may forget what it has acknowledged is refused, and so is a standby. One that has fewer connections than
-/// a node may want is not: the node goes on with those.
+/// Refuses a server that may lose acknowledged commits, and a standby. A server with fewer connections than a node may
+/// use is accepted: the node continues with those.
 pub(super) async fn check_settings(conn: &mut PgConnection, wanted: usize) -> Result<()> {
     if sqlx::query_scalar("SELECT pg_is_in_recovery()").fetch_one(&mut *conn).await.map_err(broken)? {
         return Err(epoch::standby());
@@ -25,7 +25,7 @@ pub(super) async fn check_settings(conn: &mut PgConnection, wanted: usize) -> Re
     .map_err(broken)?;
     let is_off = |name: &str| settings.iter().any(|(n, value)| n == name && value == "off");
     if is_off("fsync") {
-        return Err(Error::Invalid("the server runs with fsync = off and may forget what it has acknowledged".into()));
+        return Err(Error::Invalid("the server runs with fsync = off and may lose acknowledged commits".into()));
     }
     if is_off("full_page_writes") {
         tracing::warn!("the server runs with full_page_writes = off: a power failure may corrupt the ledger");
@@ -35,13 +35,13 @@ pub(super) async fn check_settings(conn: &mut PgConnection, wanted: usize) -> Re
         tracing::warn!(
             allowed,
             wanted,
-            "PostgreSQL allows fewer connections than this node may use; it goes on with those, and callers may have to wait"
+            "PostgreSQL allows fewer connections than this node may use; callers may have to wait"
         );
     }
     Ok(())
 }
 
-/// How many connections a node can have at most: of the server, of the database and of the role.
+/// The most connections of a node: the limits of the server, of the database and of the role.
 const ALLOWED: &str = "SELECT least(
          current_setting('max_connections')::bigint - current_setting('superuser_reserved_connections')::bigint,
          (SELECT nullif(datconnlimit, -1) FROM pg_database WHERE datname = current_database()),
@@ -62,21 +62,23 @@ pub(crate) fn migrations() -> Migrator {
         "0009_probe",
         "0010_secrets",
         "0011_queue",
+        "0012_view",
+        "0013_fleet",
     )
 }
 
-/// How long a migration waits for one lock. Everybody who comes after it waits behind it for as long.
+/// How long a migration waits for one lock. All later statements on the table wait behind it for as long.
 const LOCK_WAIT: &str = "SET statement_timeout = 0; SET lock_timeout = '1500ms'";
 
-/// The longest pause before a migration asks for its locks again.
+/// The longest pause before a migration retries its locks.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// How often the log says what a migration waits for.
 const SAY_EVERY: Duration = Duration::from_secs(30);
 
-/// Runs migrations. An `ALTER TABLE` waits behind every reader of its table, a `pg_dump` for instance, and all other
-/// statements of the table wait behind the `ALTER TABLE`. So it gives up its place in the queue after a moment, lets the
-/// others pass, and asks again. So do nodes that wait for another node's migration.
+/// Runs migrations. An `ALTER TABLE` waits for every reader of its table, a `pg_dump` for instance, and all other
+/// statements on the table wait behind it. So it gives up after a moment, lets the others pass, and retries. So do
+/// nodes that wait for another node's migration.
 pub(super) async fn run_migrations(conn: &mut PgConnection, migrator: &Migrator, patience: Duration) -> Result<()> {
     sqlx::raw_sql(LOCK_WAIT).execute(&mut *conn).await.map_err(broken)?;
     let (begun, mut said, mut pause) = (Instant::now(), None::<Instant>, Duration::from_millis(250));
@@ -95,7 +97,7 @@ pub(super) async fn run_migrations(conn: &mut PgConnection, migrator: &Migrator,
             )));
         }
         if said.is_none_or(|said| said.elapsed() >= SAY_EVERY) {
-            tracing::warn!(%waits_for, "a migration of the tables waits for a lock, and asks again and again");
+            tracing::warn!(%waits_for, "a migration waits for a lock and retries");
             said = Some(Instant::now());
         }
         // Nodes of other schemas migrate under the same lock.
@@ -105,7 +107,7 @@ pub(super) async fn run_migrations(conn: &mut PgConnection, migrator: &Migrator,
     }
 }
 
-/// What a migration waits for, if it failed because of a lock.
+/// The lock holders, if a migration failed because of a lock.
 async fn waits_for(conn: &mut PgConnection, error: &MigrateError) -> Result<Option<String>> {
     let (MigrateError::Execute(sqlx::Error::Database(cause))
     | MigrateError::ExecuteMigration(sqlx::Error::Database(cause), _)) = error
@@ -124,7 +126,7 @@ async fn waits_for(conn: &mut PgConnection, error: &MigrateError) -> Result<Opti
     Ok(Some(format!("migration {version} waits for {holders}")))
 }
 
-/// The oldest transactions that hold a lock of a table in our schema. Not their queries, which may have secrets in them.
+/// The oldest transactions that hold a lock of a table in our schema. Without their queries, which may contain secrets.
 const HOLDERS: &str = "SELECT string_agg(format('%s (pid %s, user %s, %s for %s s)', coalesce(nullif(h.application_name, ''), 'a session'),
                               h.pid, h.usename, coalesce(h.state, 'open'), extract(epoch FROM now() - h.xact_start)::bigint), ', ')
      FROM (SELECT a.pid, a.application_name, a.usename, a.state, a.xact_start FROM pg_stat_activity AS a

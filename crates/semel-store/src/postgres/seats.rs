@@ -1,17 +1,17 @@
-//! Connections to PostgreSQL, handed out one at a time.
+//! A connection pool for PostgreSQL.
 //!
-//! Not sqlx's own pool, for two reasons. That one takes back a connection whose future was dropped
-//! half-way, with a transaction still open: later writes on it are acknowledged and never
-//! committed (measured: 25 of 300). And it pings on every return, which would double the round
-//! trips of a lane. Here a connection comes back only when its user says that it is clean; any
-//! other end, a dropped future included, closes it, and the server rolls back.
+//! sqlx's own pool is not used, for two reasons. It takes back a connection whose future was dropped half-way, with a
+//! transaction still open: later writes on it are acknowledged and never committed (measured: 25 of 300). And it pings
+//! on every return, which would double the round trips of a lane. Here a connection is reused only if its user has
+//! returned it as clean; otherwise, also after a dropped future, it is closed, and the server rolls back.
 
 use std::{
     ops::{Deref, DerefMut},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use semel::{Error, Result};
 use sqlx::{ConnectOptions as _, Connection as _, PgConnection, postgres::PgConnectOptions};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
@@ -19,34 +19,34 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use super::room::{Kept, Rank, Room};
 use crate::connection::{AWAY, broken};
 
-/// How long to wait for a new connection, or for one to become free.
+/// How long to wait for a new or a free connection.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long a connection may have been idle before it is asked whether it still lives.
+/// How long a connection may be idle before it is pinged.
 pub(super) const STALE: Duration = Duration::from_secs(1);
 
-/// For how long there may be callers that wait for a connection of their sort to be left, before they open more. Most
-/// statements take a few milliseconds. The tasks of an idle node all look once a second, at the same moment: without this
-/// wait each of them holds a connection.
+/// How long callers wait for a connection of their pool to be returned, before they open more. Most statements take a
+/// few milliseconds. The tasks of an idle node all poll once a second, at the same moment: without this wait each of
+/// them holds a connection.
 const SHARE: Duration = Duration::from_millis(25);
 
-/// A number of connections with the same settings.
+/// Connections with the same settings.
 pub(crate) struct Seats {
     room: Arc<Room>,
     pub(super) rank: Rank,
     pub(super) setup: &'static str,
-    /// With the moment each was left.
+    /// With the time of each return.
     idle: Mutex<Vec<(Kept, Instant)>>,
     free: Arc<Semaphore>,
     most: usize,
-    /// Callers that wait for a connection to be left: how many, and since when there have been any.
+    /// Callers that wait for a returned connection: how many, and since when.
     line: Mutex<Option<(usize, Instant)>>,
     left: Notify,
-    /// How long an answer may take.
+    /// The time limit of an answer.
     answer_limit: Duration,
 }
 
-/// A connection in use. Dropping it closes it; [`Seat::leave`] gives it back.
+/// A connection in use. Dropping it closes it; [`Seat::leave`] returns it.
 pub(crate) struct Seat {
     kept: Option<Kept>,
     seats: Arc<Seats>,
@@ -60,7 +60,7 @@ impl Seats {
         Self::of(Rank::Ledger, room, most, setup, answer_limit)
     }
 
-    /// For everything that the ledger's own writes go before, where connections are few.
+    /// For everything of lower rank than the ledger's own writes.
     pub(crate) fn later(room: &Arc<Room>, most: usize, setup: &'static str, answer_limit: Duration) -> Arc<Self> {
         Self::of(Rank::Later, room, most, setup, answer_limit)
     }
@@ -73,15 +73,14 @@ impl Seats {
         seats
     }
 
-    /// How to reach the server.
+    /// The address of the server.
     pub(crate) fn options(&self) -> &PgConnectOptions {
         self.room.options()
     }
 
-    /// Waits for what is asked on these connections, for as long as an answer may take: one that
-    /// swallows everything must not hold up its caller, or a lane, for ever. It is closed with what
-    /// was asked, so nothing of it can arrive later; what became of it is asked again under the
-    /// same tokens and fences.
+    /// Waits for an answer on these connections, up to the time limit: a connection that swallows everything must not
+    /// block its caller, or a lane, for ever. It is closed with the request, so nothing of it can arrive later; the
+    /// request is sent again under the same tokens and fences.
     pub(crate) async fn answered<T>(&self, asked: impl Future<Output = Result<T>>) -> Result<T> {
         let done = tokio::time::timeout(self.answer_limit, asked).await;
         let done = done.unwrap_or_else(|_| Err(Error::Unavailable(format!("{AWAY}: no answer in time"))));
@@ -99,13 +98,13 @@ impl Seats {
             .map_err(|_| Error::Stopping)?;
         let (kept, reused) = match self.idle().await {
             Some(kept) => (kept, true),
-            // In a box: opening a connection is rare and needs much room, which every statement would carry about.
+            // Boxed: opening a connection is rare and has a large future, which every statement would contain.
             None => Box::pin(self.shared_or_new()).await?,
         };
         Ok(Seat { kept: Some(kept), seats: self.clone(), reused, _permit: permit })
     }
 
-    /// A connection that its user leaves soon, else another one. Also whether it was used before.
+    /// A connection that is returned soon, else another one. Also returns whether it was used before.
     async fn shared_or_new(&self) -> Result<(Kept, bool)> {
         match self.left_soon().await {
             Some(kept) => Ok((kept, true)),
@@ -113,8 +112,8 @@ impl Seats {
         }
     }
 
-    /// A connection that its user leaves soon. Where callers keep coming, as on a busy node, there is a line all the
-    /// time, and only its first moment is waited for. The ledger's own writes wait for none.
+    /// A connection that is returned soon. On a busy node callers wait all the time, and only the first moment of that
+    /// queue is waited for. The ledger's own writes do not wait.
     async fn left_soon(&self) -> Option<Kept> {
         let in_use = self.most.saturating_sub(self.free.available_permits());
         // One of these is the caller's own.
@@ -133,11 +132,11 @@ impl Seats {
         }
     }
 
-    /// An idle connection that still answers. One that was used a moment ago is not asked: that
-    /// would cost a busy lane a round trip, and it would notice by itself.
+    /// An idle connection that still answers. One that was used a moment ago is not pinged: that would cost a busy lane
+    /// a round trip.
     async fn idle(&self) -> Option<Kept> {
         loop {
-            let (mut kept, left) = self.lock().pop()?;
+            let (mut kept, left) = self.idle.lock().pop()?;
             if left.elapsed() < STALE {
                 return Some(kept);
             }
@@ -149,47 +148,43 @@ impl Seats {
         }
     }
 
-    /// Has a connection idle.
+    /// Adds an idle connection.
     pub(super) fn keep(&self, kept: Kept) {
-        self.lock().push((kept, Instant::now()));
+        self.idle.lock().push((kept, Instant::now()));
         self.left.notify_one();
     }
 
-    /// An idle connection for another sort, the one that was left first.
+    /// An idle connection for another pool, the oldest.
     pub(super) fn give_up_idle(&self, may_have: impl FnOnce(&Kept) -> bool) -> Option<Kept> {
-        let mut idle = self.lock();
+        let mut idle = self.idle.lock();
         let is_so = idle.first().is_some_and(|(kept, _)| may_have(kept));
         is_so.then(|| idle.remove(0).0)
     }
 
-    /// The connections that were left so long ago.
+    /// The connections that were idle for this long.
     pub(super) fn idle_since(&self, limit: Duration) -> Vec<Kept> {
-        let mut idle = self.lock();
-        // In the order in which they were left.
+        let mut idle = self.idle.lock();
+        // In the order of their return.
         let long = idle.iter().take_while(|(_, left)| left.elapsed() >= limit).count();
         idle.drain(..long).map(|(kept, _)| kept).collect()
     }
 
-    /// Forgets the idle connections: one has turned out dead, so the others most likely are too.
+    /// Drops the idle connections: one was dead, so the others most likely are too.
     pub(crate) fn forget(&self) {
-        self.lock().clear();
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(Kept, Instant)>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+        self.idle.lock().clear();
     }
 }
 
-/// A place in the line of those who wait for a connection to be left.
+/// A place in the queue for a returned connection.
 struct InLine<'a> {
     line: &'a Mutex<Option<(usize, Instant)>>,
-    /// When the line began, which may have been before this one joined it.
+    /// When the queue began, which may have been before this caller joined it.
     since: Instant,
 }
 
 impl<'a> InLine<'a> {
     fn join(line: &'a Mutex<Option<(usize, Instant)>>) -> Self {
-        let mut found = line.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut found = line.lock();
         let (before, since) = found.unwrap_or_else(|| (0, Instant::now()));
         *found = Some((before + 1, since));
         Self { line, since }
@@ -198,13 +193,13 @@ impl<'a> InLine<'a> {
 
 impl Drop for InLine<'_> {
     fn drop(&mut self) {
-        let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut line = self.line.lock();
         *line = line.and_then(|(waiting, since)| (waiting > 1).then(|| (waiting - 1, since)));
     }
 }
 
-/// For every connection. A commit that is acknowledged must be on disk, whatever the server's
-/// default. Nothing may hang: a statement, a wait for a lock or a forgotten transaction ends.
+/// For every connection. An acknowledged commit must be on disk, whatever the server's default. Nothing may hang:
+/// statements, lock waits and forgotten transactions time out.
 pub(super) const SETUP: &str = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') IN ('off', 'local');
      SET statement_timeout = '10s'; SET lock_timeout = '10s'; SET idle_in_transaction_session_timeout = '30s'";
 
@@ -228,20 +223,19 @@ pub(super) fn unavailable(error: sqlx::Error) -> Error {
 }
 
 impl Seat {
-    /// Gives the connection back. Only for one that is in no transaction and has answered
-    /// everything it was asked.
+    /// Returns the connection. Only if no transaction is open and all answers were read.
     pub(crate) fn leave(mut self) {
         if let Some(kept) = self.kept.take() {
             self.seats.room.take_back(kept, |kept| self.seats.keep(kept));
         }
     }
 
-    /// How long an answer may take.
+    /// The time limit of an answer.
     pub(crate) fn answer_limit(&self) -> Duration {
         self.seats.answer_limit
     }
 
-    /// Whether it has been used before, and so may have died meanwhile.
+    /// Whether it was used before, and so may have died meanwhile.
     pub(crate) fn is_reused(&self) -> bool {
         self.reused
     }

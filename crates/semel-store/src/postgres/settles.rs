@@ -1,14 +1,15 @@
-//! What the holder of a lease writes: completions by the hot statement, the rest by the general path.
+//! Writes under leases: completions by the hot statement, the rest by the general path.
 //!
-//! A batch waits for a locked row a short moment only. Then the rows that are free are written, and the writes of the
-//! locked ones are answered [`Answer::Busy`]; until they succeed, they go apart, so that later batches do not wait at all.
+//! A batch waits for a locked row a short moment only. Then the free rows are written, and the writes of the locked
+//! ones are answered [`Answer::Busy`]; until they succeed, they are sent separately, so that later batches do not wait
+//! at all.
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use semel::{
     Fence, Operation, Outcome, Result, Timestamp, crash_point,
     machine::{Answer, Write},
@@ -21,14 +22,21 @@ use crate::{
     Conn,
     apply::{Changes, load_by_id},
     batch::{self, in_order, saved},
-    codec::{encode, hex},
-    connection::{broken, is_lock_timeout},
+    codec::encode,
+    connection::{broken, is_held, is_lock_timeout},
 };
 
-/// Settings of the connections for writes under leases. Another write of the row is over within milliseconds; what has it locked
-/// for longer is a peer that was cut off or is frozen.
+/// Settings of the connections for writes under leases. Another write of the row ends within milliseconds; a longer
+/// lock belongs to a peer that was cut off or is frozen.
 pub(super) const SETUP: &str = "SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off;
      SET jit = off; SET plan_cache_mode = force_generic_plan; SET lock_timeout = '250ms'";
+
+/// Begins a transaction that does not wait for locks: a statement that would have to fails.
+const BEGIN_WITHOUT_WAITING: &str = "BEGIN; SET LOCAL lock_timeout = '1ms'";
+
+/// Into how many parts writes are split, and for how long at most.
+const PARTS: usize = 8;
+const APART: Duration = Duration::from_millis(400);
 
 impl Postgres {
     pub(crate) async fn write(&self, writes: &[LeaseWrite]) -> Result<Vec<Applied>> {
@@ -53,8 +61,7 @@ impl Postgres {
         in_order(answers, writes.len())
     }
 
-    /// Writes as if no row were locked. False if one was, for longer than is worth waiting: what `answers` has by then
-    /// is written, and nothing else.
+    /// Writes as if no row were locked. False if a row stayed locked: then only what `answers` has is written.
     async fn write_quickly(
         &self,
         seat: &mut PgConnection,
@@ -82,35 +89,76 @@ impl Postgres {
             Err(error) => return Err(broken(error)),
         }
         let (now, _) = self.draw(seat, 1).await?;
-        answers.extend(self.write_locked(seat, writes, &rest, now).await?);
+        match self.write_locked(seat, writes, &rest, now).await {
+            Ok(written) => answers.extend(written),
+            // A row of a service that follows one of them.
+            Err(error) if is_held(&error) => {
+                roll_back(seat).await?;
+                return Ok(false);
+            }
+            Err(error) => return Err(error),
+        }
         crash_point!("store.write.saved");
         commit(seat).await?;
         Ok(true)
     }
 
-    /// Writes to the rows that no other transaction has locked. Those of the others are busy.
+    /// Writes to the rows that no other transaction has locked. The others are busy. A row of a service that follows an
+    /// operation can be locked, too: the database does not say which, so the writes are split until they are separate.
     async fn write_unlocked(
         &self,
         seat: &mut PgConnection,
         writes: &[LeaseWrite],
         order: &[usize],
     ) -> Result<HashMap<usize, Applied>> {
+        let (mut answers, mut busy) = (HashMap::new(), HashSet::new());
+        let (until, mut parts) = (Instant::now() + APART, vec![order.to_vec()]);
+        while let Some(part) = parts.pop() {
+            match self.write_free(seat, writes, &part).await {
+                Ok((written, locked)) => {
+                    answers.extend(written);
+                    busy.extend(locked);
+                }
+                Err(error) if is_held(&error) => {
+                    roll_back(seat).await?;
+                    if part.len() == 1 || Instant::now() >= until {
+                        busy.extend(ids(writes, &part));
+                    } else {
+                        parts.extend(part.chunks(part.len().div_ceil(PARTS)).rev().map(<[usize]>::to_vec));
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        self.locked.update(&ids(writes, order), &busy);
+        for i in order.iter().filter(|i| busy.contains(&writes[**i].id)) {
+            answers.entry(*i).or_insert_with(|| Applied::busy(None));
+        }
+        Ok(answers)
+    }
+
+    /// Writes to the free rows of a batch, in one transaction; returns the answers, and the operations that are not
+    /// free.
+    async fn write_free(
+        &self,
+        seat: &mut PgConnection,
+        writes: &[LeaseWrite],
+        order: &[usize],
+    ) -> Result<(HashMap<usize, Applied>, HashSet<i64>)> {
         let asked = ids(writes, order);
-        begin(seat).await?;
+        sqlx::raw_sql(BEGIN_WITHOUT_WAITING).execute(&mut *seat).await.map_err(broken)?;
         let mine: HashSet<i64> = try_lock(seat, &asked).await?.into_iter().collect();
         let there: Vec<i64> =
             sqlx::query_scalar(hot::THERE).bind(&asked).fetch_all(&mut *seat).await.map_err(broken)?;
-        // A row that is gone is not busy: its lease is lost.
+        // A deleted row is not busy: its lease is lost.
         let busy: HashSet<i64> = there.into_iter().filter(|id| !mine.contains(id)).collect();
-        let (waiting, free): (Vec<usize>, Vec<usize>) = order.iter().partition(|i| busy.contains(&writes[**i].id));
+        let free: Vec<usize> = order.iter().copied().filter(|i| !busy.contains(&writes[*i].id)).collect();
         let mut answers = complete(seat, writes, &free, self.clock.fixed()).await.map_err(broken)?;
         let (now, _) = self.draw(seat, 1).await?;
         let rest: Vec<usize> = free.into_iter().filter(|i| !answers.contains_key(i)).collect();
         answers.extend(self.write_locked(seat, writes, &rest, now).await?);
         commit(seat).await?;
-        self.locked.update(&asked, &busy);
-        answers.extend(waiting.into_iter().map(|i| (i, Applied::busy(None))));
-        Ok(answers)
+        Ok((answers, busy))
     }
 
     async fn write_locked(
@@ -128,16 +176,16 @@ impl Postgres {
         Ok(answers)
     }
 
-    /// The fenced completion as text, to go along with a commit.
+    /// The fenced completion as text, to be sent with a commit.
     pub(crate) fn complete_sql(&self, held: &Operation, outcome: &Outcome) -> String {
         let (id, fence, kept) = (held.id, held.fence, outcome.kept);
-        let body = hex(&encode(&outcome.body));
+        let body = hex::encode(encode(&outcome.body));
         let fixed = self.clock.fixed().map_or_else(|| "NULL".to_owned(), |fixed| fixed.to_string());
         format!("SELECT semel_complete({id}, {fence}, decode('{body}', 'hex'), {kept}, {fixed})")
     }
 
-    /// The fenced completion in a caller's transaction.
-    pub(crate) async fn complete_in(&self, conn: &mut PgConnection, write: LeaseWrite) -> Result<Applied> {
+    /// A write under a lease in a caller's transaction.
+    pub(crate) async fn write_in(&self, conn: &mut PgConnection, write: LeaseWrite) -> Result<Applied> {
         let writes = [write];
         if let LeaseWrite { id, fence, write: Write::Complete(outcome) } = &writes[0] {
             let done: Option<i64> = sqlx::query_scalar(hot::COMPLETE_ONE)
@@ -160,7 +208,7 @@ impl Postgres {
     }
 }
 
-/// Completions of a batch that need nothing but the hot statement.
+/// Completions of a batch that the hot statement can make.
 async fn complete(
     conn: &mut PgConnection,
     writes: &[LeaseWrite],
@@ -183,7 +231,7 @@ async fn complete(
         .bind(fixed)
         .fetch_all(conn)
         .await?;
-    // By fence too: a zombie's completion may be in the same batch.
+    // By fence too: the completion of a former owner may be in the same batch.
     let done: HashMap<(i64, Fence), i64> = done.into_iter().map(|(id, fence, now)| ((id, Fence(fence)), now)).collect();
     let applied = |now: &i64| Applied {
         answer: Answer::Settled { successor: false },
@@ -200,21 +248,21 @@ fn ids(writes: &[LeaseWrite], order: &[usize]) -> Vec<i64> {
     order.iter().map(|i| writes[*i].id).collect()
 }
 
-/// Operations whose rows were found locked a moment ago. Writes to them go apart from all others, and do not wait.
+/// Operations whose rows were recently locked. Writes to them are sent separately, and do not wait.
 #[derive(Default)]
 pub(super) struct Locked(Mutex<HashMap<i64, Instant>>);
 
 impl Locked {
-    /// How long an operation is remembered that is not asked for again: its writer has given up.
+    /// How long an operation is remembered without another write: its writer has given up.
     const REMEMBERED: Duration = Duration::from_secs(10);
 
     fn has(&self, id: i64) -> bool {
-        self.lock().contains_key(&id)
+        self.0.lock().contains_key(&id)
     }
 
-    /// Takes note of which of these were locked.
+    /// Records which of these were locked.
     fn update(&self, asked: &[i64], busy: &HashSet<i64>) {
-        let (now, mut locked) = (Instant::now(), self.lock());
+        let (now, mut locked) = (Instant::now(), self.0.lock());
         for id in asked {
             match busy.contains(id) {
                 true => locked.insert(*id, now),
@@ -222,9 +270,5 @@ impl Locked {
             };
         }
         locked.retain(|_, seen| now.duration_since(*seen) < Self::REMEMBERED);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<i64, Instant>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,16 +1,15 @@
-//! Moving pages from the log to the file while the writer goes on.
+//! Moves pages from the log to the file while the writer goes on.
 //!
-//! Left to itself, SQLite does this inside the commit that fills the log, and everybody waits for
-//! thousands of random writes. Here another connection does most of it beside the writer; what it has
-//! not reached when the log is full, the commit still does.
+//! By default SQLite does this inside the commit that fills the log, and every caller waits for thousands of random
+//! writes. Here another connection does most of it beside the writer; the commit does the rest when the log is full.
 //!
-//! The log begins anew only at a moment when nobody reads from it. Readers that overlap without end leave no such
-//! moment, and it would grow for ever. So a log that is too long is emptied by the writer, in its turn: once all pages
-//! are in the file, new readers do not need the log, and the writer waits for the others to end.
+//! The log restarts only at a moment without readers. Readers that overlap all the time leave no such moment, and the
+//! log would grow without limit. So the writer empties a log that is too long, in its turn: once all pages are in the
+//! file, new readers do not need the log, and the writer waits for the others to end.
 
 use std::{
     sync::{
-        Arc, PoisonError,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
@@ -21,10 +20,10 @@ use tokio::sync::Mutex;
 
 use super::file;
 
-/// After how many calls: some thousand pages, a quarter of the log at most.
+/// The interval in calls: some thousand pages, a quarter of the log at most.
 const CALLS: usize = 1000;
 
-/// The size of a log that is too long, in bytes: twice what it has when all is well.
+/// The size of a log that is too long, in bytes: twice its normal size.
 const LONG: u64 = 64 << 20;
 
 /// How long writers wait for readers of a log that is too long, and how often: a twentieth of the time at most.
@@ -36,18 +35,18 @@ pub(crate) struct Checkpoints {
     calls: AtomicUsize,
     connection: Arc<Mutex<Option<SqliteConnection>>>,
     /// When a log that was too long could not be emptied.
-    failed: std::sync::Mutex<Option<Instant>>,
+    failed: parking_lot::Mutex<Option<Instant>>,
 }
 
 impl Checkpoints {
     pub(super) fn new(options: SqliteConnectOptions) -> Self {
         let (options, calls) = (Arc::new(options), AtomicUsize::new(0));
-        Self { options, calls, connection: Arc::default(), failed: std::sync::Mutex::default() }
+        Self { options, calls, connection: Arc::default(), failed: parking_lot::Mutex::default() }
     }
 
-    /// Empties the log if it is too long for its size, and its readers end in time. For the writer, in its turn.
+    /// Empties the log if it is too long and its readers end in time. Called by the writer, in its turn.
     pub(super) async fn bound(&self, size: u64, writer: &mut SqliteConnection) {
-        let failed = || self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        let failed = || self.failed.lock();
         if size < LONG || failed().is_some_and(|failed| failed.elapsed() < PAUSE) {
             return;
         }
@@ -57,12 +56,12 @@ impl Checkpoints {
         }
         let done = emptied.unwrap_or(false);
         if !done {
-            tracing::warn!(megabytes = size >> 20, "the write-ahead log grows: a reader has been at it for long");
+            tracing::warn!(megabytes = size >> 20, "the write-ahead log grows because of a long-running reader");
         }
         *failed() = (!done).then(Instant::now);
     }
 
-    /// Closes the connection of its own, and does no more.
+    /// Closes its connection, and stops.
     pub(crate) async fn close(&self) {
         self.calls.store(0, Ordering::Relaxed);
         if let Some(connection) = self.connection.lock().await.take() {
@@ -70,7 +69,7 @@ impl Checkpoints {
         }
     }
 
-    /// Counts calls that were committed, and begins a checkpoint when it is time for one.
+    /// Counts committed calls, and starts a checkpoint when one is due.
     pub(crate) fn count(&self, calls: usize) {
         if self.calls.fetch_add(calls, Ordering::Relaxed) + calls < CALLS {
             return;
@@ -80,7 +79,7 @@ impl Checkpoints {
         let options = self.options.clone();
         tokio::spawn(async move {
             if let Err(error) = checkpoint(&mut connection, &options).await {
-                // Nothing is lost by it: the writer does its own.
+                // Harmless: the writer makes its own checkpoints.
                 tracing::debug!(%error, "a checkpoint beside the writer failed");
                 *connection = None;
             }
@@ -96,11 +95,11 @@ async fn checkpoint(
         Some(connection) => connection,
         none => none.insert(options.connect().await?),
     };
-    // Passive: waits for nobody, and nobody for it.
+    // Passive: does not block, and is not blocked.
     sqlx::raw_sql("PRAGMA wal_checkpoint(PASSIVE)").execute(connection).await.map(drop)
 }
 
-/// Brings all of the log into the file and empties it; whether it is empty.
+/// Moves the whole log into the file and empties it; whether it is empty.
 pub(super) async fn truncate(writer: &mut SqliteConnection) -> sqlx::Result<bool> {
     file::wait_for_others(writer, WAIT).await?;
     let done = sqlx::query_as("PRAGMA wal_checkpoint(TRUNCATE)").fetch_one(&mut *writer).await;

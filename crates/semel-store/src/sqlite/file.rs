@@ -1,4 +1,4 @@
-//! The file: where it is, and whether it can be trusted.
+//! The file: its path, and whether it can be trusted.
 
 use std::{
     ffi::OsString,
@@ -30,7 +30,7 @@ pub(crate) fn path(url: &str) -> Result<PathBuf> {
     Ok(PathBuf::from(path))
 }
 
-/// The file that a path leads to, which SQLite keeps its log beside: a link may lead to a file that is not there yet.
+/// The file that a path leads to; SQLite keeps its log beside it. A link may lead to a file that does not exist yet.
 pub(super) fn target(path: &Path) -> PathBuf {
     /// As many links as Linux follows.
     const MOST_LINKS: u32 = 40;
@@ -52,14 +52,14 @@ pub(super) fn beside(database: &Path, end: &str) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Refuses a log whose database is gone or empty. SQLite would delete the log and begin an empty database, and with that
-/// every key would be new again.
+/// Refuses a log whose database is missing or empty. SQLite would delete the log and create an empty database, in which
+/// every key would be new.
 pub(crate) fn check_log(path: &Path) -> Result<()> {
     let database = target(path);
     let log = beside(&database, "-wal");
     let size = |path: &Path| fs::metadata(path).ok().map(|file| file.len());
-    // The log is looked at first. A process that makes both at this moment writes to the log only after the database has
-    // its first page.
+    // The log is checked first. A process that creates both at this moment writes to the log only after the database
+    // has its first page.
     let Some(bytes @ 1..) = size(&log) else { return Ok(()) };
     let found = match size(&database) {
         None => "is not there",
@@ -75,18 +75,18 @@ pub(crate) fn check_log(path: &Path) -> Result<()> {
     )))
 }
 
-/// The end of the name of the mark that a process leaves when the database was deleted under it.
+/// The suffix of the mark that a process leaves if the database was deleted while it was open.
 const LOST: &str = "-lost";
 
-/// The shortest that a database can be: one page of the smallest size. A shorter file is what is left of one that was cut.
+/// The smallest size of a database: one page of the smallest size. A shorter file is the rest of a truncated one.
 const SHORTEST: u64 = 512;
 
 pub(super) fn is_missing_or_empty(database: &Path) -> bool {
     !fs::metadata(database).is_ok_and(|file| file.len() >= SHORTEST)
 }
 
-/// Leaves a mark if the database is not there any more, see [`check_mark`]. A clean stop empties the log, and without the
-/// mark the next start would find nothing that tells of the database.
+/// Leaves a mark if the database is missing, see [`check_mark`]. A clean stop empties the log, so without the mark the
+/// next start would find no trace of the database.
 pub(super) fn mark_lost(database: &Path) {
     if !is_missing_or_empty(database) {
         return;
@@ -96,12 +96,12 @@ pub(super) fn mark_lost(database: &Path) {
     let mark = beside(database, LOST);
     let written = OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(&mark);
     if let Err(error) = written.and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all())) {
-        tracing::error!(%error, mark = %mark.display(), "the mark that the database is lost cannot be written");
+        tracing::error!(%error, mark = %mark.display(), "the mark of a lost database cannot be written");
     }
 }
 
-/// Refuses to begin an empty ledger in the place of one that was deleted under a process. Once the database is back, the
-/// mark has done its work.
+/// Refuses to create an empty ledger in the place of one that was deleted while it was open. Once the database is back,
+/// the mark is removed.
 pub(crate) fn check_mark(path: &Path) -> Result<()> {
     let database = target(path);
     let mark = beside(&database, LOST);
@@ -110,7 +110,7 @@ pub(crate) fn check_mark(path: &Path) -> Result<()> {
     }
     if !is_missing_or_empty(&database) {
         tracing::warn!(mark = %mark.display(), "the database was lost while a process had it open, and is back; removing the mark");
-        // A mark that stays does no harm while the database is there.
+        // A mark that stays is harmless while the database exists.
         let _ = fs::remove_file(&mark);
         return Ok(());
     }
@@ -123,11 +123,11 @@ pub(crate) fn check_mark(path: &Path) -> Result<()> {
     )))
 }
 
-/// Makes a new file that only its owner may read: keys, payloads and outcomes concern no other user. SQLite gives the log
-/// and its index the mode of the file. A file that is there keeps its mode; if none can be made, SQLite says why.
+/// Creates a new file that only its owner may read: keys, payloads and outcomes are private. SQLite gives the log and
+/// its index the mode of the file. An existing file keeps its mode; if none can be created, SQLite reports why.
 ///
-/// A file that is there is not opened, either. When a process closes any descriptor of a file, the kernel drops all locks
-/// that the process has on it: those of a database that the same process has open would be lost without a word.
+/// An existing file is not opened here. When a process closes any descriptor of a file, the kernel drops all locks that
+/// the process has on it: a database that the same process has open would silently lose its locks.
 pub(crate) fn make_private(path: &Path) {
     let _ = OpenOptions::new().create_new(true).write(true).mode(0o600).open(target(path));
 }
@@ -135,8 +135,8 @@ pub(crate) fn make_private(path: &Path) {
 /// How long to wait for another process that writes.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The first connection to a file. Of several processes that open a new one together, each turns it to write-ahead
-/// logging; whoever comes second is told at once that it is locked, without SQLite's own waiting.
+/// The first connection to a file. If several processes open a new file together, each switches it to write-ahead
+/// logging; the second one gets "locked" at once, without SQLite's own waiting.
 pub(crate) async fn open(options: &SqliteConnectOptions) -> sqlx::Result<SqliteConnection> {
     let begun = Instant::now();
     loop {
@@ -147,7 +147,7 @@ pub(crate) async fn open(options: &SqliteConnectOptions) -> sqlx::Result<SqliteC
     }
 }
 
-/// What keeps a file from being opened, and what to do about it.
+/// Why a file cannot be opened, and what to do about it.
 pub(crate) fn cannot(path: &Path, error: &sqlx::Error) -> Error {
     let read_only = is_mounted_read_only(path);
     let path = path.display();
@@ -175,7 +175,7 @@ pub(crate) fn cannot(path: &Path, error: &sqlx::Error) -> Error {
     })
 }
 
-/// Whether the file's directory is on a file system that takes no writes, whatever the permissions say.
+/// Whether the file's directory is on a read-only file system, whatever the permissions.
 fn is_mounted_read_only(path: &Path) -> bool {
     let flags = rustix::fs::statvfs(folder(path)).map(|stat| stat.f_flag);
     flags.is_ok_and(|flags| flags.contains(rustix::fs::StatVfsMountFlags::RDONLY))
@@ -185,14 +185,14 @@ fn folder(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Refuses a file that can only be read: SQLite opens it all the same, and says so at the first write. A table that is
-/// never made is a write to SQLite, and nothing to the disk.
+/// Refuses a read-only file: SQLite opens it, and fails at the first write. `CREATE TABLE` in a transaction that is
+/// rolled back counts as a write for SQLite, and leaves the disk unchanged.
 pub(crate) async fn prove_writable(connection: &mut SqliteConnection) -> sqlx::Result<()> {
     let write = "BEGIN IMMEDIATE; CREATE TABLE semel_can_write (n INTEGER); ROLLBACK";
     sqlx::raw_sql(write).execute(connection).await.map(drop)
 }
 
-/// Another process has kept the lock of the file for longer than one waits.
+/// The error if another process holds the lock of the file for too long.
 pub(super) fn held() -> Error {
     Error::Unavailable(format!(
         "{FILE_HELD}: it has kept the lock of the file for over {} s; see which one has the file open, and end its \
@@ -207,13 +207,13 @@ pub(super) async fn wait_for_others(connection: &mut SqliteConnection, time: Dur
     sqlx::raw_sql(AssertSqlSafe(wait)).execute(connection).await.map(drop)
 }
 
-/// `SQLITE_BUSY`, whatever else its extended code tells.
+/// `SQLITE_BUSY`, with any extended code.
 pub(super) fn is_locked(error: &sqlx::Error) -> bool {
     let code = error.as_database_error().and_then(|error| error.code()?.parse::<u32>().ok());
     code.is_some_and(|code| code & 0xff == 5)
 }
 
-/// How every connection to the file is set up: nothing is acknowledged that is not on disk.
+/// The settings of every connection to the file: a commit is acknowledged only when it is on disk.
 pub(crate) fn options(path: &Path) -> SqliteConnectOptions {
     SqliteConnectOptions::new()
         .filename(path)
@@ -223,20 +223,18 @@ pub(crate) fn options(path: &Path) -> SqliteConnectOptions {
         .busy_timeout(PATIENCE)
         // 64 MB: the upper levels of the indexes stay in memory.
         .pragma("cache_size", "-65536")
-        // A checkpoint inside of a commit at 32 MB of log; most of it has been done beside the writer
-        // by then, see `checkpoint`.
+        // A checkpoint inside a commit at 32 MB of log; most of it has been done beside the writer by then, see
+        // `checkpoint`.
         .pragma("wal_autocheckpoint", "8000")
-        // A statement of many rows keeps the pages it changes, in case it fails half-way: in memory (a
-        // batch is bounded), not in a file made for each statement.
+        // A statement of many rows keeps the pages it changes, in case it fails half-way: in memory (a batch is
+        // bounded), not in a temporary file per statement.
         .pragma("temp_store", "memory")
-        // The rows of a whole batch: the thread that runs SQLite does not stop half-way for us to
-        // take some off its hands.
+        // The rows of a whole batch fit the buffer, so that the thread of SQLite does not wait for their reader.
         .row_buffer_size(1024)
         .disable_statement_logging()
 }
 
-/// Refuses a file system on which SQLite's locks or its shared memory do not hold: two hosts would
-/// each believe to be the writer.
+/// Refuses a file system on which SQLite's locks or its shared memory do not work: two hosts could both be the writer.
 pub(crate) fn check_file_system(path: &Path) -> Result<()> {
     const NETWORK: [(u64, &str); 10] = [
         (0x6969, "NFS"),

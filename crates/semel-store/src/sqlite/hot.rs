@@ -1,9 +1,9 @@
-//! What SQLite does in its own words.
+//! The statements of SQLite.
 //!
-//! Differs from PostgreSQL because the database is in this process: a round trip costs a thread
-//! hop, there is one writer and nothing to lock, and fences and time are a row.
+//! Differs from PostgreSQL because the database is in this process: a round trip costs a thread hop, there is one
+//! writer and nothing to lock, and fences and time are a row.
 
-/// New fences and the time: the host's clock, held from going back by what anybody has seen.
+/// New fences and the time: the host's clock, but never before the latest time seen.
 pub(crate) const DRAW: &str =
     "UPDATE semel_meta SET fence = fence + $1, clock = max(clock, $2) WHERE only = 1 RETURNING fence, clock";
 
@@ -11,18 +11,18 @@ pub(crate) const DRAW: &str =
 pub(crate) const BEGIN_AND_DRAW: &str = "BEGIN IMMEDIATE;
      UPDATE semel_meta SET fence = fence + $1, clock = max(clock, $2) WHERE only = 1 RETURNING fence, clock";
 
-/// The time, as seen so far.
+/// The latest time seen.
 pub(crate) const NOW: &str = "SELECT clock FROM semel_meta WHERE only = 1";
 
-/// The time as seen so far, and where the boot clock stood at an earlier mark.
+/// The latest time seen, and the boot clock at an earlier mark.
 pub(crate) const MARK: &str = "SELECT clock, mark, boot, boot_id FROM semel_meta WHERE only = 1";
 
-/// Keeps a mark that is ahead of the host's clock.
+/// Stores a mark that is ahead of the host's clock.
 pub(crate) const KEEP_MARK: &str =
     "UPDATE semel_meta SET clock = max(clock, $1), mark = $1, boot = $2, boot_id = $3 WHERE only = 1";
 
-/// First claims, and their leases. A key that exists already is left alone: it gets no lease, and
-/// the fence drawn for it is nobody's id.
+/// First claims, and their leases. An existing key is not changed: it gets no lease, and the fence drawn for it stays
+/// unused.
 pub(crate) const CLAIM: &str = "INSERT INTO semel_operations
         (id, tenant, service, kind, key, fingerprint, payload_order, payload, label1, label2, label3, label4,
          state, fence, owner, created_at, claimed_at, look_at, pinned)
@@ -32,13 +32,13 @@ pub(crate) const CLAIM: &str = "INSERT INTO semel_operations
      WHERE true
      ON CONFLICT (tenant, service, kind, key) DO NOTHING;
      INSERT INTO semel_leases
-        (operation, fence, token, deadline, run_until, term, retention, tombstone, terms)
+        (operation, fence, token, deadline, run_until, term, retention, tombstone, terms, successor)
      SELECT value ->> 0, value ->> 0, unhex(value ->> 1), $3 + (value ->> 2), $3 + (value ->> 3), value ->> 2, value ->> 4, value ->> 5,
-            value ->> 6
+            value ->> 6, value ->> 7
      FROM jsonb_each($2)
      WHERE value ->> 0 IN (SELECT id FROM semel_operations)";
 
-/// First enqueues, and their places in the backlog.
+/// First enqueues, and their rows in the backlog.
 pub(crate) const ENQUEUE: &str = "INSERT INTO semel_operations
         (id, tenant, service, kind, key, fingerprint, payload_order, payload, label1, label2, label3, label4,
          state, fence, owner, created_at, claimed_at, not_before, look_at, priority, terms)
@@ -53,10 +53,10 @@ pub(crate) const ENQUEUE: &str = "INSERT INTO semel_operations
      FROM jsonb_each($1)
      WHERE value ->> 0 IN (SELECT id FROM semel_operations)";
 
-/// Which of the first claims were made, where not all were: a fence is nobody else's id.
+/// Which of the first claims were made, if not all were: found by their fences.
 pub(crate) const MADE: &str = "SELECT id FROM semel_operations WHERE id IN (SELECT value ->> 0 FROM jsonb_each($1))";
 
-/// Plain completions: the row says so if its lease is there, and the lease goes.
+/// Plain completions: completes the row if its lease exists, and deletes the lease.
 pub(crate) const COMPLETE: &str = "UPDATE semel_operations
      SET state = 'completed', settled_at = $2, expires_at = $2 + l.retention, archive_at = $2 + l.tombstone,
          outcome = unhex(r.value ->> 2), outcome_kept = r.value ->> 3, error = NULL, checkpoint = NULL
@@ -67,7 +67,7 @@ pub(crate) const COMPLETE: &str = "UPDATE semel_operations
      DELETE FROM semel_leases
      WHERE (operation, fence) IN (SELECT value ->> 0, value ->> 1 FROM jsonb_each($1)) AND NOT successor";
 
-/// One plain completion in a caller's transaction: the time, the row, the lease; and what is to be known of the row.
+/// One plain completion in a caller's transaction: the time, the row, the lease; and the columns to count.
 macro_rules! complete_one {
     ($known:literal) => {
         concat!(
@@ -91,9 +91,8 @@ pub(crate) const COMPLETE_ONE: &str = complete_one!(
     "tenant, service, kind, coalesce(label1, '') AS label1, coalesce(label2, '') AS label2, claimed_at, settled_at"
 );
 
-/// One plain completion at the end of a caller's transaction, with its count and the commit: one hop for all of it.
-/// Where the lease is gone, or newer data waits, the count has no tenant: its insert fails, and the commit is not
-/// reached.
+/// One plain completion at the end of a caller's transaction, with its count and the commit: one hop for all of it. If
+/// the lease is gone, or newer data waits, the count has no tenant: its insert fails, and the commit is not reached.
 pub(crate) const COMPLETE_AND_COMMIT: &str = concat!(
     complete_one!("settled_at"),
     ";
@@ -112,21 +111,21 @@ pub(crate) const COUNT_AND_COMMIT: &str = "INSERT INTO semel_deltas
      FROM jsonb_each($1);
      COMMIT";
 
-/// Renewals, first half: the leases as they are.
+/// Renewals, first half: reads the leases.
 pub(crate) const HELD: &str = "SELECT operation, fence, deadline, run_until, term, cancelled FROM semel_leases
      WHERE (operation, fence) IN (SELECT value ->> 0, value ->> 1 FROM jsonb_each($1)) AND deadline > $2 AND run_until > $2";
 
-/// Renewals, second half.
+/// Renewals, second half: writes them.
 pub(crate) const RENEW: &str = "UPDATE semel_leases SET deadline = r.value ->> 2
      FROM jsonb_each($1) AS r
      WHERE semel_leases.operation = r.value ->> 0 AND semel_leases.fence = r.value ->> 1";
 
-/// How operations stand, for what is told of their renewals. No more is read of them: what is stored with one may be
-/// large, or unreadable, and the other leases must not pay for it.
+/// The state of operations, for the notes of their renewals. Their stored data is not read: it may be large, or
+/// unreadable, which must not affect the other leases.
 pub(crate) const STANDING: &str =
     "SELECT id, state, fence, owner FROM semel_operations WHERE id IN (SELECT value FROM json_each($1))";
 
-/// Counter rows to be folded.
+/// Counter rows to fold.
 pub(crate) const TAKE_DELTAS: &str = "DELETE FROM semel_deltas WHERE id IN (SELECT value FROM json_each($1))
      RETURNING tenant, service, kind, label1, label2, hour, from_state, to_state, answer, bucket, n";
 

@@ -5,6 +5,7 @@ mod file;
 mod flush;
 mod held;
 mod hot;
+mod inserts;
 mod queue;
 mod repair;
 mod turns;
@@ -51,17 +52,18 @@ use crate::{
     from_row::migration_failed,
     hints::Hints,
     migrations,
-    sql::{Dialect, Sql},
+    project::{Projection, Tables},
+    sql::Dialect,
 };
 
-/// How many may read at the same time.
+/// The number of readers.
 const READERS: u32 = 4;
 
 pub(crate) struct Sqlite {
     pub(crate) writer: Queue,
-    /// Readers do not wait for the writer, nor it for them.
+    /// Readers and the writer do not wait for one another.
     pub(crate) readers: SqlitePool,
-    pub(crate) sql: Sql,
+    pub(crate) sql: Tables,
     pub(crate) clock: HeldClock,
     pub(crate) checkpoints: Arc<Checkpoints>,
     hints: Hints,
@@ -70,7 +72,7 @@ pub(crate) struct Sqlite {
 }
 
 impl Sqlite {
-    pub(crate) async fn open(url: &str, clock: Clock) -> Result<Self> {
+    pub(crate) async fn open(url: &str, clock: Clock, projections: &[Projection]) -> Result<Self> {
         let path = file::path(url)?;
         file::check_file_system(&path)?;
         file::check_log(&path)?;
@@ -96,7 +98,7 @@ impl Sqlite {
         Ok(Self {
             writer: Queue::of(Writer::new(connection, &path, checkpoints.clone())),
             readers,
-            sql: Sql::new(Dialect::Sqlite),
+            sql: Tables::new(Dialect::Sqlite, projections),
             clock,
             checkpoints,
             hints: Hints::default(),
@@ -104,18 +106,18 @@ impl Sqlite {
         })
     }
 
-    /// Ends every connection, so that the file alone is the database if no other process has it open. The last to end is
-    /// the writer, which brings what is left in the log into the file.
+    /// Closes every connection, so that the file alone is the database if no other process has it open. The writer is
+    /// the last, and moves the rest of the log into the file.
     pub(crate) async fn close(&self) {
         self.readers.close().await;
         self.checkpoints.close().await;
         if let Err(error) = Writer::close(&self.writer).await {
             // Nothing is lost: the next process to open the file reads the log.
-            tracing::debug!(%error, "the log could not be brought into the file");
+            tracing::debug!(%error, "the log could not be moved into the file");
         }
     }
 
-    /// Writes something, to find out whether that is possible.
+    /// Makes a test write.
     pub(crate) async fn probe(&self) -> Result<()> {
         let (tx, _, _) = Writer::begin_and_draw(&self.writer, 1, &self.clock).await?;
         tx.commit().await.map_err(broken)
@@ -172,8 +174,7 @@ impl Sqlite {
         Ok(leases.iter().map(answer).collect())
     }
 
-    /// Writes into the journal what was out of the ordinary about renewals: those that were refused, and those that
-    /// came late.
+    /// Writes the notes of unusual renewals into the journal: refused and late ones.
     async fn tell_renewals(
         &self,
         conn: &mut SqliteConnection,
@@ -195,7 +196,7 @@ impl Sqlite {
         let mut changes = Changes::default();
         for (id, fence) in lost {
             let Some((state, present, _)) = there.get(&id) else { continue };
-            // Under the same fence its lease has lapsed, or was ended by its own holder: there is nothing to tell.
+            // Under the same fence its lease has expired, or its own holder has ended it: no note is needed.
             if let (Ok(state), true) = (state.parse::<State>(), *present != fence.0) {
                 changes.note(id, refusal(fence, &Write::Renew, (state, Fence(*present)), now));
             }
@@ -214,7 +215,7 @@ impl Sqlite {
         Ok(applied)
     }
 
-    /// A decision inside of a transaction.
+    /// A decision inside a transaction.
     pub(crate) async fn decide_in(
         &self,
         conn: &mut SqliteConnection,
@@ -226,8 +227,8 @@ impl Sqlite {
         batch::decide(&mut Conn::Sqlite(conn), &self.sql, id, decision, by, (now, fences[0])).await
     }
 
-    /// The fenced completion in a caller's transaction, and what is still to be counted in it.
-    pub(crate) async fn complete_in(
+    /// A write under a lease in a caller's transaction, and what remains to be counted in it.
+    pub(crate) async fn write_in(
         &self,
         conn: &mut SqliteConnection,
         write: LeaseWrite,
@@ -262,7 +263,7 @@ impl Sqlite {
         Ok(applied)
     }
 
-    /// Reads a row when everybody who is at it has finished: when it is our turn to write.
+    /// Reads a row after all its writers have ended: when it is our turn to write.
     pub(crate) async fn read_back(&self, id: i64) -> Result<Option<Operation>> {
         let mut tx = Writer::begin(&self.writer).await?;
         let mut rows = load_by_id(&mut Conn::Sqlite(tx.connection()), &self.sql, &[id]).await?;
@@ -270,7 +271,7 @@ impl Sqlite {
         Ok(rows.remove(&id))
     }
 
-    /// Writes down where the clock stands, if it is time for that.
+    /// Stores the clock, if that is due.
     pub(crate) async fn keep_clock(&self) -> Result<()> {
         if self.clock.is_to_be_kept() {
             let mut tx = Writer::begin(&self.writer).await?;
@@ -301,11 +302,13 @@ pub(crate) fn migrations() -> Migrator {
         "0009_clock",
         "0010_secrets",
         "0011_queue",
+        "0012_view",
+        "0013_fleet",
     )
 }
 
-/// Runs migrations once, however many processes open the file together: the write lock is taken first, and
-/// whoever comes second finds them done. By sqlx's own transaction, since it begins others within.
+/// Runs migrations once, however many processes open the file together: it takes the write lock first, so that the
+/// second process finds them done. Uses sqlx's own transaction, because it begins nested ones.
 async fn migrate(connection: &mut SqliteConnection, migrator: &Migrator) -> Result<()> {
     let mut tx = connection.begin_with("BEGIN IMMEDIATE").await.map_err(broken)?;
     migrator.run_direct(None, &mut *tx, false).await.map_err(|error| migration_failed(migrator, &error))?;

@@ -1,8 +1,8 @@
-//! Setting the time in a file back to the host's clock.
+//! Sets the time in a file back to the host's clock.
 //!
-//! The time in a file never goes back by itself: what has lapsed stays so. A person may set it back, after the host's
-//! clock was ahead. Nothing may be leased at that moment, since a lease would last longer by as much as the time goes
-//! back; and nobody else may have the file open, since a process knows what the time was and goes on from there.
+//! The time in a file never goes back by itself: an expired lease stays expired. A person may set it back, after the
+//! host's clock was ahead. No lease may be live at that moment, since it would last longer by as much as the time goes
+//! back; and no other process may have the file open, since it would continue from the time it knows.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ use crate::{
 /// How long to wait for others to close the file.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// When something is due: columns whose times are set back.
+/// Due times: columns that are set back.
 const DUE: [(&str, &str); 6] = [
     ("semel_operations", "not_before"),
     ("semel_backlog", "due"),
@@ -36,7 +36,7 @@ const DUE: [(&str, &str); 6] = [
     ("semel_retries", "due_at"),
 ];
 
-/// What is leased at a time, in words and in SQL.
+/// The rows that can be leased, in words and in SQL.
 const LEASED: [(&str, &str); 4] = [
     ("operations", "SELECT count(*) FROM semel_leases WHERE deadline > 0 AND $1 > 0"),
     ("messages of the outbox", "SELECT count(*) FROM semel_outbox WHERE lease_until > $1"),
@@ -44,12 +44,7 @@ const LEASED: [(&str, &str); 4] = [
     ("retries", "SELECT count(*) FROM semel_retries WHERE due_at > $1 AND token <> 0"),
 ];
 
-pub(crate) async fn repair_clock(
-    url: &str,
-    clock: Clock,
-    (actor, reason): (&str, &str),
-    columns: &[(&'static str, &'static str)],
-) -> Result<Repaired> {
+pub(crate) async fn repair_clock(url: &str, clock: Clock, (actor, reason): (&str, &str)) -> Result<Repaired> {
     let path = file::path(url)?;
     file::check_log(&path)?;
     let mut connection = alone(&path).await?;
@@ -60,7 +55,7 @@ pub(crate) async fn repair_clock(
     if !by.is_zero() {
         let mut tx = connection.begin_with("BEGIN IMMEDIATE").await.map_err(broken)?;
         nothing_leased(&mut tx, before).await?;
-        for (table, column) in DUE.iter().chain(columns) {
+        for (table, column) in DUE {
             set_back(&mut tx, table, column, (before, after)).await?;
         }
         sqlx::query("UPDATE semel_meta SET clock = $1, mark = NULL, boot = NULL, boot_id = NULL WHERE only = 1")
@@ -79,8 +74,8 @@ pub(crate) async fn repair_clock(
     Ok(Repaired { before: times.0, after: times.1, by })
 }
 
-/// A connection to a file that nobody else has open: only then can its log be given up. The next one to open it turns
-/// to logging again.
+/// A connection to a file that no other process has open: only then can the log be switched off. The next opening
+/// switches it on again.
 async fn alone(path: &std::path::Path) -> Result<SqliteConnection> {
     let options = SqliteConnectOptions::new()
         .filename(path)
@@ -109,13 +104,8 @@ async fn nothing_leased(conn: &mut SqliteConnection, now: i64) -> Result<()> {
     Ok(())
 }
 
-/// What was due by `before` is due at `after`; what was not, is so as much later.
+/// A time that was due at `before` is due at `after`; a later one keeps its distance.
 async fn set_back(conn: &mut SqliteConnection, table: &str, column: &str, (before, after): (i64, i64)) -> Result<()> {
-    let there = "SELECT count(*) FROM pragma_table_info($1) WHERE name = $2";
-    let there: i64 = sqlx::query_scalar(there).bind(table).bind(column).fetch_one(&mut *conn).await.map_err(broken)?;
-    if there == 0 {
-        return Ok(());
-    }
     let sql = format!("UPDATE {table} SET {column} = max($2, {column} - ($1 - $2)) WHERE {column} > $2");
     sqlx::query(AssertSqlSafe(sql)).bind(before).bind(after).execute(conn).await.map(drop).map_err(broken)
 }

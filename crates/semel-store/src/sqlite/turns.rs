@@ -1,15 +1,15 @@
 //! Processes that share a file take turns at writing.
 //!
 //! SQLite decides by chance: the process that has just committed is awake and takes the lock again, while the others
-//! sleep between two looks at it (measured: 1,878 commits against 15 in nine seconds). So there is a lock beside the
-//! file, `semel.db-next`: its holder is the next to write. A process takes that lock before it begins a transaction, and
-//! gives it back when it has begun. A process that holds it asks for the file every millisecond.
+//! sleep between two tries (measured: 1,878 commits against 15 in nine seconds). So there is a lock beside the file,
+//! `semel.db-next`: its holder is the next to write. A process takes that lock before it begins a transaction, and
+//! releases it when it has begun. Its holder tries the file every millisecond.
 //!
-//! A turn is several commits long. Within its turn a process does not ask for the lock: each change of process makes
-//! SQLite forget the pages that it has in memory.
+//! A turn has several commits. Within its turn a process does not take the lock: each change of process makes SQLite
+//! drop its page cache.
 //!
-//! The lock only makes the order fair. Whether a transaction may be written is SQLite's own lock's to decide, so a
-//! process that is stopped while it is the next one costs the others a little time and nothing else.
+//! The lock only makes the order fair. SQLite's own lock decides whether a transaction may write, so a process that is
+//! stopped while it is next costs the others a little time and nothing else.
 
 use std::{
     fs::{File, OpenOptions, TryLockError},
@@ -24,21 +24,21 @@ use tokio::time::sleep;
 /// The transactions of a turn. With fewer, throughput suffers from the changes; with more, others wait for longer.
 const TRANSACTIONS: u32 = 16;
 
-/// The time of a turn, for transactions that are slow.
+/// The time of a turn, for slow transactions.
 const TURN: Duration = Duration::from_millis(20);
 
-/// How long the lock may be another process's. A process that holds it has the file within a turn; one that needs much
-/// longer does not run.
+/// How long another process may hold the lock. Its holder gets the file within a turn; one that needs much longer is
+/// not running.
 const PATIENCE: Duration = Duration::from_millis(250);
 
-/// For how long the lock is not asked for after that. It bounds the loss to a twentieth.
+/// How long the lock is not tried after that. It bounds the loss to a twentieth.
 const WITHOUT: Duration = Duration::from_secs(5);
 
-/// How often to look.
+/// The polling interval.
 pub(super) const GLANCE: Duration = Duration::from_millis(1);
 
 pub(super) struct Turns {
-    /// None where it cannot be made: then the order is SQLite's.
+    /// `None` if it cannot be created: then SQLite decides the order.
     file: Option<Arc<File>>,
     begun: Option<Instant>,
     transactions: u32,
@@ -67,7 +67,7 @@ impl Turns {
         Self { file: file.ok().map(Arc::new), begun: None, transactions: 0, without_until: None }
     }
 
-    /// Waits to be the next one, if this process's turn is over. Nothing to hold while it is not.
+    /// Waits to be the next one, if this process's turn is over. `None` if it is not.
     pub(super) async fn next(&mut self) -> Option<Next> {
         let in_turn = self.begun.is_some_and(|begun| begun.elapsed() < TURN) && self.transactions < TRANSACTIONS;
         if in_turn {
@@ -103,11 +103,11 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_process_that_stands_still_as_the_next_one_holds_up_nobody_for_long() {
+    async fn a_frozen_next_process_delays_others_only_briefly() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("semel.db");
         let (mut still, mut busy) = (Turns::beside(&path), Turns::beside(&path));
-        let _held = still.next().await.expect("nobody else wants to write");
+        let _held = still.next().await.expect("no other process wants to write");
         let begun = Instant::now();
         for _ in 0..100 * TRANSACTIONS {
             assert!(busy.next().await.is_none());
@@ -121,8 +121,8 @@ mod tests {
         let path = folder.path().join("semel.db");
         let (mut busy, mut other) = (Turns::beside(&path), Turns::beside(&path));
         drop(busy.next().await);
-        let held = other.next().await.expect("nobody is the next one");
-        // What is left of the turn needs no lock; after that, it has to be waited for.
+        let held = other.next().await.expect("the lock is free");
+        // The rest of the turn needs no lock; after that, it has to wait for it.
         let rest = async { while busy.next().await.is_none() && busy.without_until.is_none() {} };
         assert!(tokio::time::timeout(PATIENCE / 4, rest).await.is_err(), "went on past its turn");
         drop(held);

@@ -1,8 +1,8 @@
-//! Files that are deleted, emptied or replaced while they are in use.
+//! Files that are deleted, truncated or replaced while they are in use.
 //!
-//! A process that has a file open goes on with it when the file's name is gone. What it commits to a log that was
-//! deleted is lost when the process ends, and a process that opens the database meanwhile makes a new log: the two know
-//! nothing of each other. So each transaction begins with a look at the names.
+//! A process keeps using an open file after its name is deleted. Commits to a deleted log are lost when the process
+//! ends, and another process that opens the database creates a new log: the two do not see each other. So each
+//! transaction begins with a check of the names.
 
 use std::{
     fs,
@@ -15,12 +15,12 @@ use super::file;
 pub(super) struct Watch {
     database: PathBuf,
     log: PathBuf,
-    /// The database, its log and the index of the log, each with its device and number.
+    /// The database, its log and the index of the log, each with device and inode.
     files: Vec<(PathBuf, (u64, u64))>,
 }
 
 impl Watch {
-    /// Watches the files of a database, which is open and has been written to: its log exists.
+    /// Watches the files of an open database that has been written to: its log exists.
     pub(super) fn over(database: &Path) -> Self {
         let beside = |end: &str| file::beside(database, end);
         let files = [database.to_owned(), beside("-wal"), beside("-shm")];
@@ -28,7 +28,7 @@ impl Watch {
         Self { database: database.to_owned(), log: beside("-wal"), files }
     }
 
-    /// The file whose name is gone, is another file's, or is a database that was emptied.
+    /// A file whose name is gone or belongs to another file, or a truncated database.
     pub(super) fn lost(&self) -> Option<&Path> {
         if file::is_missing_or_empty(&self.database) {
             return Some(&self.database);
@@ -37,7 +37,7 @@ impl Watch {
         lost.map(|(path, _)| path.as_path())
     }
 
-    /// Whether the database is there, and was cut to nothing.
+    /// Whether the database exists and was truncated.
     pub(super) fn is_emptied(&self) -> bool {
         self.database.exists() && file::is_missing_or_empty(&self.database)
     }

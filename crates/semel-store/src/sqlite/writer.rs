@@ -1,9 +1,9 @@
 //! The one writer of a SQLite file in this process.
 //!
-//! SQLite has one writer at a time. Here that is a connection behind a fair queue: lanes and
-//! callers' transactions take it in turn. Other processes of the same host have their own; the
-//! file's lock decides between them (see `turns`), and `BEGIN IMMEDIATE` takes it before anything is
-//! read, so that no transaction has to be upgraded half-way (which fails without waiting).
+//! SQLite has one writer at a time. Here that is a connection behind a fair queue: lanes and callers' transactions take
+//! turns. Other processes of the host have their own; the file's lock decides between them (see `turns`), and `BEGIN
+//! IMMEDIATE` takes it before anything is read, so that no transaction has to be upgraded half-way (which fails without
+//! waiting).
 
 use std::{
     path::Path,
@@ -33,31 +33,31 @@ use crate::{
     connection::{FILE_LOST, broken},
 };
 
-/// SQLite's word for a column that must have a value.
+/// SQLite's error for a missing NOT NULL value.
 const NOT_NULL: &str = "1299";
 
 pub(crate) struct Writer {
-    /// None after it was closed.
+    /// `None` after it was closed.
     connection: Option<SqliteConnection>,
     /// A transaction was begun and has not ended: its future was dropped.
     open: bool,
     turns: Turns,
     watch: Watch,
-    /// Whether it was told that a file is lost.
-    told: bool,
+    /// Whether the loss of a file was logged.
+    loss_logged: bool,
     checkpoints: Arc<Checkpoints>,
 }
 
 /// A write transaction. Dropping it rolls back.
 pub(crate) struct WriteTx {
     writer: Option<OwnedMutexGuard<Writer>>,
-    /// What is to be counted at the commit, in the same hop.
+    /// The counts to write at the commit, in the same hop.
     counts: Vec<Value>,
-    /// Set while it is a caller's, who may take his time.
+    /// Set while it belongs to a caller, who may take long.
     held: Option<Held>,
 }
 
-/// Says that a caller's transaction is open, until dropped.
+/// Marks a caller's transaction as open, until dropped.
 struct Held(Arc<AtomicBool>);
 
 impl Drop for Held {
@@ -74,7 +74,7 @@ impl Writer {
             open: false,
             turns: Turns::beside(path),
             watch: Watch::over(path),
-            told: false,
+            loss_logged: false,
             checkpoints,
         }
     }
@@ -114,7 +114,7 @@ impl Writer {
     /// Runs a service's own migrations.
     pub(crate) async fn migrate(queue: &Queue, migrator: &Migrator) -> Result<()> {
         let mut tx = Self::open(queue).await?;
-        // The migrations begin by themselves, so here SQLite waits for other processes.
+        // The migrations begin their own transaction, so here SQLite waits for other processes.
         file::wait_for_others(tx.connection(), file::PATIENCE).await.map_err(broken)?;
         let done = super::migrate(tx.connection(), migrator).await;
         file::wait_for_others(tx.connection(), Duration::ZERO).await.map_err(broken)?;
@@ -123,7 +123,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Brings all of the log into the file, and closes the connection. The last process to do so also removes the log.
+    /// Moves the whole log into the file, and closes the connection. The last process to do so also removes the log.
     pub(crate) async fn close(queue: &Queue) -> Result<(), sqlx::Error> {
         let mut writer = queue.lock().await;
         let unended = std::mem::take(&mut writer.open);
@@ -131,18 +131,18 @@ impl Writer {
         if unended {
             sqlx::raw_sql("ROLLBACK").execute(connection).await.ok();
         }
-        // What was lost since the last write was not noticed yet.
+        // A loss since the last write was not noticed yet.
         if let Some(lost) = writer.watch.lost().map(Path::to_owned) {
             writer.rescue(&lost).await;
         }
         let Some(mut connection) = writer.connection.take() else { return Ok(()) };
         if writer.watch.is_emptied() {
-            // Closing would write what is in the log into a file that lacks all the rest, and remove the log. So it is
-            // left open: the process ends soon.
+            // Closing would move the log into a file that lacks all the rest, and remove the log. So it stays open: the
+            // process ends soon.
             std::mem::forget(connection);
             return Ok(());
         }
-        // Another process may be reading from the log; then it is that one's to do, when it ends.
+        // Another process may be reading from the log; it moves the rest when it ends.
         checkpoint::truncate(&mut connection).await.ok();
         connection.close().await
     }
@@ -167,8 +167,8 @@ impl Writer {
         Ok(tx)
     }
 
-    /// Waits until other processes have had their turn. Meanwhile nobody else here writes, so this is also the moment to
-    /// empty a log that has become too long.
+    /// Waits until other processes have had their turn. No one else here writes meanwhile, so this is also the moment
+    /// to empty a log that is too long.
     async fn next(&mut self) -> Option<Next> {
         let next = self.turns.next().await;
         if let Some(connection) = &mut self.connection {
@@ -177,10 +177,10 @@ impl Writer {
         next
     }
 
-    /// What was committed is in the log that lost its name. As long as this process has it open, it can still be brought
-    /// into the database. If it is the database that lost its name, a mark keeps the next start from beginning anew.
+    /// Committed data is in the deleted log. While this process has it open, it can still be moved into the database.
+    /// If the database itself was deleted, a mark keeps the next start from creating a new one.
     async fn rescue(&mut self, lost: &Path) {
-        if std::mem::replace(&mut self.told, true) {
+        if std::mem::replace(&mut self.loss_logged, true) {
             return;
         }
         tracing::error!(
@@ -191,13 +191,13 @@ impl Writer {
         if lost == self.watch.database() {
             file::mark_lost(lost);
         }
-        // What is in the log alone would make no database of a file that was emptied.
+        // The log alone does not make a database of a truncated file.
         if let Some(connection) = self.connection.as_mut().filter(|_| !self.watch.is_emptied()) {
             sqlx::raw_sql("PRAGMA wal_checkpoint(PASSIVE)").execute(connection).await.ok();
         }
     }
 
-    /// What a person has to do about a lost file.
+    /// The remedy for a lost file.
     fn then(&self, lost: &Path) -> &'static str {
         if lost == self.watch.database() {
             "put the file back, then restart it: without the file a restart would begin an empty ledger, and is refused"
@@ -223,14 +223,14 @@ impl WriteTx {
         self.get().connection.as_mut().expect("an open writer has a connection")
     }
 
-    /// Lets others know that the writer is a caller's now.
+    /// Marks the writer as a caller's.
     pub(crate) fn held_by_caller(mut self, held: &Arc<AtomicBool>) -> Self {
         held.store(true, Ordering::Relaxed);
         self.held = Some(Held(held.clone()));
         self
     }
 
-    /// Has these counted when it commits.
+    /// Counts these at the commit.
     pub(crate) fn count(&mut self, deltas: Vec<Value>) {
         self.counts.extend(deltas);
     }
@@ -253,8 +253,8 @@ impl WriteTx {
         writer.checkpoints.count(1);
     }
 
-    /// Completes an operation and commits, in one hop; when it was completed. Nothing if that is no plain completion,
-    /// or if there is more to count: the transaction goes on then.
+    /// Completes an operation and commits, in one hop; returns the time of the completion. `None` if it is not a plain
+    /// completion, or if there is more to count: the transaction continues then.
     pub(crate) async fn complete_and_commit(
         &mut self,
         held: &Operation,
@@ -303,14 +303,14 @@ impl WriteTx {
 
 impl Drop for WriteTx {
     fn drop(&mut self) {
-        // While it still has the writer: the next caller may say so right after.
+        // While it still has the writer: the next caller may set it right after.
         self.held = None;
         let Some(mut writer) = self.writer.take() else { return };
         if !writer.open {
             return;
         }
-        // Other processes wait for the file's lock, so the rollback should not wait for the next
-        // transaction here. Without a runtime it has to: `begin` makes up for it.
+        // Other processes wait for the file's lock, so the rollback should not wait for the next transaction here.
+        // Without a runtime it has to: `begin` rolls back then.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move {
                 let Some(connection) = &mut writer.connection else { return };

@@ -1,10 +1,10 @@
-//! Operations that are being run by their state and have no lease: damaged by hand, or restored without it. No
-//! transaction leaves them so, and without a lease nothing ever ends them.
+//! Operations in the state processing without a lease: damaged by hand, or restored without it. No transaction leaves
+//! them so, and without a lease they would never end.
 //!
-//! There is no index by state, which every settle would pay for. So each round of the sweep looks at the next few by
-//! number, within a bound in rows, bytes and time: a look costs the same however many operations there are. A process
-//! begins anywhere among them, so that one which is often restarted does not always look at the same ones. A person can
-//! have all of them looked at in one go.
+//! There is no index by state, which every settle would pay for. So each round of the sweep checks the next few by id,
+//! within limits of rows, bytes and time: it costs the same however many operations there are. A process starts at a
+//! random id, so that one which is often restarted does not always check the same ones. A person can have all of them
+//! checked at once.
 
 use std::time::{Duration, Instant};
 
@@ -13,34 +13,34 @@ use semel::{Result, Timestamp, look::Task, store::Swept};
 use super::{BYTES, edges::Lap, round::by_ids, within};
 use crate::{Database, connection::broken, from_row, on};
 
-/// How many operations one look takes.
+/// How many operations one look reads.
 const SLICE: u32 = 1000;
 
-/// How long a round goes on looking. Around ten looks of small operations, so that a million are gone through in half an
-/// hour by a sweep each 15 s.
+/// The time limit per round. About ten looks of small operations, so that a sweep every 15 s checks a million in half
+/// an hour.
 const TIME: Duration = Duration::from_millis(20);
 
-/// The number of an operation.
+/// The id of an operation.
 struct Id {
     id: i64,
 }
 
 from_row!(Id { id });
 
-/// What one look has found: operations without a lease, and after which number the next look goes on.
+/// The result of one look: operations without a lease, and the id after which the next look continues.
 struct Look {
     adrift: Vec<i64>,
-    /// None at the end.
+    /// `None` at the end.
     next: Option<i64>,
 }
 
 impl Database {
-    /// Looks at all operations once, and ends those without a lease. A server does so bit by bit; this is for
-    /// `semel sweep`, whose process ends after one sweep.
+    /// Checks all operations once, and ends those without a lease. A server does so bit by bit; this is for `semel
+    /// sweep`, whose process ends after one sweep.
     ///
     /// # Errors
-    /// When the database cannot be reached, or refuses the change of every such operation among a thousand; the others have
-    /// been looked at all the same.
+    /// The database cannot be reached, or refuses the change of every such operation among a thousand; the others have
+    /// been checked.
     pub async fn end_missing_leases(&self, swept: &mut Swept) -> Result<()> {
         let now = self.database_now().await?;
         let (mut at, mut result) = (Some(0), Ok(()));
@@ -56,7 +56,7 @@ impl Database {
         result
     }
 
-    /// Looks at the next operations, and ends those without a lease as what they are: in doubt.
+    /// Checks the next operations, and puts those without a lease in doubt.
     pub(super) async fn end_adrift(&self, now: Timestamp, swept: &mut Swept) -> Result<()> {
         let begun = Instant::now();
         let begin = match self.edges().adrift() {
@@ -66,7 +66,7 @@ impl Database {
         let mut lap = Lap::from(begin);
         while lap.goes_on() {
             let look = self.look_adrift(now, lap.at()).await?;
-            // Before anything is written: rows that the database always refuses must not keep it from those after them.
+            // Before any write: rows that the database always refuses must not block those after them.
             lap.looked(look.next);
             self.edges().looked_adrift(lap.at());
             self.end_each(look.adrift, swept).await?;
@@ -105,7 +105,7 @@ impl Database {
         .await
     }
 
-    /// The highest number of an operation; 0 if there is none.
+    /// The highest id of an operation; 0 if there is none.
     async fn last_operation(&self) -> Result<i64> {
         let text = self.sweep_sql().last_operation;
         self.answered(async {

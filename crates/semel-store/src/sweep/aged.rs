@@ -1,5 +1,5 @@
-//! Expiry, the archive, and when to look again: by what an operation's columns say, without what is stored with it. That
-//! may be large, and it may be of a version that this one cannot read.
+//! Expiry, archive, and the time of the next look, decided by an operation's columns without its stored data: that may
+//! be large, or unreadable for this version.
 
 use semel::{
     Result, State, Timestamp, crash_point,
@@ -32,7 +32,7 @@ struct AgedRow {
 from_row!(AgedRow { id, fence, state, expires_at, archive_at, look_at, tenant, service, kind, label1, label2 });
 
 impl Database {
-    /// Removes, archives or puts off operations by their age.
+    /// Deletes, archives or postpones operations by their age.
     pub(super) async fn age(&self, ids: &[i64]) -> Result<Part> {
         self.in_round(ids.len(), async |round| {
             let locked = round.lock(ids).await?;

@@ -1,5 +1,5 @@
-//! What was set aside: rows that cannot be read, or that the database refuses to change. A person sees them, and the
-//! others have their turn meanwhile.
+//! Rows set aside: those that cannot be read, or that the database refuses to change. A person sees them, and the sweep
+//! goes on with the others.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -17,11 +17,11 @@ use crate::{
     from_row, on,
 };
 
-/// When a row that was set aside is tried again. Seldom: what was wrong with it most likely still is, until a new
-/// version or a person mends it, who can have it tried at once.
+/// When a row that was set aside is tried again. Rarely: the cause most likely persists until a new version or a person
+/// fixes it. A person can have it tried at once.
 const AGAIN_AFTER: Duration = Duration::from_secs(6 * 3600);
 
-/// How much is kept of why.
+/// The longest stored reason.
 const REASON: usize = 500;
 
 /// A row of `semel_set_aside`.
@@ -49,7 +49,7 @@ impl AsideRow {
     }
 }
 
-/// What can be told of an operation without reading what is stored with it.
+/// The columns of an operation that are readable without its stored data.
 struct GlimpseRow {
     id: i64,
     tenant: String,
@@ -63,14 +63,14 @@ struct GlimpseRow {
 from_row!(GlimpseRow { id, tenant, service, kind, key, state, created_at });
 
 impl Database {
-    /// Sets rows aside, and tells the log of those that were not there already.
+    /// Sets rows aside, and logs those that are new.
     pub(crate) async fn set_aside(&self, task: Task, rows: &[(i64, String)], swept: &mut Swept) -> Result<()> {
         if rows.is_empty() {
             return Ok(());
         }
         let items: Vec<_> =
             rows.iter().map(|(id, why)| json!({ "item": id, "what": task.as_str(), "reason": short(why) })).collect();
-        let told = self
+        let set_aside = self
             .in_round(rows.len(), async |round| {
                 let (now, _) = self.draw(round, 0).await?;
                 let (now, later) = (now.as_micros(), (now + AGAIN_AFTER).as_micros());
@@ -78,12 +78,12 @@ impl Database {
                     batch_with(&mut round.conn(), self.sweep_sql().put_off, &items, later).await?;
                 }
                 let (text, items) = (self.sweep_sql().set_aside, Value::Array(items).to_string());
-                let told: Vec<(i64, String, i64, String)> = on!(round.conn(), c => sqlx::query_as(text)
+                let set_aside: Vec<(i64, String, i64, String)> = on!(round.conn(), c => sqlx::query_as(text)
                     .bind(items).bind(now).bind(later).fetch_all(&mut *c).await.map_err(read_failed)?);
-                Ok(told)
+                Ok(set_aside)
             })
             .await?;
-        for (id, _, tries, reason) in told {
+        for (id, _, tries, reason) in set_aside {
             swept.set_aside += 1;
             if tries == 1 {
                 let what = task.in_words();
@@ -97,7 +97,7 @@ impl Database {
         Ok(())
     }
 
-    /// What is to be tried again, and whether its row is still there.
+    /// The rows to try again, and whether they still exist.
     pub(super) async fn find_again(&self, now: Timestamp, limit: u32) -> Result<Vec<(i64, Task, bool)>> {
         let text = self.sweep_sql().find_again;
         self.answered(async {
@@ -110,7 +110,7 @@ impl Database {
         .await
     }
 
-    /// A row is no longer set aside.
+    /// Removes a row from those set aside.
     pub(super) async fn resume(&self, task: Task, id: i64, now: Timestamp) -> Result<()> {
         let item = [json!({ "item": id, "what": task.as_str() })];
         self.in_round(1, async |round| {
@@ -121,10 +121,10 @@ impl Database {
         .map(drop)
     }
 
-    /// Has the next sweep try all that was set aside; how many rows that is.
+    /// Lets the next sweep try all rows that were set aside; returns how many.
     ///
     /// # Errors
-    /// When the database cannot be reached.
+    /// The database cannot be reached.
     pub async fn try_set_aside_again(&self) -> Result<u64> {
         let text = self.sweep_sql().try_again;
         self.in_round(1, async |round| {
@@ -137,7 +137,7 @@ impl Database {
     /// The operations of a tenant that were set aside, the newest first; at most `limit`.
     ///
     /// # Errors
-    /// When the database cannot be reached.
+    /// The database cannot be reached.
     pub async fn list_set_aside(&self, tenant: &str, limit: u32) -> Result<Vec<SetAside>> {
         let text = self.sweep_sql().list_set_aside;
         self.answered(async {
@@ -153,7 +153,7 @@ impl Database {
     /// Which of these operations were set aside, and why.
     ///
     /// # Errors
-    /// When the database cannot be reached.
+    /// The database cannot be reached.
     pub async fn set_aside_of(&self, ids: &[i64]) -> Result<HashMap<i64, Vec<SetAside>>> {
         if ids.is_empty() {
             return Ok(HashMap::new());
@@ -174,10 +174,10 @@ impl Database {
         .await
     }
 
-    /// How much is set aside, of each sort.
+    /// How many rows are set aside, by task.
     ///
     /// # Errors
-    /// When the database cannot be reached.
+    /// The database cannot be reached.
     pub async fn count_set_aside(&self) -> Result<Vec<(Task, i64)>> {
         let text = self.sweep_sql().count_set_aside;
         self.answered(async {
@@ -190,10 +190,11 @@ impl Database {
         .await
     }
 
-    /// What can be told of an operation that [`Store::by_id`](semel::Store::by_id) cannot read; `why` is what that said.
+    /// The readable columns of an operation that [`Look::by_id`](semel::store::Look::by_id) cannot read; `why` is its
+    /// error.
     ///
     /// # Errors
-    /// When the database cannot be reached.
+    /// The database cannot be reached.
     pub async fn unreadable_by_id(&self, tenant: &str, id: i64, why: &Error) -> Result<Option<Unreadable>> {
         let text = self.sweep_sql().glimpse_id;
         self.answered(async {
@@ -201,15 +202,16 @@ impl Database {
             let row: Option<GlimpseRow> = on!(reader.conn(), c => sqlx::query_as(text)
                 .bind(tenant).bind(id).fetch_optional(&mut *c).await.map_err(read_failed)?);
             reader.leave();
-            Ok(row.map(|row| row.told(why)))
+            Ok(row.map(|row| row.unreadable(why)))
         })
         .await
     }
 
-    /// What can be told of an operation that [`Store::by_key`](semel::Store::by_key) cannot read; `why` is what that said.
+    /// The readable columns of an operation that [`Look::by_key`](semel::store::Look::by_key) cannot read; `why` is its
+    /// error.
     ///
     /// # Errors
-    /// When the database cannot be reached.
+    /// The database cannot be reached.
     pub async fn unreadable_by_key(&self, scope: &Scope, key: &Key, why: &Error) -> Result<Option<Unreadable>> {
         let text = self.sweep_sql().glimpse_key;
         self.answered(async {
@@ -218,14 +220,14 @@ impl Database {
                 .bind(scope.tenant()).bind(scope.service()).bind(scope.kind()).bind(key.as_str())
                 .fetch_optional(&mut *c).await.map_err(read_failed)?);
             reader.leave();
-            Ok(row.map(|row| row.told(why)))
+            Ok(row.map(|row| row.unreadable(why)))
         })
         .await
     }
 }
 
 impl GlimpseRow {
-    fn told(self, why: &Error) -> Unreadable {
+    fn unreadable(self, why: &Error) -> Unreadable {
         let Self { id, tenant, service, kind, key, state, created_at } = self;
         let created_at = Timestamp::from_micros(created_at);
         Unreadable { id, tenant, service, kind, key, state, created_at, why: why.to_string() }

@@ -1,23 +1,22 @@
-//! Where the phases of the sweep begin to look.
+//! Where the phases of the sweep begin to read.
 //!
-//! A phase goes through its rows in the order of an index, and removes them at its low end. On PostgreSQL the entries of
-//! removed rows stay in the index while an old snapshot is held (a long dump), and whoever begins at the low end walks
-//! over all of them: each round of a thousand would walk over what all rounds before it have removed. So a round begins
-//! where the last one ended, and a pass of many rounds where the last pass ended. Now and then a pass begins at the low
-//! end, for what was committed there late.
+//! A phase goes through its rows in index order, and deletes them at the low end. On PostgreSQL the entries of deleted
+//! rows stay in the index while an old snapshot is held (a long dump), and a scan from the low end reads over all of
+//! them: each round of a thousand would read over what all rounds before it have deleted. So a round begins where the
+//! last one ended, and a pass of many rounds where the last pass ended. From time to time a pass begins at the low end,
+//! for rows that were committed there late.
 //!
-//! This is about speed only. A place that is too high leaves rows for a later pass; none is lost.
+//! This concerns speed only. A position that is too high leaves rows for a later pass; none is lost.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
+use parking_lot::Mutex;
 use semel::{Timestamp, look::Task};
 
-/// Every so many passes begin at the low end: every five minutes, with a pass each 15 s.
+/// One of this many passes begins at the low end: every five minutes, with a pass each 15 s.
 const WHOLE: u32 = 20;
 
-/// What this process knows about the phases of its sweeps.
+/// The positions of this process's sweeps.
 pub(crate) struct Edges {
-    /// Whether removed rows leave entries behind.
+    /// Whether deleted rows leave entries behind.
     dead_entries: bool,
     places: Mutex<Places>,
 }
@@ -25,7 +24,7 @@ pub(crate) struct Edges {
 #[derive(Default)]
 struct Places {
     passes: u32,
-    /// The last operation that was looked at for a missing lease; none before the first look of this process.
+    /// The last operation that was checked for a missing lease; `None` before the first check of this process.
     adrift: Option<i64>,
     lapse: Turn,
     age: Turn,
@@ -38,9 +37,9 @@ struct Turn {
     from: i64,
     /// Where the next pass begins.
     floor: i64,
-    /// Whether each row so far was done with.
+    /// Whether every row so far was handled.
     clean: bool,
-    /// The phase has failed: it rests until the others are done.
+    /// The phase has failed: it is skipped until the others are done.
     rests: bool,
 }
 
@@ -50,23 +49,23 @@ impl Default for Turn {
     }
 }
 
-/// How far a round has come.
+/// The progress of a round.
 pub(super) struct Edge {
-    /// The place of its last row.
+    /// The position of its last row.
     pub(super) place: i64,
-    /// Whether any row was done with.
+    /// Whether any row was handled.
     pub(super) moved: bool,
-    /// Whether each was.
+    /// Whether every row was.
     pub(super) clean: bool,
 }
 
-/// A look at operations by number: from some number to the end, and from the low end to that number.
+/// A pass over operations by id: from some id to the end, and from the low end to that id.
 pub(super) struct Lap {
     begin: i64,
     at: i64,
-    /// It has been at the end.
+    /// It has reached the end.
     turned: bool,
-    /// It has been there twice: whatever lies below was looked at meanwhile.
+    /// It has reached the end twice: everything below was checked meanwhile.
     over: bool,
 }
 
@@ -75,17 +74,17 @@ impl Lap {
         Self { begin, at: begin, turned: false, over: false }
     }
 
-    /// After which number to look next.
+    /// The id after which to continue.
     pub(super) fn at(&self) -> i64 {
         self.at
     }
 
-    /// Whether there are numbers that were not looked at.
+    /// Whether there are ids left to check.
     pub(super) fn goes_on(&self) -> bool {
         !self.over && (!self.turned || self.at < self.begin)
     }
 
-    /// It was looked up to this number; up to the end, if none.
+    /// Ids up to this one were checked; up to the end, if `None`.
     pub(super) fn looked(&mut self, next: Option<i64>) {
         self.over |= self.turned && next.is_none();
         self.turned |= next.is_none();
@@ -98,52 +97,52 @@ impl Edges {
         Self { dead_entries, places: Mutex::default() }
     }
 
-    /// Where a phase begins its round; nowhere while it rests.
+    /// Where a phase begins its round; `None` while it is skipped.
     pub(super) fn from(&self, task: Task, now: Timestamp) -> Option<i64> {
-        let mut places = self.lock();
+        let mut places = self.places.lock();
         let turn = places.of(task);
-        // A clock that was set back: what is due by it lies below.
+        // The clock was set back: rows that are due by it have lower positions.
         if task == Task::Age && now.as_micros() < turn.from {
             *turn = Turn { rests: turn.rests, ..Turn::default() };
         }
         (!turn.rests).then_some(turn.from)
     }
 
-    /// A phase has had its round; `more` rows may follow.
+    /// A phase has done its round; `more` rows may follow.
     pub(super) fn advance(&self, task: Task, reached: Edge, more: bool) {
-        let (mut places, dead_entries) = (self.lock(), self.dead_entries);
+        let (mut places, dead_entries) = (self.places.lock(), self.dead_entries);
         let turn = places.of(task);
         turn.clean &= reached.clean;
-        // Rows may share a place. If none of these could be done with, the same ones would be found again.
+        // Rows may share a position. If none of these could be handled, the same ones would be found again.
         turn.from = if reached.moved { reached.place } else { reached.place.saturating_add(1) };
         if turn.clean && dead_entries {
             turn.floor = turn.from;
         }
-        // Leases that have lapsed are looked for in every round, and among all leases: theirs is the work that waits.
+        // Expired leases are looked for in every round, and among all leases: their operations wait.
         if task == Task::Lapse && !more {
             *turn = Turn::default();
         }
-        // Numbers of removed counter rows are used again there.
+        // There, ids of deleted counter rows are used again.
         if task == Task::Fold && !dead_entries {
             turn.from = i64::MIN;
         }
     }
 
-    /// A phase has failed. Where the others have many rounds to go, it does not fail in each.
+    /// A phase has failed. If the others have many rounds to go, it does not fail in each.
     pub(super) fn rest(&self, task: Task) {
-        self.lock().of(task).rests = true;
+        self.places.lock().of(task).rests = true;
     }
 
     /// A phase has found nothing.
     pub(super) fn found_nothing(&self, task: Task) {
         if task == Task::Lapse {
-            *self.lock().of(task) = Turn::default();
+            *self.places.lock().of(task) = Turn::default();
         }
     }
 
     /// All phases are done, and a new pass begins.
     pub(super) fn begin_anew(&self) {
-        let mut places = self.lock();
+        let mut places = self.places.lock();
         places.passes = places.passes.wrapping_add(1);
         let whole = places.passes.is_multiple_of(WHOLE);
         for task in [Task::Lapse, Task::Age, Task::Fold] {
@@ -153,18 +152,14 @@ impl Edges {
         }
     }
 
-    /// After which operation the look for missing leases goes on; none before the first look of this process.
+    /// The operation after which the check for missing leases continues; `None` before the first check of this process.
     pub(super) fn adrift(&self) -> Option<i64> {
-        self.lock().adrift
+        self.places.lock().adrift
     }
 
-    /// The look for missing leases has come so far.
+    /// The check for missing leases has got this far.
     pub(super) fn looked_adrift(&self, at: i64) {
-        self.lock().adrift = Some(at);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Places> {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+        self.places.lock().adrift = Some(at);
     }
 }
 
@@ -232,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn lapsed_leases_are_looked_for_among_all_in_every_round() {
+    fn expired_leases_are_looked_for_among_all_in_every_round() {
         let edges = Edges::new(true);
         edges.advance(Task::Lapse, done(10), true);
         assert_eq!(edges.from(Task::Lapse, NOW), Some(10));

@@ -1,4 +1,4 @@
-//! Counter rows are added up.
+//! Folds counter rows.
 
 use semel::{Result, crash_point};
 use serde_json::json;
@@ -7,7 +7,7 @@ use super::Part;
 use crate::{Conn, Database, connection::read_failed, counters, postgres, sqlite};
 
 impl Database {
-    /// Folds counter rows: takes them away and adds them to the counters, in one transaction.
+    /// Folds counter rows: deletes them and adds them to the counters, in one transaction.
     pub(super) async fn fold(&self, ids: &[i64]) -> Result<Part> {
         self.in_round(ids.len(), async |round| {
             let mut conn = round.conn();

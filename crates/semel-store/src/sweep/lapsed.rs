@@ -1,4 +1,4 @@
-//! Leases that ended without a word.
+//! Ends expired leases.
 
 use semel::{
     Result, crash_point,
@@ -13,7 +13,7 @@ use crate::{
 };
 
 impl Database {
-    /// Ends leases that have lapsed, by the terms that are stored with each.
+    /// Ends expired leases, by the terms that are stored with each.
     pub(super) async fn lapse(&self, ids: &[i64]) -> Result<Part> {
         self.in_round(ids.len(), async |round| {
             let locked = round.lock(ids).await?;
@@ -22,8 +22,8 @@ impl Database {
             let mut part = Part { handled: locked.len(), ..Part::default() };
             let mut changes = Changes::default();
             for (op, fence) in operations.iter().zip(fences) {
-                let told = changes.step(Some(op), &Event::Lapse { fence }, now);
-                part.swept.lapsed += u64::from(told.answer == Answer::Lapsed);
+                let applied = changes.step(Some(op), &Event::Lapse { fence }, now);
+                part.swept.lapsed += u64::from(applied.answer == Answer::Lapsed);
             }
             saved(changes.save(&mut round.conn(), self.sql()).await?)?;
             crash_point!("sweep.lapsed");
@@ -33,7 +33,7 @@ impl Database {
         .await
     }
 
-    /// Whether operations that a worker could not take up can be read by now.
+    /// Whether operations that a worker could not read are readable by now.
     pub(super) async fn readable(&self, ids: &[i64]) -> Result<Part> {
         let mut reader = self.reader().await?;
         let (operations, unreadable) = load_each(&mut reader.conn(), self.sql(), ids).await?;

@@ -1,9 +1,10 @@
-//! The sweep: lapsed leases, missing leases, expiry, the archive, the folding of counters, old receipts.
+//! The sweep: expired leases, missing leases, retention, the archive, the folding of counters, old receipts, dead
+//! nodes.
 //!
-//! Each phase has its turn in every round, whatever became of the others. A phase chooses its rows by number and size,
-//! within bounds of both, and takes them in one transaction. If that fails it is halved until only the row remains that
-//! cannot be read or written; that row is set aside (`aside.rs`) and the others go on. Rows that another transaction
-//! has locked are skipped, and are nobody's fault.
+//! Every phase runs in every round, even if others fail. A phase selects its rows within limits of number and size, and
+//! handles them in one transaction. If that fails, the rows are halved until only those remain that cannot be read or
+//! written; these are set aside (`aside.rs`) and the others go on. Rows that another transaction has locked are
+//! skipped.
 
 mod adrift;
 mod aged;
@@ -15,62 +16,86 @@ mod round;
 pub(crate) mod sql;
 
 use semel::{
-    Result, Store as _, Timestamp,
+    Result, Timestamp,
     look::Task,
-    store::{Swept, Trouble},
+    prelude::*,
+    store::{Sweep, Swept, Trouble},
 };
 
 use self::edges::Edge;
 pub(crate) use self::edges::Edges;
 use crate::{Database, database::Inner, from_row};
 
-/// How many bytes of stored data one transaction of a phase takes, unless its first row alone has more. What is loaded
-/// takes several times that in memory, as JSON; what is only moved or deleted is written to the log of the database, and
-/// on SQLite other writers wait for it.
+/// The most bytes of stored data per transaction of a phase, unless its first row alone has more. Loaded data takes
+/// several times that in memory, as JSON; moved or deleted data is written to the log of the database, and on SQLite
+/// other writers wait for it.
 const BYTES: i64 = 8 << 20;
 
-/// How many transactions of one round of a phase may fail: enough to find a few culprits among a thousand rows by halves.
+/// How many transactions of one round of a phase may fail: enough to find a few offending rows among a thousand by
+/// bisection.
 const MOST_FAILURES: u32 = 64;
 
-/// How many of them for a lock or for lack of time: enough to find one such row among a thousand.
+/// How many of them may fail for a lock or a timeout: enough to find one such row among a thousand.
 const MOST_WAITS: u32 = 12;
 
-/// If this many rows in turn are refused and none succeeds, a few that lie elsewhere are tried. If those are refused as
-/// well, the rows are not what is wrong.
+/// If this many rows in a row are refused and none succeeds, a few rows elsewhere are tried. If those are refused as
+/// well, the rows are not the cause.
 const MOST_CULPRITS: usize = 8;
 
-/// How many rows that were set aside are tried again in a round.
+/// How many rows that were set aside are tried again per round.
 const AGAIN: u32 = 64;
 
-/// The phases that go through rows, in their order, each by the name that a log line gives it.
+/// The phases that go through rows, in order, with their names for the log.
 const PHASES: [(&str, Task); 3] =
-    [("lapsed leases", Task::Lapse), ("expiry and archive", Task::Age), ("counters", Task::Fold)];
+    [("expired leases", Task::Lapse), ("expiry and archive", Task::Age), ("counters", Task::Fold)];
 
-/// A row that a phase has found.
+/// A row that a phase has selected.
 #[derive(Clone, Copy)]
 struct Found {
     id: i64,
-    /// Where it stands in the order in which the phase goes through its rows.
+    /// Its position in the order of the phase.
     place: i64,
-    /// How much is stored with it.
+    /// Its stored bytes.
     bytes: i64,
 }
 
 from_row!(Found { id, place, bytes });
 
-/// What became of the rows of one transaction.
+impl Sweep for Database {
+    async fn sweep(&self, limit: u32) -> Result<Swept> {
+        Ok(self.wake_for(self.sweep_round(limit).await?))
+    }
+
+    async fn end_expired_leases(&self, limit: u32) -> Result<Swept> {
+        let now = self.database_now().await?;
+        let from = self.edges().from(Task::Lapse, now).unwrap_or(i64::MIN);
+        let mut swept = Swept::default();
+        self.phase_from(Task::Lapse, from, now, limit, &mut swept).await?;
+        Ok(self.wake_for(swept))
+    }
+}
+
+/// The result of one transaction.
 #[derive(Default)]
 struct Part {
-    /// Rows that were there, and that no other transaction had locked.
+    /// Rows that exist and were not locked by another transaction.
     handled: usize,
     swept: Swept,
-    /// Rows that cannot be read, and why.
+    /// Unreadable rows, with the reason.
     unreadable: Vec<(i64, String)>,
 }
 
 impl Database {
+    /// Wakes the workers of this process if a round has made work due.
+    fn wake_for(&self, swept: Swept) -> Swept {
+        if swept.lapsed > 0 {
+            self.tell_due();
+        }
+        swept
+    }
+
     pub(crate) async fn sweep_round(&self, limit: u32) -> Result<Swept> {
-        // If the database is away, no phase can do anything.
+        // If the database is unavailable, no phase can do anything.
         let now = self.database_now().await?;
         let mut swept = Swept::default();
         if let Inner::Sqlite(db) = self.inner() {
@@ -78,7 +103,7 @@ impl Database {
             note(&mut swept, "the clock", result);
         }
         let result = self.again(now, &mut swept).await;
-        note(&mut swept, "what was set aside", result);
+        note(&mut swept, "rows set aside", result);
         for (phase, task) in PHASES {
             let result = self.phase(task, now, limit, &mut swept).await;
             note(&mut swept, phase, result);
@@ -88,13 +113,15 @@ impl Database {
         let result = self.purge_receipts(limit).await;
         swept.more |= matches!(result, Ok(true));
         note(&mut swept, "receipts", result);
+        let result = self.forget_nodes(now).await;
+        note(&mut swept, "signs of life", result);
         if !swept.more {
             self.edges().begin_anew();
         }
         Ok(swept)
     }
 
-    /// The turn of one phase: as many rows as a round may take, within the bound in bytes.
+    /// One round of one phase: up to the limits of rows and bytes.
     async fn phase(&self, task: Task, now: Timestamp, limit: u32, swept: &mut Swept) -> Result<()> {
         let Some(from) = self.edges().from(task, now) else { return Ok(()) };
         let result = self.phase_from(task, from, now, limit, swept).await;
@@ -122,8 +149,9 @@ impl Database {
         Ok(())
     }
 
-    /// Takes rows in one transaction, or if that fails in two halves each; a single row that fails is set aside. A row
-    /// `beyond` them is tried only to find out whether the rows are to blame. How many rows are done with, and of how many.
+    /// Handles rows in one transaction, or if that fails in two halves each; a single row that fails is set aside. A
+    /// row of `beyond` is tried only to find out whether the rows are the cause. Returns how many rows were handled,
+    /// and of how many.
     async fn by_halves(
         &self,
         task: Task,
@@ -147,15 +175,15 @@ impl Database {
             failures += 1;
             if error.is_transient() {
                 waits += 1;
-                // No row is to blame for a writer that is busy, or for a database that does not answer; and waiting once
-                // more for each half would hold up the other phases.
+                // If the writer is busy or the database does not answer, the rows are not the cause; and waiting again
+                // for each half would delay the other phases.
                 if self.one_writer() || waits > MOST_WAITS {
                     return Err(error);
                 }
                 self.database_now().await?;
             }
             match &ids[..] {
-                // Something that belongs to it is locked, or it takes too long: that passes.
+                // A related row is locked, or it takes too long: both are transient.
                 [id] if error.is_transient() => tracing::debug!(operation = id, %error, "left for a later sweep"),
                 [id] => culprits.push((*id, error.to_string())),
                 _ => {
@@ -163,7 +191,7 @@ impl Database {
                     parts.push(ids);
                 }
             }
-            // Rows that are refused may lie side by side, at the head of every round: one of each part that is left tells.
+            // Refused rows may be adjacent, at the start of every round: one row of each remaining part shows.
             if done == 0 && culprits.len() == MOST_CULPRITS && enough == MOST_CULPRITS {
                 let samples = one_of_each(&mut parts, beyond);
                 all += usize::from(beyond.is_some());
@@ -176,7 +204,7 @@ impl Database {
         }
         if done == 0 && culprits.len() >= MOST_CULPRITS {
             let (_, why) = culprits.swap_remove(0);
-            return Err(semel::Error::Refused(format!("whichever row it is about: {why}")));
+            return Err(semel::Error::Refused(format!("every row is refused: {why}")));
         }
         self.set_aside(task, &culprits, swept).await?;
         Ok((done + culprits.len(), all))
@@ -191,8 +219,8 @@ impl Database {
         }
     }
 
-    /// Tries what was set aside and whose time has come, each by itself. One that is waited for in vain keeps no other
-    /// from its turn, and is told of at the end.
+    /// Tries rows again that were set aside and whose time has come, each alone. A row that times out blocks no other,
+    /// and is reported at the end.
     async fn again(&self, now: Timestamp, swept: &mut Swept) -> Result<()> {
         let (mut waits, mut trouble) = (0, Ok(()));
         for (id, task, is_there) in self.find_again(now, AGAIN).await? {
@@ -212,7 +240,7 @@ impl Database {
                 }
                 Err(error) if error.is_transient() => {
                     waits += 1;
-                    // As in `by_halves`: the row is not to blame.
+                    // As in `by_halves`: the row is not the cause.
                     if self.one_writer() || waits > MOST_WAITS {
                         return Err(error);
                     }
@@ -226,7 +254,7 @@ impl Database {
     }
 }
 
-/// Takes the last row out of each part, and puts `beyond` to them.
+/// Takes the last row out of each part, and adds it to `beyond`.
 fn one_of_each(parts: &mut Vec<Vec<i64>>, beyond: Option<i64>) -> Vec<Vec<i64>> {
     let samples = parts.iter_mut().filter_map(Vec::pop).chain(beyond).map(|id| vec![id]).collect();
     parts.retain(|part| !part.is_empty());
@@ -239,7 +267,7 @@ fn note<T>(swept: &mut Swept, phase: &'static str, result: Result<T>) {
     }
 }
 
-/// Adds up what was done; whether there is more is known at the end of the phase.
+/// Adds up the results; whether there is more is known at the end of the phase.
 fn add(swept: &mut Swept, part: Swept) {
     let more = swept.more;
     *swept += part;

@@ -14,11 +14,11 @@ use crate::{
     sqlite::{self, WriteTx},
 };
 
-/// How long the sweep waits for a lock on PostgreSQL. It skips the rows that are locked; what it may still wait for
-/// belongs to them, such as their repeats.
-const LOCK_TIMEOUT: &str = "SET LOCAL lock_timeout = '500ms'";
+/// How long the sweep waits for a lock on PostgreSQL. It skips locked rows; it may still wait for related rows: their
+/// repeats, or a row of a service that follows them. Short, because it waits once for each half.
+const LOCK_TIMEOUT: &str = "SET LOCAL lock_timeout = '50ms'";
 
-/// Statements that are on their way to a commit.
+/// Statements before a commit.
 pub(super) enum Round {
     Postgres(Seat),
     Sqlite(WriteTx),
@@ -32,8 +32,8 @@ impl Round {
         }
     }
 
-    /// Which of these rows are there to be worked on: on PostgreSQL those that no other transaction is at, locked. Differs
-    /// because SQLite has one writer.
+    /// Which of these rows can be handled: on PostgreSQL those that no other transaction has locked; locks them.
+    /// Differs because SQLite has one writer.
     pub(super) async fn lock(&mut self, ids: &[i64]) -> Result<Vec<i64>> {
         match self {
             Self::Postgres(seat) => postgres::try_lock(seat, ids).await,
@@ -43,8 +43,8 @@ impl Round {
 }
 
 impl Database {
-    /// Does something in a transaction of its own. On any error it is rolled back and the connection goes on being used:
-    /// halving a thousand rows must not open a connection for each half.
+    /// Runs in its own transaction. On any error it is rolled back and the connection is kept: halving a thousand rows
+    /// must not open a connection for each half.
     pub(super) async fn in_round<T>(&self, rows: usize, work: impl AsyncFnOnce(&mut Round) -> Result<T>) -> Result<T> {
         self.lane_answered(async {
             let mut round = self.begin_round().await?;
@@ -91,11 +91,11 @@ impl Database {
         match (self.inner(), round) {
             (Inner::Postgres(db), Round::Postgres(seat)) => db.draw(seat, n).await,
             (Inner::Sqlite(db), Round::Sqlite(tx)) => db.draw(tx.connection(), n).await,
-            _ => Err(Error::Invalid("the transaction is of another database".into())),
+            _ => Err(Error::Invalid("the transaction belongs to another database".into())),
         }
     }
 
-    /// The rows that a phase should take, in order.
+    /// The rows that a phase should handle, in order.
     pub(super) async fn find(&self, task: Task, now: Timestamp, from: i64, limit: u32) -> Result<Vec<Found>> {
         let text = match task {
             Task::Lapse | Task::Run => self.sweep_sql().find_lapsed,
@@ -105,7 +105,7 @@ impl Database {
         self.find_by(text, now, from, limit).await
     }
 
-    /// The rows that a statement finds, in the order of its index.
+    /// The rows that a statement finds, in index order.
     pub(super) async fn find_by(
         &self,
         text: &'static str,
@@ -118,7 +118,7 @@ impl Database {
             match self.inner() {
                 Inner::Postgres(db) => {
                     let mut seat = db.lane_take().await?;
-                    // By its index, and no further than asked for: many may be due.
+                    // By its index, no further than requested: many may be due.
                     sqlx::raw_sql(IN_ORDER).execute(&mut *seat).await.map_err(broken)?;
                     let query = sqlx::query_as(text).bind(now).bind(from).bind(limit);
                     let found = query.fetch_all(&mut *seat).await.map_err(read_failed)?;

@@ -1,4 +1,4 @@
-//! The broker in the database, by the laws of every broker.
+//! The embedded broker passes the broker's conformance suite.
 #![expect(clippy::unwrap_used, reason = "these are tests")]
 
 use std::sync::{
@@ -13,7 +13,7 @@ use semel_testkit::{Kind, Lab, conformance::brokers::BrokerLab};
 semel_testkit::broker_suite!(sqlite, EmbeddedLab::new(Kind::Sqlite));
 semel_testkit::broker_suite!(postgres, EmbeddedLab::new(Kind::Postgres));
 
-/// A database, every opening of which is one more node.
+/// A database; every opening of it is one more node.
 struct EmbeddedLab {
     lab: Lab,
     names: AtomicU32,
@@ -34,7 +34,7 @@ impl BrokerLab for EmbeddedLab {
         format!("queue.{}", self.names.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// To a broker, a database without its table is one that cannot be used.
+    /// For a broker, a database without its table is unusable.
     fn cut(&self) -> BoxFuture<'_, ()> {
         Box::pin(async {
             self.lab.execute("ALTER TABLE semel_queue RENAME TO semel_queue_away").await.unwrap();

@@ -1,15 +1,16 @@
-//! PostgreSQL: what may happen between two statements of one claim.
+//! PostgreSQL: events between two statements of one claim.
 //!
-//! A lock on a table that only the second statement reads holds a claim in between, and what
-//! another node could have done meanwhile is done by hand.
+//! A lock on a table that only the second statement reads holds a claim in between, while the test makes the changes of
+//! another node.
 #![expect(clippy::unwrap_used, reason = "these are tests")]
 
 use std::{sync::Arc, time::Duration};
 
 use semel::{
-    Backoff, Claim, Error, Failure, Fence, Ledger, OnMismatch, Outcome, Policy, Retry, Store as _,
+    Backoff, Claim, Error, Failure, Fence, Ledger, OnMismatch, Outcome, Policy, Retry,
     journal::{Repeat, Sighting},
     machine::{Answer, Write},
+    prelude::*,
     store::{Commit, Decision, LeaseWrite, SeenAgain},
 };
 use semel_store::Database;
@@ -21,8 +22,8 @@ fn policy() -> Policy {
     Policy { backoff: Backoff::NONE, ..Policy::default() }
 }
 
-/// A failed operation, and a claim on it that has seen nothing newer. Then another node takes over
-/// and fails, and the claim goes on. Returns its fence, and that of the other.
+/// A failed operation, and a claim on it that has read it. Then another node takes over and fails, and the claim
+/// continues. Returns its fence, and that of the other.
 async fn overtaken<F: Future<Output = Fence>>(
     lab: &Lab,
     claim: impl FnOnce(semel_store::Database) -> F,
@@ -51,7 +52,7 @@ async fn overtaken<F: Future<Output = Fence>>(
     (fence, first.0 + 50)
 }
 
-/// What refuses an older fence would otherwise refuse the present owner.
+/// A target that refuses older fences would otherwise refuse the present owner.
 #[tokio::test]
 async fn a_claim_that_is_overtaken_gets_a_higher_fence_than_the_one_before() {
     let lab = Lab::new(Kind::Postgres).await;
@@ -79,10 +80,10 @@ async fn an_inline_claim_that_is_overtaken_gets_a_higher_fence_than_the_one_befo
     assert!(fence.0 > before, "{fence} after {before}");
 }
 
-/// Newer data cannot be stored while another transaction holds the row. Whoever brings it is told to come again; whoever
-/// brings what is stored already is told that it is in flight.
+/// Newer data cannot be stored while another transaction has locked the row. A claim with newer data gets an error and
+/// must be sent again; a claim with the stored data is in flight.
 #[tokio::test]
-async fn a_row_that_is_held_is_in_flight_only_to_those_who_bring_what_is_stored() {
+async fn a_locked_row_is_in_flight_only_for_claims_with_the_stored_payload() {
     let lab = Lab::new(Kind::Postgres).await;
     let ledger = lab.ledger().await;
     let policy = Policy { on_mismatch: OnMismatch::SupersedeIfNewer, ..policy() };
@@ -95,7 +96,7 @@ async fn a_row_that_is_held_is_in_flight_only_to_those_who_bring_what_is_stored(
 
     let newest = ledger.claim(data(3)).await;
     assert!(matches!(newest, Err(Error::Unavailable(_))), "{:?}", newest.map(|claim| claim.word()));
-    // What is there is lapsed, so that a claim would take it over.
+    // Its lease has expired, so a claim would take it over.
     lab.pass(policy.lease);
     for (n, kept) in [(1, false), (2, true)] {
         let Claim::InFlight(there) = ledger.claim(data(n)).await.unwrap() else { panic!("{n}") };
@@ -107,8 +108,8 @@ async fn a_row_that_is_held_is_in_flight_only_to_those_who_bring_what_is_stored(
     drop(lease);
 }
 
-/// What became of a claim that met a held row is looked up in the background, and undone if it was made after all. That
-/// is about this one claim, not about the next one of the same caller.
+/// A claim that met a locked row is looked up in the background, and withdrawn if it was made. This concerns this claim
+/// only, not the next one of the same caller.
 #[tokio::test]
 async fn a_waiter_that_met_a_held_row_keeps_the_lease_that_it_gets_later() {
     /// Longer than the pauses between looks in the background.
@@ -126,14 +127,14 @@ async fn a_waiter_that_met_a_held_row_keeps_the_lease_that_it_gets_later() {
         let worth = move |_: &semel::Operation| sees.send(()).is_ok();
         async move { ledger.claim_or_wait_if(work("k", policy()), Duration::from_secs(60), worth).await.unwrap() }
     });
-    seen.await.expect("it is told that it is in flight, and waits");
+    seen.await.expect("its answer is in flight, and it waits");
     sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
     let Claim::Acquired(lease) = waiting.await.unwrap() else { panic!() };
     tokio::time::sleep(LOOKED).await;
     assert_ne!(lease.complete(semel::Outcome::kept("done")).await.unwrap(), semel::Settled::LeaseLost);
 }
 
-/// Claims keys side by side; which of them were not acquired.
+/// Claims keys concurrently; returns those that were not acquired.
 async fn claim_all(ledger: &Ledger<Database>, names: impl Iterator<Item = String>) -> Vec<String> {
     let mut claims = JoinSet::new();
     for name in names {
@@ -147,8 +148,8 @@ async fn claim_all(ledger: &Ledger<Database>, names: impl Iterator<Item = String
     claims.join_all().await.into_iter().flatten().collect()
 }
 
-/// An open transaction that has inserted a key: a frozen peer, or a slow inline claim. Only claims of that key wait, and
-/// the others wait for them once, for a moment.
+/// An open transaction has inserted a key: a frozen peer, or a slow inline claim. Only claims of that key wait, and the
+/// others wait for them once, for a moment.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_uncommitted_insert_holds_up_no_other_key() {
     let lab = Lab::new(Kind::Postgres).await;
@@ -175,7 +176,7 @@ async fn an_uncommitted_insert_holds_up_no_other_key() {
         }
     }
 
-    // Through the ledger: whoever wants that key asks on and on, and everybody else goes on.
+    // Through the ledger: claims of that key are retried, and all others go on.
     let mut slow = 0;
     for round in 0..40 {
         let begun = std::time::Instant::now();
@@ -196,8 +197,8 @@ async fn an_uncommitted_insert_holds_up_no_other_key() {
     assert_eq!(ledger.claim(work("k 50", policy())).await.unwrap().word(), "replay");
 }
 
-/// Makes commits that have changed a row wait for as long as `holder` holds an advisory lock: a disk that stalls. The locks
-/// are those of the whole server, so each test has its own number.
+/// Lets commits that have changed a row wait while `holder` holds an advisory lock, like a disk that stalls. Advisory
+/// locks are server-wide, so each test has its own number.
 pub(crate) async fn stall_commits(holder: &mut PgConnection, lock: i64, change: &str, row: &str) {
     let sql = format!(
         "CREATE FUNCTION stall() RETURNS trigger LANGUAGE plpgsql AS
@@ -227,8 +228,8 @@ pub(crate) async fn go_on(holder: &mut PgConnection, lock: i64) {
     sqlx::query("SELECT pg_advisory_unlock($1)").bind(lock).execute(holder).await.unwrap();
 }
 
-/// Two batches of one node are in flight and share a key, while the first cannot commit. Of the second, only the callers
-/// of that key suffer.
+/// Two batches of one node are in flight and share a key, while the first cannot commit. Of the second, only the claims
+/// of that key wait.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn overlapping_batches_that_share_a_key_harm_only_its_callers() {
     let lab = Lab::new(Kind::Postgres).await;
@@ -241,22 +242,22 @@ async fn overlapping_batches_that_share_a_key_harm_only_its_callers() {
     };
     let first = claim("shared");
     stalls(&mut holder, 42).await;
-    // So many that a second batch leaves beside the first, and no more.
+    // Enough for a second batch beside the first, and no more.
     let shared = claim("shared");
     assert_eq!(claim_all(&ledger, (0..95).map(|n| format!("other {n}"))).await, [""; 0]);
     assert!(!first.is_finished(), "it still waits for its disk");
-    let told = shared.await.unwrap();
-    assert!(matches!(told, Err(Error::Unavailable(_))), "{told:?}");
+    let answer = shared.await.unwrap();
+    assert!(matches!(answer, Err(Error::Unavailable(_))), "{answer:?}");
     go_on(&mut holder, 42).await;
     assert_eq!(first.await.unwrap().unwrap(), "acquired");
     assert!(ledger.store().by_key(&scope(), &key("shared")).await.unwrap().is_some());
 }
 
-/// A claim in a caller's transaction takes the place of an expired operation, and the caller takes his time. Claims of other
+/// A claim in a caller's transaction replaces an expired operation, and the transaction stays open. Claims of other
 /// expired keys go on, and so do the repeats of other operations.
 #[tokio::test]
 async fn an_open_inline_claim_of_an_expired_key_keeps_no_other_waiting() {
-    /// More than any lock that operations share by number has slots.
+    /// More than the slots of any hashed lock of operations.
     const OTHERS: usize = 300;
     let lab = Lab::new(Kind::Postgres).await;
     let (store, other) = (lab.open().await, lab.open().await);
@@ -283,8 +284,8 @@ async fn an_open_inline_claim_of_an_expired_key_keeps_no_other_waiting() {
     assert!(matches!(other.commit(&tx).await, Commit::Done));
 }
 
-/// A purge has removed what belongs to its operation and is about to commit, when another node adds a repeat: it must not
-/// leave a row that belongs to no operation.
+/// A purge has deleted the rows of its operation and is about to commit, when another node adds a repeat: no orphaned
+/// row may remain.
 #[tokio::test]
 async fn a_repeat_that_is_added_during_a_purge_leaves_no_row() {
     let lab = Lab::new(Kind::Postgres).await;
@@ -306,10 +307,10 @@ async fn a_repeat_that_is_added_during_a_purge_leaves_no_row() {
     assert_eq!(lab.number("SELECT count(*) FROM semel_repeats").await, 0);
 }
 
-/// A node that stands still cannot end its transaction, and whoever takes over would wait for its locks. The server
-/// knows how long the transaction may be open, and ends it.
+/// A frozen node cannot end its transaction, and the node that takes over would wait for its locks. The server has a
+/// time limit for the transaction, and ends it.
 #[tokio::test]
-async fn the_server_ends_a_transaction_whose_node_stands_still() {
+async fn the_server_ends_the_transaction_of_a_frozen_node() {
     let lab = Lab::in_real_time(Kind::Postgres).await;
     let store = lab.open().await;
     let ledger = lab.ledger().await;
@@ -319,7 +320,7 @@ async fn the_server_ends_a_transaction_whose_node_stands_still() {
     let Ok(semel_store::Conn::Postgres(conn)) = held.get() else { panic!("no connection") };
     let lock = "SELECT id FROM semel_operations FOR UPDATE";
     assert_eq!(sqlx::query(lock).fetch_all(conn).await.unwrap().len(), 1);
-    // While the connection is in use, the store's own watch cannot end the transaction, as on a node that is frozen.
+    // While the connection is in use, the store's own timer cannot end the transaction, as on a frozen node.
     let mut heir = PgConnection::connect(&lab.url).await.unwrap();
     sqlx::raw_sql("SET lock_timeout = '20s'").execute(&mut heir).await.unwrap();
     assert_eq!(sqlx::query(lock).fetch_all(&mut heir).await.expect("the lock is free").len(), 1);

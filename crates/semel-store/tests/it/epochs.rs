@@ -1,12 +1,12 @@
-//! PostgreSQL: fences only grow, also when the server is another one than before.
+//! PostgreSQL: fences only grow, also after a change of the server.
 //!
-//! Another server is made by changing what the database remembers of the last one. The real thing, a standby that is
-//! promoted and a dump that is restored, is in semel-testkit's `crash_failover.rs`.
+//! The tests simulate another server by changing the stored identity of the last one. Real ones, a promoted standby and
+//! a restored dump, are in semel-testkit's `crash_failover.rs`.
 #![expect(clippy::unwrap_used, reason = "these are tests")]
 
 use std::time::Duration;
 
-use semel::{Backoff, Claim, Fence, Ledger, OnLost, Policy, State, Store as _};
+use semel::{Backoff, Claim, Fence, Ledger, OnLost, Policy, State, prelude::*};
 use semel_store::Database;
 use semel_testkit::{
     Kind, Lab,
@@ -14,7 +14,7 @@ use semel_testkit::{
     key, scope, work,
 };
 
-/// What becomes of the server, as SQL.
+/// A change of the server, as SQL.
 const CHANGES: &[(&str, &str)] = &[
     ("a promoted standby", "UPDATE semel_epoch SET timeline = timeline - 1"),
     ("a timeline that begins again", "UPDATE semel_epoch SET timeline = timeline + 4"),
@@ -50,13 +50,13 @@ async fn epoch(lab: &Lab) -> i64 {
     lab.number("SELECT epoch FROM semel_epoch").await
 }
 
-/// A ledger in epoch 3 with an operation that is held, one whose id is older than its fence, and one that will expire.
+/// A ledger in epoch 3 with a leased operation, one whose id is older than its fence, and one that will expire.
 async fn lived_in(lab: &Lab) -> Fence {
     let old = lab.ledger().await;
     acquire(&old, "taken over").await;
     lab.pass(policy().lease);
     run(lab, "UPDATE semel_epoch SET epoch = 3").await;
-    // A ledger that was promoted twice before this: in its third epoch it only took over.
+    // A ledger that was promoted twice before: in its third epoch it only took over.
     let taken = acquire(&old, "taken over").await;
     assert_eq!(taken.0 >> 43, 3, "a raised epoch holds for connections that are open");
     let short = Policy { retention: Some(Duration::from_secs(1)), ..policy() };
@@ -74,7 +74,7 @@ async fn fences_only_grow_whatever_becomes_of_the_server() {
         let node = lab.ledger().await;
         let first = acquire(&node, "first").await;
         assert!(first > before, "{change}: {first} after {before}");
-        // Takeovers and the sweep meet rows from before.
+        // Takeovers and the sweep meet earlier rows.
         lab.pass(policy().lease);
         let taken = acquire(&node, "taken over").await;
         assert!(taken > first, "{change}: {taken} after {first}");
@@ -125,7 +125,7 @@ async fn a_running_node_notices_a_failover_on_its_next_connection() {
     let ledger = Ledger::new(store, semel::Options::default()).unwrap();
     let before = acquire(&ledger, "before").await;
     run(&lab, "UPDATE semel_epoch SET timeline = timeline - 1").await;
-    // No connection of that node survives a failover. What is on its way when they are cut may still get through.
+    // No connection of that node survives a failover. Statements in flight may still succeed.
     wire.cut();
     let mut after = before;
     for n in 0..100 {
@@ -138,7 +138,7 @@ async fn a_running_node_notices_a_failover_on_its_next_connection() {
     assert_eq!((before.0 >> 43, after.0 >> 43), (0, 1));
 }
 
-/// A server that does not let us read its identity keeps the epoch that is stored.
+/// A server without a readable identity keeps the stored epoch.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn where_the_timeline_cannot_be_read_the_stored_epoch_counts() {
     let lab = Lab::new(Kind::Postgres).await;
@@ -153,7 +153,7 @@ async fn where_the_timeline_cannot_be_read_the_stored_epoch_counts() {
     assert_eq!(lab.number("SELECT count(timeline) FROM semel_epoch").await, 1, "what was known stays known");
 }
 
-/// An answer that is lost is an error, not an epoch.
+/// A lost answer is an error, not an epoch.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_lost_while_the_epoch_is_read_is_an_error() {
     let lab = Lab::new(Kind::Postgres).await;
@@ -170,7 +170,7 @@ async fn a_connection_lost_while_the_epoch_is_read_is_an_error() {
     assert_eq!(epoch(&lab).await, 3);
 }
 
-/// Without the epoch a node does not know whether its fences would be new, and draws none.
+/// Without the epoch a node cannot know whether its fences are new, and draws none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_epoch_that_cannot_be_read_keeps_a_node_from_starting() {
     let lab = Lab::new(Kind::Postgres).await;

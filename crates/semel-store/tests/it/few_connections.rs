@@ -1,9 +1,9 @@
-//! PostgreSQL: a node that gets fewer connections than it could use goes on with those.
+//! PostgreSQL: a node that gets fewer connections than it could use continues with those.
 #![expect(clippy::unwrap_used, reason = "these are tests")]
 
 use std::{sync::Arc, time::Duration};
 
-use semel::{Claim, Ledger, Options, Outcome, Policy, Ran, Store as _, messaging::MessageStore as _, store::Commit};
+use semel::{Claim, Ledger, Options, Outcome, Policy, Ran, prelude::*, store::Commit};
 use semel_store::{Database, Settings};
 use semel_testkit::{Kind, Lab, request, work};
 use tokio::{task::JoinSet, time::timeout};
@@ -39,13 +39,13 @@ impl Narrow {
     }
 
     async fn end(self) {
-        // What it owns goes with it, and the schema with the lab.
+        // Its objects are dropped with it, and the schema with the lab.
         self.lab.execute(&format!("DROP OWNED BY {}", self.role)).await.unwrap();
         self.lab.execute(&format!("DROP ROLE {}", self.role)).await.unwrap();
     }
 }
 
-/// Claims, transactions and readers, all at once.
+/// Claims, transactions and readers, concurrently.
 async fn burst(ledger: &Ledger<Database>, name: &str) {
     let mut all = JoinSet::new();
     for n in 0..40 {
@@ -96,11 +96,11 @@ async fn callers_leave_connections_to_the_ledger() {
         let db = db.clone();
         begun.spawn(async move { db.begin(Duration::from_secs(20)).await });
     }
-    // Some have one and hold it, the others wait, and are told at last that there is none.
+    // Some get one and hold it, the others wait and get an error in the end.
     let begun = timeout(Duration::from_secs(60), begun.join_all()).await.unwrap();
     let open: Vec<_> = begun.into_iter().filter_map(Result::ok).collect();
     assert!((2..LIMIT).contains(&open.len()), "{} transactions are open", open.len());
-    // With all of them held, claims go on.
+    // While all of them are held, claims go on.
     let claim = db.claim(vec![Arc::new(request("k", b"k", Policy::default()))]);
     let answers = timeout(Duration::from_secs(60), claim).await.unwrap().unwrap();
     assert_eq!(answers.len(), 1);
@@ -132,8 +132,8 @@ async fn callers_that_meet_share_a_connection_that_is_left_soon() {
     let narrow = Narrow::new().await;
     let settings = Settings { idle_limit: Duration::from_secs(1), ..Settings::default() };
     let db = narrow.open(settings).await;
-    // On a busy machine a commit may take longer than others wait for its connection. Then there are two for a moment, and
-    // it is tried again once they are closed.
+    // On a busy machine a commit may take longer than others wait for its connection. Then there are two for a moment,
+    // and the test tries again once they are closed.
     let shared = async {
         loop {
             while narrow.connections().await > 0 {

@@ -1,18 +1,20 @@
-//! Random histories: both stores must do what the pure function says, step by step, column by
-//! column; also where several things happen at once, over several connections.
+//! Random histories: both stores must do what the pure function does, step by step, column by column; also with
+//! concurrent events, over several connections.
 #![expect(clippy::unwrap_used, reason = "these are tests")]
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use proptest::prelude::*;
 use semel::{
-    Backoff, Failure, Fence, OnLost, OnMismatch, Operation, Outcome, Policy, Retry, Store, Timestamp, Verdict,
+    Backoff, Failure, Fence, OnLost, OnMismatch, Operation, Outcome, Policy, Retry, Timestamp, Verdict,
     machine::{Answer, Event, Later, Next, Request, Write, due, step},
+    prelude::*,
     store::{Applied, Decision, LeaseWrite, Limits, Take, Want},
 };
+use semel_store::on;
 use semel_testkit::{Kind, Lab, key, request, scope};
 
-/// One thing that happens. Small numbers choose among keys, payloads, orders and known fences.
+/// One event. Small numbers choose among keys, payloads, orders and known fences.
 #[derive(Clone, Debug)]
 enum Action {
     Claim {
@@ -23,10 +25,10 @@ enum Action {
         repeat: bool,
         stored: bool,
         at_once: bool,
-        /// Enqueued, with this many seconds to wait.
+        /// An enqueue with this delay in seconds.
         later: Option<u64>,
     },
-    /// What is due is taken, by the rules of this policy.
+    /// A take of due operations, under this policy.
     Take {
         policy: usize,
     },
@@ -110,10 +112,10 @@ fn policy(choice: usize) -> Policy {
     }
 }
 
-/// How many sorts of writes there are.
+/// The number of sorts of writes.
 const WRITES: usize = 9;
 
-/// How much happens at once at most: every order of it is tried.
+/// The most concurrent events: every order of them is tried.
 const MOST: usize = 5;
 
 fn write(choice: usize) -> Write {
@@ -131,16 +133,16 @@ fn write(choice: usize) -> Write {
     }
 }
 
-/// The store and, beside it, what the pure function says.
+/// The store and, beside it, the rows of the pure function.
 struct Run {
     lab: Lab,
     store: semel_store::Database,
     /// Another node.
     other: semel_store::Database,
     model: HashMap<usize, Operation>,
-    /// Of each that nobody runs, when it is due, if ever.
+    /// The due time of each operation that does not run, if it has one.
     due: HashMap<usize, Option<Timestamp>>,
-    /// Every fence that was ever given out, by key: old ones are tried too.
+    /// Every fence ever drawn, by key: old ones are tried too.
     fences: HashMap<usize, Vec<(i64, Fence)>>,
     last: HashMap<usize, Request>,
     time: Timestamp,
@@ -219,7 +221,7 @@ impl Run {
         }
     }
 
-    /// Takes what is due: just that, each as a claim by its key would have got it.
+    /// Takes due operations: exactly those, each as a claim by its key would have got it.
     async fn take(&mut self, policy: Policy) {
         let want = Want { scope: scope(), most: 10, oldest: 1, policy: policy.clone(), limits: Limits::default() };
         let token = semel::Token::random().unwrap();
@@ -254,7 +256,7 @@ impl Run {
             }
         }
         let due = self.model.values().filter(|op| op.lease.as_ref().is_some_and(|lease| lease.token == token)).count();
-        assert_eq!(taken.len(), due, "what is not due was taken");
+        assert_eq!(taken.len(), due, "an operation that is not due was taken");
         for place in 0..NAMES.len() {
             self.compare(place).await;
         }
@@ -293,7 +295,7 @@ impl Run {
     }
 
     /// Sends claims and writes to two nodes at once, a batch of each to each. There must be an order in which the
-    /// machine gives the same answers and leaves the same rows.
+    /// machine gives the same answers and leaves the same rows, due at the same times.
     async fn act_together(&mut self, parts: &[(bool, Action)]) {
         let (mut claims, mut writes) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
         for (node, part) in parts {
@@ -325,10 +327,12 @@ impl Run {
         for place in 0..NAMES.len() {
             rows.extend(self.row(place).await.map(|op| (place, op)));
         }
-        let before = (self.model.clone(), self.due.clone());
+        let (before, waiting) = ((self.model.clone(), self.due.clone()), self.waiting().await);
         let explained = orders(done.len()).into_iter().any(|order| {
             (self.model, self.due) = before.clone();
-            order.iter().all(|n| self.part_step(&done[*n].1, done[*n].0) == done[*n].2) && self.model == rows
+            order.iter().all(|n| self.part_step(&done[*n].1, done[*n].0) == done[*n].2)
+                && self.model == rows
+                && self.expected_waiting() == waiting
         });
         assert!(explained, "no order explains {done:#?}\nfrom {:#?}\nto {rows:#?}", before.0);
     }
@@ -394,7 +398,7 @@ impl Run {
     async fn row(&self, place: usize) -> Option<Operation> {
         let mut stored = self.stored(place).await;
         if let Some(op) = stored.as_mut().filter(|op| op.archived) {
-            // Looking an archived one up brings its data back; the row itself has none.
+            // Reading an archived operation restores its data; the row itself has none.
             op.outcome = Some(Outcome::not_kept(""));
             op.payload = None;
         }
@@ -411,8 +415,23 @@ impl Run {
         );
     }
 
-    /// What should run by now, and when the next should.
-    async fn compare_due(&self) {
+    /// Operations that are due now or later and have not expired, with the time, in the order in which they are taken.
+    async fn waiting(&self) -> Vec<(i64, i64)> {
+        const WAITING: &str = "SELECT b.operation, b.due
+             FROM semel_backlog AS b JOIN semel_operations AS o ON o.id = b.operation
+             WHERE b.due IS NOT NULL AND (o.expires_at IS NULL OR o.expires_at > $1)
+             ORDER BY b.priority DESC, b.due, b.operation";
+        let tx = self.store.begin(Duration::from_secs(5)).await.unwrap();
+        let mut held = tx.connection().await.unwrap();
+        let now = self.time.as_micros();
+        let waiting = on!(held.get().unwrap(), c => sqlx::query_as(WAITING).bind(now).fetch_all(c).await.unwrap());
+        drop(held);
+        self.store.roll_back(&tx).await;
+        waiting
+    }
+
+    /// The same according to the machine.
+    fn expected_waiting(&self) -> Vec<(i64, i64)> {
         let counts = |place: &usize| self.model.get(place).is_some_and(|op| !op.has_expired(self.time));
         let waits = self.due.iter().filter(|(place, _)| counts(place));
         let place = |(place, due): (&usize, &Option<Timestamp>)| {
@@ -421,27 +440,29 @@ impl Run {
         };
         let mut waits: Vec<_> = waits.filter_map(place).collect();
         waits.sort_unstable();
-        let next = waits.iter().map(|(_, due, _)| *due).filter(|due| *due > self.time).min();
-        let ids: Vec<_> = waits.iter().filter(|(_, due, _)| *due <= self.time).map(|(.., id)| *id).collect();
-        let found = self.store.due(&scope(), 64).await.unwrap();
-        assert_eq!((found.operations.iter().map(|op| op.id).collect(), found.next), (ids, next), "at {}", self.time);
-        // Of a kind it is only told when there is something, and that without a look at what has expired.
+        waits.into_iter().map(|(_, due, id)| (id, due.as_micros())).collect()
+    }
+
+    /// Operations to run, and from when on.
+    async fn compare_due(&self) {
+        assert_eq!(self.waiting().await, self.expected_waiting(), "at {}", self.time);
+        // A kind has only the first due time, including that of expired operations.
         let kinds = self.store.due_kinds(scope().service(), ("", "")).await.unwrap();
-        let told: Vec<_> = kinds.into_iter().map(|told| (told.kind, told.next)).collect();
+        let listed: Vec<_> = kinds.into_iter().map(|due| (due.kind, due.next)).collect();
         let first = self.due.values().filter_map(|due| *due).min();
         let expected: Vec<_> = first.into_iter().map(|first| (scope().kind().to_owned(), first)).collect();
-        assert_eq!(told, expected, "at {}", self.time);
+        assert_eq!(listed, expected, "at {}", self.time);
     }
 }
 
-/// One of several things that were done at once.
+/// One of several concurrent events.
 #[derive(Debug)]
 enum Part {
     Claim(Arc<Request>, Fence),
     Write(LeaseWrite),
 }
 
-/// Sends a batch, and those that another transaction was in the way of again.
+/// Sends a batch, and sends those again that another transaction blocked.
 async fn decided<I: Clone, Fut: Future<Output = semel::Result<Vec<Applied>>>>(
     batch: &[(usize, I)],
     send: impl Fn(Vec<I>) -> Fut,
@@ -457,7 +478,7 @@ async fn decided<I: Clone, Fut: Future<Output = semel::Result<Vec<Applied>>>>(
     answers.into_iter().flatten().collect()
 }
 
-/// Every order of so many things.
+/// Every permutation of this many.
 fn orders(n: usize) -> Vec<Vec<usize>> {
     let Some(last) = n.checked_sub(1) else { return vec![Vec::new()] };
     let insert = |shorter: Vec<usize>| {
@@ -485,12 +506,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, max_shrink_iters: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn prop_sqlite_does_what_the_machine_says(history in proptest::collection::vec(action(), 1..40)) {
+    fn prop_sqlite_agrees_with_the_machine(history in proptest::collection::vec(action(), 1..40)) {
         play(Kind::Sqlite, &history);
     }
 
     #[test]
-    fn prop_postgres_does_what_the_machine_says(history in proptest::collection::vec(action(), 1..40)) {
+    fn prop_postgres_agrees_with_the_machine(history in proptest::collection::vec(action(), 1..40)) {
         play(Kind::Postgres, &history);
     }
 }

@@ -1,10 +1,10 @@
-//! PostgreSQL: a peer that was cut off inside a transaction holds the row of one lease. Only that lease may suffer.
+//! PostgreSQL: a peer that was cut off inside a transaction has locked one lease. Only that lease may suffer.
 #![expect(clippy::unwrap_used, reason = "these are tests")]
 
 use std::{sync::Arc, time::Duration};
 
 use semel::{
-    Claim, Context, Failure, Lease, Ledger, Options, Outcome, Policy, Ran, Retry, Settled, State, Store as _,
+    Claim, Context, Failure, Lease, Ledger, Options, Outcome, Policy, Ran, Retry, Settled, State, prelude::*,
     store::Decision,
 };
 use semel_store::{Database, Settings};
@@ -24,7 +24,7 @@ fn policy(lease: Duration) -> Policy {
     Policy { lease, ..Policy::default() }
 }
 
-/// A transaction of somebody else that has locked the lease of a key, and says nothing more.
+/// Another transaction that has locked the lease of a key, and stays open.
 async fn lock_lease(lab: &Lab, text: &str) -> PgConnection {
     let mut peer = PgConnection::connect(&lab.url).await.unwrap();
     sqlx::raw_sql("BEGIN").execute(&mut peer).await.unwrap();
@@ -50,16 +50,16 @@ struct Runs {
 
 impl Runs {
     fn start(ledger: &Ledger<Database>) -> Self {
-        let (begun, (go_on, told)) = (Arc::new(Barrier::new(RUNS + 1)), watch::channel(false));
+        let (begun, (go_on, wait)) = (Arc::new(Barrier::new(RUNS + 1)), watch::channel(false));
         let mut ended = JoinSet::new();
         for n in 0..RUNS {
-            let (ledger, begun, told) = (ledger.clone(), begun.clone(), told.clone());
+            let (ledger, begun, wait) = (ledger.clone(), begun.clone(), wait.clone());
             ended.spawn(async move {
                 let handler = move |_: Context<Database>| {
-                    let (begun, mut told) = (begun.clone(), told.clone());
+                    let (begun, mut wait) = (begun.clone(), wait.clone());
                     async move {
                         begun.wait().await;
-                        let _ = told.wait_for(|go_on| *go_on).await;
+                        let _ = wait.wait_for(|go_on| *go_on).await;
                         Ok(Outcome::kept(n.to_string()))
                     }
                 };
@@ -77,26 +77,29 @@ async fn a_locked_lease_costs_a_node_that_lease_and_no_other() {
     let mut runs = Runs::start(&ledger);
     runs.begun.wait().await;
     let peer = lock_lease(&lab, "k0").await;
-    // Two leases in all: each of the others is renewed several times meanwhile, or lost.
-    let Some(Ok((n, told))) = runs.ended.join_next().await else { panic!("no run has ended") };
-    assert!(matches!(told, Ok(Claim::Acquired(Ran::LeaseLost))), "run {n} ended first, with {told:?}");
-    assert_eq!(n, 0, "a lease that nobody has locked was lost");
+    // Two leases long: each of the others is renewed several times meanwhile, or lost.
+    let Some(Ok((n, ended_with))) = runs.ended.join_next().await else { panic!("no run has ended") };
+    assert!(matches!(ended_with, Ok(Claim::Acquired(Ran::LeaseLost))), "run {n} ended first, with {ended_with:?}");
+    assert_eq!(n, 0, "an unlocked lease was lost");
     tokio::time::sleep(LEASE).await;
     runs.go_on.send_replace(true);
     while let Some(ended) = runs.ended.join_next().await {
-        let (n, told) = ended.unwrap();
-        assert!(matches!(told, Ok(Claim::Acquired(Ran::Completed(_)))), "run {n} of an unlocked lease: {told:?}");
+        let (n, ended_with) = ended.unwrap();
+        assert!(
+            matches!(ended_with, Ok(Claim::Acquired(Ran::Completed(_)))),
+            "run {n} of an unlocked lease: {ended_with:?}"
+        );
         assert_eq!(state(&ledger, &format!("k{n}")).await, State::Completed);
     }
-    // All of this while the peer still had its lock; and the one whose lease was lost did not complete.
+    // All of this while the peer still had its lock; and the run with the lost lease did not complete.
     assert_eq!(state(&ledger, "k0").await, State::Processing);
     peer.close().await.unwrap();
 }
 
-/// The one connection of the ledger's other writes waits for a row. A lease that is renewed meanwhile is kept.
+/// The only connection for the ledger's other writes waits for a row. A lease that is renewed meanwhile is kept.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn renewals_have_connections_of_their_own() {
-    /// Kept for one and a half of it, and that within the ten seconds for which a statement waits for a lock.
+    /// One and a half leases long, and within the ten seconds for which a statement waits for a lock.
     const LEASE: Duration = Duration::from_secs(4);
     let lab = Lab::in_real_time(Kind::Postgres).await;
     let settings = Settings { lane_connections: 1, ..lab.settings() };
@@ -118,10 +121,10 @@ async fn renewals_have_connections_of_their_own() {
         tokio::time::sleep(LEASE * 3 / 2).await;
         Ok(Outcome::kept(""))
     };
-    let told = ledger.run(work("k", policy(LEASE)), handler).await;
-    assert!(matches!(told, Ok(Claim::Acquired(Ran::Completed(_)))), "{told:?}");
+    let ended_with = ledger.run(work("k", policy(LEASE)), handler).await;
+    assert!(matches!(ended_with, Ok(Claim::Acquired(Ran::Completed(_)))), "{ended_with:?}");
     peer.close().await.unwrap();
-    // Whether it got the row in time is another matter.
+    // Whether it got the row in time does not matter here.
     let _ = deciding.await.unwrap();
 }
 
@@ -132,7 +135,7 @@ async fn settle(lease: Lease<Database>, failing: bool) -> semel::Result<Settled>
     }
 }
 
-/// The outcome of the locked one waits, for as long as its lease lasts, and is then stored. Nothing else waits with it.
+/// The outcome of the locked one waits, while its lease lasts, and is then stored. Nothing else waits with it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_the_settle_of_a_locked_lease_waits() {
     let lab = Lab::in_real_time(Kind::Postgres).await;

@@ -1,10 +1,11 @@
-//! The stores, tested on the real thing.
+//! The stores, tested on real databases.
 
 mod brokers;
 mod contention;
 mod epochs;
 mod few_connections;
 mod histories;
+mod locked_followers;
 mod locked_leases;
 mod migrating;
 mod opening;

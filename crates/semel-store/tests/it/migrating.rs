@@ -1,4 +1,4 @@
-//! PostgreSQL: a migration that has to wait for a lock keeps nobody else waiting for long.
+//! PostgreSQL: a migration that has to wait for a lock delays no other statement for long.
 #![expect(clippy::unwrap_used, reason = "these are tests")]
 
 use std::time::Duration;
@@ -15,7 +15,7 @@ async fn migrate(db: &Database, files: &[(&'static str, &'static str)]) -> semel
     db.migrate("made_migrations", migrator(files), migrator(files)).await
 }
 
-/// Somebody who reads a table for a long time: a dump, a report.
+/// A long-running reader of a table: a dump, a report.
 async fn long_reader(lab: &Lab) -> PgConnection {
     let mut reader = PgConnection::connect(&lab.url).await.unwrap();
     let read = "SET application_name = 'pg_dump'; BEGIN; SELECT n FROM made";
@@ -44,7 +44,7 @@ async fn a_migration_behind_a_long_reader_lets_others_pass_and_is_made_once() {
             assert_eq!(lab.number("SELECT count(*) FROM made").await, 1, "others pass");
         }
     };
-    timeout(Duration::from_secs(60), watched).await.expect("others wait for as long as the reader takes");
+    timeout(Duration::from_secs(60), watched).await.expect("other statements wait as long as the reader runs");
     assert!(migrating.iter().all(|one| !one.is_finished()), "the reader is still reading");
     sqlx::raw_sql("COMMIT").execute(&mut reader).await.unwrap();
     for one in migrating {
@@ -55,7 +55,7 @@ async fn a_migration_behind_a_long_reader_lets_others_pass_and_is_made_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_migration_whose_patience_ends_says_what_it_waited_for() {
+async fn a_migration_that_gives_up_names_the_lock_holder() {
     let lab = Lab::in_real_time(Kind::Postgres).await;
     let settings = Settings { migration_patience: Duration::from_millis(1), ..lab.settings() };
     let db = Database::open(&lab.url, settings).await.unwrap();

@@ -1,4 +1,4 @@
-//! SQLite: a file that others are opening, too.
+//! SQLite: a file that other processes open, too.
 #![expect(clippy::unwrap_used, reason = "these are tests")]
 
 use std::{
@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use semel::{Policy, Store as _};
+use semel::{Policy, prelude::*};
 
 use semel_store::{Database, repair_clock};
 use semel_testkit::{Kind, Lab, request};
@@ -52,7 +52,7 @@ async fn a_new_file_that_links_lead_to_is_its_owners_alone() {
     assert_eq!(mode(&lab, ""), 0o600);
 }
 
-/// The locks that this process has on a file. Linux tells them by process and inode.
+/// The locks that this process has on a file. Linux lists them by process and inode.
 #[cfg(target_os = "linux")]
 fn locks(path: &std::path::Path) -> Vec<String> {
     let (process, inode) = (std::process::id().to_string(), format!(":{}", fs::metadata(path).unwrap().ino()));
@@ -64,8 +64,8 @@ fn locks(path: &std::path::Path) -> Vec<String> {
     all.lines().filter(ours).map(str::to_owned).collect()
 }
 
-/// When a process closes any descriptor of a file, it loses all its locks on it. Without them, the last other process to
-/// close the database would delete the log that this one still writes to.
+/// When a process closes any descriptor of a file, it loses all its locks on it. Without them, the last other process
+/// to close the database would delete the log that this one still writes to.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_second_opening_in_one_process_keeps_the_locks_of_the_first() {
@@ -76,7 +76,7 @@ async fn a_second_opening_in_one_process_keeps_the_locks_of_the_first() {
     assert_ne!(locks(&file(&lab, "")), [""; 0], "the lock is lost");
 }
 
-/// A database that a killed process has left: its log holds what was committed.
+/// A database that a killed process has left: its log has committed data.
 async fn left_behind() -> Lab {
     let lab = Lab::in_real_time(Kind::Sqlite).await;
     let database = lab.open().await;
@@ -103,18 +103,17 @@ async fn a_log_without_its_database_is_refused_and_left_as_it_is() {
         let refused = Database::open(&lab.url, lab.settings()).await.map(drop).unwrap_err().to_string();
         assert!(refused.contains(how) && refused.contains("-wal") && refused.contains("Put the database"), "{refused}");
         let by = ("ana", "the clock was wrong");
-        let repair = repair_clock(&lab.url, lab.clock.clone(), by, &[]).await.map(drop).unwrap_err().to_string();
+        let repair = repair_clock(&lab.url, lab.clock.clone(), by).await.map(drop).unwrap_err().to_string();
         assert_eq!(repair, refused);
         assert_eq!(fs::read(file(&lab, "-wal")).unwrap(), log, "the log was changed");
-        // What it says to do helps: nothing was lost.
+        // The advice of the error helps: nothing was lost.
         fs::rename(file(&lab, "-moved"), file(&lab, "")).unwrap();
         lab.open().await;
         assert_eq!(lab.texts("SELECT key FROM semel_operations").await, ["before"]);
     }
 }
 
-/// It turns to write-ahead logging when it is first opened, and SQLite tells whoever comes second at once that it is
-/// locked.
+/// The first opening switches to write-ahead logging, and SQLite answers the second process "locked" at once.
 #[tokio::test]
 async fn a_new_file_that_another_process_is_writing_is_waited_for() {
     let lab = Lab::in_real_time(Kind::Sqlite).await;

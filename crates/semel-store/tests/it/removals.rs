@@ -1,12 +1,13 @@
-//! PostgreSQL: what is added to an operation while another transaction removes it must not be left behind.
+//! PostgreSQL: rows that are added to an operation while another transaction deletes it must not be orphaned.
 #![expect(clippy::unwrap_used, reason = "these are tests")]
 
 use std::{sync::Arc, time::Duration};
 
 use semel::{
-    Claim, Fence, Ledger, Outcome, Policy, Settled, Store as _,
+    Claim, Fence, Ledger, Outcome, Policy, Settled,
     journal::{Repeat, Sighting},
     machine::{Answer, Write},
+    prelude::*,
     store::{Commit, Decision, LeaseWrite, SeenAgain},
 };
 use semel_store::Database;
@@ -34,7 +35,7 @@ fn again(id: i64) -> SeenAgain {
     SeenAgain::once(id, Repeat::Duplicate, sighting)
 }
 
-/// Adds a repeat while its operation is being removed, and once more after that.
+/// Adds a repeat while its operation is being deleted, and once more after that.
 async fn add_meanwhile(lab: &Lab, store: &Database, id: i64, removed: impl Future<Output = ()>) {
     let left = store.note_repeats(vec![again(id)], Vec::new()).await.unwrap();
     assert_eq!(left.iter().map(|seen| seen.id).collect::<Vec<_>>(), [id], "it is for the next time");
@@ -58,7 +59,7 @@ async fn a_repeat_that_is_added_during_a_claim_in_place_of_it_leaves_no_row() {
 }
 
 #[tokio::test]
-async fn a_repeat_that_is_added_while_a_first_run_is_put_back_leaves_no_row() {
+async fn a_repeat_added_during_the_release_of_a_first_run_leaves_no_row() {
     for (lock, write) in [(45, Write::Release { delay: Duration::ZERO, why: None }), (46, Write::Withdraw)] {
         let lab = Lab::new(Kind::Postgres).await;
         let store = lab.open().await;
@@ -80,7 +81,7 @@ async fn a_repeat_that_is_added_while_a_first_run_is_put_back_leaves_no_row() {
     }
 }
 
-/// A purge comes while repeats are being added: it waits for them, and removes them.
+/// A purge comes while repeats are being added: it waits for them, and deletes them.
 #[tokio::test]
 async fn a_purge_waits_for_repeats_that_are_being_added() {
     const LOCK: i64 = 47;
@@ -93,7 +94,7 @@ async fn a_purge_waits_for_repeats_that_are_being_added() {
     let add = tokio::spawn(async move { store.note_repeats(vec![again(id)], Vec::new()).await.unwrap() });
     stalls(&mut holder, LOCK).await;
     let purge = tokio::spawn(async move { other.decide(id, Decision::Purge, "me", "done with").await.unwrap() });
-    // The one that stalls has the lock of `stalls`.
+    // The stalled one has the lock of `stalls`.
     let waiting = "SELECT count(*) FROM pg_stat_activity AS purge JOIN pg_locks AS adds ON adds.locktype = 'advisory'
                    WHERE adds.granted AND adds.objsubid = 1 AND adds.classid = 4294967295 AND adds.objid = 4294967296 - $1
                      AND adds.pid = ANY (pg_blocking_pids(purge.pid))";
@@ -108,8 +109,7 @@ async fn a_purge_waits_for_repeats_that_are_being_added() {
     assert_eq!(lab.number("SELECT count(*) FROM semel_repeats").await, 0);
 }
 
-/// The repeats of an operation that another transaction has locked are written when it is free; their answers are counted
-/// once.
+/// The repeats of a locked operation are written when it is free; their answers are counted once.
 #[tokio::test]
 async fn repeats_of_a_locked_operation_are_kept_for_the_next_flush() {
     let lab = Lab::new(Kind::Postgres).await;
@@ -136,7 +136,7 @@ async fn repeats_of_a_locked_operation_are_kept_for_the_next_flush() {
     assert_eq!(lab.number("SELECT sum(n)::bigint FROM semel_deltas WHERE answer = 'replay'").await, 2);
 }
 
-/// A renewal was refused, and the journal is told of it later: by then a purge has removed the story of the operation, and
+/// A renewal was refused, and its note is written later: by then a purge has deleted the journal of the operation, and
 /// is about to commit.
 #[tokio::test]
 async fn a_note_that_is_written_during_a_purge_leaves_no_row() {
@@ -144,7 +144,7 @@ async fn a_note_that_is_written_during_a_purge_leaves_no_row() {
     let lab = Lab::new(Kind::Postgres).await;
     let ledger = lab.ledger().await;
     let (id, fence) = completed(&ledger, "k").await;
-    // A node of its own: that of the ledger tells its notes by itself.
+    // A separate node: that of the ledger writes its notes by itself.
     let store = lab.open().await;
     assert_eq!(store.renew(vec![(id, Fence(fence.0 - 1))]).await.unwrap(), [Answer::Lost]);
     let mut holder = PgConnection::connect(&lab.url).await.unwrap();
@@ -154,15 +154,15 @@ async fn a_note_that_is_written_during_a_purge_leaves_no_row() {
         async move { store.decide(id, Decision::Purge, "me", "done with").await.unwrap() }
     });
     stalls(&mut holder, LOCK).await;
-    let told = store.tell_renewals().await;
+    let written = store.tell_renewals().await;
     go_on(&mut holder, LOCK).await;
     assert_eq!(purge.await.unwrap().answer, Answer::Purged);
-    assert!(told.is_err_and(|error| error.is_transient()), "it is for the next time");
+    assert!(written.is_err_and(|error| error.is_transient()), "it is for the next time");
     store.tell_renewals().await.unwrap();
     assert_eq!(lab.texts("SELECT event FROM semel_journal").await, ["purged"]);
 }
 
-/// Rows that were set aside are tried again one by one. One that is waited for in vain keeps no other from its turn.
+/// Rows that were set aside are tried again one by one. One that times out blocks no other.
 #[tokio::test]
 async fn a_row_that_always_times_out_keeps_no_other_from_being_tried_again() {
     const REFUSE: &str = "CREATE OR REPLACE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
@@ -186,6 +186,6 @@ async fn a_row_that_always_times_out_keeps_no_other_from_being_tried_again() {
     lab.pass(Duration::from_secs(6 * 3600));
     let swept = ledger.store().sweep(1000).await.unwrap();
     assert_eq!(swept.expired, 1, "{swept:?}");
-    assert_eq!(swept.troubles.iter().map(|trouble| trouble.phase).collect::<Vec<_>>(), ["what was set aside"]);
+    assert_eq!(swept.troubles.iter().map(|trouble| trouble.phase).collect::<Vec<_>>(), ["rows set aside"]);
     assert_eq!(lab.texts("SELECT key FROM semel_operations").await, ["slow"]);
 }

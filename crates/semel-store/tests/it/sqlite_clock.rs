@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use semel::{Claim, Policy, Store as _};
+use semel::{Claim, Policy, prelude::*};
 use semel_store::{Clock, Database, Settings, repair_clock};
 use semel_testkit::{Kind, Lab, work};
 
@@ -29,12 +29,12 @@ async fn a_clock_that_is_set_back_revives_nothing() {
     let ledger = lab.ledger().await;
     let Claim::Acquired(mut zombie) = ledger.claim(work("k", policy())).await.unwrap() else { panic!() };
     lab.pass(policy().lease);
-    // A write that sees the time.
+    // A write that reads the time.
     assert!(matches!(ledger.claim(work("other", policy())).await.unwrap(), Claim::Acquired(_)));
     lab.clock.set(Lab::START);
     assert_eq!(ledger.store().now().await.unwrap(), Lab::START + policy().lease);
     assert_eq!(zombie.renew().await.unwrap(), semel::Held::LeaseLost);
-    // Another process, whose clock was never right, sees it too.
+    // Another process, whose clock was never wrong, sees it too.
     let settings = Settings { clock: Clock::manual(semel::Timestamp::from_micros(0)), ..Settings::default() };
     let behind = Database::open(&lab.url, settings).await.unwrap();
     assert_eq!(behind.now().await.unwrap(), Lab::START + policy().lease);
@@ -45,7 +45,7 @@ async fn a_clock_that_is_set_back_revives_nothing() {
 }
 
 #[tokio::test]
-async fn leases_lapse_after_a_clock_that_was_ahead_came_back() {
+async fn leases_expire_after_a_clock_that_was_ahead_came_back() {
     let lab = was_ahead().await;
     let (ledger, other) = (lab.ledger().await, lab.ledger().await);
     let Claim::Acquired(lease) = ledger.claim(work("k", policy())).await.unwrap() else { panic!("the key is free") };
@@ -55,9 +55,9 @@ async fn leases_lapse_after_a_clock_that_was_ahead_came_back() {
 
     // A tenth longer than a lease, and not an hour.
     lab.pass(Duration::from_secs(32));
-    assert!(matches!(other.claim(work("k", policy())).await.unwrap(), Claim::InFlight(_)), "it lapsed early");
+    assert!(matches!(other.claim(work("k", policy())).await.unwrap(), Claim::InFlight(_)), "it expired early");
     lab.pass(Duration::from_secs(2));
-    let Claim::Acquired(next) = other.claim(work("k", policy())).await.unwrap() else { panic!("it never lapsed") };
+    let Claim::Acquired(next) = other.claim(work("k", policy())).await.unwrap() else { panic!("it never expired") };
     assert_eq!(next.operation().id, operation);
     drop((lease, next));
 }
@@ -80,7 +80,7 @@ async fn a_time_that_is_ahead_never_goes_back_and_meets_the_hosts_clock_again() 
 #[tokio::test]
 async fn time_that_is_ahead_passes_also_while_no_process_has_the_file_open() {
     let lab = was_ahead().await;
-    // What opens the file first finds the mark, and keeps it for those that come later.
+    // The first process to open the file finds the mark, and stores it for later ones.
     lab.open().await.close().await;
     lab.pass(Duration::from_secs(600));
     let now = lab.open().await.now().await.unwrap();
@@ -103,16 +103,16 @@ async fn a_restart_of_the_host_neither_stops_the_time_nor_sets_it_back() {
 }
 
 #[tokio::test]
-async fn a_repair_sets_the_time_back_to_the_hosts_clock_and_says_who_did_it() {
+async fn a_repair_sets_the_time_back_to_the_hosts_clock_and_is_audited() {
     let lab = was_ahead().await;
     let ledger = lab.ledger().await;
-    // Backs off until a moment of the wrong clock.
+    // Backs off until a time of the wrong clock.
     let Claim::Acquired(lease) = ledger.claim(work("failed", policy())).await.unwrap() else { panic!() };
     let delay = Duration::from_secs(100);
     let failed = semel::Failure { error: "no".into(), retry: semel::Retry::After(delay) };
     assert_ne!(lease.fail(failed).await.unwrap(), semel::Settled::LeaseLost);
 
-    let repair = async || repair_clock(&lab.url, lab.clock.clone(), ("ana", "the clock was wrong"), &[]).await;
+    let repair = async || repair_clock(&lab.url, lab.clock.clone(), ("ana", "the clock was wrong")).await;
     let refused = repair().await.unwrap_err().to_string();
     assert!(refused.contains("another process"), "{refused}");
     // "seen" is still leased.
@@ -133,7 +133,7 @@ async fn a_repair_sets_the_time_back_to_the_hosts_clock_and_says_who_did_it() {
     let ledger = lab.ledger().await;
     assert_eq!(ledger.store().now().await.unwrap(), repaired.after);
     assert_eq!(ledger.store().clock_is_ahead(), None);
-    // What is left of its delay, not an hour more.
+    // The rest of its delay, not an hour more.
     assert!(matches!(ledger.claim(work("failed", policy())).await.unwrap(), Claim::NotYet(_)));
     lab.pass(delay);
     assert!(matches!(ledger.claim(work("failed", policy())).await.unwrap(), Claim::Acquired(_)));

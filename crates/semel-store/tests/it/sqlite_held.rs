@@ -1,4 +1,4 @@
-//! SQLite: a process outside of Semel that keeps the lock of the file.
+//! SQLite: a process outside of Semel holds the lock of the file.
 #![expect(clippy::unwrap_used, reason = "these are tests")]
 
 use std::{
@@ -6,13 +6,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use semel::{Claim, Error, Outcome, Policy, Store as _};
+use semel::{Claim, Error, Outcome, Policy, prelude::*};
 use semel_store::{Database, FILE_HELD, FILE_LOST, Settings};
 use semel_testkit::{Kind, Lab, request, work};
 use sqlx::{ConnectOptions as _, SqliteConnection, sqlite::SqliteConnectOptions};
 use tokio::task::JoinSet;
 
-/// Far more than a caller waits, which is between five and six seconds, and far less than the waits of all of them in turn.
+/// Far more than a caller waits, which is between five and six seconds, and far less than the waits of all of them in
+/// turn.
 const SOON: Duration = Duration::from_secs(15);
 
 async fn prompt(lab: &Lab) -> SqliteConnection {
@@ -20,14 +21,14 @@ async fn prompt(lab: &Lab) -> SqliteConnection {
     SqliteConnectOptions::new().filename(path).connect().await.unwrap()
 }
 
-async fn told(call: impl Future<Output = Result<(), Error>>) -> (Duration, Option<&'static str>) {
+async fn timed(call: impl Future<Output = Result<(), Error>>) -> (Duration, Option<&'static str>) {
     let begun = Instant::now();
     let error = call.await.unwrap_err();
     (begun.elapsed(), error.reason())
 }
 
 #[tokio::test]
-async fn many_callers_are_told_within_seconds_that_another_process_holds_the_file() {
+async fn many_callers_get_an_error_within_seconds_while_another_process_holds_the_file() {
     let lab = Arc::new(Lab::in_real_time(Kind::Sqlite).await);
     let ledger = lab.ledger().await;
     let Claim::Acquired(lease) = ledger.claim(work("running", Policy::default())).await.unwrap() else { panic!() };
@@ -38,21 +39,21 @@ async fn many_callers_are_told_within_seconds_that_another_process_holds_the_fil
     for n in 0..12 {
         let request = Arc::new(request(&format!("direct {n}"), b"k", Policy::default()));
         let (a, b, c) = (ledger.clone(), store.clone(), store.clone());
-        calls.spawn(told(async move { a.claim(work(&format!("k{n}"), Policy::default())).await.map(drop) }));
-        calls.spawn(told(async move { b.claim(vec![request]).await.map(drop) }));
-        calls.spawn(told(async move { c.begin(Duration::from_secs(5)).await.map(drop) }));
+        calls.spawn(timed(async move { a.claim(work(&format!("k{n}"), Policy::default())).await.map(drop) }));
+        calls.spawn(timed(async move { b.claim(vec![request]).await.map(drop) }));
+        calls.spawn(timed(async move { c.begin(Duration::from_secs(5)).await.map(drop) }));
     }
     for (after, reason) in calls.join_all().await {
         assert_eq!(reason, Some(FILE_HELD));
-        assert!(after < SOON, "told after {after:?}");
+        assert!(after < SOON, "answered after {after:?}");
     }
-    // One that comes later does not wait behind those that go on asking.
-    let (after, reason) = told(async { ledger.claim(work("later", Policy::default())).await.map(drop) }).await;
+    // A later caller does not wait behind those that keep retrying.
+    let (after, reason) = timed(async { ledger.claim(work("later", Policy::default())).await.map(drop) }).await;
     assert!(after < SOON && reason == Some(FILE_HELD), "{after:?}, {reason:?}");
     assert_eq!(store.check_writes().await.unwrap_err().reason(), Some(FILE_HELD));
     // A run's outcome is kept until the file is free.
     let settle = tokio::spawn(lease.complete(Outcome::kept("done")));
-    // Its first try is told that the file is held, after a fraction of this.
+    // Its first attempt fails after a fraction of this.
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(!settle.is_finished(), "the outcome was given up");
     sqlx::raw_sql("COMMIT").execute(&mut other).await.unwrap();
@@ -61,19 +62,19 @@ async fn many_callers_are_told_within_seconds_that_another_process_holds_the_fil
 }
 
 #[tokio::test]
-async fn a_lost_log_is_told_at_once() {
+async fn a_deleted_log_is_reported_at_once() {
     let lab = Lab::in_real_time(Kind::Sqlite).await;
     let ledger = lab.ledger().await;
     drop(ledger.claim(work("before", Policy::default())).await.unwrap());
     std::fs::remove_file(format!("{}-wal", lab.url.strip_prefix("sqlite:").unwrap())).unwrap();
     let error = ledger.claim(work("after", Policy::default())).await.map(drop).unwrap_err();
     assert_eq!(error.reason(), Some(FILE_LOST));
-    // The engine asks a store that is away for three seconds. This one is not: waiting does not bring the file back.
+    // The engine retries an unavailable store for three seconds. Not this one: waiting does not free the file.
     assert!(!ledger.store().is_worth_asking_again(&error), "{error}");
 }
 
 #[tokio::test]
-async fn a_process_that_opens_a_file_that_another_holds_is_told_so() {
+async fn opening_a_file_that_another_process_holds_is_an_error() {
     let lab = Lab::in_real_time(Kind::Sqlite).await;
     lab.open().await.close().await;
     let mut other = prompt(&lab).await;

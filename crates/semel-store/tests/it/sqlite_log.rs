@@ -1,9 +1,9 @@
-//! SQLite: the write-ahead log, and the file when nobody uses it.
+//! SQLite: the write-ahead log, and the file when no process uses it.
 #![expect(clippy::unwrap_used, reason = "these are tests")]
 
 use std::{fs, path::PathBuf, sync::Arc, time::Duration};
 
-use semel::{Claim, Outcome, Policy, Store as _};
+use semel::{Claim, Outcome, Policy, prelude::*};
 use semel_store::{Database, FILE_LOST, Settings};
 use semel_testkit::{Kind, Lab, key, request, scope, work};
 use sqlx::{ConnectOptions as _, SqliteConnection, sqlite::SqliteConnectOptions};
@@ -17,7 +17,7 @@ async fn prompt(lab: &Lab) -> SqliteConnection {
     SqliteConnectOptions::new().filename(file(lab, "")).connect().await.unwrap()
 }
 
-/// Readers of which one begins before the one before it ends, without end: at no moment does nobody read.
+/// Readers that overlap all the time: at every moment one reads.
 async fn overlapping_readers(lab: Arc<Lab>, mut stop: oneshot::Receiver<()>) {
     let mut readers = [prompt(&lab).await, prompt(&lab).await];
     for turn in 0.. {
@@ -34,7 +34,7 @@ async fn overlapping_readers(lab: Arc<Lab>, mut stop: oneshot::Receiver<()>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_log_stays_bounded_while_somebody_always_reads() {
+async fn the_log_stays_bounded_under_constant_reads() {
     let lab = Arc::new(Lab::in_real_time(Kind::Sqlite).await);
     let database = lab.open().await;
     let (stop, stopped) = oneshot::channel();
@@ -48,7 +48,7 @@ async fn the_log_stays_bounded_while_somebody_always_reads() {
     }
     stop.send(()).unwrap();
     readers.await.unwrap();
-    // 160 MB were written. It is emptied at 64 MB, and one more batch may be in it by then.
+    // 160 MB were written. The log is emptied at 64 MB, and may contain one more batch by then.
     assert!((32..80).contains(&largest), "it grew to {largest} MB");
 }
 
@@ -65,7 +65,7 @@ async fn after_the_last_process_has_closed_it_the_file_alone_is_the_database() {
     last.store().close().await;
     assert!(!file(&lab, "-wal").exists() && !file(&lab, "-shm").exists());
     assert_eq!(lab.texts("SELECT key FROM semel_operations WHERE state = 'completed' ORDER BY key").await, ["a", "b"]);
-    // Whoever still asks is told so, and nothing panics.
+    // Later calls get an error, and nothing panics.
     assert!(last.claim(work("c", Policy::default())).await.is_err());
     assert!(last.store().now().await.is_err());
 }
@@ -85,7 +85,7 @@ async fn a_log_that_is_deleted_under_its_process_is_noticed_and_nothing_committe
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert_eq!(database.check_writes().await.unwrap_err().reason(), Some(FILE_LOST));
         if end == "-wal" {
-            // As a process that is killed leaves it: the log is gone for good.
+            // As a killed process leaves it: the log is gone for good.
             fs::remove_file(&copy).unwrap();
             fs::copy(file(&lab, ""), file(&lab, "-alone")).unwrap();
             let alone = SqliteConnectOptions::new().filename(file(&lab, "-alone"));
@@ -98,8 +98,8 @@ async fn a_log_that_is_deleted_under_its_process_is_noticed_and_nothing_committe
 }
 
 #[tokio::test]
-async fn a_database_that_is_deleted_under_its_process_is_not_begun_anew_after_a_clean_stop() {
-    // The process writes once more and is told, or it stops without having noticed.
+async fn a_database_deleted_while_open_is_not_created_again_after_a_clean_stop() {
+    // The process writes once more and gets an error, or it stops without having noticed.
     for writes in [true, false] {
         let lab = Lab::in_real_time(Kind::Sqlite).await;
         let database = lab.open().await;
@@ -114,7 +114,7 @@ async fn a_database_that_is_deleted_under_its_process_is_not_begun_anew_after_a_
         let refused = Database::open(&lab.url, Settings::default()).await.err().unwrap().to_string();
         assert!(refused.contains("-lost first"), "{refused}");
         assert!(!file(&lab, "").exists(), "nothing is made");
-        // An empty file is no database that was put back.
+        // An empty file is not a restored database.
         fs::write(file(&lab, ""), "").unwrap();
         assert!(Database::open(&lab.url, Settings::default()).await.is_err());
         fs::rename(&away, file(&lab, "")).unwrap();
@@ -126,17 +126,19 @@ async fn a_database_that_is_deleted_under_its_process_is_not_begun_anew_after_a_
 }
 
 #[tokio::test]
-async fn a_database_that_is_emptied_under_its_process_is_not_begun_anew() {
+async fn a_database_truncated_while_open_is_not_created_again() {
     for left in ["", "a few bytes"] {
         let lab = Lab::in_real_time(Kind::Sqlite).await;
         let database = lab.open().await;
         database.claim(vec![Arc::new(request("before", b"k", Policy::default()))]).await.unwrap();
-        // In place: the name is still that of the same file.
+        // In place: the name still belongs to the same file.
         fs::write(file(&lab, ""), left).unwrap();
         let error = database.claim(vec![Arc::new(request("after", b"k", Policy::default()))]).await.unwrap_err();
         assert_eq!(error.reason(), Some(FILE_LOST), "{error}");
         database.close().await;
-        let Err(refused) = Database::open(&lab.url, Settings::default()).await else { panic!("it began anew") };
+        let Err(refused) = Database::open(&lab.url, Settings::default()).await else {
+            panic!("it created a new database")
+        };
         assert!(refused.to_string().contains("Nothing was changed"), "{refused}");
         assert!(fs::metadata(file(&lab, "")).unwrap().len() < 512, "nothing is made of what is left");
     }

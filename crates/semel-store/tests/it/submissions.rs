@@ -1,6 +1,6 @@
-//! PostgreSQL: submissions under lock time-outs, locks of strangers and backends that are ended at any moment. A
-//! submission changes a row from its first version to its second and completes its key, in one commit. If one could
-//! commit without its key, every further attempt under that key would find the second version, and say so for ever.
+//! PostgreSQL: submissions under lock timeouts, foreign locks and backends that are killed at any moment. A submission
+//! changes a row from its first version to its second and completes its key, in one commit. If one could commit without
+//! its key, every further attempt under that key would find the second version, and be refused for ever.
 #![expect(clippy::unwrap_used, reason = "these are tests")]
 
 use std::{
@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use semel::{Backoff, Claim, Context, Ledger, Outcome, Policy, Ran, State, Store as _, Unfinished};
+use semel::{Backoff, Claim, Context, Ledger, Outcome, Policy, Ran, State, Unfinished, prelude::*};
 use semel_store::{Conn, Database, Tx};
 use semel_testkit::{Kind, Lab, key, scope, work};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
@@ -27,7 +27,7 @@ fn policy() -> Policy {
 /// Short time-outs, as a role or a database may set them.
 const SHORT: &str = "SET LOCAL lock_timeout = '15ms'; SET LOCAL statement_timeout = '500ms';
                      SET LOCAL idle_in_transaction_session_timeout = '20ms'";
-/// Those of the end, when nothing is in the way any more.
+/// Those of the end, without interference.
 const LONG: &str = "SET LOCAL lock_timeout = '20s'";
 
 /// One attempt: the row goes from version 1 to version 2, unless it has done so already.
@@ -39,7 +39,8 @@ async fn submit(tx: Tx, n: i32, limits: &'static str) -> Result<Outcome, Unfinis
     let done = sqlx::query("UPDATE proposals SET version = 2 WHERE id = $1 AND version = 1");
     let changed = done.bind(n).execute(&mut *conn).await.map_err(failed)?.rows_affected();
     if n % 3 == 0 {
-        // The server ends what is idle for longer than 20 ms: before, at and after the completion that follows.
+        // The server ends transactions that are idle for longer than 20 ms: before, at and after the completion that
+        // follows.
         let pause = Duration::from_millis(fastrand::u64(0..40));
         tokio::time::sleep(pause).await;
     }
@@ -49,7 +50,7 @@ async fn submit(tx: Tx, n: i32, limits: &'static str) -> Result<Outcome, Unfinis
     }
 }
 
-/// Brings a key until it has its outcome; whether it was told that it is out of date.
+/// Submits a key until it has its outcome; whether it was refused as out of date.
 async fn bring(ledger: &Ledger<Database>, n: i32, limits: &'static str, troubles: &AtomicUsize) -> bool {
     for _ in 0..200 {
         let handler = move |_: Context<Database>, tx: Tx| submit(tx, n, limits);
@@ -81,7 +82,7 @@ async fn lock_rows(url: String, stop: Arc<AtomicBool>) {
     }
 }
 
-/// Ends backends that are in the middle of a submission; how many.
+/// Ends backends in the middle of a submission; returns how many.
 async fn end_backends(url: String, stop: Arc<AtomicBool>) -> i64 {
     let mut peer = PgConnection::connect(&url).await.unwrap();
     let mut ended = 0;
@@ -115,7 +116,7 @@ async fn no_submission_commits_without_its_key_whatever_times_out_or_is_ended() 
     let (stop, troubles) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
     let locks = [1, 2].map(|_| tokio::spawn(lock_rows(lab.url.clone(), stop.clone())));
     let ends = tokio::spawn(end_backends(lab.url.clone(), stop.clone()));
-    // Each key is brought to both nodes, as by a client that tries again elsewhere.
+    // Each key is sent to both nodes, as by a client that retries elsewhere.
     let mut brought = JoinSet::new();
     for n in 0..KEYS {
         for ledger in [&a, &b] {
@@ -123,21 +124,21 @@ async fn no_submission_commits_without_its_key_whatever_times_out_or_is_ended() 
             brought.spawn(async move { (n, bring(&ledger, i32::try_from(n).unwrap(), SHORT, &troubles).await) });
         }
     }
-    let told = brought.join_all().await;
+    let results = brought.join_all().await;
     stop.store(true, Ordering::Relaxed);
     for lock in locks {
         lock.await.unwrap();
     }
     let ended = ends.await.unwrap();
-    println!("{ended} backends ended, {} attempts in trouble", troubles.load(Ordering::Relaxed));
+    println!("{ended} backends ended, {} attempts failed", troubles.load(Ordering::Relaxed));
     assert!(ended > 0 && troubles.load(Ordering::Relaxed) > 0, "nothing happened to them");
-    for (n, out_of_date) in told {
+    for (n, out_of_date) in results {
         assert!(!out_of_date, "submission {n} found its own effect");
     }
     for (n, (completed, submitted)) in completed_and_submitted(&lab, &a).await {
         assert_eq!(completed, submitted, "submission {n}: its key and its effect do not agree");
     }
-    // What had no effect can be repeated, by whoever comes next.
+    // A submission without an effect can be repeated.
     let last = JoinSet::from_iter((0..KEYS).map(|n| {
         let (ledger, troubles) = (b.clone(), troubles.clone());
         async move { bring(&ledger, i32::try_from(n).unwrap(), LONG, &troubles).await }

@@ -1,26 +1,27 @@
-//! One row that cannot be read or written harms no other: the sweep, listings and workers go on with the rest, and the
-//! row is set aside where a person sees it.
+//! An unreadable or unwritable row affects no other: the sweep, listings and workers go on with the rest, and the row
+//! is set aside for a person.
 
 use std::time::Duration;
 
 use semel::{
-    Backoff, Error, Operation, Policy, State, Store as _,
+    Backoff, Error, Operation, Policy, State,
     journal::Event,
     look::{Filter, Page, Task},
     machine::{Answer, NotNow, Write},
-    store::{Decision, LeaseWrite, Swept},
+    prelude::*,
+    store::{Decision, LeaseWrite, Limits, Swept, Want},
 };
 use semel_store::{Database, on};
 
 use super::tools::*;
 use crate::{Kind, Lab, key, request, scope, work};
 
-/// When what was set aside is tried again.
+/// When a row that was set aside is tried again.
 const AGAIN: Duration = secs(6 * 3600);
 
 const MIB: usize = 1 << 20;
 
-/// An operation that has a retention of a minute.
+/// An operation with a retention of a minute.
 fn short_lived() -> Policy {
     Policy { retention: Some(secs(60)), ..Policy::default() }
 }
@@ -29,10 +30,10 @@ fn name(n: usize) -> String {
     format!("k{n:02}")
 }
 
-/// Claims so many keys at once, each with a payload of so many bytes.
+/// Claims this many keys at once, each with a payload of this many bytes.
 async fn claimed(store: &Database, n: usize, bytes: usize, policy: &Policy) -> Vec<Operation> {
     let mut operations = Vec::new();
-    // A few at a time, where they are large.
+    // A few at a time, if they are large.
     for part in (0..n).collect::<Vec<_>>().chunks(if bytes < 1000 { 100 } else { 10 }) {
         let mut asked = Vec::new();
         for n in part {
@@ -52,7 +53,7 @@ async fn completed(store: &Database, n: usize, bytes: usize, policy: &Policy) ->
     operations
 }
 
-/// Has the database refuse a change of a table, for the rows that a condition says.
+/// Lets the database refuse a change of a table, for rows that match a condition.
 async fn refuse(lab: &Lab, change: &str, table: &str, condition: &str) {
     match lab.kind() {
         Kind::Sqlite => {
@@ -84,7 +85,7 @@ async fn corrupt(lab: &Lab, column: &str, n: usize) {
     assert_eq!(lab.execute(&sql).await.unwrap(), 1);
 }
 
-/// What is set aside, by task and number, and how often each was tried.
+/// The rows that are set aside, by task and id, and how often each was tried.
 async fn aside(store: &Database) -> Vec<(Task, i64, i64)> {
     let mut found: Vec<_> = store
         .list_set_aside("acme", 100)
@@ -100,7 +101,7 @@ async fn aside(store: &Database) -> Vec<(Task, i64, i64)> {
     found
 }
 
-/// What is stored with an operation is not read when it expires or goes to the archive: that it cannot be read keeps
+/// The sweep does not read the stored data of an operation that expires or is archived, so unreadable data blocks
 /// neither it nor any other.
 pub async fn a_row_that_cannot_be_read_expires_and_is_archived(lab: Lab) {
     let store = lab.open().await;
@@ -121,9 +122,9 @@ pub async fn a_row_that_cannot_be_read_expires_and_is_archived(lab: Lab) {
     }
 }
 
-/// A lapsed lease whose operation cannot be read is set aside, and the others are ended. It is tried again after hours,
-/// or when a person says so.
-pub async fn a_lapsed_lease_that_cannot_be_read_is_set_aside(lab: Lab) {
+/// An expired lease whose operation is unreadable is set aside, and the others are ended. It is tried again after
+/// hours, or when a person asks for it.
+pub async fn an_expired_lease_of_an_unreadable_operation_is_set_aside(lab: Lab) {
     let ledger = lab.ledger().await;
     let store = ledger.store();
     let operations = claimed(store, 50, 10, &Policy::default()).await;
@@ -156,8 +157,8 @@ pub async fn a_lapsed_lease_that_cannot_be_read_is_set_aside(lab: Lab) {
     assert_eq!(store.by_id("acme", payload).await.unwrap().unwrap().state, State::TimedOut);
 }
 
-/// A row that the database refuses to change is found by halves and set aside; the others go. Nothing of it is left
-/// when it could be removed after all, or was by others.
+/// A row that the database refuses to change is found by bisection and set aside; the others are handled. It is no
+/// longer set aside once it could be removed after all, or was removed otherwise.
 pub async fn a_row_that_the_database_refuses_is_set_aside(lab: Lab) {
     let ledger = lab.ledger().await;
     let store = ledger.store();
@@ -173,7 +174,7 @@ pub async fn a_row_that_the_database_refuses_is_set_aside(lab: Lab) {
     assert_eq!(ledger.sweep().await.unwrap(), Swept::default(), "left alone");
 
     allow(&lab, "semel_operations").await;
-    // As a node of an older version would, which knows nothing of it.
+    // As a node of an older version would, which does not know the table.
     assert_eq!(lab.execute(&format!("DELETE FROM semel_operations WHERE id = {other}")).await.unwrap(), 1);
     assert_eq!(aside(store).await, [(Task::Age, one, 1)], "what is gone is not shown");
     lab.pass(AGAIN);
@@ -181,16 +182,15 @@ pub async fn a_row_that_the_database_refuses_is_set_aside(lab: Lab) {
     assert_eq!(lab.number("SELECT count(*) FROM semel_set_aside").await, 0);
 }
 
-/// Makes the first of some completed rows those that the sweep comes to first, and has the database refuse to delete
-/// them.
+/// Puts some completed rows first in the order of the sweep, and lets the database refuse to delete them.
 async fn refuse_the_first(lab: &Lab, n: usize) {
     let first = format!("UPDATE semel_operations SET look_at = look_at - 1 WHERE key < '{}'", name(n));
     assert_eq!(lab.execute(&first).await.unwrap(), n as u64);
     refuse(lab, "DELETE", "semel_operations", &format!("old.key < '{}'", name(n))).await;
 }
 
-/// Rows that the database refuses may lie side by side at the head of every round, more of them than are needed to tell
-/// that no row is to blame. Those after them go.
+/// Refused rows may be adjacent at the start of every round, more of them than are needed to conclude that no row is
+/// the cause. The rows after them are handled.
 pub async fn rows_that_are_refused_side_by_side_are_set_aside(lab: Lab) {
     let ledger = lab.ledger().await;
     completed(ledger.store(), 50, 10, &short_lived()).await;
@@ -204,7 +204,7 @@ pub async fn rows_that_are_refused_side_by_side_are_set_aside(lab: Lab) {
     assert_eq!(ledger.sweep().await.unwrap().expired, 10);
 }
 
-/// The same where they are as much as a round takes in bytes, so that no other row is in it.
+/// The same if they have as many bytes as a round takes, so that no other row is in it.
 pub async fn large_rows_that_are_refused_side_by_side_are_set_aside(lab: Lab) {
     let ledger = lab.ledger().await;
     completed(ledger.store(), 14, 3 * MIB / 4, &short_lived()).await;
@@ -214,8 +214,8 @@ pub async fn large_rows_that_are_refused_side_by_side_are_set_aside(lab: Lab) {
     assert_eq!((swept.expired, swept.set_aside, swept.troubles.clone()), (2, 12, vec![]), "{swept:?}");
 }
 
-/// A phase that fails, whichever row it is about, is told of; no row is blamed for it, and the other phases go on.
-pub async fn a_phase_that_fails_keeps_no_other_from_its_turn(lab: Lab) {
+/// A phase that fails for every row is reported; no row is set aside for it, and the other phases go on.
+pub async fn a_failing_phase_blocks_no_other(lab: Lab) {
     let ledger = lab.ledger().await;
     let store = ledger.store();
     let phases = |swept: &Swept| swept.troubles.iter().map(|trouble| trouble.phase).collect::<Vec<_>>();
@@ -231,7 +231,7 @@ pub async fn a_phase_that_fails_keeps_no_other_from_its_turn(lab: Lab) {
 
     drop(acquire(&ledger, work("another", Policy::default())).await);
     refuse(&lab, "DELETE", "semel_deltas", "1 = 1").await;
-    // Enough rows to tell that it is none of them.
+    // Enough rows to conclude that none of them is the cause.
     let sql = "INSERT INTO semel_deltas (tenant, service, kind, label1, label2, hour, from_state, to_state, answer, bucket, n)
         WITH RECURSIVE counted(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM counted WHERE i < 20)
         SELECT 'default', 's', 'k', '', '', 1, '', 'processing', '', 0, 1 FROM counted";
@@ -247,7 +247,7 @@ pub async fn a_phase_that_fails_keeps_no_other_from_its_turn(lab: Lab) {
     claimed(store, 20, 10, &Policy::default()).await;
     lab.pass(Policy::default().lease);
     let swept = ledger.sweep().await.unwrap();
-    assert_eq!(phases(&swept), ["lapsed leases"]);
+    assert_eq!(phases(&swept), ["expired leases"]);
     assert!(swept.folded > 0 && swept.lapsed == 0 && swept.set_aside == 0, "{swept:?}");
     allow(&lab, "semel_backlog").await;
     let swept = ledger.sweep().await.unwrap();
@@ -276,12 +276,12 @@ pub async fn a_counter_row_that_is_refused_is_set_aside(lab: Lab) {
     assert_eq!(lab.number("SELECT count(*) FROM semel_set_aside").await, 0);
 }
 
-/// Missing leases are looked for a thousand operations at a time, in turn. Rows that the database refuses to change are
-/// told of, and do not keep the look from those that come after them.
+/// Missing leases are looked for a thousand operations at a time. Rows that the database refuses to change are
+/// reported, and do not block those after them.
 pub async fn missing_leases_are_found_among_many_and_after_rows_that_are_refused(lab: Lab) {
-    /// More than one look takes, and so many that those that are refused and the last are never in one look.
+    /// More than one look reads, and so many that the refused ones and the last are never in one look.
     const ALL: usize = 1100;
-    /// More than enough to go round all of them.
+    /// More than enough for a full pass.
     const ROUNDS: usize = 20;
     let ledger = lab.ledger().await;
     let store = ledger.store();
@@ -297,13 +297,13 @@ pub async fn missing_leases_are_found_among_many_and_after_rows_that_are_refused
     let mut rounds = 0;
     while ledger.sweep().await.unwrap().troubles.is_empty() {
         rounds += 1;
-        assert!(rounds < ROUNDS, "those that are refused are not found");
+        assert!(rounds < ROUNDS, "the refused rows are not found");
     }
     lose(last, last).await;
     let mut rounds = 0;
     while ledger.sweep().await.unwrap().lapsed == 0 {
         rounds += 1;
-        assert!(rounds < ROUNDS, "the look stays at those that are refused");
+        assert!(rounds < ROUNDS, "refused rows block the pass");
     }
     assert_eq!(store.by_id("acme", last).await.unwrap().unwrap().state, State::InDoubt);
 
@@ -312,7 +312,7 @@ pub async fn missing_leases_are_found_among_many_and_after_rows_that_are_refused
     let mut swept = Swept::default();
     let refused = store.end_missing_leases(&mut swept).await.unwrap_err().to_string();
     assert!(refused.contains("not this one"), "{refused}");
-    assert_eq!(swept.lapsed, 1, "the others are looked at all the same");
+    assert_eq!(swept.lapsed, 1, "the others are checked");
     allow(&lab, "semel_operations").await;
     store.try_set_aside_again().await.unwrap();
     store.sweep(1000).await.unwrap();
@@ -320,8 +320,7 @@ pub async fn missing_leases_are_found_among_many_and_after_rows_that_are_refused
     assert_eq!(lab.number("SELECT count(*) FROM semel_operations WHERE state = 'in_doubt'").await, 22);
 }
 
-/// However many rows are due, one round takes no more than a few megabytes of them; what is left has its turn in the
-/// next one.
+/// However many rows are due, one round handles no more than a few megabytes; the rest follows in the next one.
 pub async fn a_round_is_bounded_in_bytes(lab: Lab) {
     let ledger = lab.ledger().await;
     let store = ledger.store();
@@ -351,8 +350,8 @@ pub async fn a_round_is_bounded_in_bytes(lab: Lab) {
     assert_eq!(ledger.sweep().await.unwrap(), Swept::default());
 }
 
-/// A row that another transaction is at is not blamed: it is left alone, and swept when that has ended. (On SQLite
-/// the sweep waits, since there is one writer.)
+/// A row that another transaction has locked is skipped, not set aside, and swept after that has ended. (On SQLite the
+/// sweep waits, since there is one writer.)
 pub async fn a_locked_row_is_swept_later(lab: Lab) {
     let (store, other) = (lab.open().await, lab.open().await);
     completed(&store, 50, 10, &short_lived()).await;
@@ -382,8 +381,8 @@ pub async fn a_locked_row_is_swept_later(lab: Lab) {
     assert_eq!(lab.number("SELECT count(*) FROM semel_set_aside").await, 0);
 }
 
-/// The leases of a node are renewed together. One whose operation cannot be read is renewed or lost like any other, and
-/// that its renewal came late is told.
+/// The leases of a node are renewed together. One whose operation is unreadable is renewed or lost like any other, and
+/// its late renewal is noted.
 pub async fn an_operation_that_cannot_be_read_keeps_no_other_lease_from_being_renewed(lab: Lab) {
     let store = lab.open().await;
     let policy = Policy { lease: secs(60), ..Policy::default() };
@@ -398,15 +397,15 @@ pub async fn an_operation_that_cannot_be_read_keeps_no_other_lease_from_being_re
     let renewed = Answer::Renewed { deadline: Lab::START + secs(100), cancelled: false };
     assert_eq!(store.renew(leases.clone()).await.unwrap(), [Answer::Lost, renewed.clone(), renewed]);
     store.tell_renewals().await.unwrap();
-    for ((id, _), told) in leases.iter().zip([0, 1, 1]) {
+    for ((id, _), got) in leases.iter().zip([0, 1, 1]) {
         let notes = store.journal(*id).await.unwrap().0;
-        assert_eq!(notes.len(), told, "{notes:?}");
+        assert_eq!(notes.len(), got, "{notes:?}");
         assert!(notes.iter().all(|note| note.event == Event::RenewedLate && note.actor == "somebody"), "{notes:?}");
     }
 }
 
-/// A page that has a row which cannot be read lists it as such, and all others; also when it is the last of its page.
-pub async fn a_listing_shows_what_cannot_be_read(lab: Lab) {
+/// A page with an unreadable row lists it as such, and all others; also if it is the last of its page.
+pub async fn a_listing_shows_unreadable_operations(lab: Lab) {
     let ledger = lab.ledger().await;
     let operations = claimed(ledger.store(), 7, 10, &Policy::default()).await;
     let terms = format!("UPDATE semel_leases SET terms = '{{' WHERE operation = {}", operations[3].id);
@@ -428,58 +427,59 @@ pub async fn a_listing_shows_what_cannot_be_read(lab: Lab) {
             }
             let expected: Vec<_> = [6, 5, 2, 1, 0].iter().map(|n| operations[*n].id).collect();
             assert_eq!(ids, expected, "{limit} at a time");
-            let told: Vec<_> = unreadable.iter().map(|row| (row.id, row.key.as_str(), row.state.as_str())).collect();
-            assert_eq!(told, [(operations[4].id, "k04", "processing"), (operations[3].id, "k03", "processing")]);
+            let got: Vec<_> = unreadable.iter().map(|row| (row.id, row.key.as_str(), row.state.as_str())).collect();
+            assert_eq!(got, [(operations[4].id, "k04", "processing"), (operations[3].id, "k03", "processing")]);
             assert!(unreadable.iter().all(|row| row.tenant == "acme" && row.created_at == Lab::START));
             assert!(unreadable.iter().all(|row| row.why.contains("cannot be read")), "{unreadable:?}");
         }
     }
-    // Asking for the one alone is an error, with what can be told all the same.
+    // Reading it alone is an error, with its readable columns.
     let why = ledger.store().by_id("acme", operations[4].id).await.unwrap_err();
     assert!(matches!(why, Error::Corrupt(_)), "{why}");
-    let told = ledger.store().unreadable_by_id("acme", operations[4].id, &why).await.unwrap().unwrap();
-    assert_eq!((told.key.as_str(), told.state.as_str()), ("k04", "processing"));
-    assert_eq!(ledger.store().unreadable_by_key(&scope(), &key("k04"), &why).await.unwrap(), Some(told));
+    let got = ledger.store().unreadable_by_id("acme", operations[4].id, &why).await.unwrap().unwrap();
+    assert_eq!((got.key.as_str(), got.state.as_str()), ("k04", "processing"));
+    assert_eq!(ledger.store().unreadable_by_key(&scope(), &key("k04"), &why).await.unwrap(), Some(got));
     assert_eq!(ledger.store().unreadable_by_id("another", operations[4].id, &why).await.unwrap(), None);
 }
 
-/// What is due and cannot be read is set aside, and the next in line is told of. It is due again when it is tried again
-/// and can be read.
-pub async fn what_is_due_and_cannot_be_read_keeps_no_other_waiting(lab: Lab) {
+/// A due operation that is unreadable is set aside, and the next one is taken. It is due again when it is tried again
+/// and readable.
+pub async fn an_unreadable_due_operation_blocks_no_other(lab: Lab) {
     let ledger = lab.ledger().await;
     let store = ledger.store();
     let policy = Policy { backoff: Backoff::NONE, retention: None, ..Policy::default() };
-    let operations = claimed(store, 3, 10, &policy).await;
+    let operations = claimed(store, 4, 10, &policy).await;
     for op in &operations {
         let write = Write::Fail(failure("no"));
         store.write(vec![LeaseWrite { id: op.id, fence: op.fence, write }]).await.unwrap();
         lab.pass(secs(1));
     }
     let ids: Vec<_> = operations.iter().map(|op| op.id).collect();
-    let due =
-        async |limit| store.due(&scope(), limit).await.unwrap().operations.iter().map(|op| op.id).collect::<Vec<_>>();
-    assert_eq!(due(64).await, ids);
+    let take = async |most| {
+        let want = Want { scope: scope(), policy: policy.clone(), most, oldest: 0, limits: Limits::default() };
+        let taken = ledger.take(vec![want]).await.unwrap();
+        taken.iter().map(|(_, lease)| lease.operation().id).collect::<Vec<_>>()
+    };
     corrupt(&lab, "payload", 0).await;
-    assert_eq!(due(1).await, [ids[1]], "the next in line");
-    assert_eq!(due(64).await, ids[1..]);
+    assert_eq!(take(1).await, [0_i64; 0]);
     assert_eq!(aside(store).await, [(Task::Run, ids[0], 1)]);
-    // Also where all that is due cannot be read.
-    corrupt(&lab, "payload", 1).await;
+    assert_eq!(take(1).await, [ids[1]], "the next in line");
+    // Beside readable ones, and if all due ones are unreadable.
     corrupt(&lab, "payload", 2).await;
-    assert_eq!(due(1).await, [0_i64; 0]);
-    assert_eq!(aside(store).await, [(Task::Run, ids[0], 1), (Task::Run, ids[1], 1), (Task::Run, ids[2], 1)]);
+    assert_eq!(take(64).await, [ids[3]]);
+    assert_eq!(aside(store).await, [(Task::Run, ids[0], 1), (Task::Run, ids[2], 1)]);
     let kinds = store.due_kinds(scope().service(), ("", "")).await.unwrap();
-    assert!(kinds.iter().all(|kind| kind.wait > Duration::ZERO), "nobody is sent to try: {kinds:?}");
+    assert!(kinds.iter().all(|kind| kind.wait > Duration::ZERO), "no worker is sent to try: {kinds:?}");
 
-    lab.execute("UPDATE semel_operations SET payload = NULL WHERE key <> 'k02'").await.unwrap();
-    assert_eq!(store.try_set_aside_again().await.unwrap(), 3);
+    lab.execute("UPDATE semel_operations SET payload = NULL WHERE key = 'k00'").await.unwrap();
+    assert_eq!(store.try_set_aside_again().await.unwrap(), 2);
     ledger.sweep().await.unwrap();
-    assert_eq!(due(64).await, ids[..2]);
+    assert_eq!(take(64).await, [ids[0]]);
     assert_eq!(aside(store).await, [(Task::Run, ids[2], 2)]);
 }
 
-/// A person can free the key of an operation that cannot be read, by the rules for any other; it is audited.
-pub async fn what_cannot_be_read_can_be_purged(lab: Lab) {
+/// A person can purge an unreadable operation, by the rules for any other; it is audited.
+pub async fn an_unreadable_operation_can_be_purged(lab: Lab) {
     let ledger = lab.ledger().await;
     let pinned = Policy { pinned: true, ..Policy::default() };
     completed(ledger.store(), 1, 10, &pinned).await;
@@ -504,8 +504,7 @@ pub async fn what_cannot_be_read_can_be_purged(lab: Lab) {
     assert_eq!((lab.number(&others[0]).await, lab.number(&others[1]).await), (1, 2));
 }
 
-/// A note of the journal that cannot be read says so, and one of a version to come is left out; the rest of the story
-/// is told.
+/// An unreadable journal note says so, and one of a newer version is omitted; the others are returned.
 pub async fn a_note_that_cannot_be_read_hides_no_other(lab: Lab) {
     let ledger = lab.ledger().await;
     let policy = Policy { backoff: Backoff::NONE, ..Policy::default() };
@@ -518,7 +517,7 @@ pub async fn a_note_that_cannot_be_read_hides_no_other(lab: Lab) {
     let first = "UPDATE semel_journal SET detail = substr(detail, 1, 1) WHERE id = (SELECT min(id) FROM semel_journal)";
     assert_eq!(lab.execute(first).await.unwrap(), 1);
     lab.execute("UPDATE semel_journal SET event = 'of tomorrow' WHERE event = 'taken_over'").await.unwrap();
-    let told = texts().await;
-    assert_eq!((told.len(), told[1].as_str()), (2, "second"));
-    assert!(told[0].starts_with("(unreadable: "), "{told:?}");
+    let got = texts().await;
+    assert_eq!((got.len(), got[1].as_str()), (2, "second"));
+    assert!(got[0].starts_with("(unreadable: "), "{got:?}");
 }

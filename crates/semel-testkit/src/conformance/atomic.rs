@@ -1,4 +1,4 @@
-//! Atomic mode: the effect and its completion become durable together, or not at all.
+//! Atomic mode: the effect and its completion commit together, or not at all.
 
 use std::{
     sync::{
@@ -9,9 +9,10 @@ use std::{
 };
 
 use semel::{
-    Backoff, Claim, Context, Error, OnLost, OnMismatch, Outcome, Policy, Ran, State, Store as _, Unfinished,
-    machine::Answer,
-    store::{Commit, Ended},
+    Backoff, Claim, Context, Error, Handed, Lease, OnLost, OnMismatch, Outcome, Policy, Ran, State, Unfinished,
+    machine::{Answer, Write},
+    prelude::*,
+    store::{Commit, Ended, LeaseWrite},
 };
 use semel_store::{Database, Tx, on};
 use tokio::sync::{Notify, mpsc};
@@ -21,7 +22,12 @@ use crate::{Kind, Lab, work, work_with};
 
 type Ctx = Context<Database>;
 
-/// How a run ended that must have been this caller's.
+/// A completion under a lease.
+fn completion(lease: &Lease<Database>, outcome: &str) -> LeaseWrite {
+    LeaseWrite { id: lease.operation().id, fence: lease.fence(), write: Write::Complete(done(outcome)) }
+}
+
+/// The end of a run that must have been this caller's.
 fn ran(claim: semel::Result<Claim<Ran>>) -> Ran {
     match claim.unwrap() {
         Claim::Acquired(ran) => ran,
@@ -29,7 +35,7 @@ fn ran(claim: semel::Result<Claim<Ran>>) -> Ran {
     }
 }
 
-/// The effect is there when the run says so, and is not made again.
+/// The effect is visible when the run reports completed, and is not made again.
 pub async fn an_effect_commits_with_its_completion(lab: Lab) {
     make_effects(&lab).await;
     let ledger = lab.ledger().await;
@@ -49,8 +55,7 @@ pub async fn an_effect_commits_with_its_completion(lab: Lab) {
     assert_eq!(counted(&ledger, State::Completed).await, 1);
 }
 
-/// However a handler fails, its effect has not happened; and because it has not, nothing is in
-/// doubt, whatever the policy fears.
+/// If a handler fails, its effect has not happened; so nothing is in doubt, whatever the policy.
 pub async fn an_effect_that_fails_is_rolled_back(lab: Lab) {
     make_effects(&lab).await;
     let ledger = lab.ledger().await;
@@ -81,8 +86,8 @@ pub async fn an_effect_that_fails_is_rolled_back(lab: Lab) {
     assert_eq!(effects(&lab).await, [""; 0]);
 }
 
-/// A handler may decline for good: its answer is kept and given again, what it wrote is not.
-pub async fn what_is_declined_is_stored_without_its_effect(lab: Lab) {
+/// A handler may decline for good: its outcome is stored and replayed, its writes are rolled back.
+pub async fn a_declined_run_stores_its_outcome_without_its_effect(lab: Lab) {
     make_effects(&lab).await;
     let ledger = lab.ledger().await;
     let handler = |ctx: Ctx, tx: Tx| async move {
@@ -103,24 +108,25 @@ pub async fn a_transaction_without_a_key_commits_or_does_not(lab: Lab) {
     make_effects(&lab).await;
     let ledger = lab.ledger().await;
     for name in ["kept", "undone"] {
-        let told = ledger.transact(move |tx: Tx| async move {
+        let got = ledger.transact(move |tx: Tx| async move {
             effect(&tx, name).await.unwrap();
-            if name == "kept" { Ok(name) } else { Err(name) }
+            if name == "kept" { Ok(name) } else { Err(Error::Invalid(name.into())) }
         });
-        assert_eq!(soon(told).await.unwrap(), name);
+        match soon(got).await {
+            Ok(got) => assert_eq!((got, name), ("kept", "kept")),
+            Err(error) => assert!(matches!(error, Error::Invalid(why) if why == name && name == "undone")),
+        }
     }
     assert_eq!(effects(&lab).await, ["kept"]);
     let inside = ledger.clone();
-    let told = ledger.transact(move |_| async move {
-        Ok::<_, Result<(), Error>>(inside.claim(work("k", Policy::default())).await.map(drop))
-    });
-    assert!(matches!(soon(told).await.unwrap(), Err(Error::InsideTransaction)));
+    let got = ledger.transact(move |_| async move { inside.claim(work("k", Policy::default())).await.map(drop) });
+    assert!(matches!(soon(got).await, Err(Error::InsideTransaction)));
     ledger.stop(secs(1)).await;
-    let late = ledger.transact(|_| async { Ok::<_, ()>(()) });
+    let late = ledger.transact(|_| async { Ok::<_, Error>(()) });
     assert!(matches!(soon(late).await, Err(Error::Stopping)));
 }
 
-/// While a transaction is open, what is known is answered at once: also on SQLite, where it has the only
+/// While a transaction is open, claims of known keys are answered at once: also on SQLite, where it holds the only
 /// writer.
 pub async fn known_keys_are_answered_while_an_effect_is_made(lab: Lab) {
     make_effects(&lab).await;
@@ -154,7 +160,7 @@ pub async fn known_keys_are_answered_while_an_effect_is_made(lab: Lab) {
     assert_eq!(ask(&ledger, work("new", Policy::default())).await, "acquired");
 }
 
-/// Whoever has claimed can have the rest done as a run does it.
+/// A caller that holds a lease can run the rest in atomic mode.
 pub async fn a_lease_that_is_held_can_be_run(lab: Lab) {
     make_effects(&lab).await;
     let ledger = lab.ledger().await;
@@ -192,8 +198,42 @@ pub async fn an_effect_that_takes_too_long_is_rolled_back(lab: Lab) {
     assert_eq!(ask(&b, work("next", Policy::default())).await, "acquired");
 }
 
-/// What was done under a lease that was lost before the commit did not happen: the last statement
-/// of its transaction names the fence.
+async fn panics(_: Ctx, _: Tx) -> (Result<Outcome, Unfinished>, ()) {
+    panic!("oh no")
+}
+
+/// A handler's value is handed over with a commit, with a stored refusal, and with a failure; not if its handler was
+/// cut off.
+pub async fn a_value_is_handed_over_with_its_commit(lab: Lab) {
+    make_effects(&lab).await;
+    let ledger = lab.ledger().await;
+    let run = async |name: &str, said: Result<Outcome, Unfinished>| {
+        let lease = acquire(&ledger, work(name, Policy::default())).await;
+        let run = lease.run_atomic_handing(move |_, tx| {
+            let said = said.clone();
+            async move {
+                effect(&tx, "made").await.unwrap();
+                (said, "beside")
+            }
+        });
+        soon(run).await.unwrap()
+    };
+    assert_eq!(run("made", Ok(done(""))).await, (Ran::Completed(done("")), Handed::Stored("beside")));
+    let declined = run("declined", Err(Unfinished::Declined(done("no")))).await;
+    assert_eq!(declined, (Ran::Completed(done("no")), Handed::Stored("beside")));
+    let (said, handed) = run("fails", Err(Unfinished::failed("no"))).await;
+    assert!(matches!(said, Ran::Failed(_)) && handed == Handed::Stored("beside"), "{said:?} {handed:?}");
+    // A rolled-back run is never in doubt, whatever the handler returns.
+    let (said, handed) = run("doubts", Err(Unfinished::Unknown("?".into()))).await;
+    assert!(matches!(said, Ran::Failed(_)) && handed == Handed::NotStored, "{said:?} {handed:?}");
+    let panics = acquire(&ledger, work("panics", Policy::default())).await.run_atomic_handing(panics);
+    let (said, handed) = soon(panics).await.unwrap();
+    assert!(matches!(said, Ran::Failed(_)) && handed == Handed::Nothing, "{said:?} {handed:?}");
+    assert_eq!(effects(&lab).await, ["made"]);
+}
+
+/// The effect of a run whose lease was lost before the commit does not happen: the last statement of its transaction
+/// names the fence.
 pub async fn an_effect_under_a_lost_lease_never_happens(lab: Lab) {
     make_effects(&lab).await;
     let (a, b) = (lab.ledger().await, lab.ledger().await);
@@ -202,7 +242,7 @@ pub async fn an_effect_under_a_lost_lease_never_happens(lab: Lab) {
     let owner = acquire(&b, work("k", Policy::default())).await;
     let tx = a.store().begin(secs(5)).await.unwrap();
     effect(&tx, "of the zombie").await.unwrap();
-    let applied = a.store().complete_in(&tx, zombie.operation().id, zombie.fence(), done("zombie")).await.unwrap();
+    let applied = a.store().write_in(&tx, completion(&zombie, "zombie")).await.unwrap();
     assert_eq!(applied.answer, Answer::Lost);
     a.store().roll_back(&tx).await;
     assert_eq!(effects(&lab).await, [""; 0]);
@@ -216,21 +256,21 @@ pub async fn an_effect_under_a_lost_lease_never_happens(lab: Lab) {
 
     let tx = b.store().begin(secs(5)).await.unwrap();
     effect(&tx, "of the owner").await.unwrap();
-    let applied = b.store().complete_in(&tx, owner.operation().id, owner.fence(), done("owner")).await.unwrap();
+    let applied = b.store().write_in(&tx, completion(&owner, "owner")).await.unwrap();
     assert_eq!(applied.answer, Answer::Settled { successor: false });
-    assert_eq!(effects(&lab).await, [""; 0], "nobody sees it before the commit");
+    assert_eq!(effects(&lab).await, [""; 0], "it is not visible before the commit");
     assert!(matches!(b.store().commit(&tx).await, Commit::Done));
     assert_eq!(effects(&lab).await, ["of the owner"]);
     assert_eq!(row(&a, "k").await.outcome, Some(done("owner")));
 }
 
-/// Small outcomes may go along with the commit, large ones go before it.
+/// Small outcomes are sent with the commit, large ones before it.
 fn sizes() -> [Outcome; 2] {
     [done("small"), Outcome::kept("x".repeat(100_000))]
 }
 
-/// Newer data that came meanwhile does not undo the effect of the older, and has its turn after it; also where the
-/// older was claimed by somebody who did not expect any.
+/// Newer data that arrives meanwhile does not undo the effect of the older, and runs after it; also if the claim of the
+/// older did not allow newer data.
 pub async fn an_effect_is_kept_when_newer_data_waits(lab: Lab) {
     make_effects(&lab).await;
     let (a, b) = (lab.ledger().await, lab.ledger().await);
@@ -254,8 +294,8 @@ pub async fn an_effect_is_kept_when_newer_data_waits(lab: Lab) {
     }
 }
 
-/// A takeover in the middle of a transaction: one of the two has the effect, and the other is told
-/// the truth. (SQLite has one writer, so there the takeover waits, and finds it completed.)
+/// A takeover in the middle of a transaction: one of the two has the effect, and the other gets the correct answer.
+/// (SQLite has one writer, so there the takeover waits, and finds it completed.)
 pub async fn a_takeover_during_an_effect_leaves_one_effect(lab: Lab) {
     make_effects(&lab).await;
     let (a, b) = (lab.ledger().await, lab.ledger().await);
@@ -303,8 +343,7 @@ pub async fn a_takeover_during_an_effect_leaves_one_effect(lab: Lab) {
     }
 }
 
-/// When the winner rolls back, one of those who wait becomes the winner, and the rest get its
-/// outcome.
+/// If the winner rolls back, one of the waiting claims becomes the winner, and the rest get its outcome.
 pub async fn when_the_winner_rolls_back_one_waiter_wins(lab: Lab) {
     make_effects(&lab).await;
     let nodes = [lab.ledger().await, lab.ledger().await];
@@ -349,8 +388,8 @@ pub async fn when_the_winner_rolls_back_one_waiter_wins(lab: Lab) {
     assert!(outcomes.iter().all(|outcome| *outcome == done(&made[0])));
 }
 
-/// While an effect is being made, whoever brings the same key is in flight, or waits (on SQLite,
-/// for the one writer); nobody is told that it has happened before it has.
+/// While an effect is being made, another claim of its key is in flight, or waits (on SQLite, for the one writer); no
+/// claim gets the outcome before the commit.
 pub async fn a_loser_is_in_flight_or_waits_while_an_effect_is_made(lab: Lab) {
     make_effects(&lab).await;
     let (a, b) = (lab.ledger().await, lab.ledger().await);
@@ -376,16 +415,16 @@ pub async fn a_loser_is_in_flight_or_waits_while_an_effect_is_made(lab: Lab) {
     let (same, other) = (ask(work("k", Policy::default())), ask(work_with("k", "other", Policy::default())));
     let expected = match lab.kind() {
         Kind::Postgres => {
-            let told = (soon(same).await.unwrap(), soon(other).await.unwrap());
+            let got = (soon(same).await.unwrap(), soon(other).await.unwrap());
             go.notify_one();
-            assert_eq!(told, ("in_flight", "mismatch"));
+            assert_eq!(got, ("in_flight", "mismatch"));
             soon(winner).await.unwrap()
         }
         Kind::Sqlite => {
             go.notify_one();
             let winner = soon(winner).await.unwrap();
-            let told = (soon(same).await.unwrap(), soon(other).await.unwrap());
-            assert!(matches!(told, ("in_flight" | "replay", "mismatch")), "{told:?}");
+            let got = (soon(same).await.unwrap(), soon(other).await.unwrap());
+            assert!(matches!(got, ("in_flight" | "replay", "mismatch")), "{got:?}");
             winner
         }
     };
@@ -393,7 +432,7 @@ pub async fn a_loser_is_in_flight_or_waits_while_an_effect_is_made(lab: Lab) {
     assert_eq!(effects(&lab).await, ["k"]);
 }
 
-/// A statement that fails, and a handler that looks away: what is reported is what happened.
+/// A statement fails and the handler ignores it: the reported result is what happened.
 pub async fn a_swallowed_error_is_not_reported_as_success(lab: Lab) {
     make_effects(&lab).await;
     let ledger = lab.ledger().await;
@@ -416,8 +455,8 @@ pub async fn a_swallowed_error_is_not_reported_as_success(lab: Lab) {
     }
 }
 
-/// Inside its transaction a handler cannot reach the ledger: on SQLite it would wait for itself.
-/// And when the run is over, so is the transaction.
+/// Inside its transaction a handler cannot call the ledger: on SQLite it would wait for itself. After the run its
+/// transaction is over.
 pub async fn a_handler_can_use_its_transaction_only(lab: Lab) {
     make_effects(&lab).await;
     let ledger = lab.ledger().await;
@@ -447,7 +486,7 @@ pub async fn a_handler_can_use_its_transaction_only(lab: Lab) {
     assert_eq!(effects(&lab).await, ["k"]);
 }
 
-/// A stop in the middle of an effect rolls it back, and costs no attempt: it has not happened.
+/// A stop in the middle of an effect rolls it back, and counts no attempt.
 pub async fn a_stop_rolls_an_effect_back_at_no_cost(lab: Lab) {
     make_effects(&lab).await;
     let other = lab.ledger().await;

@@ -1,12 +1,11 @@
-//! Attempts: how often, and when again.
+//! Attempts: their number and the backoff.
 
-use semel::{Backoff, Failure, Policy, Retry, State, Store as _};
+use semel::{Backoff, Failure, Policy, Retry, State, prelude::*};
 
 use super::tools::*;
 use crate::{Lab, work};
 
-/// The wait after a failure is on the row: every node keeps to it, it doubles up to its cap, and
-/// it is over at the very moment it says.
+/// The backoff is stored in the row: every node respects it, it doubles up to its cap, and it ends exactly at its time.
 pub async fn the_backoff_is_kept_by_every_node(lab: Lab) {
     let (a, b) = (lab.ledger().await, lab.ledger().await);
     let policy = Policy { backoff: Backoff { first: secs(10), cap: secs(40) }, ..Policy::default() };
@@ -19,13 +18,12 @@ pub async fn the_backoff_is_kept_by_every_node(lab: Lab) {
         assert_eq!(ask(&b, work("k", policy.clone())).await, "not_yet");
         lab.pass(TICK);
     }
-    // Another policy does not shorten what was written.
+    // Another policy does not shorten the stored backoff.
     assert_eq!(acquire(&a, work("k", policy.clone())).await.fail(failure("no")).await.unwrap(), SETTLED);
     assert_eq!(ask(&b, work("k", Policy { backoff: Backoff::NONE, ..policy })).await, "not_yet");
 }
 
-/// An operation that has failed as often as it may is exhausted; a policy that allows more lets it
-/// run again, and failing for good is for good.
+/// An operation out of attempts is exhausted; a policy that allows more lets it run again; a permanent failure stays.
 pub async fn an_operation_is_exhausted_after_its_attempts(lab: Lab) {
     let ledger = lab.ledger().await;
     let allow = |n: u32| Policy { max_attempts: Some(n), backoff: Backoff::NONE, ..Policy::default() };
@@ -57,7 +55,7 @@ pub async fn a_failed_operation_expires_too(lab: Lab) {
     assert_eq!(acquire(&ledger, work("k", policy)).await.operation().attempt(), 1);
 }
 
-/// Failures and lost leases are counted apart, and a success keeps both for the story.
+/// Failures and lost leases are counted separately, and both counts stay after a success.
 pub async fn failures_and_crashes_are_counted_apart(lab: Lab) {
     let ledger = lab.ledger().await;
     let policy = Policy { max_attempts: Some(2), max_crashes: 3, backoff: Backoff::NONE, ..Policy::default() };

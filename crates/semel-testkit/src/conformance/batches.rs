@@ -1,11 +1,12 @@
-//! Group commit: many calls in one statement, each answered as if it had come alone.
+//! Group commit: many calls in one statement, each answered as if it had been sent alone.
 
 use std::{collections::HashSet, sync::Arc};
 
 use semel::{
-    Backoff, Error, Fence, Ledger, Options, Policy, State, Store as _,
+    Backoff, Error, Fence, Ledger, Options, Policy, State,
     lane::{Limits, lane},
     machine::{Answer, Request, Write},
+    prelude::*,
     store::{Applied, LeaseWrite},
 };
 use semel_store::Database;
@@ -33,14 +34,14 @@ pub async fn one_key_many_times_in_a_batch_is_acquired_once(lab: Lab) {
     assert!(applied[1..].iter().all(|applied| matches!(applied.answer, Answer::InFlight { .. })));
     let ids: HashSet<_> = applied.iter().map(|applied| applied.operation.as_ref().unwrap().id).collect();
     assert_eq!(ids.len(), 1);
-    // As above, where the key is there already and can be taken over.
+    // As above, if the key exists and can be taken over.
     lab.pass(Policy::default().lease);
     let applied = store.claim((0..100).map(|_| ask_for("k")).collect()).await.unwrap();
     let acquired = applied.iter().filter(|applied| applied.answer == Answer::Acquired).count();
     assert_eq!(acquired, 1);
 }
 
-/// Five hundred claims of all sorts, in any order, are each answered in their own place.
+/// Five hundred claims of all sorts, in any order, are answered in their order.
 pub async fn a_mixed_batch_is_answered_in_its_order(lab: Lab) {
     let ledger = lab.ledger().await;
     let store = ledger.store();
@@ -78,8 +79,8 @@ pub async fn a_mixed_batch_is_answered_in_its_order(lab: Lab) {
     }
 }
 
-/// Claims and writes of one flush are each answered in their own place; a zombie among them is refused,
-/// and an operation can be completed and its key asked for in the same flush.
+/// Claims and writes of one flush are answered in their order; a write of a former owner is refused, and an operation
+/// can be completed and its key claimed in the same flush.
 pub async fn claims_and_writes_share_a_flush(lab: Lab) {
     let ledger = lab.ledger().await;
     let store = ledger.store();
@@ -115,7 +116,7 @@ pub async fn claims_and_writes_share_a_flush(lab: Lab) {
     assert_eq!(counted(&ledger, State::Processing).await, 20);
 }
 
-/// Claims and writes as the lanes bring them: together where there is one writer, otherwise each by themselves.
+/// Claims and writes as the lanes send them: together if there is one writer, otherwise separately.
 async fn flush(
     store: &Database,
     claims: Vec<Arc<Request>>,
@@ -127,7 +128,7 @@ async fn flush(
     Ok((store.claim(claims).await?, store.write(writes).await?))
 }
 
-/// A ledger under load does both at once, and what the database refuses takes nothing down with it.
+/// A ledger under load does both at once, and a refused item affects no other.
 pub async fn a_poison_claim_does_not_take_settles_down(lab: Lab) {
     let store = lab.open().await;
     let made = store.claim((0..20).map(|n| ask_for(&format!("old {n:02}"))).collect()).await.unwrap();
@@ -145,7 +146,7 @@ pub async fn a_poison_claim_does_not_take_settles_down(lab: Lab) {
     assert_eq!(lab.number("SELECT count(*) FROM semel_operations").await, 21);
 }
 
-/// An item that the database refuses fails alone; those that came with it go through.
+/// An item that the database refuses fails alone; the others of its batch succeed.
 pub async fn a_poison_item_fails_alone(lab: Lab) {
     let store = lab.open().await;
     let (claims, serve) = lane(Limits::default(), {
@@ -182,8 +183,7 @@ pub async fn a_poison_item_fails_alone(lab: Lab) {
     assert_eq!(lab.number("SELECT count(*) FROM semel_leases").await, 40 - refused);
 }
 
-/// A batch whose answer was lost can be sent again: it is answered as before, and nothing is done
-/// or counted twice.
+/// A batch whose answer was lost can be sent again: it gets the same answers, and nothing is done or counted twice.
 pub async fn a_batch_sent_again_changes_nothing(lab: Lab) {
     let ledger = lab.ledger().await;
     let store = ledger.store();
@@ -195,7 +195,7 @@ pub async fn a_batch_sent_again_changes_nothing(lab: Lab) {
     assert_eq!(counted(&ledger, State::Processing).await, 20);
     let writes: Vec<_> = ops(&first).iter().map(|op| complete(op.id, op.fence, "once")).collect();
     for _ in 0..2 {
-        // The batch itself may hold a write twice as well.
+        // The batch itself may contain a write twice.
         let twice: Vec<_> = writes.iter().chain(&writes[..5]).cloned().collect();
         let applied = store.write(twice).await.unwrap();
         assert!(applied.iter().all(|applied| applied.answer == Answer::Settled { successor: false }));
@@ -204,9 +204,9 @@ pub async fn a_batch_sent_again_changes_nothing(lab: Lab) {
     assert_eq!(counted(&ledger, State::Completed).await, 20);
 }
 
-/// A zombie and the present owner may be in one process, and so in one batch, in either order:
-/// each is answered by its own fence.
-pub async fn a_zombie_in_the_owners_batch_is_told_apart(lab: Lab) {
+/// The former and the present owner may be in one process, and so in one batch, in either order: each is answered by
+/// its own fence.
+pub async fn a_zombie_in_the_owners_batch_is_refused(lab: Lab) {
     let ledger = lab.ledger().await;
     let store = ledger.store();
     for zombie_first in [true, false] {
@@ -236,8 +236,8 @@ pub async fn a_zombie_in_the_owners_batch_is_told_apart(lab: Lab) {
     }
 }
 
-/// Two nodes that send the same keys in opposite orders both get through: each key is acquired once, and each write is
-/// answered. That they do so without a deadlock is a test of its own, on a PostgreSQL that looks for deadlocks sooner.
+/// Two nodes that send the same keys in opposite orders both succeed: each key is acquired once, and each write is
+/// answered. A separate test, on a PostgreSQL that detects deadlocks sooner, checks that there are none.
 pub async fn crossing_batches_get_through(lab: Lab) {
     let (a, b) = (lab.open().await, lab.open().await);
     for round in 0..4 {
@@ -261,8 +261,8 @@ pub async fn crossing_batches_get_through(lab: Lab) {
     }
 }
 
-/// Sends a batch, and again what found its row locked, as a lane does: a commit on a slow disk locks rows for longer
-/// than a batch waits.
+/// Sends a batch, and sends items again whose row was locked, as a lane does: a commit on a slow disk locks rows for
+/// longer than a batch waits.
 pub async fn until_free<T: Clone, F: Future<Output = semel::Result<Vec<Applied>>>>(
     items: Vec<T>,
     send: impl Fn(Vec<T>) -> F,
@@ -279,7 +279,7 @@ pub async fn until_free<T: Clone, F: Future<Output = semel::Result<Vec<Applied>>
     answers
 }
 
-/// With group commit off each call has a commit of its own, and the same answers.
+/// Without group commit each call has its own commit, and the same answers.
 pub async fn without_group_commit_the_answers_are_the_same(lab: Lab) {
     let options = Options { group_commit: false, ..Options::default() };
     let ledger = Ledger::new(lab.open().await, options).unwrap();
@@ -293,7 +293,7 @@ pub async fn without_group_commit_the_answers_are_the_same(lab: Lab) {
     assert_eq!(ask(&ledger, work("k", Policy::default())).await, "replay");
 }
 
-/// Whatever state a key is in that can be claimed, of a crowd on two nodes one gets it.
+/// In every state in which a key can be claimed, one of many claims on two nodes gets it.
 pub async fn a_crowd_takes_over_once(lab: Lab) {
     let nodes = [lab.ledger().await, lab.ledger().await];
     let policy = Policy { retention: Some(secs(60)), backoff: Backoff::NONE, ..Policy::default() };

@@ -1,4 +1,4 @@
-//! The laws of a broker. One that passes them all is one; [`broker_suite!`](crate::broker_suite) makes a test of each.
+//! The laws of a broker. [`broker_suite!`](crate::broker_suite) makes a test of each.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,18 +17,18 @@ use tokio::task::JoinSet;
 
 use super::tools::{eventually, secs, soon};
 
-/// Where a broker is tried out.
+/// A broker under test.
 pub trait BrokerLab: Send + Sync {
-    /// The broker as one more node sees it.
+    /// The broker as seen by one more node.
     fn broker(&self) -> BoxFuture<'_, Arc<dyn Broker>>;
 
-    /// A name for a queue that nobody else uses.
+    /// A queue name that no other test uses.
     fn name(&self) -> String;
 
-    /// Takes the broker away from all nodes.
+    /// Makes the broker unreachable for all nodes.
     fn cut(&self) -> BoxFuture<'_, ()>;
 
-    /// Brings it back.
+    /// Makes it reachable again.
     fn mend(&self) -> BoxFuture<'_, ()>;
 
     /// Clears up.
@@ -41,22 +41,22 @@ macro_rules! broker_suite {
     ($name:ident, $lab:expr) => {
         mod $name {
             $crate::broker_suite!(@laws $lab;
-                what_is_confirmed_is_delivered_with_all_that_it_carried,
+                a_confirmed_message_is_delivered_with_all_its_properties,
                 a_large_body_and_an_empty_one_are_delivered,
-                what_nobody_wants_is_unroutable_and_nowhere,
+                a_message_without_a_queue_is_unroutable_and_stored_nowhere,
                 one_that_is_unroutable_does_not_hide_among_others,
                 declaring_is_harmless_to_repeat_and_by_many_at_once,
-                prefetch_bounds_what_is_not_acknowledged,
-                what_was_not_acknowledged_is_delivered_again,
-                what_is_acknowledged_is_never_delivered_again,
-                what_is_put_back_is_delivered_again_at_once,
+                prefetch_limits_unacknowledged_messages,
+                an_unacknowledged_message_is_delivered_again,
+                an_acknowledged_message_is_never_delivered_again,
+                a_returned_message_is_delivered_again_at_once,
                 two_consumers_share_a_queue,
                 one_consumer_gets_them_in_order,
                 nothing_is_sent_after_its_time,
                 a_batch_of_a_thousand_is_confirmed,
                 waiting_for_a_message_can_be_given_up,
                 queues_do_not_mix,
-                while_it_is_away_nothing_is_confirmed_and_then_it_recovers,
+                an_unreachable_broker_confirms_nothing_and_recovers,
             );
         }
     };
@@ -72,8 +72,8 @@ macro_rules! broker_suite {
     };
 }
 
-/// Everything arrives as it was sent, whatever the bytes.
-pub async fn what_is_confirmed_is_delivered_with_all_that_it_carried(lab: &impl BrokerLab) {
+/// A message arrives as it was sent, whatever its bytes.
+pub async fn a_confirmed_message_is_delivered_with_all_its_properties(lab: &impl BrokerLab) {
     let (broker, queue) = (lab.broker().await, lab.name());
     broker.declare(vec![Queue::new(&queue)]).await.unwrap();
     let mut sent = envelope(&queue, &b"\x00\xff\xfe{\"a\": 1}\n\x80"[..]);
@@ -105,7 +105,7 @@ pub async fn what_is_confirmed_is_delivered_with_all_that_it_carried(lab: &impl 
     }
 }
 
-/// A mebibyte, and nothing at all.
+/// A body of a mebibyte, and an empty one.
 pub async fn a_large_body_and_an_empty_one_are_delivered(lab: &impl BrokerLab) {
     let (broker, queue) = (lab.broker().await, lab.name());
     broker.declare(vec![Queue::new(&queue)]).await.unwrap();
@@ -121,8 +121,8 @@ pub async fn a_large_body_and_an_empty_one_are_delivered(lab: &impl BrokerLab) {
     }
 }
 
-/// Without a queue, a message is not confirmed; and when there is one later, it is not in it.
-pub async fn what_nobody_wants_is_unroutable_and_nowhere(lab: &impl BrokerLab) {
+/// Without a queue, a message is not confirmed; and a queue that is declared later does not have it.
+pub async fn a_message_without_a_queue_is_unroutable_and_stored_nowhere(lab: &impl BrokerLab) {
     let (broker, queue) = (lab.broker().await, lab.name());
     let answers = publish(&*broker, vec![envelope(&queue, "lost")]).await;
     assert!(matches!(answers[..], [Published::Unroutable(_)]), "{answers:?}");
@@ -131,11 +131,11 @@ pub async fn what_nobody_wants_is_unroutable_and_nowhere(lab: &impl BrokerLab) {
     assert_eq!(drain(&*broker, &queue, 1).await, ["found"]);
 }
 
-/// Each message has its own answer, also where the others fare differently.
+/// Each message has its own answer, also if the others have different ones.
 pub async fn one_that_is_unroutable_does_not_hide_among_others(lab: &impl BrokerLab) {
     let broker = lab.broker().await;
     for _ in 0..5 {
-        // A queue of its own each time: the consumer of the time before may not be gone yet, and put back what it got.
+        // A new queue each time: the consumer of the previous round may still return its messages.
         let (queue, nowhere) = (lab.name(), lab.name());
         broker.declare(vec![Queue::new(&queue)]).await.unwrap();
         let lost = |i: usize| i % 7 == 3 || i == 199;
@@ -170,8 +170,8 @@ pub async fn declaring_is_harmless_to_repeat_and_by_many_at_once(lab: &impl Brok
     assert_eq!(drain(&*two, &queue, 1).await, ["kept"]);
 }
 
-/// No more than that are out at a time.
-pub async fn prefetch_bounds_what_is_not_acknowledged(lab: &impl BrokerLab) {
+/// At most `prefetch` messages are unacknowledged.
+pub async fn prefetch_limits_unacknowledged_messages(lab: &impl BrokerLab) {
     let (broker, queue) = (lab.broker().await, lab.name());
     broker.declare(vec![Queue::new(&queue)]).await.unwrap();
     let batch = (0..5).map(|i| envelope(&queue, i.to_string())).collect();
@@ -187,8 +187,8 @@ pub async fn prefetch_bounds_what_is_not_acknowledged(lab: &impl BrokerLab) {
     assert!(soon_none(&mut *deliveries).await, "a fifth came, with three not acknowledged");
 }
 
-/// A consumer that goes away leaves its messages to others, who are told.
-pub async fn what_was_not_acknowledged_is_delivered_again(lab: &impl BrokerLab) {
+/// A consumer that goes away leaves its messages to others, as redelivered.
+pub async fn an_unacknowledged_message_is_delivered_again(lab: &impl BrokerLab) {
     let (broker, other, queue) = (lab.broker().await, lab.broker().await, lab.name());
     broker.declare(vec![Queue::new(&queue)]).await.unwrap();
     let batch = (0..3).map(|i| envelope(&queue, i.to_string())).collect();
@@ -208,23 +208,23 @@ pub async fn what_was_not_acknowledged_is_delivered_again(lab: &impl BrokerLab) 
         delivery.acknowledge.ack().await.unwrap();
     }
     assert_eq!(came.keys().collect::<Vec<_>>(), ["1", "2"]);
-    assert!(came["1"], "somebody had it before");
+    assert!(came["1"], "it was delivered before");
 }
 
-/// Done is done.
-pub async fn what_is_acknowledged_is_never_delivered_again(lab: &impl BrokerLab) {
+/// An acknowledged message is not delivered again.
+pub async fn an_acknowledged_message_is_never_delivered_again(lab: &impl BrokerLab) {
     let (broker, queue) = (lab.broker().await, lab.name());
     broker.declare(vec![Queue::new(&queue)]).await.unwrap();
     let batch = (0..20).map(|i| envelope(&queue, i.to_string())).collect();
     assert_eq!(publish(&*broker, batch).await, vec![Published::Confirmed; 20]);
     assert_eq!(drain(&*broker, &queue, 20).await.len(), 20);
-    // Another consumer finds what comes after, and nothing before it.
+    // Another consumer gets later messages, and none of the earlier ones.
     assert_eq!(publish(&*broker, vec![envelope(&queue, "after")]).await, [Published::Confirmed]);
     assert_eq!(drain(&*lab.broker().await, &queue, 1).await, ["after"]);
 }
 
-/// Not begun, and not lost.
-pub async fn what_is_put_back_is_delivered_again_at_once(lab: &impl BrokerLab) {
+/// A returned message is delivered again.
+pub async fn a_returned_message_is_delivered_again_at_once(lab: &impl BrokerLab) {
     let (broker, queue) = (lab.broker().await, lab.name());
     broker.declare(vec![Queue::new(&queue)]).await.unwrap();
     assert_eq!(publish(&*broker, vec![envelope(&queue, "it")]).await, [Published::Confirmed]);
@@ -242,7 +242,7 @@ pub async fn what_is_put_back_is_delivered_again_at_once(lab: &impl BrokerLab) {
     assert!(soon_none(&mut *other).await);
 }
 
-/// Both have some at the same time, no message is delivered to both, and together they have all.
+/// Two consumers: no message is delivered to both, and together they get all.
 pub async fn two_consumers_share_a_queue(lab: &impl BrokerLab) {
     let (broker, queue) = (lab.broker().await, lab.name());
     broker.declare(vec![Queue::new(&queue)]).await.unwrap();
@@ -254,7 +254,7 @@ pub async fn two_consumers_share_a_queue(lab: &impl BrokerLab) {
     assert_eq!(publish(&*broker, batch).await, vec![Published::Confirmed; 100]);
     let (sender, mut heard) = tokio::sync::mpsc::unbounded_channel();
     let mut tasks = JoinSet::new();
-    // As many as each may have, before any is acknowledged.
+    // Each takes its `prefetch` before any is acknowledged.
     let mut first = Vec::new();
     for deliveries in &mut consumers {
         for _ in 0..5 {
@@ -294,7 +294,7 @@ pub async fn one_consumer_gets_them_in_order(lab: &impl BrokerLab) {
     assert_eq!(drain(&*broker, &queue, 300).await, (0..300).map(|i| i.to_string()).collect::<Vec<_>>());
 }
 
-/// A relay whose lease is over must not send.
+/// A relay whose lease has expired must not send.
 pub async fn nothing_is_sent_after_its_time(lab: &impl BrokerLab) {
     let (broker, queue) = (lab.broker().await, lab.name());
     broker.declare(vec![Queue::new(&queue)]).await.unwrap();
@@ -325,7 +325,7 @@ pub async fn a_batch_of_a_thousand_is_confirmed(lab: &impl BrokerLab) {
     assert!(publish(&*broker, Vec::new()).await.is_empty());
 }
 
-/// A consumer stops waiting whenever it likes, and loses nothing.
+/// A wait for a delivery can be cancelled at any moment, and loses nothing.
 pub async fn waiting_for_a_message_can_be_given_up(lab: &impl BrokerLab) {
     let (broker, queue) = (lab.broker().await, lab.name());
     broker.declare(vec![Queue::new(&queue)]).await.unwrap();
@@ -355,8 +355,8 @@ pub async fn queues_do_not_mix(lab: &impl BrokerLab) {
     }
 }
 
-/// A broker that is away confirms nothing; when it is back, all goes on by itself, consumers included.
-pub async fn while_it_is_away_nothing_is_confirmed_and_then_it_recovers(lab: &impl BrokerLab) {
+/// An unreachable broker confirms nothing; when it is back, publishers and consumers continue by themselves.
+pub async fn an_unreachable_broker_confirms_nothing_and_recovers(lab: &impl BrokerLab) {
     let (broker, queue) = (lab.broker().await, lab.name());
     broker.declare(vec![Queue::new(&queue)]).await.unwrap();
     let mut deliveries = broker.consume(&queue, 10).await.unwrap();
@@ -378,7 +378,7 @@ pub async fn while_it_is_away_nothing_is_confirmed_and_then_it_recovers(lab: &im
     loop {
         let delivery = soon(deliveries.next()).await;
         let it = text(&delivery);
-        // If this cannot be said, it comes again.
+        // If the acknowledgement fails, it is delivered again.
         let _ = delivery.acknowledge.ack().await;
         if it == "after" {
             break;
@@ -386,7 +386,7 @@ pub async fn while_it_is_away_nothing_is_confirmed_and_then_it_recovers(lab: &im
     }
 }
 
-/// A message to a queue, on its way.
+/// A message to publish to a queue.
 #[must_use]
 pub fn envelope(queue: &str, body: impl Into<Bytes>) -> Envelope {
     let message = Message::new("default", Topic::new(queue).unwrap(), "test", body);
@@ -398,7 +398,7 @@ pub async fn publish(broker: &dyn Broker, batch: Vec<Envelope>) -> Vec<Published
     soon(broker.publish(batch, Uptime::now() + secs(15))).await
 }
 
-/// Takes and acknowledges so many messages; their bodies in the order of arrival.
+/// Takes and acknowledges this many messages; returns their bodies in the order of arrival.
 pub async fn drain(broker: &dyn Broker, queue: &str, count: usize) -> Vec<String> {
     let mut deliveries = broker.consume(queue, 100).await.unwrap();
     let mut came = Vec::new();
@@ -417,8 +417,8 @@ pub fn text(delivery: &Delivery) -> String {
     String::from_utf8_lossy(&delivery.message.body).into_owned()
 }
 
-/// Whether nothing comes for a while. That nothing happens gives no signal, so this has to wait; it can only miss what
-/// is wrong, never complain about what is right.
+/// Whether nothing comes for a while. There is no signal for that, so this waits; it can miss a fault, but never
+/// reports a false one.
 pub async fn soon_none(deliveries: &mut dyn Deliveries) -> bool {
     tokio::time::timeout(Duration::from_millis(200), deliveries.next()).await.is_err()
 }

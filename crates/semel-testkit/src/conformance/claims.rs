@@ -1,17 +1,18 @@
-//! Who executes.
+//! Claims: which caller executes.
 
 use std::{sync::Arc, time::Duration};
 
 use semel::{
-    Claim, Error, Fingerprint, Labels, OnLost, Outcome, Policy, Retry, Scope, State, Store as _, Work,
+    Claim, Error, Fingerprint, Labels, OnLost, Outcome, Policy, Retry, Scope, State, Work,
     look::{Filter, Page},
     machine::Answer,
+    prelude::*,
 };
 
 use super::tools::*;
 use crate::{Lab, key, request, scope, work, work_with};
 
-/// The first claim of a key gets the lease, and its outcome is handed to whoever asks again.
+/// The first claim of a key gets the lease, and later claims get its outcome.
 pub async fn a_first_claim_acquires_and_the_next_is_replayed(lab: Lab) {
     let ledger = lab.ledger().await;
     let outcomes = [done("done"), done(""), Outcome::not_kept("see elsewhere"), Outcome::kept(vec![0, 255, 10])];
@@ -26,7 +27,7 @@ pub async fn a_first_claim_acquires_and_the_next_is_replayed(lab: Lab) {
     }
 }
 
-/// While somebody is at it, another claim is told so, and for how long at least.
+/// While an operation runs, another claim is in flight, with the remaining time of the lease.
 pub async fn a_second_claim_is_in_flight(lab: Lab) {
     let (a, b) = (lab.ledger().await, lab.ledger().await);
     let lease = acquire(&a, work("k", Policy::default())).await;
@@ -36,7 +37,7 @@ pub async fn a_second_claim_is_in_flight(lab: Lab) {
     assert_eq!(there.operation.fence, lease.fence());
 }
 
-/// Each of the seven answers can be had, in each case by another node than the owner.
+/// Each of the seven answers, each given by another node than the owner.
 pub async fn each_of_the_seven_answers_is_given(lab: Lab) {
     let (a, b) = (lab.ledger().await, lab.ledger().await);
     let policy = Policy { max_attempts: Some(1), ..Policy::default() };
@@ -64,7 +65,7 @@ pub async fn each_of_the_seven_answers_is_given(lab: Lab) {
     assert_eq!(ask(&b, work("not_yet", Policy::default())).await, "acquired");
 }
 
-/// Equal keys in two scopes never meet, wherever the border between the parts may be.
+/// Equal keys in two scopes are different operations, wherever the border between the parts is.
 pub async fn equal_keys_in_two_scopes_never_meet(lab: Lab) {
     let ledger = lab.ledger().await;
     let parts = [
@@ -99,9 +100,8 @@ pub async fn equal_keys_in_two_scopes_never_meet(lab: Lab) {
     }
 }
 
-/// Keys are told apart by their bytes: not by case, by what they look like, nor by how a database
-/// might read them.
-pub async fn keys_are_told_apart_byte_by_byte(lab: Lab) {
+/// Keys are compared by their bytes: not by case, appearance, or a database's collation.
+pub async fn keys_are_compared_byte_by_byte(lab: Lab) {
     let ledger = lab.ledger().await;
     let long = "k".repeat(255);
     let texts = [
@@ -148,8 +148,7 @@ pub async fn keys_are_told_apart_byte_by_byte(lab: Lab) {
     }
 }
 
-/// A claim whose answer was lost is recognised as one's own when it comes again; a claim of
-/// somebody else is not.
+/// A claim whose answer was lost is recognised when it is sent again; a claim of another caller is not.
 pub async fn a_claim_whose_answer_was_lost_is_recognised(lab: Lab) {
     let store = lab.open().await;
     // A first claim, and one that takes over: two ways to get a lease.
@@ -189,19 +188,19 @@ pub async fn another_payload_is_a_mismatch_in_every_state(lab: Lab) {
     for text in states {
         let before = row(&a, text).await;
         assert_eq!(before.state.as_str(), text);
-        let Claim::Mismatch(told) = b.claim(work_with(text, "other", hold.clone())).await.unwrap() else {
+        let Claim::Mismatch(got) = b.claim(work_with(text, "other", hold.clone())).await.unwrap() else {
             panic!("{text}")
         };
-        assert_eq!(*told, before);
+        assert_eq!(*got, before);
         assert_eq!(row(&a, text).await, before, "a mismatch changes nothing");
     }
-    // A lapsed lease lapses all the same, and the mismatch does not get it.
+    // Its expired lease is ended nevertheless, and the mismatch does not get it.
     lab.pass(hold.lease);
     assert_eq!(ask(&b, work_with("processing", "other", hold)).await, "mismatch");
     assert_eq!(row(&a, "processing").await.state, State::InDoubt);
 }
 
-/// Past its retention, counted from when it settled, an operation counts as absent, swept or not.
+/// Past its retention, counted from its settle, an operation counts as absent, swept or not.
 pub async fn an_expired_operation_counts_as_absent(lab: Lab) {
     let ledger = lab.ledger().await;
     let policy = Policy { retention: Some(secs(60)), ..Policy::default() };
@@ -220,7 +219,7 @@ pub async fn an_expired_operation_counts_as_absent(lab: Lab) {
     assert_eq!((counted(&ledger, State::Completed).await, counted(&ledger, State::Processing).await), (0, 1));
 }
 
-/// What fits no rule is refused before anything is claimed.
+/// Invalid work is refused before anything is claimed.
 pub async fn invalid_work_is_refused_before_anything_is_claimed(lab: Lab) {
     let ledger = lab.ledger().await;
     let good = Policy::default();
@@ -245,7 +244,7 @@ pub async fn invalid_work_is_refused_before_anything_is_claimed(lab: Lab) {
     }
     assert_eq!(ledger.store().list(&Filter::scope(&scope()), Page::default()).await.unwrap().items, []);
     assert_eq!(ledger.store().counts("acme", 0).await.unwrap(), []);
-    // The largest and the longest that are allowed are.
+    // The largest and longest allowed values are accepted.
     let most = Policy { retention: Some(Policy::LONGEST), max_run: Policy::LONGEST, lease: Policy::LONGEST, ..good };
     let lease =
         acquire(&ledger, work("most", most).payload(vec![7; Work::MAX_PAYLOAD]).labels(label(&"x".repeat(128)))).await;
@@ -257,8 +256,8 @@ pub async fn invalid_work_is_refused_before_anything_is_claimed(lab: Lab) {
     );
 }
 
-/// A claim whose caller goes away, at whatever moment, leaves no key wedged: the clock stands, so
-/// only a release can free it.
+/// A claim whose caller goes away, at any moment, leaves no key blocked: the clock stands still, so only a release can
+/// free it.
 pub async fn a_claim_that_is_dropped_frees_its_key(lab: Lab) {
     let ledger = lab.ledger().await;
     let mut dropped = 0;

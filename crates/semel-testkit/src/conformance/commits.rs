@@ -1,14 +1,16 @@
-//! Commits that fail: trouble of the database's own is nobody's fault, what it refuses is the handler's.
+//! Commits that fail: a transient failure counts no attempt, a refusal is a failure of the handler.
 
 use std::time::Duration;
 
-use semel::{Claim, Context, Error, Operation, Options, Outcome, Policy, Ran, State, Store as _, Unfinished, Work};
+use semel::{
+    Claim, Context, Error, Handed, Operation, Options, Outcome, Policy, Ran, State, Unfinished, Work, prelude::*,
+};
 use semel_store::{Conn, Database, Settings, Tx};
 
 use super::tools::*;
 use crate::{Kind, Lab, work};
 
-/// What a commit ends with: a word of PostgreSQL's, or on SQLite `full` or the constraint that is broken.
+/// How a commit ends: an error code of PostgreSQL, or on SQLite `full` or the violated constraint.
 const TROUBLE: [(Kind, &[&str]); 2] = [
     (Kind::Postgres, &["40001", "40003", "40P01", "53100", "53200", "57014", "57P01", "58030", "08006", "25006"]),
     (Kind::Sqlite, &["full"]),
@@ -20,12 +22,12 @@ fn of(lab: &Lab, all: [(Kind, &'static [&'static str]); 2]) -> &'static [&'stati
     all.into_iter().find(|(kind, _)| *kind == lab.kind()).unwrap().1
 }
 
-/// Outcomes that go along with the commit, and that are completed before it. Neither fits what SQLite has room for.
+/// Outcomes that are sent with the commit, and before it. Neither fits into the space that SQLite has left.
 fn sizes() -> [Outcome; 2] {
     [10_000, 100_000].map(|size| Outcome::kept("x".repeat(size)))
 }
 
-/// A database in which the commit of a transaction ends as it says.
+/// A database in which the commit of a transaction ends as requested.
 async fn doomed_lab(lab: &Lab) {
     make_effects(lab).await;
     match lab.kind() {
@@ -46,19 +48,19 @@ async fn doomed_lab(lab: &Lab) {
     }
 }
 
-/// Has the commit of this transaction end so.
+/// Lets the commit of this transaction end so.
 async fn doom(tx: &Tx, how: &str) {
     let mut held = tx.connection().await.unwrap();
     let done = match held.get().unwrap() {
         Conn::Postgres(c) => sqlx::query("INSERT INTO doomed VALUES ($1)").bind(how).execute(c).await.map(drop),
-        // As many pages as there are: whatever needs another one finds the disk full.
+        // As many pages as there are: a transaction that needs another one finds the disk full.
         Conn::Sqlite(c) if how == "full" => sqlx::raw_sql("PRAGMA max_page_count = 1").execute(c).await.map(drop),
         Conn::Sqlite(c) => sqlx::raw_sql("INSERT INTO doomed VALUES (1)").execute(c).await.map(drop),
     };
     done.unwrap();
 }
 
-/// Makes room again where there was none.
+/// Makes room again.
 async fn make_room(ledger: &Node) {
     let tx = soon(ledger.store().begin(secs(5))).await.unwrap();
     if let Conn::Sqlite(c) = tx.connection().await.unwrap().get().unwrap() {
@@ -72,22 +74,21 @@ async fn run_doomed(ledger: &Node, work: Work, how: &'static str, outcome: Outco
     let handler = move |_: Context<Database>, tx: Tx| {
         let outcome = outcome.clone();
         async move {
-            effect(&tx, how).await?;
+            effect(&tx, how).await.unwrap();
             doom(&tx, how).await;
-            Ok(outcome)
+            (Ok(outcome), "it is committed")
         }
     };
-    let claim = soon(ledger.run_atomic(work, handler)).await.unwrap();
+    let lease = acquire(ledger, work).await;
+    let (ran, handed) = soon(lease.run_atomic_handing(handler)).await.unwrap();
     make_room(ledger).await;
-    match claim {
-        Claim::Acquired(ran) => ran,
-        other => panic!("{how}: should have run, and is {}", other.word()),
-    }
+    assert_eq!(handed, Handed::NotStored, "{how}: the handler's word is not so, and goes nowhere");
+    ran
 }
 
-/// An operation that may be tried once is tried again all the same, and then it is done. Where nothing was stored with
-/// it, its key is free at once.
-pub async fn what_the_database_could_not_commit_costs_no_attempt(lab: Lab) {
+/// An operation with one attempt is tried again after a transient failure, and then completes. If nothing was stored
+/// with it, its key is free at once.
+pub async fn a_transient_commit_failure_counts_no_attempt(lab: Lab) {
     doomed_lab(&lab).await;
     let ledger = lab.ledger().await;
     let once = Policy { max_attempts: Some(1), ..Policy::default() };
@@ -112,9 +113,9 @@ pub async fn what_the_database_could_not_commit_costs_no_attempt(lab: Lab) {
     assert_eq!(effects(&lab).await, [""; 0]);
 }
 
-/// A row that breaks a rule of the handler's own tables would break it for ever: that costs attempts. So does holding a
-/// transaction open for longer than the server lets one.
-pub async fn what_the_database_will_not_commit_is_a_failure(lab: Lab) {
+/// A write that violates a constraint of the handler's own tables would do so again: that counts as a failure. So does
+/// holding a transaction open for longer than the server allows.
+pub async fn a_refused_commit_is_a_failure(lab: Lab) {
     doomed_lab(&lab).await;
     let ledger = lab.ledger().await;
     let once = Policy { max_attempts: Some(1), ..Policy::default() };
@@ -131,9 +132,9 @@ pub async fn what_the_database_will_not_commit_is_a_failure(lab: Lab) {
     assert_eq!(effects(&lab).await, [""; 0]);
 }
 
-/// A second, then half its age, up to a minute: whatever takes up what is due does not spin. What has no data is brought
-/// again by its caller, who is told to come soon, however old it is.
-pub async fn trouble_without_end_is_met_ever_more_seldom(lab: Lab) {
+/// A second, then half its age, up to a minute: a worker does not retry in a loop. Only its caller can bring an
+/// operation without data again, so its delay is short, however old it is.
+pub async fn an_endless_transient_failure_is_retried_ever_more_rarely(lab: Lab) {
     doomed_lab(&lab).await;
     let ledger = lab.ledger().await;
     let how = of(&lab, TROUBLE)[0];
@@ -154,7 +155,7 @@ pub async fn trouble_without_end_is_met_ever_more_seldom(lab: Lab) {
     assert_eq!(row(&ledger, "bare").await.not_before, Some(Lab::START + secs(3001)));
 }
 
-/// Whoever ended the transaction behind the ledger's back, or was in it for too long, would do so again.
+/// A handler that ended the transaction itself, or was in it for too long, would do so again.
 pub async fn a_transaction_that_is_over_is_a_failure(lab: Lab) {
     make_effects(&lab).await;
     let ledger = lab.ledger().await;
@@ -173,8 +174,8 @@ pub async fn a_transaction_that_is_over_is_a_failure(lab: Lab) {
     }
 }
 
-/// Whoever blocks his runtime cannot be interrupted, and PostgreSQL ends the transaction: that looks like a lost
-/// connection, and is not the database's trouble.
+/// A handler that blocks its runtime cannot be interrupted, and PostgreSQL ends the transaction: that looks like a lost
+/// connection, but is not a transient failure.
 pub async fn a_handler_that_blocks_in_its_transaction_for_too_long_has_failed(lab: Lab) {
     let lab = lab.with_real_clock();
     make_effects(&lab).await;
@@ -192,7 +193,7 @@ pub async fn a_handler_that_blocks_in_its_transaction_for_too_long_has_failed(la
             let (claim, op) = blocked.join().unwrap();
             match claim {
                 Claim::Acquired(Ran::Failed(_)) => assert_eq!((op.state, op.failures), (State::Failed, 1)),
-                // Nobody ends it on SQLite, where nobody else can write: it may be in time for all the others.
+                // On SQLite nothing ends it, because no one else can write: it may be in time.
                 Claim::Acquired(Ran::Completed(_) | Ran::LeaseLost) if lab.kind() == Kind::Sqlite => {}
                 other => panic!("{other:?}"),
             }
@@ -227,22 +228,22 @@ fn block_in_a_transaction(
     })
 }
 
-/// A caller without a key may simply try again, or not.
-pub async fn a_transaction_without_a_key_says_whose_trouble_it_was(lab: Lab) {
+/// A caller without a key decides itself whether to retry.
+pub async fn a_transaction_without_a_key_distinguishes_transient_failures_from_refusals(lab: Lab) {
     doomed_lab(&lab).await;
     let ledger = lab.ledger().await;
     let refused = of(&lab, REFUSALS).iter().map(|how| (*how, false));
     // Without a completion, SQLite has nothing to write that the handler has not written before.
     let trouble = of(&lab, TROUBLE).iter().filter(|how| **how != "full").map(|how| (*how, true));
     for (how, transient) in refused.chain(trouble) {
-        let told = ledger.transact(move |tx: Tx| async move {
+        let got = ledger.transact(move |tx: Tx| async move {
             doom(&tx, how).await;
-            Ok::<(), ()>(())
+            Ok::<(), Error>(())
         });
-        let error = soon(told).await.unwrap_err();
+        let error = soon(got).await.unwrap_err();
         assert_eq!(error.is_transient(), transient, "{how}: {error}");
         assert_eq!(matches!(error, Error::Refused(_)), !transient, "{how}: {error}");
-        // A server that stops, a connection that was lost: nobody is told that nothing happened.
+        // A server that stops, a lost connection: the answer never claims that nothing happened.
         let maybe = ["57014", "57P01", "08006", "40003"].contains(&how);
         assert_eq!(matches!(error, Error::OutcomeUnknown(_)), maybe, "{how}: {error}");
     }

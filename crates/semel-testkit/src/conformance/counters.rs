@@ -1,4 +1,4 @@
-//! Counters: how many are in each state, what was answered, and how long runs took.
+//! Counters: operations per state, answers, and durations of runs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -6,18 +6,19 @@ use std::{
 };
 
 use semel::{
-    Backoff, Labels, OnLost, OnMismatch, Policy, State, Store as _, Verdict,
+    Backoff, Labels, OnLost, OnMismatch, Policy, State, Verdict,
     look::{
         Count, Counted, DayTally, Durations, Filter, Group, Page, Tallied, Tally, TallyBy, TallyFilter, answered,
         appeared, bucket, in_state, runs,
     },
+    prelude::*,
     store::Decision,
 };
 
 use super::tools::*;
 use crate::{Lab, scope, work, work_with};
 
-/// A life that goes through every state and back, over several keys and labels.
+/// A history through every state and back, over several keys and labels.
 async fn mixed_history(lab: &Lab, nodes: [&Node; 2]) {
     let policy = Policy {
         backoff: Backoff::NONE,
@@ -63,7 +64,7 @@ async fn mixed_history(lab: &Lab, nodes: [&Node; 2]) {
     }
 }
 
-/// What a look at every row says.
+/// The counts according to the rows.
 async fn states(node: &Node) -> BTreeMap<State, i64> {
     let mut states: BTreeMap<_, _> = State::ALL.into_iter().map(|state| (state, 0)).collect();
     let page = Page { after: None, limit: 500 };
@@ -73,7 +74,7 @@ async fn states(node: &Node) -> BTreeMap<State, i64> {
     states
 }
 
-/// A run whose lease lapsed is counted as timed out once, whether the sweep finds it or the claim that takes over.
+/// A run whose lease expired is counted as timed out once, whether the sweep or a claim finds it.
 pub async fn a_run_that_is_taken_over_is_counted_as_timed_out(lab: Lab) {
     let ledger = lab.ledger().await;
     let policy = Policy { backoff: Backoff::NONE, ..Policy::default() };
@@ -92,8 +93,8 @@ pub async fn a_run_that_is_taken_over_is_counted_as_timed_out(lab: Lab) {
     }
 }
 
-/// A run that ended while newer data waited is counted by how it ended, with its time, though the operation was pending
-/// at once.
+/// A run that ended while newer data waited is counted by its own end, with its duration, although the operation was
+/// pending at once.
 pub async fn a_run_that_ended_while_newer_data_waited_is_counted_by_its_end(lab: Lab) {
     let ledger = lab.ledger().await;
     let policy = Policy { on_mismatch: OnMismatch::SupersedeIfNewer, backoff: Backoff::NONE, ..Policy::default() };
@@ -120,8 +121,7 @@ pub async fn a_run_that_ended_while_newer_data_waited_is_counted_by_its_end(lab:
     assert_eq!((in_state(&counts, State::Pending), in_state(&counts, State::Completed)), (3, 0));
 }
 
-/// The counters say how many operations are in each state, exactly, folded or not; folding changes
-/// no total.
+/// The counters have the exact number of operations in each state, folded or not; folding changes no total.
 pub async fn state_counts_are_exact_before_and_after_folding(lab: Lab) {
     let (a, b) = (lab.ledger().await, lab.ledger().await);
     mixed_history(&lab, [&a, &b]).await;
@@ -136,7 +136,7 @@ pub async fn state_counts_are_exact_before_and_after_folding(lab: Lab) {
     let (first, rest) = before.split_first().unwrap();
     assert!(rest.iter().any(|count| count.group != first.group), "labels are counted apart");
 
-    // Nothing has lapsed or expired since: the sweep only folds.
+    // Nothing has expired since: the sweep only folds.
     let mut folded = 0;
     loop {
         let swept = b.store().sweep(5).await.unwrap();
@@ -153,7 +153,7 @@ pub async fn state_counts_are_exact_before_and_after_folding(lab: Lab) {
     assert_eq!(by_state(&counts().await), states(&a).await, "after expiry");
 }
 
-/// Folding adds up equal lines and loses none; hours are kept apart and can be asked for.
+/// Folding adds up equal lines and loses none; hours are kept separate and can be selected.
 pub async fn folding_changes_no_total(lab: Lab) {
     let ledger = lab.ledger().await;
     let hour = Lab::START.hour();
@@ -173,7 +173,7 @@ pub async fn folding_changes_no_total(lab: Lab) {
     assert_eq!(ledger.store().counts("other", 0).await.unwrap(), []);
 }
 
-/// Claims that did not get the lease are counted by their answer.
+/// Claims without the lease are counted by their answer.
 pub async fn answers_are_counted(lab: Lab) {
     let (a, b) = (lab.ledger().await, lab.ledger().await);
     let labels = || Labels::default().with(1, "red").unwrap();
@@ -196,9 +196,9 @@ pub async fn answers_are_counted(lab: Lab) {
     assert_eq!(answers.into_iter().collect::<Vec<_>>(), [("in_flight".to_owned(), 6), ("mismatch".to_owned(), 1)]);
 }
 
-/// How long runs took is told by the histogram, to the same bucket on every database: also at the
-/// edges of buckets, where rounding would show.
-pub async fn durations_are_told_by_the_histogram(lab: Lab) {
+/// The histogram has the durations of runs, in the same bucket on every database: also at the edges of buckets, where
+/// rounding would show.
+pub async fn the_histogram_has_the_durations(lab: Lab) {
     let ledger = lab.ledger().await;
     let lasts = Policy { lease: secs(20_000), max_run: secs(20_000), ..Policy::default() };
     let edges = (0..=32).map(|power| 1_u64 << power).flat_map(|edge| [edge - 1, edge, edge + 1]);
@@ -210,18 +210,18 @@ pub async fn durations_are_told_by_the_histogram(lab: Lab) {
         assert_eq!(lease.complete(done("")).await.unwrap(), SETTLED);
         *expected.entry(bucket(took)).or_insert(0) += 1;
     }
-    let mut told = BTreeMap::new();
+    let mut got = BTreeMap::new();
     for count in ledger.store().counts("acme", 0).await.unwrap() {
         if let Counted::Change { to, bucket, .. } = count.what
             && to == "completed"
         {
-            *told.entry(bucket).or_insert(0) += count.n;
+            *got.entry(bucket).or_insert(0) += count.n;
         }
     }
-    assert_eq!(told, expected);
+    assert_eq!(got, expected);
 }
 
-/// The counters that a filter asks for, added up by hand.
+/// The counters that a filter selects, summed by the test.
 fn added_up(counts: &[Count], filter: &TallyFilter) -> Vec<Tally> {
     let fits = |count: &&Count| {
         let Group { tenant, service, kind, label1, label2 } = &count.group;
@@ -236,7 +236,7 @@ fn added_up(counts: &[Count], filter: &TallyFilter) -> Vec<Tally> {
     };
     let mut sums: BTreeMap<Tally, i64> = BTreeMap::new();
     for count in counts.iter().filter(fits) {
-        let told = |of: &[TallyBy], text: &String| if of.contains(&filter.by) { text.clone() } else { String::new() };
+        let got = |of: &[TallyBy], text: &String| if of.contains(&filter.by) { text.clone() } else { String::new() };
         let (all, Group { kind, label1, label2, .. }) = (TallyBy::All, &count.group);
         let mut what = count.what.clone();
         if let Counted::Change { bucket, .. } = &mut what
@@ -244,8 +244,8 @@ fn added_up(counts: &[Count], filter: &TallyFilter) -> Vec<Tally> {
         {
             *bucket = 0;
         }
-        let (kind, label1) = (told(&[all], kind), told(&[all, TallyBy::Label1], label1));
-        let label2 = told(&[all, TallyBy::Label2], label2);
+        let (kind, label1) = (got(&[all], kind), got(&[all, TallyBy::Label1], label1));
+        let label2 = got(&[all, TallyBy::Label2], label2);
         *sums.entry(Tally { kind, label1, label2, what, n: 0 }).or_default() += count.n;
     }
     sums.into_iter().map(|(tally, n)| Tally { n, ..tally }).collect()
@@ -256,8 +256,8 @@ fn whole<T: Ord>(tallied: Tallied<T>) -> Vec<T> {
     tallied.lines
 }
 
-/// Whatever is asked for, a tally is what adding up the counters gives: before folding, half-way and after; and it
-/// tells how many came, how runs ended and how long they took.
+/// For every filter, a tally equals the sum of the counters: before, during and after folding; and it has the number of
+/// new operations, the ends of runs and their durations.
 pub async fn a_tally_is_the_sum_of_its_counters(lab: Lab) {
     let (a, b) = (lab.ledger().await, lab.ledger().await);
     mixed_history(&lab, [&a, &b]).await;
@@ -321,7 +321,7 @@ pub async fn a_tally_is_the_sum_of_its_counters(lab: Lab) {
     }
 }
 
-/// The days of a tally begin at midnight by UTC, and each is the sum of its hours.
+/// The days of a tally begin at midnight UTC, and each is the sum of its hours.
 pub async fn a_tally_of_days_is_the_sum_of_its_hours(lab: Lab) {
     let ledger = lab.ledger().await;
     for n in 0..80 {
@@ -343,12 +343,12 @@ pub async fn a_tally_of_days_is_the_sum_of_its_hours(lab: Lab) {
     }
     assert!(sums.keys().map(|(day, _)| day).collect::<BTreeSet<_>>().len() == 4, "{sums:?}");
     let days = whole(ledger.store().tally_days(&filter).await.unwrap());
-    let mut told: BTreeMap<(i64, &str), i64> = BTreeMap::new();
+    let mut got: BTreeMap<(i64, &str), i64> = BTreeMap::new();
     for DayTally { day, what, n } in &days {
         let Counted::Change { to, bucket: 0, .. } = what else { panic!("{what:?}") };
-        *told.entry((*day, to)).or_default() += n;
+        *got.entry((*day, to)).or_default() += n;
     }
-    assert_eq!(told, sums);
+    assert_eq!(got, sums);
     let first = Lab::START.hour().div_euclid(24);
     let of_day = TallyFilter { since_hour: (first + 1) * 24, until_hour: Some((first + 2) * 24), ..filter };
     let day = ledger.store().tally_days(&of_day).await.unwrap().lines;
@@ -356,8 +356,8 @@ pub async fn a_tally_of_days_is_the_sum_of_its_hours(lab: Lab) {
     assert_eq!(appeared(&day), 24);
 }
 
-/// However many values a label has, a tally is bounded, and says that it is not all: the largest sums are told, always
-/// the same ones. What does not tell the label apart is whole.
+/// However many values a label has, a tally is bounded, and says that it is incomplete: it has the largest sums, always
+/// the same ones. A tally without that dimension is complete.
 pub async fn a_tally_is_bounded_and_says_so(lab: Lab) {
     let ledger = lab.ledger().await;
     let most = Tallied::<Tally>::MOST;
@@ -386,7 +386,7 @@ pub async fn a_tally_is_bounded_and_says_so(lab: Lab) {
     }
 }
 
-/// A year of days is told whole, whatever happened on each of them.
+/// A tally of a year's days is complete, whatever happened on each of them.
 pub async fn a_tally_of_a_year_of_days_is_whole(lab: Lab) {
     let ledger = lab.ledger().await;
     let states: Vec<_> = State::ALL.iter().map(|state| format!("SELECT '{state}' AS state")).collect();

@@ -1,9 +1,10 @@
-//! Work for later: what is enqueued, and what a key that is taken is answered.
+//! Work for later: enqueues, and the answers for existing keys.
 
 use semel::{
-    Backoff, Claim, Enqueued, Error, OnLost, OnMismatch, Outcome, Policy, Priority, Settled, State, Store as _, Work,
+    Backoff, Claim, Enqueued, Error, OnLost, OnMismatch, Outcome, Policy, Priority, Settled, State, Work,
     journal::Event,
     machine::Answer,
+    prelude::*,
     store::{Commit, Decision, Limits, Want},
 };
 
@@ -14,7 +15,7 @@ fn policy() -> Policy {
     Policy { backoff: Backoff { first: secs(10), cap: secs(40) }, max_attempts: Some(2), ..Policy::default() }
 }
 
-/// Work that goes by the worker's rules.
+/// Work under the worker's policy.
 fn plain(text: &str) -> Work {
     work(text, policy()).policy_of_worker(policy()).payload(text.to_owned())
 }
@@ -27,7 +28,7 @@ fn want(most: u32) -> Want {
     Want { scope: scope(), most, oldest: 0, policy: policy(), limits: Limits::default() }
 }
 
-/// Takes up to so many; their leases.
+/// Takes up to this many; returns their leases.
 async fn take(node: &Node, want: Want) -> Vec<semel::Lease<semel_store::Database>> {
     soon(node.take(vec![want])).await.unwrap().into_iter().map(|(_, lease)| lease).collect()
 }
@@ -37,13 +38,13 @@ async fn taken(node: &Node, most: u32) -> Vec<String> {
     leases.iter().map(|lease| lease.operation().key.as_str().to_owned()).collect()
 }
 
-/// What is enqueued waits with its payload, is run once by whoever takes it, and its first run leaves no line in the
-/// journal.
-pub async fn what_is_enqueued_waits_and_runs_once(lab: Lab) {
+/// An enqueued operation is pending with its payload, one worker runs it once, and its first run leaves no journal
+/// note.
+pub async fn an_enqueued_operation_is_pending_and_runs_once(lab: Lab) {
     let (a, b) = (lab.ledger_of("a").await, lab.ledger_of("b").await);
     let Enqueued::New(op) = enqueue(&a, plain("k")).await else { panic!() };
     assert_eq!((op.state, op.was_claimed(), op.owner.as_str()), (State::Pending, false, ""));
-    assert_eq!(row(&a, "k").await, *op, "what is told is what is stored");
+    assert_eq!(row(&a, "k").await, *op, "the answer is what is stored");
     assert_eq!(counted(&a, State::Pending).await, 1);
     let again = enqueue(&b, plain("k")).await;
     assert!(matches!(&again, Enqueued::Waiting(waiting) if waiting.from == Lab::START), "{again:?}");
@@ -61,8 +62,8 @@ pub async fn what_is_enqueued_waits_and_runs_once(lab: Lab) {
     assert_eq!((counted(&a, State::Pending).await, counted(&a, State::Completed).await), (0, 1));
 }
 
-/// Enqueued in a caller's transaction, it is there when that commits, and never was if it is rolled back.
-pub async fn what_is_enqueued_in_a_transaction_commits_with_it(lab: Lab) {
+/// An enqueue in a caller's transaction is visible when that commits, and not if it is rolled back.
+pub async fn an_enqueue_in_a_transaction_commits_with_it(lab: Lab) {
     let ledger = lab.ledger().await;
     for (text, commits) in [("committed", true), ("undone", false)] {
         let tx = ledger.store().begin(secs(5)).await.unwrap();
@@ -85,7 +86,7 @@ pub async fn what_is_enqueued_in_a_transaction_commits_with_it(lab: Lab) {
     ledger.store().roll_back(&tx).await;
 }
 
-/// Many at once are answered in order, whatever is known of each.
+/// Many enqueues at once are answered in order, whatever the state of each key.
 pub async fn many_are_enqueued_at_once_and_answered_in_order(lab: Lab) {
     let ledger = lab.ledger().await;
     enqueue(&ledger, plain("3")).await;
@@ -101,8 +102,8 @@ pub async fn many_are_enqueued_at_once_and_answered_in_order(lab: Lab) {
     assert_eq!(taken(&ledger, 5000).await.len(), 2000);
 }
 
-/// It is not run before its time, to the tick, and everybody knows when that is.
-pub async fn what_is_enqueued_for_later_waits_for_its_time(lab: Lab) {
+/// It is not run before its time, to the tick, and every node knows that time.
+pub async fn a_delayed_operation_waits_for_its_time(lab: Lab) {
     let ledger = lab.ledger().await;
     enqueue(&ledger, plain("delayed").delay(secs(10))).await;
     enqueue(&ledger, plain("timed").not_before(Lab::START + secs(20))).await;
@@ -113,7 +114,7 @@ pub async fn what_is_enqueued_for_later_waits_for_its_time(lab: Lab) {
     assert_eq!((next.len(), next[0].wait), (1, secs(10)));
     let Enqueued::Waiting(waiting) = enqueue(&ledger, plain("timed")).await else { panic!() };
     assert_eq!(waiting.from, Lab::START + secs(20));
-    assert_eq!(ask(&ledger, plain("delayed")).await, "not_yet", "nor by who claims it by its key");
+    assert_eq!(ask(&ledger, plain("delayed")).await, "not_yet", "nor by a claim of its key");
     lab.pass(secs(10) - TICK);
     assert_eq!(taken(&ledger, 9).await, [""; 0]);
     lab.pass(TICK);
@@ -122,9 +123,9 @@ pub async fn what_is_enqueued_for_later_waits_for_its_time(lab: Lab) {
     assert_eq!(taken(&ledger, 9).await, ["timed"]);
 }
 
-/// Higher priorities are taken first, the longest due first within each; and what is asked for as the oldest is the longest
-/// due of all.
-pub async fn what_has_a_higher_priority_is_taken_first(lab: Lab) {
+/// Higher priorities are taken first, the longest due first within each; the `oldest` of a want are the longest due of
+/// all.
+pub async fn higher_priorities_are_taken_first(lab: Lab) {
     let ledger = lab.ledger().await;
     for (n, priority) in [-2, 0, 2, 1, 0, 2, -1].into_iter().enumerate() {
         lab.pass(secs(1));
@@ -140,8 +141,9 @@ pub async fn what_has_a_higher_priority_is_taken_first(lab: Lab) {
     assert!(Priority::new(3).is_err());
 }
 
-/// Another payload under the key of what waits is a mismatch; under supersede-if-newer, newer data takes its place.
-pub async fn newer_data_replaces_what_waits(lab: Lab) {
+/// Another payload under the key of a pending operation is a mismatch; under supersede-if-newer, newer data replaces
+/// it.
+pub async fn newer_data_replaces_pending_data(lab: Lab) {
     let ledger = lab.ledger().await;
     let newer = |text: &str, order: i64| {
         let policy = Policy { on_mismatch: OnMismatch::SupersedeIfNewer, ..policy() };
@@ -165,10 +167,17 @@ pub async fn newer_data_replaces_what_waits(lab: Lab) {
     assert_eq!(taken(&ledger, 9).await, ["k"]);
     let reject = work_with("k", "other", policy());
     assert_eq!(enqueue(&ledger, reject).await.word(), "mismatch");
+    // It has its own time and priority, not those of the data it replaces.
+    lab.pass(policy().lease);
+    assert_eq!(ledger.sweep().await.unwrap().lapsed, 1);
+    assert_eq!(enqueue(&ledger, newer("fifth", 5).delay(secs(5))).await.word(), "enqueued");
+    assert_eq!(enqueue(&ledger, plain("before it")).await.word(), "enqueued");
+    assert_eq!(taken(&ledger, 9).await, ["before it"]);
+    lab.pass(secs(5));
+    assert_eq!(taken(&ledger, 9).await, ["k"]);
 }
 
-/// A policy that comes with the enqueue is the one that every run goes by, whatever the worker's says; without one, the
-/// worker's counts.
+/// The policy of an enqueue applies to every run, whatever the worker's; without one, the worker's applies.
 pub async fn the_policy_of_an_enqueue_is_kept_until_it_settles(lab: Lab) {
     let ledger = lab.ledger().await;
     let own = Policy { max_attempts: Some(1), lease: secs(7), on_lost: OnLost::Hold, ..policy() };
@@ -181,11 +190,11 @@ pub async fn the_policy_of_an_enqueue_is_kept_until_it_settles(lab: Lab) {
     }
     lab.pass(secs(60));
     assert_eq!(taken(&ledger, 9).await, ["worker's"], "one attempt was all that the other had");
-    assert_eq!(ask(&ledger, work("own", policy())).await, "exhausted", "also by who claims it by its key");
+    assert_eq!(ask(&ledger, work("own", policy())).await, "exhausted", "also for a claim of its key");
 }
 
-/// What is out of attempts by the worker's policy is not taken, and no longer due.
-pub async fn what_a_worker_gives_up_is_no_longer_due(lab: Lab) {
+/// An operation out of attempts by the worker's policy is not taken, and no longer due.
+pub async fn an_operation_that_a_worker_finds_exhausted_is_no_longer_due(lab: Lab) {
     let ledger = lab.ledger().await;
     enqueue(&ledger, plain("k")).await;
     let lease = take(&ledger, want(1)).await.remove(0);
@@ -196,7 +205,7 @@ pub async fn what_a_worker_gives_up_is_no_longer_due(lab: Lab) {
     assert_eq!(ledger.due_kinds("bank", ("", "")).await.unwrap(), [], "it would be found again for ever");
 }
 
-/// A retry from the queue is a takeover, and told as one.
+/// A retry from the queue is a takeover, and noted as one.
 pub async fn a_retry_from_the_queue_is_part_of_the_story(lab: Lab) {
     let ledger = lab.ledger().await;
     enqueue(&ledger, plain("k")).await;
@@ -210,8 +219,8 @@ pub async fn a_retry_from_the_queue_is_part_of_the_story(lab: Lab) {
     assert_eq!(story(&ledger, id).await, [Event::Failed, Event::TakenOver]);
 }
 
-/// What waits can be withdrawn: it ends as failed, with its key taken, and never runs.
-pub async fn what_waits_can_be_cancelled(lab: Lab) {
+/// A pending operation can be cancelled: it becomes failed, its key stays taken, and it never runs.
+pub async fn a_pending_operation_can_be_cancelled(lab: Lab) {
     let ledger = lab.ledger().await;
     let Enqueued::New(op) = enqueue(&ledger, plain("k")).await else { panic!() };
     let cancelled = ledger.cancel(op.id, "ann", "not needed").await.unwrap();
@@ -223,21 +232,21 @@ pub async fn what_waits_can_be_cancelled(lab: Lab) {
     assert_eq!(ledger.cancel(op.id, "ann", "again").await.unwrap().answer, Answer::Cancelled, "twice is once");
     assert_eq!(lab.texts("SELECT action FROM semel_audit ORDER BY id").await[0], "operations.cancel");
     let retry = Decision::Resolve { verdict: semel::Verdict::Retry, expected: None };
-    assert_eq!(decide(&ledger, op.id, retry).await.answer, Answer::Resolved, "a person can have it run all the same");
+    assert_eq!(decide(&ledger, op.id, retry).await.answer, Answer::Resolved, "a person can let it run");
     let lease = take(&ledger, want(9)).await.remove(0);
     assert_eq!(lease.complete(done("")).await.unwrap(), SETTLED);
     let late = ledger.cancel(op.id, "ann", "too late").await.unwrap();
     assert_eq!(late.answer, Answer::NotNow(semel::machine::NotNow::Completed));
 }
 
-/// A run that is to be cancelled is told, and what that means is up to the policy.
+/// A run that is cancelled gets a signal, and the policy decides what that means.
 pub async fn a_run_can_be_cancelled(lab: Lab) {
     let lab = lab.with_real_clock();
     let (a, b) = (lab.ledger_of("a").await, lab.ledger_of("b").await);
     for (on_lost, state) in [(OnLost::Rerun, State::Failed), (OnLost::Hold, State::InDoubt)] {
         for (node, canceller) in [(&a, &a), (&a, &b)] {
             let text = format!("{on_lost:?} {}", std::ptr::eq(node, canceller));
-            // Short, because another node is told with the next renewal.
+            // Short, because another node is signalled with the next renewal.
             let policy = Policy { on_lost, lease: secs(3), ..policy() };
             let (begun, begins) = tokio::sync::oneshot::channel();
             let begun = std::sync::Mutex::new(Some(begun));
@@ -261,7 +270,49 @@ pub async fn a_run_can_be_cancelled(lab: Lab) {
     }
 }
 
-/// A run that gets further each time is not parked, however often its node dies.
+/// A run may end before it hears that it was cancelled. It does not run again, unless it took effect.
+pub async fn a_cancelled_run_that_fails_or_is_released_does_not_run_again(lab: Lab) {
+    let node = lab.ledger().await;
+    for (on_lost, text) in [(OnLost::Rerun, "rerun"), (OnLost::Hold, "hold")] {
+        for end in ["failed", "released", "completed"] {
+            let name = format!("{text} {end}");
+            enqueue(&node, work(&name, Policy { on_lost, ..policy() }).payload("x")).await;
+            let lease = take(&node, want(1)).await.remove(0);
+            let id = lease.operation().id;
+            assert_eq!(node.cancel(id, "ann", "enough").await.unwrap().answer, Answer::CancelAsked);
+            let settled = match end {
+                "failed" => lease.fail(failure("no")).await,
+                "released" => lease.release(secs(1)).await,
+                _ => lease.complete(done("ok")).await,
+            };
+            assert_eq!(settled.unwrap(), SETTLED, "{name}");
+            let there = row(&node, &name).await;
+            let (state, error) = match end {
+                "completed" => (State::Completed, None),
+                _ => (State::Failed, Some("cancelled")),
+            };
+            assert_eq!((there.state, there.error.as_deref()), (state, error), "{name}");
+            assert_eq!(there.parked, state == State::Failed, "{name}");
+        }
+    }
+    lab.pass(secs(3600));
+    assert!(taken(&node, 9).await.is_empty());
+}
+
+/// A retry may be due after more time than a failed operation is kept: then it is kept beyond the retry.
+pub async fn a_failed_operation_does_not_expire_before_its_retry(lab: Lab) {
+    let node = lab.ledger().await;
+    let policy = Policy { retention: Some(secs(60)), ..policy() };
+    enqueue(&node, work("k", policy).payload("x")).await;
+    let lease = take(&node, want(1)).await.remove(0);
+    let later = semel::Failure { error: "no".into(), retry: semel::Retry::After(secs(3600)) };
+    assert_eq!(lease.fail(later).await.unwrap(), SETTLED);
+    lab.pass(secs(3600));
+    let _ = node.sweep().await.unwrap();
+    assert_eq!(taken(&node, 1).await, ["k"]);
+}
+
+/// A run that makes progress each time is not parked, however often its node dies.
 pub async fn progress_forgives_crashes(lab: Lab) {
     let ledger = lab.ledger().await;
     let policy = Policy { max_crashes: 3, backoff: Backoff::NONE, ..policy() };
@@ -286,8 +337,8 @@ pub async fn progress_forgives_crashes(lab: Lab) {
     assert_eq!(ask(&ledger, work()).await, "exhausted", "without progress it is");
 }
 
-/// A kind that is paused is taken by nobody until it is resumed.
-pub async fn a_paused_kind_is_left_alone(lab: Lab) {
+/// A paused kind is not taken until it is resumed.
+pub async fn a_paused_kind_is_not_taken(lab: Lab) {
     let ledger = lab.ledger().await;
     enqueue(&ledger, plain("k")).await;
     for _ in 0..2 {
@@ -301,13 +352,23 @@ pub async fn a_paused_kind_is_left_alone(lab: Lab) {
     assert_eq!((audit.len(), audit[3].as_str()), (4, "work.resume bank/transfer"));
 }
 
-/// What the fleet may do of a kind is shared by its nodes.
+/// The nodes of a fleet share the limits of a kind.
 pub async fn the_limits_of_a_kind_are_the_fleets(lab: Lab) {
     let (a, b) = (lab.ledger_of("a").await, lab.ledger_of("b").await);
     for n in 0..30 {
         enqueue(&a, plain(&n.to_string())).await;
     }
     let few = || Want { limits: Limits { at_once: Some(3), every: None }, ..want(2) };
+    // Two tenants in one take share them, too.
+    let other = semel::Scope::new("other", scope().service(), scope().kind()).unwrap();
+    let mine = Work::new(other.clone(), crate::key("0"), semel::Fingerprint::of_bytes(b"0")).payload("x");
+    enqueue(&a, mine.policy_of_worker(policy())).await;
+    let two = || Want { limits: Limits { at_once: Some(2), every: None }, ..want(2) };
+    let leases = soon(a.take(vec![two(), Want { scope: other, ..two() }])).await.unwrap();
+    assert_eq!(leases.len(), 2);
+    for (_, lease) in leases {
+        assert_eq!(lease.complete(done("")).await.unwrap(), SETTLED);
+    }
     let mut held = take(&a, few()).await;
     held.extend(take(&b, few()).await);
     assert_eq!((held.len(), take(&a, few()).await.len()), (3, 0));
@@ -318,5 +379,5 @@ pub async fn the_limits_of_a_kind_are_the_fleets(lab: Lab) {
     lab.pass(secs(10));
     assert_eq!((take(&b, slow()).await.len(), take(&a, slow()).await.len()), (1, 0));
     lab.pass(secs(100));
-    assert_eq!(take(&a, slow()).await.len(), 1, "what was not started is not saved up");
+    assert_eq!(take(&a, slow()).await.len(), 1, "missed starts are not saved up");
 }

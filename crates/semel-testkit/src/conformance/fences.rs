@@ -1,19 +1,20 @@
-//! Fences: whoever has lost a lease can write nothing any more, and is told so.
+//! Fences: every write under a lost lease is refused.
 
 use std::time::Duration;
 
 use semel::{
-    Backoff, Fence, OnLost, Policy, Settled, State, Store as _,
+    Backoff, Fence, OnLost, Policy, Settled, State,
     journal::Event,
     machine::{Answer, Write},
+    prelude::*,
     store::{Decision, LeaseWrite},
 };
 
 use super::tools::*;
 use crate::{Lab, work, work_with};
 
-/// After a takeover, each of the six writes of the former owner is refused, changes nothing, and
-/// is noted under its old fence.
+/// After a takeover, each of the six writes of the former owner is refused, changes nothing, and is noted under its old
+/// fence.
 pub async fn every_write_of_a_zombie_is_refused(lab: Lab) {
     let (a, b) = (lab.ledger_of("a").await, lab.ledger_of("b").await);
     for nth in 0..WRITES {
@@ -23,7 +24,7 @@ pub async fn every_write_of_a_zombie_is_refused(lab: Lab) {
         lab.pass(Policy::default().lease);
         let owner = acquire(&b, work(&text, Policy::default())).await;
         assert!(owner.fence() > old);
-        // A renewal that reached the owner's lease would show.
+        // A renewal of the owner's lease would show.
         lab.pass(secs(1));
         let before = row(&a, &text).await;
         assert!(!write_nth(zombie, nth).await, "write {nth} was accepted");
@@ -35,7 +36,7 @@ pub async fn every_write_of_a_zombie_is_refused(lab: Lab) {
     }
 }
 
-/// The same where nobody has taken over yet, and the sweep has ended the lease.
+/// The same without a takeover, after the sweep has ended the lease.
 pub async fn every_write_after_the_sweep_is_refused(lab: Lab) {
     let (a, b) = (lab.ledger().await, lab.ledger().await);
     for (on_lost, state) in [(OnLost::Rerun, State::TimedOut), (OnLost::Hold, State::InDoubt)] {
@@ -53,9 +54,9 @@ pub async fn every_write_after_the_sweep_is_refused(lab: Lab) {
     }
 }
 
-/// A key can be purged, expire, or be released, and be claimed again. The zombie of the row that
-/// was never matches the row that is.
-pub async fn a_zombie_never_matches_a_row_made_anew(lab: Lab) {
+/// A key can be purged, expire, or be released, and be claimed again. A former owner of the old row never matches the
+/// new row.
+pub async fn a_zombie_never_matches_a_new_row_of_its_key(lab: Lab) {
     let (a, b) = (lab.ledger().await, lab.ledger().await);
     let policy = Policy { retention: Some(secs(60)), ..Policy::default() };
     for how in ["purge", "expiry", "release"] {
@@ -82,7 +83,7 @@ pub async fn a_zombie_never_matches_a_row_made_anew(lab: Lab) {
             assert!(owner.fence() > old, "fences never go back");
             lab.pass(secs(1));
             let before = row(&a, &text).await;
-            // A release that finds no row was made before; anything else is lost.
+            // A release that finds no row counts as made before; any other write is lost.
             assert_eq!(write_nth(zombie, nth).await, nth == 2, "{how}, write {nth}");
             assert_eq!(row(&a, &text).await, before, "{how}, write {nth} reached the new row");
             assert_eq!(owner.complete(done("the owner's")).await.unwrap(), SETTLED);
@@ -90,8 +91,8 @@ pub async fn a_zombie_never_matches_a_row_made_anew(lab: Lab) {
     }
 }
 
-/// A settle whose answer was lost can be sent again, and is answered as before; another settle
-/// under the same fence is not accepted instead.
+/// A settle whose answer was lost can be sent again, and gets the same answer; another settle under the same fence is
+/// refused.
 pub async fn a_settle_sent_again_is_answered_as_before(lab: Lab) {
     let ledger = lab.ledger().await;
     let settles = [
@@ -109,22 +110,22 @@ pub async fn a_settle_sent_again_is_answered_as_before(lab: Lab) {
             ledger.store().write(vec![write]).await.unwrap().remove(0).answer
         };
         assert_eq!(send(write).await, Answer::Settled { successor: false });
-        let (settled, told) = (row(&ledger, &text).await, notes(&ledger, id).await);
+        let (settled, got) = (row(&ledger, &text).await, notes(&ledger, id).await);
         lab.pass(secs(5));
         assert_eq!(send(write).await, Answer::Settled { successor: false }, "{write:?}");
         for (other, another) in settles.iter().enumerate().filter(|(other, _)| *other != nth) {
             assert_eq!(send(another).await, Answer::Lost, "settle {other} after {nth}");
         }
         assert_eq!(row(&ledger, &text).await, settled, "{write:?}");
-        assert_eq!(notes(&ledger, id).await, told, "{write:?}");
+        assert_eq!(notes(&ledger, id).await, got, "{write:?}");
     }
     for state in [State::Completed, State::Failed, State::Pending, State::InDoubt] {
         assert_eq!(counted(&ledger, state).await, 1, "{state}");
     }
 }
 
-/// The number that an operation's owners hand on only ever grows, whoever takes over from whom:
-/// what refuses an older one would otherwise refuse the present owner.
+/// The fences of an operation's owners only grow: a target that refuses older fences would
+/// otherwise refuse the present owner.
 pub async fn the_fences_of_an_operation_only_grow(lab: Lab) {
     let policy = Policy { backoff: Backoff::NONE, ..Policy::default() };
     let nodes = [lab.ledger().await, lab.ledger().await];

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use semel::{
-    Backoff, Claim, Failure, Fingerprint, Ledger, Options, Outcome, Policy, Retry, Scope, State, Store as _, Work,
+    Backoff, Claim, Failure, Fingerprint, Ledger, Options, Outcome, Policy, Retry, Scope, State, Work,
     messaging::{Inbox, InboxKey, Once, Unsettled},
+    prelude::*,
     store::Commit,
 };
 use semel_store::{Database, Settings, Tx, on};
@@ -20,7 +21,7 @@ async fn commit(node: &Node, tx: &Tx) {
     assert!(matches!(soon(node.store().commit(tx)).await, Commit::Done));
 }
 
-/// Claims and, if acquired, makes the effect; the answer's word.
+/// Claims and, if acquired, makes the effect; returns the answer's word.
 async fn once(node: &Node, tx: &Tx, work: Work, name: &str) -> &'static str {
     let claim = soon(node.claim_inline(tx, work)).await.unwrap();
     if let Claim::Acquired(()) = claim {
@@ -29,8 +30,8 @@ async fn once(node: &Node, tx: &Tx, work: Work, name: &str) -> &'static str {
     claim.word()
 }
 
-/// The first makes the effect; a duplicate does not, nor another payload under the same key; and
-/// what was rolled back never was.
+/// The first claim makes the effect; a duplicate does not, nor another payload under the same key; a rolled-back claim
+/// leaves nothing.
 pub async fn an_inline_effect_is_made_once(lab: Lab) {
     make_effects(&lab).await;
     let ledger = lab.ledger().await;
@@ -50,8 +51,8 @@ pub async fn an_inline_effect_is_made_once(lab: Lab) {
     assert_eq!(lab.number("SELECT count(*) FROM semel_leases").await, 0);
 }
 
-/// Of two transactions with the same key the second waits for the first: it finds the effect made,
-/// or, when that was rolled back, makes it.
+/// Of two transactions with the same key the second waits for the first: then it finds the effect, or makes it if the
+/// first was rolled back.
 pub async fn the_second_transaction_waits_for_the_first(lab: Lab) {
     make_effects(&lab).await;
     let (a, b) = (lab.ledger().await, lab.ledger().await);
@@ -68,7 +69,7 @@ pub async fn the_second_transaction_waits_for_the_first(lab: Lab) {
                 word
             }
         });
-        // It cannot be done before the first has ended; if it were, this would be the time.
+        // It cannot end before the first has ended; if it did, it would do so now.
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert!(!second.is_finished());
         if commits {
@@ -81,7 +82,7 @@ pub async fn the_second_transaction_waits_for_the_first(lab: Lab) {
     assert_eq!(effects(&lab).await, ["first", "second"]);
 }
 
-/// A crowd with one key: one effect.
+/// Many transactions with one key: one effect.
 pub async fn an_inline_crowd_makes_one_effect(lab: Lab) {
     make_effects(&lab).await;
     let nodes = [lab.ledger().await, lab.ledger().await];
@@ -103,7 +104,7 @@ pub async fn an_inline_crowd_makes_one_effect(lab: Lab) {
     assert_eq!(effects(&lab).await, ["k0", "k1", "k2"]);
 }
 
-/// Several claims in one go are answered as each alone would be.
+/// Several claims in one call are answered as each alone would be.
 pub async fn inline_claims_in_one_go_are_answered_one_by_one(lab: Lab) {
     make_effects(&lab).await;
     let ledger = lab.ledger().await;
@@ -122,7 +123,8 @@ pub async fn inline_claims_in_one_go_are_answered_one_by_one(lab: Lab) {
     assert_eq!(counted(&ledger, State::Completed).await, 4);
 }
 
-/// The inbox lets a message through once per consumer, and tells a repeat from another message of the same key.
+/// The inbox lets a message through once per consumer, and distinguishes a duplicate from another message with the same
+/// key.
 pub async fn an_inbox_lets_a_message_through_once(lab: Lab) {
     make_effects(&lab).await;
     let ledger = lab.ledger().await;
@@ -154,9 +156,9 @@ pub async fn an_inbox_lets_a_message_through_once(lab: Lab) {
     commit(&ledger, &tx).await;
 }
 
-/// A key that another program runs under a lease has not taken effect: who acknowledged its message would lose it. The
-/// inbox says so in words of their own, and lets the message through once that run is over.
-pub async fn an_inbox_tells_what_took_effect_from_what_is_not_settled(lab: Lab) {
+/// A key that another program runs under a lease has not taken effect: a consumer that acknowledged its message would
+/// lose it. The inbox has separate answers for these states, and lets the message through once that run is over.
+pub async fn an_inbox_distinguishes_effects_from_unsettled_operations(lab: Lab) {
     let ledger = lab.ledger().await;
     let inbox = Inbox::new(ledger.clone());
     let fingerprint = Fingerprint::of_bytes(b"one");
@@ -196,11 +198,12 @@ pub async fn an_inbox_tells_what_took_effect_from_what_is_not_settled(lab: Lab) 
     assert_eq!(ask("done").await, Once::Done);
 }
 
-/// Crowds with the same keys in different orders: one effect per key, and nobody waits for ever.
+/// Many transactions with the same keys in different orders: one effect per key, and no deadlock.
 pub async fn inline_crowds_share_their_keys(lab: Lab) {
     make_effects(&lab).await;
     let nodes = [lab.ledger().await, lab.ledger().await];
-    // Every other key is known already: who waits for a new one must not hold a known one that somebody else wants.
+    // Every other key exists already: a transaction that waits for a new key must not hold an existing one that another
+    // wants.
     let tx = begin(&nodes[0]).await;
     let known: Vec<_> = (0..20).step_by(2).map(|key| format!("k{key}")).collect();
     let works = known.iter().map(|key| work(key, Policy::default())).collect();
@@ -232,9 +235,8 @@ pub async fn inline_crowds_share_their_keys(lab: Lab) {
     assert_eq!(effects(&lab).await, all);
 }
 
-/// An inline claim meets what other claims left: it makes the effect where the row is expired,
-/// failed or timed out, and not where somebody is at it.
-pub async fn an_inline_claim_goes_by_what_is_there(lab: Lab) {
+/// An inline claim of an existing row makes the effect if it is expired, failed or timed out, and not if it is running.
+pub async fn an_inline_claim_respects_the_existing_row(lab: Lab) {
     make_effects(&lab).await;
     let (a, b) = (lab.ledger().await, lab.ledger().await);
     let policy = Policy { retention: Some(secs(60)), backoff: Backoff::NONE, ..Policy::default() };
@@ -257,7 +259,7 @@ pub async fn an_inline_claim_goes_by_what_is_there(lab: Lab) {
     assert_eq!(counted(&a, State::Completed).await, 3);
 }
 
-/// A transaction that nobody ends is rolled back when its time is over, and its handle is dead.
+/// A transaction that is never ended is rolled back at its time limit, and its handle is unusable.
 pub async fn a_forgotten_transaction_ends_by_itself(lab: Lab) {
     make_effects(&lab).await;
     let ledger = lab.ledger().await;
@@ -272,7 +274,7 @@ pub async fn a_forgotten_transaction_ends_by_itself(lab: Lab) {
     assert_eq!(effects(&lab).await, ["k"]);
 }
 
-/// A statement that fails, and a caller that looks away and commits: the answer is what happened.
+/// A statement fails, and the caller ignores it and commits: the answer is what happened.
 pub async fn a_commit_says_whether_anything_was_committed(lab: Lab) {
     make_effects(&lab).await;
     let ledger = lab.ledger().await;
@@ -290,7 +292,7 @@ pub async fn a_commit_says_whether_anything_was_committed(lab: Lab) {
     }
 }
 
-/// A transaction that is dropped is rolled back, also where there is no runtime to do it in.
+/// A dropped transaction is rolled back, also without a runtime.
 pub async fn a_dropped_transaction_is_rolled_back(lab: Lab) {
     make_effects(&lab).await;
     let ledger = lab.ledger().await;
@@ -309,9 +311,9 @@ pub async fn a_dropped_transaction_is_rolled_back(lab: Lab) {
     assert_eq!(find(&ledger, "k").await, None);
 }
 
-/// Futures dropped at whatever moment of a transaction leave nothing open: what is acknowledged
-/// later is there. (With sqlx's own pool, 25 of 300 were not.)
-pub async fn what_is_acknowledged_after_dropped_transactions_is_there(lab: Lab) {
+/// Futures that are dropped at any moment of a transaction leave nothing open: later acknowledged writes are durable.
+/// (With sqlx's own pool, 25 of 300 were not.)
+pub async fn acknowledged_writes_after_dropped_transactions_are_durable(lab: Lab) {
     make_effects(&lab).await;
     // Few connections: the next transaction gets the one that was left behind.
     let settings = Settings { caller_connections: 2, ..lab.settings() };

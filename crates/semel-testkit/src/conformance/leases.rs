@@ -1,16 +1,16 @@
-//! Leases: how long they last, and what can be done under one.
+//! Leases: their duration, and the writes under one.
 
 use std::time::Duration;
 
 use semel::{
-    Backoff, Claim, Error, Failure, Held, Lease, Outcome, Policy, Retry, Scope, Settled, State, Store as _, Work,
+    Backoff, Claim, Error, Failure, Held, Lease, Outcome, Policy, Retry, Scope, Settled, State, Work, prelude::*,
 };
 use semel_store::Database;
 
 use super::tools::*;
 use crate::{Lab, key, work, work_with};
 
-/// What a handler says of its failure may be of any length, and goes to the row and to the journal: it is cut.
+/// An error may have any length, and goes to the row and to the journal: it is cut.
 pub async fn an_error_of_any_length_is_cut_and_says_so(lab: Lab) {
     let ledger = lab.ledger().await;
     let long = "ü💥".repeat(1 << 18);
@@ -29,8 +29,8 @@ pub async fn an_error_of_any_length_is_cut_and_says_so(lab: Lab) {
     }
 }
 
-/// A lease holds up to its deadline, and not a tick longer.
-pub async fn a_lease_has_lapsed_at_its_deadline(lab: Lab) {
+/// A lease is held up to its deadline, and not a tick longer.
+pub async fn a_lease_expires_at_its_deadline(lab: Lab) {
     let (a, b) = (lab.ledger().await, lab.ledger().await);
     let mut lease = acquire(&a, work("k", Policy::default())).await;
     lab.pass(Policy::default().lease - TICK);
@@ -38,12 +38,12 @@ pub async fn a_lease_has_lapsed_at_its_deadline(lab: Lab) {
     assert_eq!(b.sweep().await.unwrap().lapsed, 0);
     assert_eq!(lease.renew().await.unwrap(), Held::Yes);
     lab.pass(Policy::default().lease);
-    assert_eq!(lease.renew().await.unwrap(), Held::LeaseLost, "a lapsed lease cannot be renewed, taken over or not");
+    assert_eq!(lease.renew().await.unwrap(), Held::LeaseLost, "an expired lease cannot be renewed, taken over or not");
     assert_eq!(ask(&b, work("k", Policy::default())).await, "acquired");
 }
 
-/// What was done is the truth: a completion that comes late counts while nobody has taken over.
-pub async fn a_late_settle_counts_while_nobody_has_taken_over(lab: Lab) {
+/// A late completion counts if the operation was not taken over.
+pub async fn a_late_settle_counts_without_a_takeover(lab: Lab) {
     let ledger = lab.ledger().await;
     for nth in [0, 1, 3] {
         let text = format!("k{nth}");
@@ -57,7 +57,7 @@ pub async fn a_late_settle_counts_while_nobody_has_taken_over(lab: Lab) {
     }
 }
 
-/// Renewing extends a lease by its term from now, up to the longest run, and no further.
+/// A renewal extends a lease by its term from now, up to the longest run.
 pub async fn a_lease_can_be_renewed_up_to_the_longest_run(lab: Lab) {
     let ledger = lab.ledger().await;
     let policy = Policy { max_run: secs(70), ..Policy::default() };
@@ -74,8 +74,8 @@ pub async fn a_lease_can_be_renewed_up_to_the_longest_run(lab: Lab) {
     assert_eq!(ask(&ledger, work("k", Policy::default())).await, "acquired");
 }
 
-/// A lease that is dropped without a word lapses: until then the key is in flight.
-pub async fn a_dropped_lease_lapses(lab: Lab) {
+/// A dropped lease expires: until then the key is in flight.
+pub async fn a_dropped_lease_expires(lab: Lab) {
     let ledger = lab.ledger().await;
     drop(acquire(&ledger, work("k", Policy::default())).await);
     assert_eq!(ask(&ledger, work("k", Policy::default())).await, "in_flight");
@@ -100,7 +100,7 @@ pub async fn a_released_first_run_leaves_no_trace(lab: Lab) {
     assert_eq!(acquire(&ledger, work_with("k", "other", Policy::default())).await.operation().attempt(), 1);
 }
 
-/// What was accepted is not lost by a release: data that came with the claim stays, and waits.
+/// A release does not lose accepted data: the payload of the claim stays, pending.
 pub async fn a_release_keeps_the_payload_and_costs_no_attempt(lab: Lab) {
     let ledger = lab.ledger().await;
     let policy = Policy { max_attempts: Some(2), backoff: Backoff::NONE, ..Policy::default() };
@@ -122,7 +122,7 @@ pub async fn a_release_keeps_the_payload_and_costs_no_attempt(lab: Lab) {
     assert_eq!(acquire(&ledger, work("k", policy)).await.operation().attempt(), 2);
 }
 
-/// A checkpoint is kept for the next attempt, however this one ends, and is gone when it is done.
+/// A checkpoint is kept for the next attempt, however this one ends, and is removed by the completion.
 pub async fn a_checkpoint_is_handed_to_the_next_attempt(lab: Lab) {
     let ledger = lab.ledger().await;
     let policy = Policy { backoff: Backoff::NONE, ..Policy::default() };
@@ -143,8 +143,8 @@ pub async fn a_checkpoint_is_handed_to_the_next_attempt(lab: Lab) {
     assert_eq!(row(&ledger, "k").await.checkpoint, None);
 }
 
-/// A call to another service has the same key on every attempt, and another for every step,
-/// operation and scope.
+/// The derived key of a call to another service is the same on every attempt, and different for every step, operation
+/// and scope.
 pub async fn derived_keys_are_the_same_on_every_attempt(lab: Lab) {
     let ledger = lab.ledger().await;
     let lease = acquire(&ledger, work("k", Policy::default())).await;
@@ -165,8 +165,7 @@ pub async fn derived_keys_are_the_same_on_every_attempt(lab: Lab) {
     assert_eq!(all.len(), count, "two of them are equal");
 }
 
-/// A failure says when it may be tried again: after the policy's backoff, after a time of its own,
-/// or never.
+/// A failure decides the retry: after the policy's backoff, after its own delay, or never.
 pub async fn a_failure_says_when_it_may_be_tried_again(lab: Lab) {
     let ledger = lab.ledger().await;
     let fail = async |text: &str, retry: Retry| {
@@ -194,7 +193,7 @@ pub async fn a_failure_says_when_it_may_be_tried_again(lab: Lab) {
     assert_eq!(ledger.store().now().await.unwrap(), Lab::START + secs(100));
 }
 
-/// An outcome that is too large to be kept is no reason to fail what took effect.
+/// An outcome that is too large to be kept does not fail the operation.
 pub async fn an_outcome_too_large_to_keep_still_completes(lab: Lab) {
     let ledger = lab.ledger().await;
     let Claim::Acquired(lease) = ledger.claim(work("large", Policy::default())).await.unwrap() else {

@@ -1,11 +1,12 @@
-//! Messages that could not be handled: kept once, tried when due, counted, and in the end a person's.
+//! Messages that could not be handled: stored once, retried when due, counted, and in the end dead letters.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use bytes::Bytes;
 use semel::{
-    Error, Fence, Fingerprint, Store as _,
-    messaging::{LetterFilter, MessageStore as _, NewLetter, Origin, Received, Retry, RetryRow, UnreadableLetter},
+    Error, Fence, Fingerprint,
+    messaging::{LetterFilter, NewLetter, Origin, Received, Retry, RetryRow, UnreadableLetter},
+    prelude::*,
     store::Commit,
 };
 use semel_store::{Database, Tx};
@@ -77,7 +78,7 @@ async fn begin(store: &Database) -> Tx {
     soon(store.begin(store.longest_transaction())).await.unwrap()
 }
 
-/// A message is kept once: by its tenant, consumer, key and body.
+/// A message is stored once per tenant, consumer, key and body.
 pub async fn a_letter_is_kept_once(lab: Lab) {
     let store = lab.open().await;
     for retry in [now(), Retry::Dead] {
@@ -96,7 +97,7 @@ pub async fn a_letter_is_kept_once(lab: Lab) {
     }
 }
 
-/// What is kept is what came.
+/// The stored message is the one that came.
 pub async fn a_letter_comes_back_whole(lab: Lab) {
     let store = lab.open().await;
     let whole = letter("whole", now());
@@ -104,7 +105,7 @@ pub async fn a_letter_comes_back_whole(lab: Lab) {
     let row = take(&store).await.remove(0);
     assert_eq!((&row.message, &row.key, &row.tenant), (&whole.message, &whole.key, &whole.tenant));
     assert_eq!((row.fingerprint, row.failures, row.starts), (whole.fingerprint, 1, 2));
-    // Anybody may have sent it: it may say nothing of itself, or what no table can hold.
+    // Any program may have sent it: it may lack all properties, or have characters that no table stores.
     let strange = Received {
         id: Some("a\0b".into()),
         tenant: None,
@@ -127,7 +128,7 @@ pub async fn a_letter_comes_back_whole(lab: Lab) {
     assert!(soon(store.letter("other", id)).await.unwrap().is_none());
 }
 
-/// A retry is taken when it is due, by one consumer, and that it is begun counts even if nobody says how it ended.
+/// One consumer takes a due retry, and its start is counted even if its end is never stored.
 pub async fn a_retry_is_begun_by_one_and_counted(lab: Lab) {
     let (store, other) = (lab.open().await, lab.open().await);
     let wake = store.retry_wake();
@@ -145,14 +146,15 @@ pub async fn a_retry_is_begun_by_one_and_counted(lab: Lab) {
     assert_eq!((first.starts, first.failures), (2, 1), "the run that failed was begun as well");
     assert_eq!(store.next_retry("reader").await.unwrap(), Some(Lab::START + secs(10) + LEASE));
     lab.pass(LEASE - TICK);
-    assert!(take(&store).await.is_empty(), "somebody is at it");
+    assert!(take(&store).await.is_empty(), "it is leased");
     lab.pass(TICK);
     let second = take(&store).await.remove(0);
-    assert_eq!((second.starts, second.failures), (3, 1), "it was begun again, and nobody said that it failed");
+    assert_eq!((second.starts, second.failures), (3, 1), "it was started again, and no failure was stored");
     assert!(second.token > first.token);
 }
 
-/// What was taken and not begun is there again at once, as if it had never been taken; whoever lost it gives nothing back.
+/// A retry that was taken and not begun is due at once, and its start is not counted; a consumer that lost its lease
+/// releases nothing.
 pub async fn a_retry_that_was_not_begun_is_not_counted(lab: Lab) {
     let store = lab.open().await;
     keep(&store, letter("failed", now())).await;
@@ -168,17 +170,17 @@ pub async fn a_retry_that_was_not_begun_is_not_counted(lab: Lab) {
     let second = take(&store).await;
     assert_eq!(second.iter().map(|row| (row.failures, row.starts)).collect::<Vec<_>>(), [(1, 2), (0, 1)]);
     for row in &first {
-        assert!(!soon(store.retry_not_begun(row.id, row.token)).await.unwrap(), "it is another one's");
+        assert!(!soon(store.retry_not_begun(row.id, row.token)).await.unwrap(), "another consumer has it");
     }
     assert!(take(&store).await.is_empty());
-    // One that is late gives it back all the same, if nobody else has taken it.
+    // A late release is accepted if no other consumer has taken the retry.
     lab.pass(LEASE * 2);
     assert!(soon(store.retry_not_begun(second[0].id, second[0].token)).await.unwrap());
     let third = take(&store).await;
     assert_eq!(third.iter().map(|row| (row.failures, row.starts)).collect::<Vec<_>>(), [(1, 2), (0, 2)]);
 }
 
-/// Whoever lost his lease settles nothing.
+/// A consumer that lost its lease settles nothing.
 pub async fn an_old_token_ends_no_retry(lab: Lab) {
     let store = lab.open().await;
     keep(&store, letter("k", now())).await;
@@ -199,7 +201,7 @@ pub async fn an_old_token_ends_no_retry(lab: Lab) {
     assert_eq!(store.next_retry("reader").await.unwrap(), None);
 }
 
-/// A retry goes with its effect, or not at all.
+/// A retry is deleted with its effect, or not at all.
 pub async fn a_retry_ends_with_its_effect(lab: Lab) {
     let store = lab.open().await;
     keep(&store, letter("k", now())).await;
@@ -214,7 +216,7 @@ pub async fn a_retry_ends_with_its_effect(lab: Lab) {
     assert_eq!(lab.number("SELECT count(*) FROM semel_retries").await, 0);
 }
 
-/// A retry that failed is tried again later, or is a dead letter.
+/// A failed retry is retried later, or becomes a dead letter.
 pub async fn a_retry_that_fails_is_tried_again_or_dead(lab: Lab) {
     let store = lab.open().await;
     keep(&store, letter("k", now())).await;
@@ -231,8 +233,8 @@ pub async fn a_retry_that_fails_is_tried_again_or_dead(lab: Lab) {
     assert_eq!((letter.died_at, letter.message), (Lab::START + secs(5), row.message));
 }
 
-/// A copy of a message that is a dead letter may be tried, and die as well: they are one letter, which tells of the last
-/// death, and a re-driving that began before is not for it.
+/// A copy of a dead letter's message may be retried, and fail for good as well: they are one letter, with the last
+/// reason, and a re-drive that began before does not include it.
 pub async fn a_copy_that_dies_is_the_same_letter(lab: Lab) {
     let store = lab.open().await;
     keep(&store, letter("k", Retry::Dead)).await;
@@ -242,14 +244,14 @@ pub async fn a_copy_that_dies_is_the_same_letter(lab: Lab) {
     let row = take(&store).await.remove(0);
     assert!(soon(store.retry_failed(row.id, row.token, "as well", Retry::Dead)).await.unwrap());
     let letters = soon(store.letters(&all(), None, 10)).await.unwrap().items;
-    let told: Vec<_> = letters.iter().map(|letter| (letter.reason.as_str(), letter.failures, letter.died_at)).collect();
-    assert_eq!(told, [("as well", 2, Lab::START + secs(1))]);
+    let got: Vec<_> = letters.iter().map(|letter| (letter.reason.as_str(), letter.failures, letter.died_at)).collect();
+    assert_eq!(got, [("as well", 2, Lab::START + secs(1))]);
     assert_eq!(soon(store.redrive_letters(&asked, None, 10, "ann")).await.unwrap().moved, 0);
     assert_eq!(soon(store.redrive_letters(&all(), None, 10, "ann")).await.unwrap().moved, 1);
     assert_eq!(take(&store).await.len(), 1);
 }
 
-/// Each part of a filter counts, and what stands for anything elsewhere stands for itself.
+/// Each part of a filter counts, and wildcards are literal.
 pub async fn letters_are_found_by_their_filter(lab: Lab) {
     let store = lab.open().await;
     let reasons =
@@ -280,7 +282,7 @@ pub async fn letters_are_found_by_their_filter(lab: Lab) {
     assert_eq!(dead(&store, &LetterFilter { ids, tenant: "other".into(), ..all() }).await, [""; 0]);
 }
 
-/// Letters that a person gives back are retries that were never tried, all of a round or none.
+/// Re-driven letters become retries with all counts at zero, all of a round or none.
 pub async fn letters_are_given_back_to_their_consumers(lab: Lab) {
     let store = lab.open().await;
     for key in ["a", "b", "c"] {
@@ -311,7 +313,7 @@ pub async fn letters_are_given_back_to_their_consumers(lab: Lab) {
     assert!(lab.texts("SELECT after FROM semel_audit ORDER BY id").await[0].contains("\"moved\":2"));
 }
 
-/// A letter that a person discards is gone, and who did so, and why, is known.
+/// A discarded letter is deleted, and the audit has the person and the reason.
 pub async fn a_discarded_letter_is_audited(lab: Lab) {
     let store = lab.open().await;
     keep(&store, letter("k", Retry::Dead)).await;
@@ -320,15 +322,15 @@ pub async fn a_discarded_letter_is_audited(lab: Lab) {
     assert!(soon(store.discard_letter("acme", id, "ann", "a duplicate")).await.unwrap());
     assert!(!soon(store.discard_letter("acme", id, "ann", "again")).await.unwrap());
     assert!(dead(&store, &all()).await.is_empty());
-    let told = "SELECT actor || ' ' || action || ' ' || subject || ' ' || reason FROM semel_audit";
-    assert_eq!(lab.texts(told).await, [format!("ann letters.discard {id} a duplicate")]);
+    let got = "SELECT actor || ' ' || action || ' ' || subject || ' ' || reason FROM semel_audit";
+    assert_eq!(lab.texts(got).await, [format!("ann letters.discard {id} a duplicate")]);
     assert!(lab.texts("SELECT before FROM semel_audit").await[0].contains("k failed"));
-    // A letter may come again after that.
+    // The same message may become a letter again.
     keep(&store, letter("k", Retry::Dead)).await;
     assert_eq!(dead(&store, &all()).await, ["k"]);
 }
 
-/// A retry that cannot be read is put off, and nothing of it is counted; the next in line has its turn at once.
+/// An unreadable retry is postponed, and nothing is counted; the next one is taken at once.
 pub async fn a_retry_that_cannot_be_read_keeps_no_other_waiting(lab: Lab) {
     let store = lab.open().await;
     for key in ["a", "b", "c", "d"] {
@@ -342,7 +344,7 @@ pub async fn a_retry_that_cannot_be_read_keeps_no_other_waiting(lab: Lab) {
     assert_eq!(keys(take(&store).await), ["d"]);
     assert_eq!(keys(take(&store).await), [""; 0]);
     lab.pass(LEASE);
-    assert_eq!(keys(take(&store).await), ["c", "d"], "what cannot be read is not looked at again so soon");
+    assert_eq!(keys(take(&store).await), ["c", "d"], "unreadable retries are postponed");
     let starts = "SELECT sum(starts) FROM semel_retries WHERE key IN ('a', 'b')";
     let starts = format!("SELECT CAST(({starts}) AS BIGINT)");
     assert_eq!(lab.number(&starts).await, 2, "each began once, when it failed");
@@ -355,8 +357,8 @@ pub async fn a_retry_that_cannot_be_read_keeps_no_other_waiting(lab: Lab) {
     assert_eq!(lab.number("SELECT count(*) FROM semel_retries").await, 4, "nothing is lost");
 }
 
-/// A page that has a letter which cannot be read lists it as such, and all others; also when it is the last of its page.
-pub async fn a_page_of_letters_shows_what_cannot_be_read(lab: Lab) {
+/// A page with an unreadable letter lists it as such, and all others; also if it is the last of its page.
+pub async fn a_page_of_letters_shows_unreadable_ones(lab: Lab) {
     let store = lab.open().await;
     for key in ["a", "b", "c", "d", "e"] {
         keep(&store, letter(key, Retry::Dead)).await;
@@ -374,8 +376,8 @@ pub async fn a_page_of_letters_shows_what_cannot_be_read(lab: Lab) {
             after = Some(next);
         }
         assert_eq!(readable, ["e", "c", "a"], "{limit} at a time");
-        let told: Vec<_> = unreadable.iter().map(|row| (row.key.as_str(), row.message_id.as_deref())).collect();
-        assert_eq!(told, [("d", Some("id of d")), ("b", Some("id of b"))], "{limit} at a time");
+        let got: Vec<_> = unreadable.iter().map(|row| (row.key.as_str(), row.message_id.as_deref())).collect();
+        assert_eq!(got, [("d", Some("id of d")), ("b", Some("id of b"))], "{limit} at a time");
         let is_told = |row: &UnreadableLetter| row.consumer == "reader" && row.queue == "news" && row.kind == "note";
         assert!(unreadable.iter().all(|row| is_told(row) && row.died_at == Lab::START && !row.why.is_empty()));
     }

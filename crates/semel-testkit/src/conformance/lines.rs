@@ -1,8 +1,8 @@
-//! Ordering keys of the outbox: each is a line that goes out one after the other.
+//! Ordering keys of the outbox: the messages of a key are published one after the other.
 
 use semel::{
-    Store as _,
-    messaging::{Mark, Message, MessageStore as _},
+    messaging::{Mark, Message},
+    prelude::*,
 };
 
 use super::{
@@ -11,9 +11,9 @@ use super::{
 };
 use crate::{Kind, Lab};
 
-/// What was sent costs the same however much stands behind it, also where the database believes that nothing does: it
-/// planned the statement when there was nothing.
-pub async fn a_long_line_costs_no_more_than_a_short_one(lab: Lab) {
+/// A mark costs the same however many rows wait behind it, also if the database has planned the statement when there
+/// were none.
+pub async fn a_long_ordering_key_costs_no_more_than_a_short_one(lab: Lab) {
     let store = lab.open().await;
     lab.execute("ANALYZE semel_outbox").await.unwrap();
     put(&store, vec![keyed("before", "x")]).await;
@@ -30,7 +30,7 @@ pub async fn a_long_line_costs_no_more_than_a_short_one(lab: Lab) {
     assert_eq!(lab.number(next).await, 100, "the next of each line");
 }
 
-/// Of an ordering key one message is in hand at a time, in the order of the numbers, which have no gaps.
+/// Of an ordering key one message is leased at a time, in the order of the numbers, which have no gaps.
 pub async fn the_messages_of_a_key_go_one_after_the_other(lab: Lab) {
     let store = lab.open().await;
     put(&store, vec![keyed("k", "1"), keyed("l", "1"), message("plain"), keyed("k", "2")]).await;
@@ -43,7 +43,7 @@ pub async fn the_messages_of_a_key_go_one_after_the_other(lab: Lab) {
     assert!(take(&store).await.rows.is_empty());
     mark(&store, &taken, &Mark::Retry { error: "no".into(), after: secs(1) }).await;
     put(&store, vec![keyed("k", "5")]).await;
-    assert!(take(&store).await.rows.is_empty(), "a head that waits keeps the others waiting");
+    assert!(take(&store).await.rows.is_empty(), "a waiting first message blocks the others");
     lab.pass(secs(1));
     soon(store.tend()).await.unwrap();
     let mut taken = take(&store).await;
@@ -60,7 +60,7 @@ pub async fn the_messages_of_a_key_go_one_after_the_other(lab: Lab) {
     assert_eq!((bodies(&taken), taken.rows[0].envelope.number), (vec!["6".to_owned()], Some(6)));
 }
 
-/// A parked message keeps its own key waiting, not others, until a person lets it go or takes it out of the way.
+/// A parked message blocks its own key, not others, until a person re-drives or skips it.
 pub async fn a_parked_message_blocks_its_own_key_only(lab: Lab) {
     let store = lab.open().await;
     let heads = [keyed("a", "a1"), keyed("b", "b1")];
@@ -74,7 +74,7 @@ pub async fn a_parked_message_blocks_its_own_key_only(lab: Lab) {
     mark(&store, &others, &Mark::Sent).await;
     lab.pass(secs(3600));
     soon(store.tend()).await.unwrap();
-    assert!(take(&store).await.rows.is_empty(), "nobody has decided");
+    assert!(take(&store).await.rows.is_empty(), "no person has decided");
     let [a, b] = heads.map(|head| head.id);
     for id in [a, b] {
         assert!(!store.redrive_outbox("other", id, "ann").await.unwrap());
@@ -85,31 +85,31 @@ pub async fn a_parked_message_blocks_its_own_key_only(lab: Lab) {
     soon(wake.woken()).await;
     let taken = take(&store).await;
     assert_eq!(bodies(&taken), ["a1"]);
-    assert!(!store.redrive_outbox("acme", a, "ann").await.unwrap(), "a relay is at it");
-    assert!(!store.skip_outbox("acme", a, "ann", "x").await.unwrap(), "a relay is at it");
+    assert!(!store.redrive_outbox("acme", a, "ann").await.unwrap(), "a relay has leased it");
+    assert!(!store.skip_outbox("acme", a, "ann", "x").await.unwrap(), "a relay has leased it");
     assert_eq!(mark(&store, &taken, &Mark::Sent).await, 1);
     assert!(soon(store.skip_outbox("acme", b, "bob", "it is nonsense")).await.unwrap());
     assert!(!store.skip_outbox("acme", b, "bob", "again").await.unwrap());
     assert_eq!(bodies(&take(&store).await), ["a2", "b2"]);
-    let told = "SELECT actor || ' ' || action || ' ' || reason || ' ' || tenant FROM semel_audit ORDER BY id";
-    assert_eq!(lab.texts(told).await, ["ann outbox.redrive  acme", "bob outbox.skip it is nonsense acme"]);
+    let got = "SELECT actor || ' ' || action || ' ' || reason || ' ' || tenant FROM semel_audit ORDER BY id";
+    assert_eq!(lab.texts(got).await, ["ann outbox.redrive  acme", "bob outbox.skip it is nonsense acme"]);
     let subjects = lab.texts("SELECT subject FROM semel_audit ORDER BY id").await;
     assert_eq!(subjects, [a.to_string(), b.to_string()]);
     assert!(lab.texts("SELECT before FROM semel_audit ORDER BY id").await[1].contains("parked"));
 }
 
-/// A message that was put while the one before it was on its way out is not forgotten.
-pub async fn what_nothing_blocks_goes_on(lab: Lab) {
+/// A message that was put while the one before it was being published becomes ready.
+pub async fn a_row_that_nothing_blocks_becomes_ready(lab: Lab) {
     let store = lab.open().await;
     put(&store, vec![keyed("k", "1")]).await;
     let first = take(&store).await;
     if lab.kind() == Kind::Postgres {
         let tx = begin(&store).await;
         soon(store.put(&tx, vec![keyed("k", "2"), keyed("k", "3")])).await.unwrap();
-        assert_eq!(mark(&store, &first, &Mark::Sent).await, 0, "nobody can see the next yet");
+        assert_eq!(mark(&store, &first, &Mark::Sent).await, 0, "the next is not visible yet");
         commit(&store, &tx).await;
     } else {
-        // It takes two transactions at the same time; with one writer, a person who meddles.
+        // This needs two concurrent transactions; with one writer, the test changes the row.
         put(&store, vec![keyed("k", "2"), keyed("k", "3")]).await;
         lab.execute("DELETE FROM semel_outbox WHERE number = 1").await.unwrap();
     }
@@ -136,7 +136,7 @@ pub async fn tending_goes_round_all_keys(lab: Lab) {
     assert_eq!(soon(store.tend()).await.unwrap().ready, 1, "it begins again at the first");
 }
 
-/// Two that put under the same keys in opposite orders wait for each other, and both get through.
+/// Two transactions that put under the same keys in opposite orders both succeed.
 pub async fn crossing_puts_never_deadlock(lab: Lab) {
     let nodes = [lab.open().await, lab.open().await];
     let mut putting = tokio::task::JoinSet::new();

@@ -1,11 +1,12 @@
-//! Looking: by id, by key, by label, by state and age, in pages.
+//! Reading: by id, by key, by label, by state and age, in pages.
 
 use std::{collections::BTreeSet, time::Duration};
 
 use bytes::Bytes;
 use semel::{
-    Backoff, Fingerprint, Labels, OnLost, Operation, Outcome, Policy, Scope, State, Store as _, Work,
+    Backoff, Fingerprint, Labels, OnLost, Operation, Outcome, Policy, Scope, State, Work,
     look::{Filter, Listing, Page},
+    prelude::*,
 };
 
 use super::tools::*;
@@ -16,8 +17,7 @@ async fn list(node: &Node, filter: &Filter) -> Vec<String> {
     listing.items.iter().map(|op| op.key.as_str().to_owned()).collect()
 }
 
-/// An operation is found by its id and its key, by its own tenant only, and is the same row both
-/// ways.
+/// An operation is found by its id and its key, within its own tenant only, with the same row.
 pub async fn an_operation_is_found_by_its_tenant_only(lab: Lab) {
     let ledger = lab.ledger().await;
     let lease = acquire(&ledger, work("k", Policy::default()).payload("data").order(7)).await;
@@ -32,7 +32,7 @@ pub async fn an_operation_is_found_by_its_tenant_only(lab: Lab) {
     assert_eq!(list(&ledger, &Filter::tenant("other")).await, [""; 0]);
 }
 
-/// However it is asked for, a listing never shows another tenant's operations.
+/// A listing never shows another tenant's operations, whatever the filter.
 pub async fn a_listing_never_crosses_tenants(lab: Lab) {
     let ledger = lab.ledger().await;
     let red = Labels::default().with(1, "red").unwrap();
@@ -61,8 +61,8 @@ pub async fn a_listing_never_crosses_tenants(lab: Lab) {
     assert_eq!(counted(&ledger, State::Completed).await, 1);
 }
 
-/// Each of the four labels finds what has it, and nothing else; text is compared as it is.
-pub async fn each_label_finds_what_has_it(lab: Lab) {
+/// Each of the four labels finds its operations, and no others; text is compared by its bytes.
+pub async fn each_label_finds_its_operations(lab: Lab) {
     let ledger = lab.ledger().await;
     for slot in 1..=4 {
         for text in ["red", "Red", "re%", "42"] {
@@ -88,7 +88,7 @@ pub async fn each_label_finds_what_has_it(lab: Lab) {
     let of_state = |state| Filter { state: Some(state), ..labelled(1, "a") };
     assert_eq!(list(&ledger, &of_state(State::Completed)).await, ["all"]);
     assert_eq!(list(&ledger, &of_state(State::Failed)).await, [""; 0]);
-    // Several at once: all of them must be there.
+    // Several labels at once: all must match.
     assert_eq!(list(&ledger, &Filter { labels: all.clone(), ..Filter::tenant("acme") }).await, ["all"]);
     for slot in 1..=4 {
         let other = Filter { labels: all.clone().with(slot, "red").unwrap(), ..Filter::tenant("acme") };
@@ -96,15 +96,14 @@ pub async fn each_label_finds_what_has_it(lab: Lab) {
     }
 }
 
-/// An operation as a listing has it: without what may be large.
+/// An operation as listed: without large columns.
 fn brief(op: &Operation) -> Operation {
     let outcome = op.outcome.as_ref().map(|outcome| Outcome { kept: outcome.kept, body: Bytes::new() });
     let error = op.error.as_ref().map(|error| error.chars().take(512).collect());
     Operation { payload: None, checkpoint: None, outcome, error, ..op.clone() }
 }
 
-/// Every state, age, service and kind can be asked for, alone and together, and the listing is
-/// what a look at every row would give.
+/// Filters by state, age, service and kind, alone and together, give the same as a scan of all rows.
 pub async fn a_listing_is_what_its_filter_says(lab: Lab) {
     let ledger = lab.ledger().await;
     let mut all = Vec::new();
@@ -163,8 +162,8 @@ pub async fn a_listing_is_what_its_filter_says(lab: Lab) {
     }
 }
 
-/// Scope, labels, state, time and archive can be asked for together, and the listing is what a look at every row would
-/// give; also where a clock went back for a while, so that the order of first claims is not that of ids.
+/// Filters by scope, labels, state, time and archive together give the same as a scan of all rows; also if a clock went
+/// back for a while, so that the order of first claims differs from that of ids.
 pub async fn filters_hold_together(lab: Lab) {
     let ledger = lab.ledger().await;
     let hour = secs(3600);
@@ -186,7 +185,8 @@ pub async fn filters_hold_together(lab: Lab) {
         let op = ledger.store().by_key(&scope, &key(&format!("{n}"))).await.unwrap().unwrap();
         assert_eq!(op.archived, n % 5 == 0 && op.state == State::Completed);
         all.push(op);
-        // PostgreSQL's clock is the server's own, and goes back and forth by up to an hour here; SQLite's would be held.
+        // PostgreSQL's clock is the server's own, and goes back and forth by up to an hour here; SQLite's never goes
+        // back.
         let back = if lab.kind() == crate::Kind::Postgres { n as u64 * 5 % 7 * 580 } else { 0 };
         lab.clock.set(Lab::START + secs(600 * (n as u64 + 10) - back));
     }
@@ -231,7 +231,7 @@ pub async fn filters_hold_together(lab: Lab) {
     assert!(found > asked / 6, "most filters fit nothing: {found} of {asked}");
 }
 
-/// A page of what is archived, or of a time, goes on where the one before ended.
+/// A page of archived operations, or of a time range, continues where the one before ended.
 pub async fn filtered_pages_are_complete(lab: Lab) {
     let ledger = lab.ledger().await;
     let buried = Policy { retention: None, tombstone: Some(TICK), ..Policy::default() };
@@ -266,7 +266,7 @@ pub async fn filtered_pages_are_complete(lab: Lab) {
     }
 }
 
-/// Pages follow one another without a gap or a double, also while rows are being added.
+/// Pages have no gaps and no duplicates, also while rows are being added.
 pub async fn pages_are_complete_while_rows_are_added(lab: Lab) {
     let ledger = lab.ledger().await;
     let add = async |from: usize, to: usize| {
@@ -302,7 +302,7 @@ pub async fn pages_are_complete_while_rows_are_added(lab: Lab) {
     }
 }
 
-/// A page is as long as asked for, between 1 and 500, and the last one says that it is.
+/// A page is as long as requested, between 1 and 500, and the last one says so.
 pub async fn a_page_is_1_to_500_long_and_the_last_says_so(lab: Lab) {
     let ledger = lab.ledger().await;
     let asked = |range: std::ops::Range<usize>| {
@@ -321,9 +321,9 @@ pub async fn a_page_is_1_to_500_long_and_the_last_says_so(lab: Lab) {
     assert_eq!(Page::default().limit, 50);
 }
 
-/// Every kind that begins with a text is told once, by bytes, however many operations it has; none of another service or
-/// tenant. So many of them at most, the first.
-pub async fn kinds_are_told_by_what_they_begin_with(lab: Lab) {
+/// Every kind with a prefix is returned once, in byte order, however many operations it has; none of another service or
+/// tenant. At most the first `MOST_KINDS`.
+pub async fn kinds_are_found_by_their_prefix(lab: Lab) {
     let ledger = lab.ledger().await;
     for (tenant, service, kind) in [
         ("acme", "bank", "a.x"),
@@ -344,16 +344,16 @@ pub async fn kinds_are_told_by_what_they_begin_with(lab: Lab) {
             assert_eq!(acquire(&ledger, work).await.complete(done("")).await.unwrap(), SETTLED);
         }
     }
-    let told = async |prefix: &str| ledger.store().kinds("acme", "bank", prefix).await.unwrap();
-    assert_eq!(told("a.").await, ["a.B", "a.x", "a.x/body"]);
-    assert_eq!(told("a").await, ["a", "a-b", "a.B", "a.x", "a.x/body", "a/body", "a_x", "aa.x"]);
-    assert_eq!(told("").await.len(), 9);
-    assert_eq!((told("b").await, told("a.x/body/").await), (vec![], vec![]));
+    let got = async |prefix: &str| ledger.store().kinds("acme", "bank", prefix).await.unwrap();
+    assert_eq!(got("a.").await, ["a.B", "a.x", "a.x/body"]);
+    assert_eq!(got("a").await, ["a", "a-b", "a.B", "a.x", "a.x/body", "a/body", "a_x", "aa.x"]);
+    assert_eq!(got("").await.len(), 9);
+    assert_eq!((got("b").await, got("a.x/body/").await), (vec![], vec![]));
     let most = semel_store::Database::MOST_KINDS;
     for n in 0..=most {
         let scope = Scope::new("acme", "bank", &format!("many.{n:04}")).unwrap();
         drop(acquire(&ledger, Work::new(scope, key("k"), Fingerprint::of_bytes(b""))).await);
     }
-    let many = told("many.").await;
+    let many = got("many.").await;
     assert_eq!((many.len(), many.is_sorted()), (most as usize, true));
 }

@@ -1,4 +1,4 @@
-//! Lost leases: rerun, hold and probe; crash loops; what a person can decide.
+//! Lost leases: rerun, hold and probe; crash loops; decisions of a person.
 
 use std::sync::{
     Arc,
@@ -6,9 +6,10 @@ use std::sync::{
 };
 
 use semel::{
-    Backoff, Claim, Finding, Ledger, OnLost, Outcome, Policy, Ran, State, Store as _, Verdict,
+    Backoff, Claim, Finding, Ledger, OnLost, Outcome, Policy, Ran, State, Verdict,
     journal::Event,
     machine::{Answer, NotNow},
+    prelude::*,
     store::Decision,
 };
 use semel_store::Database;
@@ -32,21 +33,21 @@ async fn lose(lab: &Lab, node: &Node, text: &str, on_lost: OnLost) -> i64 {
     lease.operation().id
 }
 
-/// Under rerun the next claim takes over, at once, and that is told.
+/// Under rerun the next claim takes over at once, and the journal has it.
 pub async fn a_lost_lease_is_taken_over_under_rerun(lab: Lab) {
     let (a, b) = (lab.ledger_of("a").await, lab.ledger_of("b").await);
     let id = lose(&lab, &a, "k", OnLost::Rerun).await;
     let lease = acquire(&b, work("k", Policy::default())).await;
     let op = lease.operation();
     assert_eq!((op.id, op.attempt(), op.crashes, op.failures, op.owner.as_str()), (id, 2, 1, 0, "b"));
-    let told = notes(&a, id).await;
-    assert_eq!(told.iter().map(|note| note.event).collect::<Vec<_>>(), [Event::TimedOut, Event::TakenOver]);
-    assert!(told[0].detail.contains("the lease of a"), "{}", told[0].detail);
-    assert_eq!(told[1].actor, "b");
+    let got = notes(&a, id).await;
+    assert_eq!(got.iter().map(|note| note.event).collect::<Vec<_>>(), [Event::TimedOut, Event::TakenOver]);
+    assert!(got[0].detail.contains("the lease of a"), "{}", got[0].detail);
+    assert_eq!(got[1].actor, "b");
 }
 
-/// Under hold and probe a lost lease is doubt for every claim, whatever policy that claim brings,
-/// and for ever: the terms are those of the claim that got the lease.
+/// Under hold and probe an operation with a lost lease is in doubt for every claim, whatever its policy, and for ever:
+/// the terms are those of the claim that got the lease.
 pub async fn a_lost_lease_is_in_doubt_under_hold_and_probe(lab: Lab) {
     let ledger = lab.ledger().await;
     for on_lost in [OnLost::Hold, OnLost::Probe] {
@@ -63,7 +64,7 @@ pub async fn a_lost_lease_is_in_doubt_under_hold_and_probe(lab: Lab) {
     }
 }
 
-/// Runs with a probe that finds this; what was answered, and how often the handler ran.
+/// Runs with a probe that finds this; returns the answer, and how often the handler ran.
 async fn probed(node: &Ledger<Database>, text: &str, finding: Finding) -> (Claim<Ran>, u32) {
     let runs = Arc::new(AtomicU32::new(0));
     let count = runs.clone();
@@ -76,9 +77,9 @@ async fn probed(node: &Ledger<Database>, text: &str, finding: Finding) -> (Claim
     (claim, runs.load(Ordering::SeqCst))
 }
 
-/// A probe that finds the effect makes it the outcome; one that finds none lets it run; one that
-/// cannot tell leaves it in doubt.
-pub async fn a_probe_settles_what_it_finds_out(lab: Lab) {
+/// A probe that finds the effect stores its outcome; one that finds none lets it run; one that cannot decide leaves it
+/// in doubt.
+pub async fn the_finding_of_a_probe_resolves_a_doubt(lab: Lab) {
     let ledger = lab.ledger().await;
     for text in ["found", "none", "unknown"] {
         lose(&lab, &ledger, text, OnLost::Probe).await;
@@ -91,16 +92,16 @@ pub async fn a_probe_settles_what_it_finds_out(lab: Lab) {
     assert_eq!(runs, 1);
     let (claim, runs) = probed(&ledger, "unknown", Finding::Unknown).await;
     assert_eq!((claim.word(), runs), ("in_doubt", 0));
-    // Where there is no doubt, nobody asks the probe.
+    // Without a doubt, the probe is not called.
     let handler = |_| async { Ok(done("first")) };
     let claim =
         ledger.run_with_probe(work("new", policy(OnLost::Probe)), handler, |_| async { panic!("it was asked") });
     assert_eq!(soon(claim).await.unwrap().word(), "acquired");
-    let told = notes(&ledger, row(&ledger, "found").await.id).await.pop().unwrap();
-    assert_eq!((told.event, told.actor.as_str()), (Event::Resolved, "probe"));
+    let got = notes(&ledger, row(&ledger, "found").await.id).await.pop().unwrap();
+    assert_eq!((got.event, got.actor.as_str()), (Event::Resolved, "probe"));
 }
 
-/// Of two probes at once one has its way, and nobody is told anything else.
+/// Of two concurrent probes one decides, and both callers get that result.
 pub async fn of_two_probes_one_has_its_way(lab: Lab) {
     let nodes = [lab.ledger().await, lab.ledger().await];
     for round in 0..5 {
@@ -132,7 +133,7 @@ pub async fn of_two_probes_one_has_its_way(lab: Lab) {
     }
 }
 
-/// What a probe found out about one run is not held against another that began meanwhile.
+/// The finding of a probe about one run does not apply to a later run.
 pub async fn a_finding_about_an_older_run_is_dropped(lab: Lab) {
     let ledger = lab.ledger().await;
     for state in [State::Processing, State::InDoubt] {
@@ -142,7 +143,7 @@ pub async fn a_finding_about_an_older_run_is_dropped(lab: Lab) {
         let probe = move |_| {
             let ledger = other.clone();
             async move {
-                // While the probe looks, a person has it run again, and it is; or that run, too, is lost.
+                // While the probe runs, a person lets the operation run again, and it does; or that run is lost, too.
                 assert_eq!(decide(&ledger, id, resolve(Verdict::Retry)).await.answer, Answer::Resolved);
                 let lease = acquire(&ledger, work(text, policy(OnLost::Probe))).await;
                 if state == State::InDoubt {
@@ -158,8 +159,7 @@ pub async fn a_finding_about_an_older_run_is_dropped(lab: Lab) {
     }
 }
 
-/// A payload that kills its process again and again is slowed down, then parked, until a person
-/// has it run again.
+/// An operation that kills its process again and again backs off, then is parked, until a person lets it run again.
 pub async fn a_crash_loop_is_slowed_down_and_parked(lab: Lab) {
     let ledger = lab.ledger().await;
     let backoff = Backoff { first: secs(10), cap: secs(1000) };
@@ -187,9 +187,8 @@ pub async fn a_crash_loop_is_slowed_down_and_parked(lab: Lab) {
     assert_eq!(acquire(&ledger, work("k", policy)).await.operation().attempt(), 1, "its counts start again");
 }
 
-/// A person can say that it took effect, that it did not, or that it should run again: of doubt
-/// and of what has failed or timed out.
-pub async fn a_person_settles_what_nobody_runs(lab: Lab) {
+/// A person can resolve an operation that is in doubt, failed or timed out: completed, failed, or retry.
+pub async fn a_person_resolves_operations_that_do_not_run(lab: Lab) {
     let ledger = lab.ledger().await;
     let lost = [("held", OnLost::Hold), ("timed out", OnLost::Rerun)];
     let verdicts = [("yes", Verdict::Completed(done("by hand"))), ("no", Verdict::Failed), ("again", Verdict::Retry)];
@@ -199,9 +198,9 @@ pub async fn a_person_settles_what_nobody_runs(lab: Lab) {
             let id = lose(&lab, &ledger, &text, on_lost).await;
             let applied = decide(&ledger, id, resolve(verdict)).await;
             assert_eq!(applied.answer, Answer::Resolved);
-            let told = notes(&ledger, id).await.pop().unwrap();
-            assert_eq!((told.event, told.actor.as_str()), (Event::Resolved, "ann"));
-            assert!(told.detail.ends_with(": because"), "{}", told.detail);
+            let got = notes(&ledger, id).await.pop().unwrap();
+            assert_eq!((got.event, got.actor.as_str()), (Event::Resolved, "ann"));
+            assert!(got.detail.ends_with(": because"), "{}", got.detail);
             let word = match said {
                 "yes" => "replay",
                 "no" => "exhausted",
@@ -211,7 +210,8 @@ pub async fn a_person_settles_what_nobody_runs(lab: Lab) {
             if said == "again" {
                 continue;
             }
-            // What was in doubt stays until a person purges it. The rest has its retention, from the decision on.
+            // An operation that was in doubt is kept until a person purges it. The others have their retention, from
+            // the decision on.
             lab.pass(Policy::default().retention.unwrap() * 100);
             ledger.sweep().await.unwrap();
             let word = if on_lost.doubts() { word } else { "acquired" };
@@ -221,8 +221,8 @@ pub async fn a_person_settles_what_nobody_runs(lab: Lab) {
     assert_eq!(row(&ledger, "held yes").await.outcome, Some(done("by hand")));
 }
 
-/// What does not fit the state is not carried out, and the answer says why: nobody decides over a
-/// live lease, or about what took effect.
+/// A decision that does not fit the state is refused with the reason: a live lease and a completed operation are not
+/// decided.
 pub async fn a_decision_that_does_not_fit_is_not_carried_out(lab: Lab) {
     let ledger = lab.ledger().await;
     let completed = acquire(&ledger, work("completed", Policy::default())).await;
@@ -243,14 +243,14 @@ pub async fn a_decision_that_does_not_fit_is_not_carried_out(lab: Lab) {
     let expected = Some(ledger.store().by_id("acme", doubted).await.unwrap().unwrap().fence);
     assert_eq!(ask(&ledger, work("doubted", policy(OnLost::Hold))).await, "in_doubt");
     let moved_on = decide(&ledger, doubted, Decision::Resolve { verdict: Verdict::Failed, expected }).await;
-    assert_eq!(moved_on.answer, Answer::NotNow(NotNow::MovedOn), "the lapse gave it another fence");
-    // Purging is for everything but a live lease.
+    assert_eq!(moved_on.answer, Answer::NotNow(NotNow::MovedOn), "the lease expiry gave it another fence");
+    // A purge is allowed except under a live lease.
     assert_eq!(decide(&ledger, completed_id, Decision::Purge).await.answer, Answer::Purged);
     assert_eq!(ask(&ledger, work("completed", Policy::default())).await, "acquired");
 }
 
-/// What a person decided is in the audit, with how it stood before and after: also what is then forgotten. What was not
-/// carried out is not, and neither is what a probe found.
+/// The audit has a person's decisions, with the state before and after, also of purged operations. It has no refused
+/// decision, and no finding of a probe.
 pub async fn a_persons_decision_is_audited(lab: Lab) {
     let ledger = lab.ledger().await;
     for (text, decision) in [
@@ -269,9 +269,9 @@ pub async fn a_persons_decision_is_audited(lab: Lab) {
     let id = lose(&lab, &ledger, "probed", OnLost::Hold).await;
     assert_eq!(decide(&ledger, id, found).await.answer, Answer::Resolved);
 
-    let told = "SELECT tenant || ' ' || actor || ' ' || action || ' ' || reason FROM semel_audit ORDER BY id";
+    let got = "SELECT tenant || ' ' || actor || ' ' || action || ' ' || reason FROM semel_audit ORDER BY id";
     let actions = ["complete", "fail", "retry", "purge"];
-    assert_eq!(lab.texts(told).await, actions.map(|did| format!("acme ann  operations.{did} because \u{fffd} é")));
+    assert_eq!(lab.texts(got).await, actions.map(|did| format!("acme ann  operations.{did} because \u{fffd} é")));
     let before = lab.texts("SELECT before FROM semel_audit ORDER BY id").await;
     for (before, text) in before.iter().zip(["yes", "no", "again", "gone"]) {
         assert!(before.contains(&format!("\"key\":\"{text}\"")) && before.contains("\"processing\""), "{before}");

@@ -1,7 +1,7 @@
-//! The laws of a store. A database that passes them all is one.
+//! The laws of a store: its definition.
 //!
-//! Each law is a function of a fresh [`Lab`](crate::Lab), named by what it says;
-//! [`conformance_suite!`](crate::conformance_suite) makes a test of each for one database.
+//! Each law is a function of a fresh [`Lab`](crate::Lab); [`conformance_suite!`](crate::conformance_suite) makes a test
+//! of each for one database.
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "these are tests")]
 
 pub mod aside;
@@ -15,6 +15,7 @@ pub mod counters;
 pub mod due;
 pub mod enqueue;
 pub mod fences;
+pub mod following;
 pub mod inline;
 pub mod leases;
 pub mod letters;
@@ -22,10 +23,13 @@ pub mod lines;
 pub mod looking;
 pub mod lost;
 pub mod newer;
+pub mod nodes;
 pub mod outbox;
 pub mod pinned;
 pub mod queues;
 pub mod running;
+pub mod schedules;
+pub mod stepping;
 pub mod stores;
 pub mod story;
 pub mod sweeping;
@@ -44,7 +48,7 @@ macro_rules! conformance_suite {
                     a_second_claim_is_in_flight,
                     each_of_the_seven_answers_is_given,
                     equal_keys_in_two_scopes_never_meet,
-                    keys_are_told_apart_byte_by_byte,
+                    keys_are_compared_byte_by_byte,
                     a_claim_whose_answer_was_lost_is_recognised,
                     another_payload_is_a_mismatch_in_every_state,
                     an_expired_operation_counts_as_absent,
@@ -57,7 +61,7 @@ macro_rules! conformance_suite {
                     a_poison_claim_does_not_take_settles_down,
                     a_poison_item_fails_alone,
                     a_batch_sent_again_changes_nothing,
-                    a_zombie_in_the_owners_batch_is_told_apart,
+                    a_zombie_in_the_owners_batch_is_refused,
                     crossing_batches_get_through,
                     without_group_commit_the_answers_are_the_same,
                     a_crowd_takes_over_once,
@@ -65,16 +69,16 @@ macro_rules! conformance_suite {
                 fences:
                     every_write_of_a_zombie_is_refused,
                     every_write_after_the_sweep_is_refused,
-                    a_zombie_never_matches_a_row_made_anew,
+                    a_zombie_never_matches_a_new_row_of_its_key,
                     a_settle_sent_again_is_answered_as_before,
                     the_fences_of_an_operation_only_grow;
                 leases:
                     an_outcome_too_large_to_keep_still_completes,
                     an_error_of_any_length_is_cut_and_says_so,
-                    a_lease_has_lapsed_at_its_deadline,
-                    a_late_settle_counts_while_nobody_has_taken_over,
+                    a_lease_expires_at_its_deadline,
+                    a_late_settle_counts_without_a_takeover,
                     a_lease_can_be_renewed_up_to_the_longest_run,
-                    a_dropped_lease_lapses,
+                    a_dropped_lease_expires,
                     a_released_first_run_leaves_no_trace,
                     a_release_keeps_the_payload_and_costs_no_attempt,
                     a_checkpoint_is_handed_to_the_next_attempt,
@@ -83,11 +87,12 @@ macro_rules! conformance_suite {
                 running:
                     a_run_completes_once,
                     however_a_handler_ends_it_is_settled,
+                    a_value_is_handed_over_if_its_result_is_stored,
                     a_caller_that_goes_away_does_not_stop_the_run,
                     a_lost_lease_cancels_the_run,
                     a_stuck_run_ends_with_its_longest_run,
                     a_handler_that_blocks_its_runtime_is_still_renewed,
-                    a_stop_ends_what_runs_and_refuses_what_is_new,
+                    a_stop_ends_runs_and_refuses_new_ones,
                     a_stop_does_not_miss_a_run_that_is_about_to_begin,
                     newer_data_is_run_in_the_background;
                 newer:
@@ -96,25 +101,25 @@ macro_rules! conformance_suite {
                     however_the_run_ends_newer_data_has_its_turn,
                     newer_data_waits_while_the_older_is_in_doubt,
                     a_late_owner_of_older_data_does_not_touch_the_newer,
-                    another_payload_is_replayed_where_the_policy_says_so;
+                    another_payload_is_replayed_under_on_mismatch_replay;
                 pinned:
-                    what_is_pinned_stays_as_it_is_until_its_retention_ends,
+                    a_pinned_operation_does_not_change_until_its_retention_ends,
                     only_a_completion_is_pinned,
-                    whoever_claims_last_says_whether_it_is_pinned,
+                    the_policy_of_the_last_claim_decides_whether_it_is_pinned,
                     a_pinned_outcome_is_replayed_without_the_database,
-                    who_completed_it_replays_it_without_the_database,
+                    the_node_that_completed_it_replays_it_without_the_database,
                     another_payload_is_refused_without_the_database,
-                    what_is_not_pinned_is_never_replayed_from_memory,
+                    an_unpinned_operation_is_never_replayed_from_memory,
                     a_pinned_outcome_is_forgotten_with_its_retention,
                     a_ledger_without_memory_asks_each_time;
                 lost:
                     a_lost_lease_is_taken_over_under_rerun,
                     a_lost_lease_is_in_doubt_under_hold_and_probe,
-                    a_probe_settles_what_it_finds_out,
+                    the_finding_of_a_probe_resolves_a_doubt,
                     of_two_probes_one_has_its_way,
                     a_finding_about_an_older_run_is_dropped,
                     a_crash_loop_is_slowed_down_and_parked,
-                    a_person_settles_what_nobody_runs,
+                    a_person_resolves_operations_that_do_not_run,
                     a_decision_that_does_not_fit_is_not_carried_out,
                     a_persons_decision_is_audited;
                 attempts:
@@ -123,43 +128,87 @@ macro_rules! conformance_suite {
                     a_failed_operation_expires_too,
                     failures_and_crashes_are_counted_apart;
                 due:
-                    what_failed_is_due_after_its_backoff_on_every_node,
-                    what_a_person_must_decide_about_is_never_due,
-                    what_waits_for_nothing_is_due_at_once,
-                    what_a_stricter_policy_gives_up_is_no_longer_due,
-                    what_is_due_is_told_in_order_and_in_bounds,
-                    what_is_due_of_one_kind_hides_nothing_of_another,
-                    kinds_are_told_of_in_bounds,
-                    what_has_expired_is_not_due,
+                    a_failed_operation_is_due_after_its_backoff_on_every_node,
+                    an_operation_that_waits_for_a_person_is_never_due,
+                    an_operation_without_a_delay_is_due_at_once,
+                    an_operation_exhausted_under_a_stricter_policy_is_no_longer_due,
+                    due_operations_are_taken_in_order_and_within_limits,
+                    due_operations_of_one_kind_hide_none_of_another,
+                    kinds_of_work_are_counted_up_to_a_limit,
+                    an_expired_operation_is_not_due,
                     a_claim_at_once_waits_for_no_backoff,
                     a_list_from_before_it_had_times_is_brought_up_to_date;
                 enqueue:
-                    what_is_enqueued_waits_and_runs_once,
-                    what_is_enqueued_in_a_transaction_commits_with_it,
+                    an_enqueued_operation_is_pending_and_runs_once,
+                    an_enqueue_in_a_transaction_commits_with_it,
                     many_are_enqueued_at_once_and_answered_in_order,
-                    what_is_enqueued_for_later_waits_for_its_time,
-                    what_has_a_higher_priority_is_taken_first,
-                    newer_data_replaces_what_waits,
+                    a_delayed_operation_waits_for_its_time,
+                    higher_priorities_are_taken_first,
+                    newer_data_replaces_pending_data,
                     the_policy_of_an_enqueue_is_kept_until_it_settles,
-                    what_a_worker_gives_up_is_no_longer_due,
+                    an_operation_that_a_worker_finds_exhausted_is_no_longer_due,
                     a_retry_from_the_queue_is_part_of_the_story,
-                    what_waits_can_be_cancelled,
+                    a_pending_operation_can_be_cancelled,
                     a_run_can_be_cancelled,
+                    a_cancelled_run_that_fails_or_is_released_does_not_run_again,
+                    a_failed_operation_does_not_expire_before_its_retry,
                     progress_forgives_crashes,
-                    a_paused_kind_is_left_alone,
+                    a_paused_kind_is_not_taken,
                     the_limits_of_a_kind_are_the_fleets;
                 working:
-                    a_worker_runs_what_is_enqueued,
+                    a_worker_runs_enqueued_operations,
                     two_workers_share_a_queue,
                     a_commit_wakes_the_worker,
                     a_tenant_with_much_to_do_keeps_no_other_waiting,
-                    a_stop_puts_back_what_it_cannot_wait_for,
-                    a_target_that_is_away_costs_no_attempt,
-                    a_worker_tries_again_as_often_as_the_policy_says;
+                    a_stop_releases_runs_that_exceed_its_grace,
+                    an_unreachable_target_counts_no_attempt,
+                    newer_data_is_the_workers_next_work,
+                    work_of_a_lost_node_goes_on_without_a_sweep,
+                    mistakes_in_one_kind_stop_no_other,
+                    more_kinds_than_fit_one_transaction_have_their_turn,
+                    an_operation_that_cannot_be_claimed_keeps_no_other_waiting,
+                    a_worker_tries_again_as_often_as_the_policy_says,
+                    a_paused_kind_is_rarely_polled;
+                schedules:
+                    a_new_schedule_starts_now,
+                    a_cron_expression_goes_by_the_clocks_of_its_place,
+                    many_nodes_enqueue_a_run_once,
+                    the_mark_decides_what_was_missed,
+                    a_run_commits_with_its_mark,
+                    a_mark_that_another_node_is_at_is_passed_over,
+                    a_changed_schedule_counts_from_now,
+                    a_paused_kind_gets_no_runs,
+                    a_schedule_that_fails_harms_no_other,
+                    schedules_can_be_looked_at,
+                    two_workers_run_a_schedule_once;
+                nodes:
+                    a_node_leaves_a_sign_and_takes_it_back,
+                    the_sign_of_a_worker_has_its_kinds,
+                    a_node_that_is_gone_is_forgotten_after_a_day,
+                    work_goes_on_without_signs,
+                    kinds_of_work_are_listed,
+                    kinds_of_work_are_counted_up_to_a_bound;
+                stepping:
+                    a_step_commits_its_rows_with_its_checkpoint,
+                    a_step_that_does_not_end_well_is_rolled_back,
+                    a_step_under_a_lost_lease_never_happens,
+                    a_takeover_during_a_step_rolls_it_back,
+                    a_step_forgives_crashes,
+                    a_step_can_use_its_transaction_only,
+                    a_run_whose_turn_is_over_lets_others_go_first,
+                    a_stop_ends_a_run_after_its_step;
+                following:
+                    a_row_follows_its_operation_through_every_change,
+                    a_row_follows_in_the_transaction_of_the_effect,
+                    a_row_follows_an_operation_that_a_worker_runs,
+                    a_row_follows_an_operation_that_a_worker_finds_exhausted,
+                    a_row_that_refuses_harms_its_own_operation_only,
+                    older_rows_are_brought_up_to_date;
                 atomic:
                     an_effect_commits_with_its_completion,
                     an_effect_that_fails_is_rolled_back,
-                    what_is_declined_is_stored_without_its_effect,
+                    a_value_is_handed_over_with_its_commit,
+                    a_declined_run_stores_its_outcome_without_its_effect,
                     a_transaction_without_a_key_commits_or_does_not,
                     a_lease_that_is_held_can_be_run,
                     known_keys_are_answered_while_an_effect_is_made,
@@ -173,34 +222,34 @@ macro_rules! conformance_suite {
                     a_handler_can_use_its_transaction_only,
                     a_stop_rolls_an_effect_back_at_no_cost;
                 commits:
-                    what_the_database_could_not_commit_costs_no_attempt,
-                    what_the_database_will_not_commit_is_a_failure,
-                    trouble_without_end_is_met_ever_more_seldom,
+                    a_transient_commit_failure_counts_no_attempt,
+                    a_refused_commit_is_a_failure,
+                    an_endless_transient_failure_is_retried_ever_more_rarely,
                     a_transaction_that_is_over_is_a_failure,
                     a_handler_that_blocks_in_its_transaction_for_too_long_has_failed,
-                    a_transaction_without_a_key_says_whose_trouble_it_was;
+                    a_transaction_without_a_key_distinguishes_transient_failures_from_refusals;
                 inline:
                     an_inline_effect_is_made_once,
                     the_second_transaction_waits_for_the_first,
                     an_inline_crowd_makes_one_effect,
-                    an_inline_claim_goes_by_what_is_there,
+                    an_inline_claim_respects_the_existing_row,
                     inline_claims_in_one_go_are_answered_one_by_one,
                     inline_crowds_share_their_keys,
                     an_inbox_lets_a_message_through_once,
-                    an_inbox_tells_what_took_effect_from_what_is_not_settled,
+                    an_inbox_distinguishes_effects_from_unsettled_operations,
                     a_forgotten_transaction_ends_by_itself,
                     a_commit_says_whether_anything_was_committed,
                     a_dropped_transaction_is_rolled_back,
-                    what_is_acknowledged_after_dropped_transactions_is_there;
+                    acknowledged_writes_after_dropped_transactions_are_durable;
                 waiting:
-                    a_waiter_in_the_same_process_is_told_at_once,
-                    a_waiter_on_another_node_is_told_soon,
+                    a_waiter_in_the_same_process_is_woken_at_once,
+                    a_waiter_on_another_node_is_woken_soon,
                     waiters_hold_no_connection,
                     a_waiter_that_gives_up_touches_nothing,
                     when_the_owner_gives_up_one_waiter_is_promoted,
-                    when_the_lease_lapses_a_waiter_takes_over,
-                    only_what_is_worth_it_is_waited_for,
-                    only_what_is_in_flight_is_waited_for;
+                    when_the_lease_expires_a_waiter_takes_over,
+                    a_caller_decides_which_operations_it_waits_for,
+                    only_an_operation_in_flight_is_waited_for;
                 sweeping:
                     orphans_end_by_their_own_terms,
                     an_operation_whose_lease_is_missing_ends_in_doubt,
@@ -209,51 +258,51 @@ macro_rules! conformance_suite {
                     a_round_is_bounded,
                     counts_that_piled_up_are_folded,
                     many_sweepers_do_each_thing_once,
-                    a_completion_and_the_sweep_agree_who_came_first,
+                    a_completion_and_the_sweep_agree_on_the_winner,
                     a_ledger_sweeps_by_itself;
                 aside:
                     a_row_that_cannot_be_read_expires_and_is_archived,
-                    a_lapsed_lease_that_cannot_be_read_is_set_aside,
+                    an_expired_lease_of_an_unreadable_operation_is_set_aside,
                     a_row_that_the_database_refuses_is_set_aside,
                     rows_that_are_refused_side_by_side_are_set_aside,
                     large_rows_that_are_refused_side_by_side_are_set_aside,
-                    a_phase_that_fails_keeps_no_other_from_its_turn,
+                    a_failing_phase_blocks_no_other,
                     a_counter_row_that_is_refused_is_set_aside,
                     missing_leases_are_found_among_many_and_after_rows_that_are_refused,
                     a_round_is_bounded_in_bytes,
                     a_locked_row_is_swept_later,
                     an_operation_that_cannot_be_read_keeps_no_other_lease_from_being_renewed,
-                    a_listing_shows_what_cannot_be_read,
-                    what_is_due_and_cannot_be_read_keeps_no_other_waiting,
-                    what_cannot_be_read_can_be_purged,
+                    a_listing_shows_unreadable_operations,
+                    an_unreadable_due_operation_blocks_no_other,
+                    an_unreadable_operation_can_be_purged,
                     a_note_that_cannot_be_read_hides_no_other;
                 looking:
                     an_operation_is_found_by_its_tenant_only,
                     a_listing_never_crosses_tenants,
-                    each_label_finds_what_has_it,
+                    each_label_finds_its_operations,
                     a_listing_is_what_its_filter_says,
                     filters_hold_together,
                     filtered_pages_are_complete,
                     pages_are_complete_while_rows_are_added,
                     a_page_is_1_to_500_long_and_the_last_says_so,
-                    kinds_are_told_by_what_they_begin_with;
+                    kinds_are_found_by_their_prefix;
                 story:
                     an_ordinary_life_costs_no_note,
-                    what_is_out_of_the_ordinary_is_told_in_order,
-                    only_a_late_renewal_is_told,
+                    unusual_events_are_noted_in_order,
+                    only_a_late_renewal_is_noted,
                     repeats_are_counted_exactly_with_both_ends,
                     repeats_of_two_nodes_add_up,
                     a_flush_ends_after_the_one_before_it,
                     a_waiting_claim_is_one_repeat,
-                    of_a_long_story_the_end_is_told,
-                    when_an_operation_began_anew_is_told;
+                    a_long_journal_returns_its_newest_notes,
+                    the_time_of_the_last_restart_is_returned;
                 counters:
                     a_run_that_is_taken_over_is_counted_as_timed_out,
                     a_run_that_ended_while_newer_data_waited_is_counted_by_its_end,
                     state_counts_are_exact_before_and_after_folding,
                     folding_changes_no_total,
                     answers_are_counted,
-                    durations_are_told_by_the_histogram,
+                    the_histogram_has_the_durations,
                     a_tally_is_the_sum_of_its_counters,
                     a_tally_of_days_is_the_sum_of_its_hours,
                     a_tally_is_bounded_and_says_so,
@@ -261,18 +310,18 @@ macro_rules! conformance_suite {
                 outbox:
                     a_message_is_there_if_its_transaction_commits,
                     a_message_comes_back_whole,
-                    what_cannot_be_sent_is_not_put,
+                    an_invalid_message_is_not_put,
                     a_commit_wakes_the_relays,
-                    a_row_is_in_one_relays_hands,
+                    a_row_is_leased_by_one_relay,
                     a_take_is_bounded_in_bytes,
                     a_row_that_cannot_be_read_is_parked_and_keeps_no_other_waiting,
-                    a_row_of_another_version_is_put_off_and_not_parked,
-                    a_page_of_the_outbox_shows_what_cannot_be_read,
-                    a_lapsed_lease_is_taken_anew,
+                    a_row_of_another_version_is_postponed_and_not_parked,
+                    a_page_of_the_outbox_shows_unreadable_rows,
+                    an_expired_lease_is_taken_again,
                     a_lease_is_renewed_by_its_own_token_only,
                     a_locked_row_holds_up_no_renewal,
-                    what_was_sent_is_gone_and_its_receipt_stays,
-                    a_mark_says_what_becomes_of_a_row,
+                    a_published_row_is_deleted_and_its_receipt_stays,
+                    a_mark_sets_the_state_of_its_row,
                     a_message_waits_for_its_time,
                     a_row_that_commits_late_is_still_taken,
                     a_thousand_messages_go_in_one_put,
@@ -280,10 +329,10 @@ macro_rules! conformance_suite {
                     the_outbox_can_be_looked_at,
                     the_outbox_tables_refuse_nonsense;
                 lines:
-                    a_long_line_costs_no_more_than_a_short_one,
+                    a_long_ordering_key_costs_no_more_than_a_short_one,
                     the_messages_of_a_key_go_one_after_the_other,
                     a_parked_message_blocks_its_own_key_only,
-                    what_nothing_blocks_goes_on,
+                    a_row_that_nothing_blocks_becomes_ready,
                     tending_goes_round_all_keys,
                     crossing_puts_never_deadlock;
                 letters:
@@ -292,7 +341,7 @@ macro_rules! conformance_suite {
                     a_retry_is_begun_by_one_and_counted,
                     a_retry_that_was_not_begun_is_not_counted,
                     a_retry_that_cannot_be_read_keeps_no_other_waiting,
-                    a_page_of_letters_shows_what_cannot_be_read,
+                    a_page_of_letters_shows_unreadable_ones,
                     an_old_token_ends_no_retry,
                     a_retry_ends_with_its_effect,
                     a_retry_that_fails_is_tried_again_or_dead,
@@ -301,15 +350,15 @@ macro_rules! conformance_suite {
                     letters_are_given_back_to_their_consumers,
                     a_discarded_letter_is_audited;
                 queues:
-                    a_message_whose_time_is_over_is_delivered_again,
-                    a_message_in_hand_is_renewed_for_as_long_as_it_takes,
+                    a_message_whose_lease_expired_is_delivered_again,
+                    a_delivered_message_is_renewed_while_it_is_handled,
                     a_message_that_another_has_is_lost_and_not_renewed,
-                    what_was_not_begun_is_not_redelivered,
+                    a_message_that_was_not_begun_is_not_marked_redelivered,
                     a_message_that_cannot_be_read_becomes_a_dead_letter,
                     messages_that_cannot_be_read_are_put_aside_a_batch_at_a_time,
                     a_consumer_pauses_while_it_can_put_nothing_aside,
-                    a_message_of_another_version_is_put_off_and_not_buried,
-                    row_numbers_that_come_again_lose_no_letter,
+                    a_message_of_another_version_is_postponed_and_no_dead_letter,
+                    reused_row_ids_lose_no_letter,
                     a_damaged_message_does_not_stop_its_queue,
                     a_topic_without_a_queue_is_unroutable,
                     a_broker_is_as_well_as_its_database;

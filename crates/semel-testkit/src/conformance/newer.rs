@@ -1,11 +1,12 @@
-//! Supersede-if-newer: of several versions under one key, the newest has the last word.
+//! Supersede-if-newer: of several versions under one key, the newest wins.
 
 use std::time::Duration;
 
 use semel::{
-    Backoff, Claim, OnLost, OnMismatch, Policy, Settled, State, Store as _, Verdict, Work,
+    Backoff, Claim, OnLost, OnMismatch, Policy, Settled, State, Verdict, Work,
     journal::Event,
     machine::{Answer, Write},
+    prelude::*,
     store::{Decision, LeaseWrite},
 };
 
@@ -16,7 +17,7 @@ fn policy() -> Policy {
     Policy { on_mismatch: OnMismatch::SupersedeIfNewer, backoff: Backoff::NONE, ..Policy::default() }
 }
 
-/// Version `n` of the data under a key, told apart by its payload and its order.
+/// Version `n` of the data under a key, with its own payload and order.
 fn version(text: &str, n: i64) -> Work {
     work_with(text, &format!("v{n}"), policy()).order(n).payload(format!("v{n}"))
 }
@@ -32,8 +33,8 @@ async fn payload(node: &Node, text: &str) -> String {
 
 const SUPERSEDED: Settled = Settled::Yes { successor: true };
 
-/// Newer data runs at once where the older has completed, failed, or has no attempts left, as if
-/// it had just arrived; equal, older and unordered data is a mismatch.
+/// Newer data runs at once if the older has completed, failed, or has no attempts left, like a new operation; equal,
+/// older and unordered data is a mismatch.
 pub async fn only_newer_data_supersedes(lab: Lab) {
     let ledger = lab.ledger().await;
     for text in ["completed", "failed", "exhausted"] {
@@ -58,14 +59,13 @@ pub async fn only_newer_data_supersedes(lab: Lab) {
         assert_eq!(ask(&ledger, version(text, 5)).await, "mismatch");
         assert_eq!(ask(&ledger, version(text, 6)).await, "replay");
     }
-    // The same payload is the same data, whatever number it comes with; and what has no number
-    // cannot be superseded.
+    // The same payload is the same data, whatever its order; and data without an order cannot be superseded.
     assert_eq!(ask(&ledger, work_with("completed", "v6", policy()).order(99)).await, "replay");
     assert_eq!(acquire(&ledger, unordered("none", "v0")).await.complete(done("")).await.unwrap(), SETTLED);
     assert_eq!(ask(&ledger, version("none", 7)).await, "mismatch");
 }
 
-/// Newer data that arrives while the older runs is kept, and only still newer data takes its place.
+/// Newer data that arrives while the older runs is stored, and only still newer data replaces it.
 pub async fn newer_data_waits_for_the_run_and_only_newer_replaces_it(lab: Lab) {
     let (a, b) = (lab.ledger().await, lab.ledger().await);
     let lease = acquire(&a, version("k", 5)).await;
@@ -86,20 +86,20 @@ pub async fn newer_data_waits_for_the_run_and_only_newer_replaces_it(lab: Lab) {
     assert_eq!((waiting.state, waiting.order, waiting.outcome), (State::Pending, Some(8), None));
     assert_eq!(payload(&b, "k").await, "v8");
     assert_eq!(ask(&b, version("k", 5)).await, "mismatch");
-    // Whoever claims it, with the data or newer data, runs.
+    // A claim with that data, or with newer data, runs.
     let lease = acquire(&b, version("k", 8)).await;
     assert_eq!(lease.complete(done("v8")).await.unwrap(), SETTLED);
     assert_eq!(story(&a, waiting.id).await, [Event::Superseded, Event::TakenOver]);
-    let told = notes(&a, waiting.id).await.remove(0).detail;
+    let got = notes(&a, waiting.id).await.remove(0).detail;
     for named in [5, 8].map(|n: i64| semel::Fingerprint::of_bytes(format!("v{n}").as_bytes()).to_hex()) {
-        assert!(told.contains(&named), "whole fingerprints of both: {told}");
+        assert!(got.contains(&named), "whole fingerprints of both: {got}");
     }
-    assert!(told.contains("order 8 takes over from order 5"), "{told}");
+    assert!(got.contains("order 8 takes over from order 5"), "{got}");
     assert_eq!(counted(&a, State::Completed).await, 1);
 }
 
-/// However the older run ends, the newer data has its turn: after a failure without its backoff,
-/// after a release, after a lapse, and by the sweep too.
+/// However the older run ends, the newer data runs: after a failure without its backoff, after a release, after lease
+/// expiry, and after the sweep.
 pub async fn however_the_run_ends_newer_data_has_its_turn(lab: Lab) {
     let (a, b) = (lab.ledger().await, lab.ledger().await);
     for how in ["fail", "release", "lapse", "sweep"] {
@@ -124,8 +124,7 @@ pub async fn however_the_run_ends_newer_data_has_its_turn(lab: Lab) {
     }
 }
 
-/// While the older is in doubt, newer data waits until that is resolved: the older may have taken
-/// effect.
+/// While the older is in doubt, newer data waits until that is resolved: the older may have taken effect.
 pub async fn newer_data_waits_while_the_older_is_in_doubt(lab: Lab) {
     let ledger = lab.ledger().await;
     for (text, verdict) in
@@ -141,7 +140,7 @@ pub async fn newer_data_waits_while_the_older_is_in_doubt(lab: Lab) {
         assert_eq!(payload(&ledger, text).await, "v2");
         assert_eq!(acquire(&ledger, version(text, 2)).await.complete(done("v2")).await.unwrap(), SETTLED);
     }
-    // A lost lease that is held behaves in the same way.
+    // A lease lost under hold behaves in the same way.
     let held = |n: i64| version("held", n).policy(Policy { on_lost: OnLost::Hold, ..policy() });
     drop(acquire(&ledger, held(1)).await);
     lab.pass(policy().lease);
@@ -149,8 +148,7 @@ pub async fn newer_data_waits_while_the_older_is_in_doubt(lab: Lab) {
     assert_eq!(row(&ledger, "held").await.successor.unwrap().order, 2);
 }
 
-/// The owner of the older data, woken late, does not touch the newer; and its settle, sent twice,
-/// is answered twice in the same way.
+/// A former owner of the older data does not change the newer; and its settle, sent twice, gets the same answer twice.
 pub async fn a_late_owner_of_older_data_does_not_touch_the_newer(lab: Lab) {
     let (a, b) = (lab.ledger().await, lab.ledger().await);
     for nth in 0..WRITES {
@@ -180,9 +178,9 @@ pub async fn a_late_owner_of_older_data_does_not_touch_the_newer(lab: Lab) {
     }
 }
 
-/// Under replay, another payload gets what the first one got, and is told so; where nothing took
-/// effect yet, it is as good as the first.
-pub async fn another_payload_is_replayed_where_the_policy_says_so(lab: Lab) {
+/// Under replay, another payload gets the outcome of the first one, marked as a mismatch; if nothing took effect yet,
+/// it runs like the first.
+pub async fn another_payload_is_replayed_under_on_mismatch_replay(lab: Lab) {
     let ledger = lab.ledger().await;
     let policy = Policy { on_mismatch: OnMismatch::Replay, backoff: Backoff::NONE, ..Policy::default() };
     let lease = acquire(&ledger, work_with("k", "one", policy.clone()).payload("one")).await;

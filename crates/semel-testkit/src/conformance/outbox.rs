@@ -1,14 +1,14 @@
-//! The outbox: both or neither, by one relay at a time, and nothing is forgotten.
+//! The outbox: put atomically, leased by one relay at a time, and never lost.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use bytes::Bytes;
 use semel::{
-    Error, Fence, Store as _,
+    Error, Fence,
     messaging::{
-        Backlog, Lent, Mark, MarkRow, Message, MessageStore as _, Origin, OutboxFilter, OutboxState, Taken, Topic,
-        UnreadableMessage, Wake,
+        Backlog, Lent, Mark, MarkRow, Message, Origin, OutboxFilter, OutboxState, Taken, Topic, UnreadableMessage, Wake,
     },
+    prelude::*,
     store::Commit,
 };
 use semel_store::{Database, Tx};
@@ -36,7 +36,7 @@ pub(super) async fn commit(store: &Database, tx: &Tx) {
     assert!(matches!(soon(store.commit(tx)).await, Commit::Done));
 }
 
-/// Puts messages in a transaction of their own.
+/// Puts messages in their own transaction.
 pub(super) async fn put(store: &Database, messages: Vec<Message>) {
     let tx = begin(store).await;
     soon(store.put(&tx, messages)).await.unwrap();
@@ -55,7 +55,7 @@ pub(super) fn bodies(taken: &Taken) -> Vec<String> {
     taken.rows.iter().map(body).collect()
 }
 
-/// The same mark for all rows that were taken; how many others became ready.
+/// The same mark for all taken rows; returns how many others became ready.
 pub(super) async fn mark(store: &Database, taken: &Taken, mark: &Mark) -> u64 {
     let row = |lent: &Lent| MarkRow { id: lent.id, token: taken.token, mark: mark.clone() };
     soon(store.mark(taken.rows.iter().map(row).collect())).await.unwrap()
@@ -70,12 +70,12 @@ pub(super) async fn states(store: &Database) -> Vec<(String, OutboxState)> {
     listing.items.into_iter().map(read).collect()
 }
 
-/// Whether it was woken and nobody has noticed yet.
+/// Whether it was woken since the last wait.
 async fn is_woken(wake: &Wake) -> bool {
     tokio::time::timeout(Duration::from_millis(50), wake.woken()).await.is_ok()
 }
 
-/// A message goes out if its transaction commits, and never was if it does not.
+/// A message is published if its transaction commits, and not otherwise.
 pub async fn a_message_is_there_if_its_transaction_commits(lab: Lab) {
     let store = lab.open().await;
     let tx = begin(&store).await;
@@ -91,7 +91,7 @@ pub async fn a_message_is_there_if_its_transaction_commits(lab: Lab) {
     assert_eq!(taken.rows[0].envelope.number, Some(1), "a number that was rolled back is given again");
 }
 
-/// Everything that a message says arrives at the relay.
+/// All properties of a message arrive at the relay.
 pub async fn a_message_comes_back_whole(lab: Lab) {
     let store = lab.open().await;
     let whole = Message {
@@ -112,8 +112,8 @@ pub async fn a_message_comes_back_whole(lab: Lab) {
     assert!(taken.token != 0);
 }
 
-/// A message that no broker would take, and an id that is there already, are refused, with the reason.
-pub async fn what_cannot_be_sent_is_not_put(lab: Lab) {
+/// An invalid message, and an id that is in the outbox already, are refused, with the reason.
+pub async fn an_invalid_message_is_not_put(lab: Lab) {
     let store = lab.open().await;
     let tx = begin(&store).await;
     let bad = Message { ordering_key: Some(String::new()), ..message("x") };
@@ -131,12 +131,12 @@ pub async fn what_cannot_be_sent_is_not_put(lab: Lab) {
     assert_eq!(bodies(&take(&store).await), ["first"]);
 }
 
-/// Relays are woken by a commit with messages in it, in the same process and, on PostgreSQL, on other nodes.
+/// Relays are woken by a commit with messages, in the same process and, on PostgreSQL, on other nodes.
 pub async fn a_commit_wakes_the_relays(lab: Lab) {
     let (store, other) = (lab.open().await, lab.open().await);
     let (one, two, far) = (store.outbox_wake(), store.outbox_wake(), other.outbox_wake());
     if lab.kind() == Kind::Postgres {
-        // Whoever has just begun to listen looks once, for what he may have missed.
+        // A new listener looks once, for what it may have missed.
         for wake in [&one, &two, &far] {
             soon(wake.woken()).await;
         }
@@ -153,7 +153,7 @@ pub async fn a_commit_wakes_the_relays(lab: Lab) {
         soon(far.woken()).await;
         assert!(!is_woken(&one).await, "a node does not wake itself twice");
     }
-    // A transaction without messages, and one that an embedder speaks of.
+    // A transaction without messages, and one of an embedder that calls `wake_outbox`.
     let tx = begin(&store).await;
     commit(&store, &tx).await;
     assert!(!is_woken(&one).await);
@@ -161,8 +161,8 @@ pub async fn a_commit_wakes_the_relays(lab: Lab) {
     soon(one.woken()).await;
 }
 
-/// Rows are leased oldest first, and never to two at once.
-pub async fn a_row_is_in_one_relays_hands(lab: Lab) {
+/// Rows are leased oldest first, and never to two relays at once.
+pub async fn a_row_is_leased_by_one_relay(lab: Lab) {
     let nodes = [lab.open().await, lab.open().await];
     put(&nodes[0], (0..200).map(|n| message(&format!("{n:03}"))).collect()).await;
     let first = soon(nodes[0].take(3, LEASE)).await.unwrap();
@@ -188,12 +188,12 @@ pub async fn a_row_is_in_one_relays_hands(lab: Lab) {
     assert_eq!(all, (3..200).map(|n| format!("{n:03}")).collect::<Vec<_>>());
 }
 
-/// What a relay has in its hands fits into memory, however long the bodies are; and it is told that there is more.
+/// The rows that a relay takes fit into memory, however long the bodies are; and the answer says that there are more.
 pub async fn a_take_is_bounded_in_bytes(lab: Lab) {
     let store = lab.open().await;
     let long = "x".repeat(1 << 20);
     let fit = Taken::MOST_BYTES / long.len();
-    // Each in a transaction of its own: on a busy machine, all of them would take longer than one may be open.
+    // Each in its own transaction: on a busy machine, all of them would exceed the time limit of one.
     for _ in 0..fit + 2 {
         put(&store, vec![message(&long)]).await;
     }
@@ -203,8 +203,8 @@ pub async fn a_take_is_bounded_in_bytes(lab: Lab) {
     }
 }
 
-/// A row that cannot be read is parked, where a person sees it, and counted there; the others go. Once it can be read, it
-/// is re-driven as any that was parked.
+/// An unreadable row is parked for a person, and counted there; the others are published. Once it is readable, it is
+/// re-driven like any parked one.
 pub async fn a_row_that_cannot_be_read_is_parked_and_keeps_no_other_waiting(lab: Lab) {
     let store = lab.open().await;
     put(&store, vec![message("a"), message("b"), message("c"), message("d")]).await;
@@ -220,16 +220,16 @@ pub async fn a_row_that_cannot_be_read_is_parked_and_keeps_no_other_waiting(lab:
     let filter = OutboxFilter { tenant: "acme".into(), state: Some(OutboxState::Parked), ..OutboxFilter::default() };
     let page = soon(store.outbox(&filter, None, 10)).await.unwrap();
     assert!(page.items.is_empty() && page.unreadable.len() == 2, "{:?}", page.unreadable);
-    // As it is stored: a version, no key, the text.
+    // As stored: a version, no key, the text.
     store_body(&lab, "semel_outbox", "id = (SELECT min(id) FROM semel_outbox)", "010061").await;
     let id = page.unreadable[0].message_id.parse().unwrap();
     assert!(store.redrive_outbox("acme", id, "me").await.unwrap());
     assert_eq!(bodies(&take(&store).await), ["a"]);
 }
 
-/// While nodes are updated one by one, an older relay puts off what a newer version has written. Nothing is counted, and it
-/// goes out by itself once a relay can read it.
-pub async fn a_row_of_another_version_is_put_off_and_not_parked(lab: Lab) {
+/// During a rolling update, an older relay postpones rows of a newer version. No failure is counted, and they are
+/// published once a relay can read them.
+pub async fn a_row_of_another_version_is_postponed_and_not_parked(lab: Lab) {
     let store = lab.open().await;
     put(&store, vec![message("a"), message("b")]).await;
     store_as_newer(&lab, "semel_outbox", "id = (SELECT min(id) FROM semel_outbox)").await;
@@ -240,7 +240,7 @@ pub async fn a_row_of_another_version_is_put_off_and_not_parked(lab: Lab) {
         assert!(counts.contains(&(OutboxState::Waiting, 1)), "{counts:?}");
         assert_eq!((lab.number("SELECT failures FROM semel_outbox").await, store.count_put_off()), (0, 1));
         lab.pass(secs(300) - TICK);
-        assert_eq!(store.tend().await.unwrap().ready, 0, "it is not looked at again so soon");
+        assert_eq!(store.tend().await.unwrap().ready, 0, "it is postponed");
         lab.pass(TICK);
         assert_eq!(store.tend().await.unwrap().ready, 1);
     }
@@ -248,8 +248,8 @@ pub async fn a_row_of_another_version_is_put_off_and_not_parked(lab: Lab) {
     assert_eq!(bodies(&take(&store).await), ["a"]);
 }
 
-/// A page that has a row which cannot be read lists it as such, and all others; also when it is the last of its page.
-pub async fn a_page_of_the_outbox_shows_what_cannot_be_read(lab: Lab) {
+/// A page with an unreadable row lists it as such, and all others; also if it is the last of its page.
+pub async fn a_page_of_the_outbox_shows_unreadable_rows(lab: Lab) {
     let store = lab.open().await;
     let messages: Vec<Message> = ["a", "b", "c", "d", "e"].into_iter().map(message).collect();
     let ids: Vec<String> = messages.iter().map(|message| message.id.to_string()).collect();
@@ -268,16 +268,16 @@ pub async fn a_page_of_the_outbox_shows_what_cannot_be_read(lab: Lab) {
             after = Some(next);
         }
         assert_eq!(readable, [&*ids[0], &*ids[2], &*ids[4]], "{limit} at a time");
-        let told: Vec<_> = unreadable.iter().map(|row| row.message_id.as_str()).collect();
-        assert_eq!(told, [&*ids[1], &*ids[3]], "{limit} at a time");
+        let got: Vec<_> = unreadable.iter().map(|row| row.message_id.as_str()).collect();
+        assert_eq!(got, [&*ids[1], &*ids[3]], "{limit} at a time");
         let is_told = |row: &UnreadableMessage| row.state == "ready" && row.topic == "news" && row.kind == "note";
         assert!(unreadable.iter().all(|row| is_told(row) && !row.why.is_empty()), "{unreadable:?}");
         assert_eq!(unreadable[0].put_at, Lab::START);
     }
 }
 
-/// A lease ends: the row is taken again, and its old holder has nothing more to say.
-pub async fn a_lapsed_lease_is_taken_anew(lab: Lab) {
+/// A lease expires: the row is taken again, and marks of its former holder are refused.
+pub async fn an_expired_lease_is_taken_again(lab: Lab) {
     let store = lab.open().await;
     put(&store, vec![Message { receipt: true, ..message("x") }]).await;
     let old = take(&store).await;
@@ -306,12 +306,12 @@ pub async fn a_lapsed_lease_is_taken_anew(lab: Lab) {
     assert!(states(&store).await.is_empty());
 }
 
-/// Rows and tokens of what was taken.
+/// Rows and tokens of taken rows.
 fn leased(taken: &Taken) -> Vec<(i64, i64)> {
     taken.rows.iter().map(|row| (row.id, taken.token)).collect()
 }
 
-/// A lease that is renewed does not end; one that another relay has is not renewed, and its old holder is told.
+/// A renewed lease does not expire; one that another relay has is not renewed, and its former holder is informed.
 pub async fn a_lease_is_renewed_by_its_own_token_only(lab: Lab) {
     let store = lab.open().await;
     put(&store, vec![message("x"), message("y")]).await;
@@ -327,21 +327,21 @@ pub async fn a_lease_is_renewed_by_its_own_token_only(lab: Lab) {
     lab.pass(LEASE);
     let new = soon(store.take(1, LEASE)).await.unwrap();
     assert_eq!(bodies(&new), ["x"]);
-    // The first row is another's, the second has only lapsed, and is renewed.
+    // Another relay has the first row; the second has only expired, and is renewed.
     lab.pass(LEASE - TICK);
     assert_eq!(soon(store.hold(leased(&old), LEASE)).await.unwrap(), [ids[1]]);
     lab.pass(TICK);
     assert_eq!(bodies(&take(&store).await), ["x"], "the lease of the new one was not renewed by the old one");
 }
 
-/// One row that another transaction has locked holds up the renewal of no other, and counts as its holder's.
+/// A row that another transaction has locked delays the renewal of no other, and counts as still held.
 pub async fn a_locked_row_holds_up_no_renewal(lab: Lab) {
     let store = lab.open().await;
     put(&store, vec![message("x"), message("y")]).await;
     let taken = take(&store).await;
     let ids: Vec<i64> = taken.rows.iter().map(|row| row.id).collect();
     lab.pass(secs(1));
-    // SQLite has no locks on rows: there, all of them are renewed.
+    // SQLite has no row locks: there, all of them are renewed.
     let locks = lab.kind() == Kind::Postgres;
     let mut tx = None;
     if locks {
@@ -361,8 +361,8 @@ pub async fn a_locked_row_holds_up_no_renewal(lab: Lab) {
     assert_eq!(ends, [end(u64::from(!locks)), end(1)]);
 }
 
-/// What was sent is gone. When, is remembered for those who asked, for a week.
-pub async fn what_was_sent_is_gone_and_its_receipt_stays(lab: Lab) {
+/// A published row is deleted. Its receipt, if requested, is kept for a week.
+pub async fn a_published_row_is_deleted_and_its_receipt_stays(lab: Lab) {
     let ledger = lab.ledger().await;
     let store = ledger.store();
     let (asked, unasked) = (Message { receipt: true, ..message("asked") }, message("unasked"));
@@ -385,7 +385,7 @@ pub async fn what_was_sent_is_gone_and_its_receipt_stays(lab: Lab) {
 }
 
 /// Each mark has its own state, time and count.
-pub async fn a_mark_says_what_becomes_of_a_row(lab: Lab) {
+pub async fn a_mark_sets_the_state_of_its_row(lab: Lab) {
     let store = lab.open().await;
     let error = |text: &str| text.to_owned();
     let cases = [
@@ -410,17 +410,17 @@ pub async fn a_mark_says_what_becomes_of_a_row(lab: Lab) {
     for (row, (name, mark, state, failures, after)) in listed.iter().zip(&cases) {
         assert_eq!((row.state, row.failures), (*state, *failures), "{name}");
         assert_eq!(row.due_at, after.map(|after| Lab::START + secs(after)), "{name}");
-        let told = match mark {
+        let got = match mark {
             Mark::Sent | Mark::PutBack => None,
             Mark::Retry { error, .. }
             | Mark::Later { error, .. }
             | Mark::Unroutable { error, .. }
             | Mark::Park { error } => Some(error.clone()),
         };
-        assert_eq!(row.error, told, "{name}");
+        assert_eq!(row.error, got, "{name}");
     }
-    assert_eq!(bodies(&take(&store).await), ["a"], "what was put back can be had at once");
-    // One after the other they become due.
+    assert_eq!(bodies(&take(&store).await), ["a"], "a released row is ready at once");
+    // They become due one after the other.
     for (after, due) in [(10, "b"), (20, "c"), (30, "d")] {
         assert_eq!(soon(store.tend()).await.unwrap().next_due, Some(Lab::START + secs(after)));
         lab.pass(secs(10) - TICK);
@@ -460,13 +460,13 @@ pub async fn a_message_waits_for_its_time(lab: Lab) {
     assert_eq!(bodies(&take(&store).await), ["plain", "behind"]);
 }
 
-/// Rows commit in another order than that of their ids. None is forgotten for it.
+/// Rows commit in another order than that of their ids. None is missed.
 pub async fn a_row_that_commits_late_is_still_taken(lab: Lab) {
     let store = lab.open().await;
     let late = begin(&store).await;
     soon(store.put(&late, vec![message("late")])).await.unwrap();
     if lab.kind() == Kind::Sqlite {
-        // One transaction after the other: the second begins when the first has committed, and none commits late.
+        // One transaction after the other: the second begins after the first has committed.
         let other = store.clone();
         let early = tokio::spawn(async move { put(&other, vec![message("early")]).await });
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -499,7 +499,7 @@ pub async fn a_thousand_messages_go_in_one_put(lab: Lab) {
     put(&store, Vec::new()).await;
 }
 
-/// Equal ids and keys of two tenants never meet.
+/// Equal ids and keys of two tenants do not conflict.
 pub async fn tenants_have_outboxes_of_their_own(lab: Lab) {
     let store = lab.open().await;
     let ours = keyed("k", "ours");
@@ -517,7 +517,7 @@ pub async fn tenants_have_outboxes_of_their_own(lab: Lab) {
     assert_eq!(soon(store.mark(sent(a))).await.unwrap(), 1);
 }
 
-/// What is listed and counted is what is there, in pages.
+/// Listings and counts agree with the rows, in pages.
 pub async fn the_outbox_can_be_looked_at(lab: Lab) {
     let store = lab.open().await;
     assert_eq!(store.backlog().await.unwrap().oldest, None);
@@ -563,7 +563,7 @@ pub async fn the_outbox_can_be_looked_at(lab: Lab) {
     assert_eq!(list(&OutboxFilter { tenant: "other".into(), ..OutboxFilter::default() }).await, [""; 0]);
 }
 
-/// Nonsense is refused by the tables themselves, and a person can read them.
+/// The tables refuse invalid states, and are readable for people.
 pub async fn the_outbox_tables_refuse_nonsense(lab: Lab) {
     let store = lab.open().await;
     put(&store, vec![keyed("k", "José")]).await;

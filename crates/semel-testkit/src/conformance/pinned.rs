@@ -1,11 +1,12 @@
-//! Pinned operations: once completed they stay as they are, so a node may answer from memory.
+//! Pinned operations: once completed they do not change, so a node may replay them from memory.
 
 use std::time::Duration;
 
 use semel::{
-    Claim, Ledger, OnLost, OnMismatch, Options, Outcome, Policy, Ran, Store as _, Verdict,
+    Claim, Ledger, OnLost, OnMismatch, Options, Outcome, Policy, Ran, Verdict,
     journal::Repeat,
     machine::{Answer, NotNow},
+    prelude::*,
     store::Decision,
 };
 
@@ -23,15 +24,15 @@ async fn complete(node: &Node, text: &str, policy: Policy) -> i64 {
     id
 }
 
-/// Takes the table away, so that whoever asks it gets no answer; or puts it back.
+/// Renames the table, so that statements on it fail; or renames it back.
 async fn take_table(lab: &Lab, away: bool) {
     let (from, to) = if away { ("semel_operations", "taken") } else { ("taken", "semel_operations") };
     lab.execute(&format!("ALTER TABLE {from} RENAME TO {to}")).await.unwrap();
 }
 
-/// No purge, no verdict and no newer data touches what is completed and pinned, whichever node asks;
-/// after its retention its key is free like any other.
-pub async fn what_is_pinned_stays_as_it_is_until_its_retention_ends(lab: Lab) {
+/// No purge, verdict or newer data changes a pinned and completed operation, on any node; after its retention its key
+/// is free.
+pub async fn a_pinned_operation_does_not_change_until_its_retention_ends(lab: Lab) {
     let (a, b) = (lab.ledger().await, lab.ledger().await);
     let lease = acquire(&a, work("k", policy()).order(1)).await;
     let id = lease.operation().id;
@@ -51,7 +52,7 @@ pub async fn what_is_pinned_stays_as_it_is_until_its_retention_ends(lab: Lab) {
     assert_eq!(ask(&b, work("k", policy())).await, "acquired");
 }
 
-/// What has not completed is decided about as ever, and what a person says it was can be taken back.
+/// A pinned operation that has not completed is decided like any other, and a person's verdict can be revised.
 pub async fn only_a_completion_is_pinned(lab: Lab) {
     let ledger = lab.ledger().await;
     let lease = acquire(&ledger, work("failed", policy())).await;
@@ -71,8 +72,8 @@ pub async fn only_a_completion_is_pinned(lab: Lab) {
     assert_eq!(ask(&ledger, work("doubted", policy())).await, "acquired");
 }
 
-/// The last claim's policy counts, as for everything else.
-pub async fn whoever_claims_last_says_whether_it_is_pinned(lab: Lab) {
+/// The policy of the last claim applies.
+pub async fn the_policy_of_the_last_claim_decides_whether_it_is_pinned(lab: Lab) {
     let ledger = lab.ledger().await;
     for last in [true, false] {
         let text = format!("last: {last}");
@@ -86,7 +87,7 @@ pub async fn whoever_claims_last_says_whether_it_is_pinned(lab: Lab) {
     }
 }
 
-/// A node that has replayed it once needs no database to do so again, and counts it all the same.
+/// A node that has replayed it once needs no database to do so again, and counts the replay.
 pub async fn a_pinned_outcome_is_replayed_without_the_database(lab: Lab) {
     let (a, b) = (lab.ledger().await, lab.ledger().await);
     let id = complete(&b, "k", policy()).await;
@@ -106,9 +107,9 @@ pub async fn a_pinned_outcome_is_replayed_without_the_database(lab: Lab) {
     assert_eq!(counts, [(Repeat::Duplicate, 5)]);
 }
 
-/// The node that completed it needs no database for its first replay either, and remembers the row as
-/// it is, however it was completed.
-pub async fn who_completed_it_replays_it_without_the_database(lab: Lab) {
+/// The node that completed it needs no database for its first replay, and caches the row as stored, however it was
+/// completed.
+pub async fn the_node_that_completed_it_replays_it_without_the_database(lab: Lab) {
     let ledger = lab.ledger().await;
     complete(&ledger, "leased", policy()).await;
     let ran = ledger.run_atomic(work("atomic", policy()), |_, _| async { Ok(done("done")) }).await.unwrap();
@@ -124,7 +125,7 @@ pub async fn who_completed_it_replays_it_without_the_database(lab: Lab) {
     take_table(&lab, false).await;
 }
 
-/// Another payload gets from memory what it would get from the row, by its own policy.
+/// Another payload gets from memory the answer that it would get from the row, by its own policy.
 pub async fn another_payload_is_refused_without_the_database(lab: Lab) {
     let ledger = lab.ledger().await;
     complete(&ledger, "k", policy()).await;
@@ -137,8 +138,8 @@ pub async fn another_payload_is_refused_without_the_database(lab: Lab) {
     take_table(&lab, false).await;
 }
 
-/// A key that somebody may free is asked about each time, whatever the claim itself would like.
-pub async fn what_is_not_pinned_is_never_replayed_from_memory(lab: Lab) {
+/// A key that can be freed is always read from the database, whatever the policy of the claim.
+pub async fn an_unpinned_operation_is_never_replayed_from_memory(lab: Lab) {
     let (a, b) = (lab.ledger().await, lab.ledger().await);
     for (text, asking) in [("plain", Policy::default()), ("asked for as pinned", policy())] {
         let id = complete(&a, text, Policy::default()).await;
@@ -148,15 +149,15 @@ pub async fn what_is_not_pinned_is_never_replayed_from_memory(lab: Lab) {
         assert_eq!(decide(&b, id, Decision::Purge).await.answer, Answer::Purged);
         assert_eq!(ask(&a, work(text, asking.clone())).await, "acquired", "{text}");
     }
-    // Nor does a claim get an answer from memory that does not ask for pinned ones.
+    // A claim without `pinned` is not answered from memory.
     complete(&a, "pinned", policy()).await;
     assert_eq!(ask(&a, work("pinned", policy())).await, "replay");
     lab.execute("DELETE FROM semel_operations").await.unwrap();
     assert_eq!(ask(&a, work("pinned", Policy::default())).await, "acquired");
 }
 
-/// Memory ends before the retention does, and before the data goes to the archive. It goes by the
-/// node's own clock, which no test can move.
+/// The cache ends before the retention does, and before the data is archived. It uses the node's own clock, which no
+/// test can move.
 pub async fn a_pinned_outcome_is_forgotten_with_its_retention(lab: Lab) {
     let ledger = lab.ledger().await;
     let short = Duration::from_millis(300);
@@ -176,7 +177,7 @@ pub async fn a_pinned_outcome_is_forgotten_with_its_retention(lab: Lab) {
     }
 }
 
-/// With no memory to use, nothing is remembered.
+/// Without a cache, nothing is remembered.
 pub async fn a_ledger_without_memory_asks_each_time(lab: Lab) {
     let options = Options { replay_cache_bytes: 0, ..Options::default() };
     let ledger = Ledger::new(lab.open().await, options).unwrap();

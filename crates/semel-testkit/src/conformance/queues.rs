@@ -1,21 +1,21 @@
-//! The embedded broker's own rules, beside those of every broker: time, and what a node that died leaves behind.
+//! Laws of the embedded broker beside those of every broker: time, and messages of a dead node.
 
 use std::time::{Duration, Instant};
 
 use semel::{
     Error, Uptime,
     messaging::{
-        Broker as _, BrokerHealth, Deliveries, Delivery, Envelope, LetterFilter, Message, MessageStore as _, Published,
-        Queue, Topic,
+        Broker as _, BrokerHealth, Deliveries, Delivery, Envelope, LetterFilter, Message, Published, Queue, Topic,
     },
+    prelude::*,
 };
 use semel_store::EmbeddedBroker;
 
 use super::tools::*;
 use crate::{Kind, Lab};
 
-/// How long a message is leased to its consumer. So long that none is renewed while a test runs: the leases end by the
-/// lab's clock, the renewals go by the machine's.
+/// The lease of a message. So long that none is renewed while a test runs: leases expire by the lab's clock, renewals
+/// use the machine's.
 const VISIBILITY: Duration = secs(600);
 
 /// As above, for tests in which messages are renewed.
@@ -25,8 +25,8 @@ async fn broker(lab: &Lab) -> EmbeddedBroker {
     broker_with(lab, VISIBILITY).await
 }
 
-async fn broker_with(lab: &Lab, visibility: Duration) -> EmbeddedBroker {
-    let broker = EmbeddedBroker::with_visibility(lab.open().await, visibility);
+async fn broker_with(lab: &Lab, lease: Duration) -> EmbeddedBroker {
+    let broker = EmbeddedBroker::with_lease(lab.open().await, lease);
     broker.declare(vec![Queue::new("news")]).await.unwrap();
     broker
 }
@@ -56,12 +56,12 @@ async fn is_quiet(deliveries: &mut Box<dyn Deliveries>) -> bool {
     tokio::time::timeout(Duration::from_millis(100), deliveries.next()).await.is_err()
 }
 
-/// A message whose consumer says nothing is delivered again when its time is over; what that one says then is refused,
-/// and harms nobody.
-pub async fn a_message_whose_time_is_over_is_delivered_again(lab: Lab) {
+/// A message that its consumer does not answer is delivered again when its lease expires; a later answer of the first
+/// consumer is refused and harmless.
+pub async fn a_message_whose_lease_expired_is_delivered_again(lab: Lab) {
     let (here, there) = (broker(&lab).await, broker(&lab).await);
     publish(&here, &["x"]).await;
-    // It has no room for more, so it is not the one that gets it again.
+    // It has no room for more, so another consumer gets it.
     let mut first = consume(&here, 1).await;
     let (_, old) = next(&mut first).await;
     assert!(!old.redelivered);
@@ -78,8 +78,8 @@ pub async fn a_message_whose_time_is_over_is_delivered_again(lab: Lab) {
     assert_eq!(lab.number("SELECT count(*) FROM semel_queue").await, 0);
 }
 
-/// A consumer that is slow keeps its message, lease after lease. Two queues are renewed as well as one.
-pub async fn a_message_in_hand_is_renewed_for_as_long_as_it_takes(lab: Lab) {
+/// A slow consumer keeps its message, lease after lease, on two queues.
+pub async fn a_delivered_message_is_renewed_while_it_is_handled(lab: Lab) {
     let (here, there) = (broker_with(&lab, RENEWED).await, broker(&lab).await);
     here.declare(vec![Queue::new("olds")]).await.unwrap();
     publish(&here, &["x"]).await;
@@ -105,13 +105,13 @@ pub async fn a_message_in_hand_is_renewed_for_as_long_as_it_takes(lab: Lab) {
     assert_eq!(lab.number("SELECT count(*) FROM semel_queue").await, 0);
 }
 
-/// A consumer whose message another one has is told, before it begins it; and it does not renew the other's lease.
+/// A consumer is informed before it begins a message that another one has; and it does not renew the other's lease.
 pub async fn a_message_that_another_has_is_lost_and_not_renewed(lab: Lab) {
     let here = broker_with(&lab, RENEWED).await;
     publish(&here, &["x"]).await;
     let mut deliveries = consume(&here, 1).await;
     let (_, delivery) = next(&mut deliveries).await;
-    // As if it had been taken by another one in the moment after its lease ended.
+    // As if another consumer had taken it right after its lease expired.
     lab.execute("UPDATE semel_queue SET token = token + 1, visible_at = visible_at + 1000000").await.unwrap();
     let lease = lab.number("SELECT visible_at FROM semel_queue").await;
     eventually(async || delivery.acknowledge.is_lost()).await;
@@ -120,8 +120,8 @@ pub async fn a_message_that_another_has_is_lost_and_not_renewed(lab: Lab) {
     assert_eq!(lab.number("SELECT visible_at FROM semel_queue").await, lease);
 }
 
-/// What a consumer has not begun is put back as if it had never been delivered; what it has seen, as redelivered.
-pub async fn what_was_not_begun_is_not_redelivered(lab: Lab) {
+/// A message that a consumer has not received is returned as never delivered; one that it has received, as redelivered.
+pub async fn a_message_that_was_not_begun_is_not_marked_redelivered(lab: Lab) {
     let broker = broker(&lab).await;
     publish(&broker, &["a", "b", "c"]).await;
     let mut first = consume(&broker, 3).await;
@@ -129,7 +129,7 @@ pub async fn what_was_not_begun_is_not_redelivered(lab: Lab) {
     soon(a.acknowledge.put_back()).await.unwrap();
     let (_, b) = next(&mut first).await;
     drop(first);
-    // A broker that has closed has put them back: the process may end then.
+    // A closed broker has returned them: the process may end then.
     soon(broker.close()).await;
     assert_eq!(lab.number("SELECT count(*) FROM semel_queue WHERE token <> 0").await, 0);
     // At once, without any time passing.
@@ -142,11 +142,11 @@ pub async fn what_was_not_begun_is_not_redelivered(lab: Lab) {
     }
     seen.sort();
     assert_eq!(seen, [("a".to_owned(), false), ("b".to_owned(), true), ("c".to_owned(), false)]);
-    assert!(soon(b.acknowledge.ack()).await.is_err(), "it was put back with the rest");
+    assert!(soon(b.acknowledge.ack()).await.is_err(), "it was returned with the rest");
 }
 
-/// A damaged message takes no consumer's room. It becomes a dead letter of its consumer with all that is stored of it; once
-/// a person has mended and re-driven it, it is one retry, with the message's own id.
+/// A damaged message takes no room of its consumer. It becomes a dead letter with all its stored data; once a person
+/// has repaired and re-driven it, it is one retry, with the message's own id.
 pub async fn a_message_that_cannot_be_read_becomes_a_dead_letter(lab: Lab) {
     let (broker, store) = (broker(&lab).await, lab.open().await);
     publish(&broker, &["a", "b", "c"]).await;
@@ -162,9 +162,9 @@ pub async fn a_message_that_cannot_be_read_becomes_a_dead_letter(lab: Lab) {
         soon(delivery.acknowledge.ack()).await.unwrap();
     }
     assert_eq!(lab.number("SELECT count(*) FROM semel_queue").await, 0);
-    assert_eq!(store.dead_letters(10).await.unwrap(), 3, "a person is told");
-    let told = lab.texts("SELECT consumer || ' ' || queue || ' ' || reason FROM semel_dead_letters ORDER BY id").await;
-    assert!(told.iter().all(|told| told.starts_with("reader news unreadable: ")), "{told:?}");
+    assert_eq!(store.dead_letters(10).await.unwrap(), 3, "they wait for a person");
+    let got = lab.texts("SELECT consumer || ' ' || queue || ' ' || reason FROM semel_dead_letters ORDER BY id").await;
+    assert!(got.iter().all(|got| got.starts_with("reader news unreadable: ")), "{got:?}");
     lab.execute(&format!("UPDATE semel_dead_letters SET headers = '{headers}'")).await.unwrap();
     let filter = LetterFilter { tenant: "acme".into(), ..LetterFilter::default() };
     let whole = store.letters(&filter, None, 10).await.unwrap();
@@ -176,8 +176,9 @@ pub async fn a_message_that_cannot_be_read_becomes_a_dead_letter(lab: Lab) {
     assert_eq!(again, ids.into_iter().map(|id| (id, 1)).collect::<Vec<_>>());
 }
 
-/// However many messages of a queue cannot be read: a consumer leases no more of them at once than it has room for, each
-/// becomes one dead letter, and those behind them arrive. The consumer need not ask for a message for that.
+/// However many messages of a queue are unreadable: a consumer leases no more of them at once than it has room for,
+/// each becomes one dead letter, and the messages behind them arrive. This happens also while the consumer does not ask
+/// for a message.
 pub async fn messages_that_cannot_be_read_are_put_aside_a_batch_at_a_time(lab: Lab) {
     let broker = broker(&lab).await;
     publish(&broker, &["x"; 300]).await;
@@ -195,8 +196,8 @@ pub async fn messages_that_cannot_be_read_are_put_aside_a_batch_at_a_time(lab: L
     assert_eq!(lab.number("SELECT count(*) FROM semel_dead_letters WHERE consumer = 'reader'").await, 300);
 }
 
-/// While no dead letter can be written, a consumer does not lease all the messages that it cannot read, only a few each
-/// second. Later each of them becomes one letter.
+/// While no dead letter can be stored, a consumer leases only a few unreadable messages per second. Later each of them
+/// becomes one letter.
 pub async fn a_consumer_pauses_while_it_can_put_nothing_aside(lab: Lab) {
     let broker = broker(&lab).await;
     publish(&broker, &["x"; 300]).await;
@@ -206,7 +207,7 @@ pub async fn a_consumer_pauses_while_it_can_put_nothing_aside(lab: Lab) {
     let mut deliveries = consume(&broker, 2).await;
     deliveries.serve("reader");
     eventually(async || lab.number("SELECT count(*) FROM semel_queue WHERE token <> 0").await >= 8).await;
-    // Three pauses of a second, of which a late notice of the publishing may end some.
+    // Three pauses of a second, of which a late wake may end some.
     assert!(begun.elapsed() >= secs(1), "four batches were taken within {:?}", begun.elapsed());
     lab.execute("ALTER TABLE semel_letters_away RENAME TO semel_dead_letters").await.unwrap();
     lab.pass(VISIBILITY);
@@ -214,11 +215,11 @@ pub async fn a_consumer_pauses_while_it_can_put_nothing_aside(lab: Lab) {
     assert_eq!(lab.number("SELECT count(*) FROM semel_dead_letters").await, 300);
 }
 
-/// While nodes are updated one by one, an older consumer puts off what a newer version has written. It arrives once it can
-/// be read, as if it had never been delivered.
-pub async fn a_message_of_another_version_is_put_off_and_not_buried(lab: Lab) {
+/// During a rolling update, an older consumer postpones messages of a newer version. They arrive once they are
+/// readable, as never delivered.
+pub async fn a_message_of_another_version_is_postponed_and_no_dead_letter(lab: Lab) {
     let store = lab.open().await;
-    let broker = EmbeddedBroker::with_visibility(store.clone(), VISIBILITY);
+    let broker = EmbeddedBroker::with_lease(store.clone(), VISIBILITY);
     broker.declare(vec![Queue::new("news")]).await.unwrap();
     publish(&broker, &["a"]).await;
     store_as_newer(&lab, "semel_queue", "id > 0").await;
@@ -231,15 +232,14 @@ pub async fn a_message_of_another_version_is_put_off_and_not_buried(lab: Lab) {
     let due = (Lab::START + secs(300)).as_micros();
     assert_eq!(lab.number("SELECT visible_at FROM semel_queue").await, due);
     store_body(&lab, "semel_queue", "id > 0", "010061").await;
-    assert!(is_quiet(&mut deliveries).await, "it is not looked at again so soon");
+    assert!(is_quiet(&mut deliveries).await, "it is postponed");
     lab.pass(secs(300));
     let (body, delivery) = next(&mut deliveries).await;
     assert_eq!((body.as_str(), delivery.redelivered), ("a", false));
 }
 
-/// After a restore the numbers of rows may come again. Each message that cannot be read has a letter of its own all the
-/// same.
-pub async fn row_numbers_that_come_again_lose_no_letter(lab: Lab) {
+/// After a restore the ids of rows may be reused. Each unreadable message has its own letter nevertheless.
+pub async fn reused_row_ids_lose_no_letter(lab: Lab) {
     let broker = broker(&lab).await;
     for n in 1..=2 {
         publish(&broker, &["a"]).await;
@@ -259,7 +259,7 @@ pub async fn row_numbers_that_come_again_lose_no_letter(lab: Lab) {
     }
 }
 
-/// However a message is damaged, its queue goes on, also for a consumer that has room for one.
+/// However a message is damaged, its queue goes on, also for a consumer with room for one.
 pub async fn a_damaged_message_does_not_stop_its_queue(lab: Lab) {
     let broker = broker(&lab).await;
     publish(&broker, &["a", "b", "c"]).await;
@@ -273,7 +273,7 @@ pub async fn a_damaged_message_does_not_stop_its_queue(lab: Lab) {
     assert_eq!(lab.number("SELECT count(*) FROM semel_dead_letters").await, 2, "nothing is lost");
 }
 
-/// Until there is a queue a message is nowhere, and so is a consumer.
+/// Without a queue, a message is unroutable, and there is no consumer.
 pub async fn a_topic_without_a_queue_is_unroutable(lab: Lab) {
     let broker = broker(&lab).await;
     let batch = || vec![envelope("nowhere", "x"), envelope("news", "y")];
@@ -294,7 +294,7 @@ pub async fn a_topic_without_a_queue_is_unroutable(lab: Lab) {
     assert_eq!(lab.number("SELECT count(*) FROM semel_queue").await, 4);
 }
 
-/// The broker is up while the database answers, and down when it does not.
+/// The broker is up while the database answers, and down otherwise.
 pub async fn a_broker_is_as_well_as_its_database(lab: Lab) {
     let broker = broker(&lab).await;
     publish(&broker, &["x"]).await;

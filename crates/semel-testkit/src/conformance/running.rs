@@ -9,14 +9,16 @@ use std::{
 };
 
 use semel::{
-    Backoff, Claim, Error, OnLost, OnMismatch, Outcome, Policy, Ran, State, Store as _, Unfinished, journal::Event,
+    Backoff, Claim, Context, Error, Handed, Lease, OnLost, OnMismatch, Outcome, Policy, Ran, State, Unfinished,
+    journal::Event, prelude::*,
 };
+use semel_store::Database;
 use tokio::sync::{Notify, mpsc};
 
 use super::tools::*;
 use crate::{Lab, work, work_with};
 
-/// How a run ended that must have been this caller's.
+/// The end of a run that must have been this caller's.
 fn ran(claim: semel::Result<Claim<Ran>>) -> Ran {
     match claim.unwrap() {
         Claim::Acquired(ran) => ran,
@@ -24,7 +26,7 @@ fn ran(claim: semel::Result<Claim<Ran>>) -> Ran {
     }
 }
 
-/// Sets a flag when it is dropped: how a handler that was cancelled is told from one that waits.
+/// Sets a flag when it is dropped: distinguishes a cancelled handler from a waiting one.
 struct OnDrop(Arc<AtomicBool>);
 
 impl Drop for OnDrop {
@@ -33,7 +35,7 @@ impl Drop for OnDrop {
     }
 }
 
-/// A run completes with its handler's outcome, and whoever comes later gets that, and no run.
+/// A run completes with its handler's outcome, and later callers get that outcome without a run.
 pub async fn a_run_completes_once(lab: Lab) {
     let ledger = lab.ledger().await;
     let runs = Arc::new(AtomicU32::new(0));
@@ -57,7 +59,7 @@ pub async fn a_run_completes_once(lab: Lab) {
     assert_eq!(runs.load(Ordering::SeqCst), 1);
 }
 
-/// Each way in which a handler can end is settled as such, under rerun and under hold.
+/// Every end of a handler is settled accordingly, under rerun and under hold.
 pub async fn however_a_handler_ends_it_is_settled(lab: Lab) {
     let ledger = lab.ledger().await;
     for on_lost in [OnLost::Rerun, OnLost::Hold] {
@@ -87,14 +89,43 @@ pub async fn however_a_handler_ends_it_is_settled(lab: Lab) {
         let (said, op) = run("unknown").await;
         assert_eq!((said, op.state), (Ran::Doubted("cut off".into()), State::InDoubt));
         let (said, op) = run("panics").await;
-        // A panic has stopped who knows where: that is doubt where a run may not be repeated.
+        // The state of a panicked handler is unknown: that is a doubt if a run must not be repeated.
         assert_eq!(op.state, if on_lost == OnLost::Hold { State::InDoubt } else { State::Failed });
         assert!(format!("{said:?}").contains("panicked: oh no"), "{said:?}");
         assert!(op.error.unwrap().contains("oh no"));
     }
 }
 
-/// The work goes on when its caller goes away, and its outcome is stored.
+async fn panics(_: Context<Database>) -> (Result<Outcome, Unfinished>, ()) {
+    panic!("oh no")
+}
+
+/// A handler hands its caller a value beside the outcome, if it returns and its result was stored.
+pub async fn a_value_is_handed_over_if_its_result_is_stored(lab: Lab) {
+    let (a, b) = (lab.ledger().await, lab.ledger().await);
+    let policy = Policy { backoff: Backoff::NONE, ..Policy::default() };
+    let run = async |lease: Lease<Database>, said: Result<Outcome, Unfinished>| {
+        soon(lease.run_handing(move |_| std::future::ready((said.clone(), "beside")))).await.unwrap()
+    };
+    let lease = async |name: &str| acquire(&a, work(name, policy.clone())).await;
+    let completed = run(lease("completes").await, Ok(done("stored"))).await;
+    assert_eq!(completed, (Ran::Completed(done("stored")), Handed::Stored("beside")));
+    for said in [Unfinished::failed("no"), Unfinished::NotYet(secs(9)), Unfinished::Unknown("?".into())] {
+        let (_, handed) = run(lease(&format!("{said:?}")).await, Err(said)).await;
+        assert_eq!(handed, Handed::Stored("beside"));
+    }
+    let panics = lease("panics").await.run_handing(panics);
+    let (said, handed) = soon(panics).await.unwrap();
+    assert!(matches!(said, Ran::Failed(_)) && handed == Handed::Nothing, "{said:?} {handed:?}");
+
+    let late = lease("late").await;
+    lab.pass(policy.lease);
+    let owner = acquire(&b, work("late", policy.clone())).await;
+    assert_eq!(run(late, Ok(done("late"))).await, (Ran::LeaseLost, Handed::NotStored));
+    assert_eq!(owner.complete(done("the other's")).await.unwrap(), SETTLED);
+}
+
+/// The work continues if its caller goes away, and its outcome is stored.
 pub async fn a_caller_that_goes_away_does_not_stop_the_run(lab: Lab) {
     let ledger = lab.ledger().await;
     let (begun, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
@@ -123,8 +154,7 @@ pub async fn a_caller_that_goes_away_does_not_stop_the_run(lab: Lab) {
     assert_eq!(replay.outcome, done("all the same"));
 }
 
-/// A run whose lease was lost is cancelled and says so; what becomes of the operation is not its
-/// business any more.
+/// A run whose lease was lost is cancelled and reports it; it does not decide about the operation any more.
 pub async fn a_lost_lease_cancels_the_run(lab: Lab) {
     let (a, b) = (lab.ledger().await, lab.ledger().await);
     let policy = Policy { lease: secs(2), ..Policy::default() };
@@ -149,12 +179,12 @@ pub async fn a_lost_lease_cancels_the_run(lab: Lab) {
     assert_eq!(ran(soon(run).await.unwrap()), Ran::LeaseLost);
     eventually(async || cancelled.load(Ordering::SeqCst)).await;
     assert_eq!(owner.complete(done("the other's")).await.unwrap(), SETTLED);
-    // The run hears of it first, and then the journal.
+    // First the run is signalled, then the journal is written.
     let id = row(&b, "k").await.id;
     eventually(async || story(&b, id).await == [Event::TimedOut, Event::TakenOver, Event::Refused]).await;
 }
 
-/// However often it is renewed, a run that is stuck ends with its longest run.
+/// A stuck run ends with its longest run, however often it is renewed.
 pub async fn a_stuck_run_ends_with_its_longest_run(lab: Lab) {
     let lab = lab.with_real_clock();
     let ledger = lab.ledger().await;
@@ -167,8 +197,7 @@ pub async fn a_stuck_run_ends_with_its_longest_run(lab: Lab) {
     assert_eq!(row(&ledger, "k").await.state, State::TimedOut);
 }
 
-/// A handler that blocks every thread of its runtime for longer than its lease keeps the lease all
-/// the same.
+/// A handler that blocks every thread of its runtime for longer than its lease keeps the lease.
 pub async fn a_handler_that_blocks_its_runtime_is_still_renewed(lab: Lab) {
     let lab = lab.with_real_clock();
     let other = lab.ledger().await;
@@ -192,9 +221,9 @@ pub async fn a_handler_that_blocks_its_runtime_is_still_renewed(lab: Lab) {
     assert_eq!(owner.join().unwrap(), Ran::Completed(done("after all")));
 }
 
-/// A ledger that stops takes nothing new, waits for what ends by itself, and ends the rest: put
-/// back where it may run again, in doubt where that would be a guess.
-pub async fn a_stop_ends_what_runs_and_refuses_what_is_new(lab: Lab) {
+/// A ledger that stops accepts nothing new, waits for runs that end by themselves, and ends the rest: released under
+/// rerun, in doubt under hold.
+pub async fn a_stop_ends_runs_and_refuses_new_ones(lab: Lab) {
     let (ledger, other) = (lab.ledger().await, lab.ledger().await);
     let (begun, mut started) = mpsc::channel(3);
     let go = Arc::new(Notify::new());
@@ -225,7 +254,7 @@ pub async fn a_stop_ends_what_runs_and_refuses_what_is_new(lab: Lab) {
         () = &mut stopping => panic!("it did not wait"),
         () = std::future::ready(()) => {}
     }
-    // Nothing is written between the beginning of the stop and the end of the quick one: a slow disk costs it no time.
+    // Nothing is written between the beginning of the stop and the end of the quick run: a slow disk costs it no time.
     assert!(matches!(ledger.claim(work("new", Policy::default())).await, Err(Error::Stopping)));
     go.notify_one();
     soon(stopping).await;
@@ -243,8 +272,7 @@ pub async fn a_stop_ends_what_runs_and_refuses_what_is_new(lab: Lab) {
     assert!(matches!(refused, Err(Error::Stopping)));
 }
 
-/// A run whose claim is still on its way when the ledger stops does not slip through: the stop
-/// waits for it and puts it back.
+/// The stop of a ledger waits for a run whose claim is still in flight, and releases it.
 pub async fn a_stop_does_not_miss_a_run_that_is_about_to_begin(lab: Lab) {
     for waits in [false, true] {
         misses_no_run(&lab, waits).await;
@@ -253,7 +281,7 @@ pub async fn a_stop_does_not_miss_a_run_that_is_about_to_begin(lab: Lab) {
 
 async fn misses_no_run(lab: &Lab, waits: bool) {
     let (ledger, other) = (lab.ledger().await, lab.ledger().await);
-    // Somebody else is about to commit the same key, so the claim has to wait for that.
+    // Another transaction is about to commit the same key, so the claim has to wait for that.
     let tx = other.store().begin(secs(5)).await.unwrap();
     assert_eq!(other.claim_inline(&tx, work("k", Policy::default())).await.unwrap().word(), "acquired");
     let run = tokio::spawn({
@@ -280,8 +308,8 @@ async fn misses_no_run(lab: &Lab, waits: bool) {
     assert_eq!(ran(soon(run).await.unwrap()), Ran::Released);
 }
 
-/// Newer data that arrives during a run is run after it, in the background, and the caller of the
-/// first run does not wait for that.
+/// Newer data that arrives during a run runs after it, in the background, and the caller of the first run does not wait
+/// for that.
 pub async fn newer_data_is_run_in_the_background(lab: Lab) {
     let (ledger, other) = (lab.ledger().await, lab.ledger().await);
     let policy = Policy { on_mismatch: OnMismatch::SupersedeIfNewer, backoff: Backoff::NONE, ..Policy::default() };

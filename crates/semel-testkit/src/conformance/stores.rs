@@ -1,4 +1,4 @@
-//! The stores themselves: what they refuse, what a person can read in them, how they open.
+//! The stores themselves: what they refuse, what people can read in them, how they open.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use semel_store::{Database, Settings};
 use super::tools::*;
 use crate::{Kind, Lab, work};
 
-/// Nonsense is refused by the tables themselves, whoever writes it.
+/// The tables refuse invalid states.
 pub async fn the_tables_refuse_nonsense(lab: Lab) {
     let ledger = lab.ledger().await;
     for text in ["completed", "failed", "doubted", "running"] {
@@ -22,7 +22,7 @@ pub async fn the_tables_refuse_nonsense(lab: Lab) {
     }
     let nonsense = [
         ("a completed one without an outcome", "outcome = NULL, outcome_kept = NULL WHERE state = 'completed'"),
-        ("an outcome of which nobody knows whether it is whole", "outcome_kept = NULL WHERE state = 'completed'"),
+        ("an outcome without outcome_kept", "outcome_kept = NULL WHERE state = 'completed'"),
         ("a completed one that was never settled", "settled_at = NULL, expires_at = NULL WHERE state = 'completed'"),
         ("an outcome of a failed one", "outcome = fingerprint, outcome_kept = (1 = 1) WHERE state = 'failed'"),
         ("completed without an outcome", "state = 'completed' WHERE state = 'failed'"),
@@ -46,14 +46,14 @@ pub async fn the_tables_refuse_nonsense(lab: Lab) {
     assert!(lab.execute("UPDATE semel_leases SET deadline = run_until + 1").await.is_err(), "a lease past its run");
     assert!(lab.execute("UPDATE semel_backlog SET state = 'completed'").await.is_err(), "a backlog of what is done");
     assert!(lab.execute("INSERT INTO semel_repeats VALUES (1, 'other', '{}')").await.is_err(), "an unknown repeat");
-    // The statements are right but for the nonsense: one that makes sense is accepted.
+    // The statements are otherwise correct: a valid one is accepted.
     assert_eq!(
         lab.execute("UPDATE semel_operations SET failures = 2, expires_at = 1 WHERE state = 'failed'").await.unwrap(),
         1
     );
 }
 
-/// A person at the database's prompt can read times and payloads.
+/// People can read times and payloads at the database's prompt.
 pub async fn a_person_can_read_the_rows(lab: Lab) {
     let ledger = lab.ledger().await;
     let lease = acquire(&ledger, work("k", Policy::default()).payload(r#"{"to": "José"}"#)).await;
@@ -75,7 +75,7 @@ pub async fn a_person_can_read_the_rows(lab: Lab) {
     assert!(see("settled_at").await.contains("12:26:41.5"), "{}", see("settled_at").await);
     assert_eq!(acquire(&ledger, work("f", Policy::default())).await.fail(failure("no luck")).await.unwrap(), SETTLED);
     assert_eq!(lab.texts("SELECT error FROM semel_operations_readable WHERE state = 'failed'").await, ["no luck"]);
-    // What is no text does not break the listing.
+    // Bytes that are not text do not break the listing.
     drop(acquire(&ledger, work("b", Policy::default()).payload(vec![0xff, 0, b'x'])).await);
     assert_eq!(
         lab.texts("SELECT key FROM semel_operations_readable WHERE payload IS NOT NULL ORDER BY key").await,
@@ -103,8 +103,8 @@ pub async fn nodes_that_start_together_migrate_once(lab: Lab) {
     assert_eq!(lab.number("SELECT count(*) FROM semel_migrations").await, migrations, "opening again migrates nothing");
 }
 
-/// A node that does not know a migration of the database says so, and what to do; it changes nothing. The tables of the
-/// ledger and those of the services alike.
+/// A node that does not know a migration of the database reports it, with the remedy; it changes nothing. This holds
+/// for the tables of the ledger and of the services.
 pub async fn an_older_node_on_a_newer_schema_is_refused_and_changes_nothing(lab: Lab) {
     let refused = |error: Error, table: &str, unknown: &str, newest: &str| {
         let text = error.to_string();
@@ -129,7 +129,7 @@ pub async fn an_older_node_on_a_newer_schema_is_refused_and_changes_nothing(lab:
     refused(error, "semel_migrations", "migration 9999", &format!("up to {known}"));
 }
 
-/// What is stored is there for the next process: a database can be closed and opened again.
+/// Stored data is there for the next process: a database can be closed and opened again.
 pub async fn a_database_can_be_opened_again(lab: Lab) {
     let ledger = lab.ledger().await;
     let mut last = semel::Fence(0);
@@ -150,7 +150,7 @@ pub async fn a_database_can_be_opened_again(lab: Lab) {
     }
 }
 
-/// A URL that cannot work is refused with the reason, at once.
+/// An unusable URL is refused with the reason, at once.
 pub async fn a_wrong_url_is_refused_with_the_reason(lab: Lab) {
     let refused = async |url: &str| {
         let opened = soon(Database::open(url, Settings::default())).await;
@@ -174,7 +174,7 @@ pub async fn a_wrong_url_is_refused_with_the_reason(lab: Lab) {
         Kind::Postgres => {
             let error = refused("postgres://localhost:notaport/x").await;
             assert!(matches!(error, Error::Invalid(_)), "{error}");
-            // Nobody listens on port 1.
+            // No process listens on port 1.
             let error = refused("postgres://semel@127.0.0.1:1/semel").await;
             assert!(matches!(error, Error::Unavailable(_)), "{error}");
             let error = refused(&lab.url.replace("/semel?", "/no_such_database?")).await;

@@ -1,16 +1,17 @@
-//! The journal: the durable story of an operation.
+//! The journal: the durable history of an operation.
 
 use semel::{
-    Backoff, Claim, Held, OnMismatch, Policy, Store as _, Verdict,
+    Backoff, Claim, Held, OnMismatch, Policy, Verdict,
     journal::{Event, Repeat, Repeats},
     machine::Answer,
+    prelude::*,
     store::{Decision, MOST_NOTES},
 };
 
 use super::tools::*;
 use crate::{Lab, work, work_with};
 
-/// An ordinary life is told by the row alone: no note is written for it.
+/// An ordinary operation needs no note: the row has its history.
 pub async fn an_ordinary_life_costs_no_note(lab: Lab) {
     let ledger = lab.ledger().await;
     let mut lease = acquire(&ledger, work("k", Policy::default()).payload("data")).await;
@@ -25,8 +26,8 @@ pub async fn an_ordinary_life_costs_no_note(lab: Lab) {
     assert_eq!(lab.number("SELECT count(*) FROM semel_journal").await, 0);
 }
 
-/// What is out of the ordinary is told, in order, with when, who and why.
-pub async fn what_is_out_of_the_ordinary_is_told_in_order(lab: Lab) {
+/// Unusual events are noted in order, with time, actor and reason.
+pub async fn unusual_events_are_noted_in_order(lab: Lab) {
     let (a, b) = (lab.ledger_of("node a").await, lab.ledger_of("node b").await);
     let policy = Policy { backoff: Backoff::NONE, tombstone: Some(secs(60)), ..Policy::default() };
     let lease = acquire(&a, work("k", policy.clone()).payload("data")).await;
@@ -48,7 +49,7 @@ pub async fn what_is_out_of_the_ordinary_is_told_in_order(lab: Lab) {
     lab.pass(secs(60));
     assert_eq!(a.sweep().await.unwrap().archived, 1);
 
-    let told = notes(&b, id).await;
+    let got = notes(&b, id).await;
     let expected = [
         (Event::Failed, "node a", "no \0 luck é"),
         (Event::TakenOver, "node b", "attempt 2 after failed"),
@@ -63,19 +64,19 @@ pub async fn what_is_out_of_the_ordinary_is_told_in_order(lab: Lab) {
         (Event::TakenOver, "node b", "attempt 1 after pending"),
         (Event::Archived, "sweep", "the key stays taken"),
     ];
-    assert_eq!(told.len(), expected.len(), "{told:#?}");
-    for (note, (event, actor, detail)) in told.iter().zip(expected) {
-        assert_eq!(note.event, event, "{told:#?}");
+    assert_eq!(got.len(), expected.len(), "{got:#?}");
+    for (note, (event, actor, detail)) in got.iter().zip(expected) {
+        assert_eq!(note.event, event, "{got:#?}");
         assert_eq!(note.actor, actor, "{note:?}");
         assert!(note.detail.contains(detail), "{note:?}");
     }
-    assert!(told.is_sorted_by_key(|note| note.at), "{told:#?}");
-    assert_eq!(told[0].at, Lab::START);
+    assert!(got.is_sorted_by_key(|note| note.at), "{got:#?}");
+    assert_eq!(got[0].at, Lab::START);
 }
 
-/// A renewal is late when more than half of the lease has gone by without one, and only then: a
-/// lease that the longest run has cut short says nothing about when it was renewed.
-pub async fn only_a_late_renewal_is_told(lab: Lab) {
+/// A renewal is noted as late only if more than half of the lease has passed without one: a lease that the longest run
+/// has cut short does not show when it was renewed.
+pub async fn only_a_late_renewal_is_noted(lab: Lab) {
     let ledger = lab.ledger().await;
     let late = async |text: &str, max_run: u64, gaps: &[u64]| {
         let mut lease = acquire(&ledger, work(text, Policy { max_run: secs(max_run), ..Policy::default() })).await;
@@ -94,8 +95,8 @@ async fn repeats(node: &Node, text: &str) -> Vec<(Repeat, Repeats)> {
     node.store().journal(row(node, text).await.id).await.unwrap().1
 }
 
-/// Duplicates and conflicts are counted exactly and apart, with the first and the last ten of
-/// each, added up over nodes.
+/// Duplicates and conflicts are counted exactly and separately, with the first and the last ten of each, summed over
+/// nodes.
 pub async fn repeats_are_counted_exactly_with_both_ends(lab: Lab) {
     let (a, b) = (lab.ledger().await, lab.ledger().await);
     assert_eq!(acquire(&a, work("k", Policy::default())).await.complete(done("")).await.unwrap(), SETTLED);
@@ -152,12 +153,12 @@ pub async fn repeats_of_two_nodes_add_up(lab: Lab) {
     drop(lease);
 }
 
-/// Whoever stops after a flush has everything written, also what another flush had begun to write.
+/// After a flush everything is written, also what another flush had begun to write.
 pub async fn a_flush_ends_after_the_one_before_it(lab: Lab) {
     let ledger = lab.ledger().await;
     assert_eq!(acquire(&ledger, work("k", Policy::default())).await.complete(done("")).await.unwrap(), SETTLED);
     assert_eq!(ask(&ledger, work("k", Policy::default())).await, "replay");
-    // On SQLite whoever has a transaction is the only writer.
+    // On SQLite an open transaction holds the only writer.
     let tx = soon(ledger.store().begin(secs(5))).await.unwrap();
     if let semel_store::Conn::Postgres(c) = tx.connection().await.unwrap().get().unwrap() {
         sqlx::raw_sql("LOCK TABLE semel_repeats, semel_deltas").execute(c).await.unwrap();
@@ -175,14 +176,14 @@ pub async fn a_flush_ends_after_the_one_before_it(lab: Lab) {
     assert_eq!(repeats(&ledger, "k").await[0].1.count, 1);
 }
 
-/// A claim that waits is one repeat, however often it looks; and one that gets the lease is none.
+/// A claim that waits is one repeat, however often it looks; a claim that gets the lease is none.
 pub async fn a_waiting_claim_is_one_repeat(lab: Lab) {
     let ledger = lab.ledger().await;
     let lease = acquire(&ledger, work("k", Policy::default())).await;
     let (sees, seen) = tokio::sync::oneshot::channel();
     let waiting = tokio::spawn({
         let ledger = ledger.clone();
-        // It has looked once when it is asked whether that is worth waiting for, and looks again after that.
+        // It has looked once when `worth` is called, and looks again after that.
         let worth = move |_: &semel::Operation| sees.send(()).is_ok();
         async move { ledger.claim_or_wait_if(work("k", Policy::default()), secs(600), worth).await.unwrap() }
     });
@@ -194,8 +195,8 @@ pub async fn a_waiting_claim_is_one_repeat(lab: Lab) {
     assert_eq!((seen.len(), seen[0].1.count, &*seen[0].1.first[0].answer), (1, 1, "replay"));
 }
 
-/// Of a story that is too long its end is told, oldest first, and of a shorter one all.
-pub async fn of_a_long_story_the_end_is_told(lab: Lab) {
+/// Of a long journal the newest notes are returned, oldest first; of a shorter one all.
+pub async fn a_long_journal_returns_its_newest_notes(lab: Lab) {
     let ledger = lab.ledger().await;
     let id = acquire(&ledger, work("k", Policy::default())).await.operation().id;
     let add = async |from: usize, to: usize| {
@@ -207,21 +208,20 @@ pub async fn of_a_long_story_the_end_is_told(lab: Lab) {
         );
         lab.execute(&sql).await.unwrap();
     };
-    let told = async || {
-        let told = notes(&ledger, id).await;
-        assert!(told.is_sorted_by_key(|note| note.at));
-        (told.len(), told[0].at.as_micros(), told[told.len() - 1].at.as_micros())
+    let got = async || {
+        let got = notes(&ledger, id).await;
+        assert!(got.is_sorted_by_key(|note| note.at));
+        (got.len(), got[0].at.as_micros(), got[got.len() - 1].at.as_micros())
     };
     add(1, MOST_NOTES).await;
     let most = i64::try_from(MOST_NOTES).unwrap();
-    assert_eq!(told().await, (MOST_NOTES, 1, most));
+    assert_eq!(got().await, (MOST_NOTES, 1, most));
     add(MOST_NOTES + 1, MOST_NOTES + 5).await;
-    assert_eq!(told().await, (MOST_NOTES, 6, most + 5));
+    assert_eq!(got().await, (MOST_NOTES, 6, most + 5));
 }
 
-/// An operation begins anew when newer data takes its place and when a person lets it run again, and not when it is
-/// tried once more.
-pub async fn when_an_operation_began_anew_is_told(lab: Lab) {
+/// An operation restarts with newer data and by a person's retry, not by a further attempt.
+pub async fn the_time_of_the_last_restart_is_returned(lab: Lab) {
     let ledger = lab.ledger().await;
     let policy = Policy { backoff: Backoff::NONE, on_mismatch: OnMismatch::SupersedeIfNewer, ..Policy::default() };
     let lease = acquire(&ledger, work("k", policy.clone()).order(1)).await;

@@ -3,17 +3,18 @@
 use std::time::Duration;
 
 use semel::{
-    Claim, OnLost, Outcome, Policy, Settled, State, Store as _,
+    Claim, OnLost, Outcome, Policy, Settled, State,
     journal::Event,
     look::{Filter, Page},
+    prelude::*,
     store::Swept,
 };
 
 use super::tools::*;
 use crate::{Lab, scope, work};
 
-/// A lapsed lease is ended as the claim that got it would have wanted, whoever sweeps; one that is
-/// alive, renewed or just begun is never touched.
+/// An expired lease is ended by the terms of its claim, whichever node sweeps; a live, renewed or new lease is never
+/// touched.
 pub async fn orphans_end_by_their_own_terms(lab: Lab) {
     let (a, b) = (lab.ledger().await, lab.ledger().await);
     let cases = [("rerun", OnLost::Rerun), ("hold", OnLost::Hold), ("probe", OnLost::Probe)];
@@ -24,7 +25,7 @@ pub async fn orphans_end_by_their_own_terms(lab: Lab) {
     lab.pass(Policy::default().lease - TICK);
     assert_eq!(renewed.renew().await.unwrap(), semel::Held::Yes);
     let live = acquire(&a, work("just begun", Policy::default())).await;
-    assert_eq!(b.sweep().await.unwrap().lapsed, 0, "nothing has lapsed yet");
+    assert_eq!(b.sweep().await.unwrap().lapsed, 0, "no lease has expired yet");
     lab.pass(TICK);
     assert_eq!(b.sweep().await.unwrap().lapsed, 3);
     for (text, on_lost) in cases {
@@ -37,13 +38,13 @@ pub async fn orphans_end_by_their_own_terms(lab: Lab) {
     assert_eq!(renewed.complete(done("")).await.unwrap(), SETTLED);
 }
 
-/// An operation that is being run by its state and has no lease (damaged, or restored without it) is found and ends in
-/// doubt, whatever its terms were: they went with the lease. A person decides; those with a lease go on.
+/// An operation that is processing without a lease (damaged, or restored without it) is found and put in doubt,
+/// whatever its terms were: they were in the lease. A person decides; operations with a lease go on.
 pub async fn an_operation_whose_lease_is_missing_ends_in_doubt(lab: Lab) {
     let ledger = lab.ledger().await;
     let kept = acquire(&ledger, work("kept", Policy::default())).await;
     let lost = acquire(&ledger, work("lost", Policy::default())).await;
-    // It was looked at once while it was whole: the look goes round.
+    // It was checked once while it was intact: the check repeats.
     assert_eq!(ledger.sweep().await.unwrap().lapsed, 0);
     let id = row(&ledger, "lost").await.id;
     lab.execute(&format!("DELETE FROM semel_leases WHERE operation = {id}")).await.unwrap();
@@ -62,8 +63,7 @@ pub async fn an_operation_whose_lease_is_missing_ends_in_doubt(lab: Lab) {
     assert_eq!(kept.complete(done("")).await.unwrap(), SETTLED);
 }
 
-/// What has expired goes with everything that belongs to it; what is in doubt, pending or running
-/// never does.
+/// An expired operation is deleted with all its rows; one that is in doubt, pending or running never is.
 pub async fn expiry_removes_everything_of_an_operation(lab: Lab) {
     let ledger = lab.ledger().await;
     let policy = Policy { retention: Some(secs(60)), tombstone: Some(secs(50)), ..Policy::default() };
@@ -103,8 +103,8 @@ pub async fn expiry_removes_everything_of_an_operation(lab: Lab) {
     assert_eq!(counted(&ledger, State::Completed).await + counted(&ledger, State::Failed).await, 0);
 }
 
-/// Archiving moves the data away and keeps the key taken: a replay says that the outcome is not
-/// kept, and whoever looks the operation up finds its data.
+/// Archiving moves the data and keeps the key taken: a replay says that the outcome is not kept, and a look-up of the
+/// operation returns its data.
 pub async fn an_archived_operation_keeps_its_key_taken(lab: Lab) {
     let ledger = lab.ledger().await;
     let policy = Policy { retention: None, tombstone: Some(secs(90)), ..Policy::default() };
@@ -130,13 +130,13 @@ pub async fn an_archived_operation_keeps_its_key_taken(lab: Lab) {
     );
     assert_eq!(story(&ledger, id).await, [Event::Archived]);
     assert_eq!(counted(&ledger, State::Completed).await, 1, "it has still completed");
-    // Purging, asked for by name, frees it.
+    // A purge frees it.
     decide(&ledger, id, semel::store::Decision::Purge).await;
     assert_eq!(lab.number("SELECT count(*) FROM semel_archive").await, 0);
     assert_eq!(ask(&ledger, work("k", policy)).await, "acquired");
 }
 
-/// A round does no more than it is asked to, and says whether there is more.
+/// A round does no more than requested, and says whether there is more.
 pub async fn a_round_is_bounded(lab: Lab) {
     let ledger = lab.ledger().await;
     for n in 0..25 {
@@ -156,12 +156,12 @@ pub async fn a_round_is_bounded(lab: Lab) {
         }
     }
     assert_eq!((total.lapsed, rounds), (25, 3));
-    assert_eq!(total.folded, 28, "25 claims, and the lapses of three rounds");
+    assert_eq!(total.folded, 28, "25 claims, and the lease expiries of three rounds");
     assert_eq!(ledger.store().sweep(10).await.unwrap(), Swept::default());
 }
 
-/// Counts that have piled up are folded in bounded rounds, also where the database believes that there are
-/// none: it planned the statement when the table was empty.
+/// Accumulated counts are folded in bounded rounds, also if the database has planned the statement when the table was
+/// empty.
 pub async fn counts_that_piled_up_are_folded(lab: Lab) {
     let ledger = lab.ledger().await;
     lab.execute("ANALYZE semel_deltas").await.unwrap();
@@ -217,7 +217,7 @@ pub async fn many_sweepers_do_each_thing_once(lab: Lab) {
     for swept in soon(sweepers.join_all()).await {
         total += swept;
     }
-    // Rows that were locked by one may have been left by all: the next round has them.
+    // Rows that one node had locked may have been skipped by all: the next round handles them.
     total += ledger.sweep().await.unwrap();
     assert_eq!((total.lapsed, total.expired, total.archived), (100, 100, 100));
     assert_eq!(lab.number("SELECT count(*) FROM semel_deltas").await, 0);
@@ -227,9 +227,9 @@ pub async fn many_sweepers_do_each_thing_once(lab: Lab) {
     assert_eq!(counted(&ledger, State::Processing).await, 0);
 }
 
-/// A completion that races the sweep of its lapsed lease: one of them wins, and both know which. Some come before any
-/// sweep and some after it, so that each side wins; the others race.
-pub async fn a_completion_and_the_sweep_agree_who_came_first(lab: Lab) {
+/// A completion races the sweep of its expired lease: one of them wins, and both get the correct answer. Some come
+/// before any sweep and some after it, so that each side wins; the others race.
+pub async fn a_completion_and_the_sweep_agree_on_the_winner(lab: Lab) {
     let (a, b) = (lab.ledger().await, lab.ledger().await);
     let mut leases = Vec::new();
     for n in 0..60 {
@@ -245,7 +245,7 @@ pub async fn a_completion_and_the_sweep_agree_who_came_first(lab: Lab) {
         settled.push(settle(lease).await);
     }
     assert!(settled.iter().all(|(_, settled)| *settled == SETTLED), "before any sweep");
-    // In the order of their numbers, the oldest first.
+    // By id, the oldest first.
     let mut lapsed = b.store().sweep(10).await.unwrap().lapsed;
     assert_eq!(lapsed, 10);
     let racing = leases.split_off(10);
@@ -280,7 +280,7 @@ pub async fn a_completion_and_the_sweep_agree_who_came_first(lab: Lab) {
     assert_eq!(lab.number("SELECT count(*) FROM semel_leases").await, 0);
 }
 
-/// A ledger that is told to sweep every so often does so by itself, until it stops.
+/// A ledger with a sweep interval sweeps by itself, until it stops.
 pub async fn a_ledger_sweeps_by_itself(lab: Lab) {
     let ledger = lab.ledger().await;
     drop(acquire(&ledger, work("k", Policy::default())).await);
@@ -288,12 +288,12 @@ pub async fn a_ledger_sweeps_by_itself(lab: Lab) {
     lab.pass(Policy::default().lease);
     eventually(async || row(&ledger, "k").await.state == State::TimedOut).await;
     ledger.stop(Duration::ZERO).await;
-    // A round that had begun may still go on for a moment.
+    // A round that had begun may still run for a moment.
     tokio::time::sleep(Duration::from_millis(100)).await;
     let other = lab.ledger().await;
     drop(acquire(&other, work("later", Policy::default())).await);
     lab.pass(Policy::default().lease);
-    // Ten times as long as it pauses.
+    // Ten times the interval.
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(row(&other, "later").await.state, State::Processing, "a ledger that has stopped sweeps no more");
     let listed = ledger.store().list(&Filter::scope(&scope()), Page::default()).await.unwrap();

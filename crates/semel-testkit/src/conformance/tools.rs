@@ -1,4 +1,4 @@
-//! What the laws have in common.
+//! Helpers of the laws.
 
 use std::{
     future::Future,
@@ -6,9 +6,10 @@ use std::{
 };
 
 use semel::{
-    Claim, Failure, Held, Lease, Ledger, Operation, Outcome, Retry, Settled, State, Store as _, Unfinished, Work,
+    Claim, Failure, Held, Lease, Ledger, Operation, Outcome, Retry, Settled, State, Unfinished, Work,
     journal::{Event, Note},
     look::in_state,
+    prelude::*,
     store::{Applied, Decision},
 };
 use semel_store::{Database, Tx, on};
@@ -18,7 +19,7 @@ use crate::{Kind, Lab, key, scope};
 /// A node of the system under test.
 pub(super) type Node = Ledger<Database>;
 
-/// A settle that went through, with nothing waiting behind it.
+/// A settle without a successor.
 pub(super) const SETTLED: Settled = Settled::Yes { successor: false };
 
 /// The smallest step of the ledger's time.
@@ -29,12 +30,12 @@ pub(super) const fn secs(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 
-/// Something that must happen and soon. A law that is broken fails instead of hanging.
+/// Awaits something that must happen soon. A broken law fails instead of hanging.
 pub(super) async fn soon<T>(what: impl Future<Output = T>) -> T {
     tokio::time::timeout(secs(20), what).await.expect("this should have happened long ago")
 }
 
-/// Asks until it is so: for what happens in the background and gives no signal.
+/// Polls until it is true: for background work without a signal.
 pub(super) async fn eventually<F: Future<Output = bool>>(mut is_so: impl FnMut() -> F) {
     soon(async {
         while !is_so().await {
@@ -44,8 +45,8 @@ pub(super) async fn eventually<F: Future<Output = bool>>(mut is_so: impl FnMut()
     .await;
 }
 
-/// Drops a future after so many microseconds, unless it is done by then. Tokio's own timer is far
-/// too coarse to hit the moments that matter.
+/// Drops a future after this many microseconds, unless it is done by then. Tokio's own timer is far too coarse to hit
+/// the moments that matter.
 pub(super) async fn dropped_after<T>(delay: Duration, what: impl Future<Output = T>) -> Option<T> {
     let start = Instant::now();
     let over = async {
@@ -78,7 +79,7 @@ pub(super) async fn find(node: &Node, text: &str) -> Option<Operation> {
     node.store().by_key(&scope(), &key(text)).await.unwrap()
 }
 
-/// The row under a key, which must be there.
+/// The row under a key, which must exist.
 pub(super) async fn row(node: &Node, text: &str) -> Operation {
     find(node, text).await.expect("there should be such an operation")
 }
@@ -88,12 +89,12 @@ pub(super) async fn notes(node: &Node, id: i64) -> Vec<Note> {
     node.store().journal(id).await.unwrap().0
 }
 
-/// What the notes of an operation tell of.
+/// The events of an operation's notes.
 pub(super) async fn story(node: &Node, id: i64) -> Vec<Event> {
     notes(node, id).await.into_iter().map(|note| note.event).collect()
 }
 
-/// How many operations the counters say are in a state.
+/// The number of operations in a state, by the counters.
 pub(super) async fn counted(node: &Node, state: State) -> i64 {
     in_state(&node.store().counts(scope().tenant(), 0).await.unwrap(), state)
 }
@@ -113,7 +114,7 @@ pub(super) fn failure(text: &str) -> Failure {
     Failure { error: text.to_owned(), retry: Retry::Backoff }
 }
 
-/// One of the six things that can be written under a lease, by number; whether it was made.
+/// One of the six writes under a lease, by number; whether it was made.
 pub(super) async fn write_nth(mut lease: Lease<Database>, nth: usize) -> bool {
     let settled = match nth {
         0 => lease.complete(done("of a zombie")).await,
@@ -126,12 +127,12 @@ pub(super) async fn write_nth(mut lease: Lease<Database>, nth: usize) -> bool {
     settled.unwrap() != Settled::LeaseLost
 }
 
-/// How many things there are to write.
+/// The number of these writes.
 pub(super) const WRITES: usize = 6;
 
 /// A table of effects, beside the ledger's tables.
 pub(super) async fn make_effects(lab: &Lab) {
-    // The store opens first: it makes the file.
+    // The store opens first: it creates the file.
     drop(lab.open().await);
     lab.execute("CREATE TABLE effects (name TEXT NOT NULL)").await.unwrap();
 }
@@ -145,18 +146,18 @@ pub(super) async fn effect(tx: &Tx, name: &str) -> Result<(), Unfinished> {
     made.map_err(|error| Unfinished::failed(error.to_string()))
 }
 
-/// The effects that are there for good.
+/// The committed effects.
 pub(super) async fn effects(lab: &Lab) -> Vec<String> {
     lab.texts("SELECT name FROM effects ORDER BY name").await
 }
 
-/// Gives some messages this body, as it is stored, in hex.
+/// Sets the stored body of some messages, in hex.
 pub(super) async fn store_body(lab: &Lab, table: &str, which: &str, hex: &str) {
     let body = if lab.kind() == Kind::Sqlite { format!("x'{hex}'") } else { format!(r"'\x{hex}'") };
     assert!(lab.execute(&format!("UPDATE {table} SET body = {body} WHERE {which}")).await.unwrap() > 0);
 }
 
-/// Cuts the bodies of some messages off: no version can read them.
+/// Truncates the bodies of some messages: no version can read them.
 pub(super) async fn damage_body(lab: &Lab, table: &str, which: &str) {
     store_body(lab, table, which, "01").await;
 }
@@ -166,7 +167,7 @@ pub(super) async fn store_as_newer(lab: &Lab, table: &str, which: &str) {
     store_body(lab, table, which, "0900ff").await;
 }
 
-/// Damages some messages elsewhere: on SQLite so that a column is not even of its type.
+/// Damages other columns of some messages: on SQLite with a value of the wrong type.
 pub(super) async fn damage_column(lab: &Lab, table: &str, which: &str) {
     let set = if lab.kind() == Kind::Sqlite { "put_at = 'never'" } else { "headers = '{'" };
     assert!(lab.execute(&format!("UPDATE {table} SET {set} WHERE {which}")).await.unwrap() > 0);

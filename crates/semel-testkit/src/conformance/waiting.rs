@@ -1,15 +1,15 @@
-//! Waiting for somebody else's run.
+//! Waiting for another caller's run.
 
 use std::time::Duration;
 
-use semel::{Backoff, Claim, Lease, Ledger, Operation, Options, Policy, Settled, State, Store as _};
+use semel::{Backoff, Claim, Lease, Ledger, Operation, Options, Policy, Settled, State, prelude::*};
 use semel_store::{Database, Settings};
 use tokio::sync::oneshot;
 
 use super::tools::*;
 use crate::{Lab, work, work_with};
 
-/// Waits for a run on `node`, and tells when it has seen that there is one. Its own time ends long after the test.
+/// Waits for a run on `node`, and signals when it has found one. Its own time limit is long after the test.
 fn wait_for(node: &Node, text: &str) -> (tokio::task::JoinHandle<Claim<Lease<Database>>>, oneshot::Receiver<()>) {
     let (sees, seen) = oneshot::channel();
     let (node, work) = (node.clone(), work(text, Policy::default()));
@@ -17,14 +17,14 @@ fn wait_for(node: &Node, text: &str) -> (tokio::task::JoinHandle<Claim<Lease<Dat
     (tokio::spawn(async move { node.claim_or_wait_if(work, secs(600), worth).await.unwrap() }), seen)
 }
 
-/// Every run of `owner` that ends is told to whoever waits for it on `waiter`.
+/// Every end of a run of `owner` wakes the waiters on `waiter`.
 async fn every_end_is_told(owner: &Node, waiter: &Node) {
     for round in 0..5 {
         let text = format!("k {round}");
         let lease = acquire(owner, work(&text, Policy::default())).await;
         let (waiting, seen) = wait_for(waiter, &text);
         soon(seen).await.unwrap();
-        // With and without time to sit down: an end in between must not be missed.
+        // With and without time to register: an end in between must not be missed.
         tokio::time::sleep(Duration::from_millis(40 * round)).await;
         assert!(!waiting.is_finished());
         assert_eq!(lease.complete(done(&text)).await.unwrap(), SETTLED);
@@ -33,12 +33,11 @@ async fn every_end_is_told(owner: &Node, waiter: &Node) {
     }
 }
 
-/// In the same process a waiter is told by whoever settles: the glance at the database, which others need, is kept from
-/// happening.
-pub async fn a_waiter_in_the_same_process_is_told_at_once(lab: Lab) {
+/// In the same process the settle wakes the waiter: the read of the database, which other nodes need, is blocked here.
+pub async fn a_waiter_in_the_same_process_is_woken_at_once(lab: Lab) {
     let settings = Settings { caller_connections: 1, ..lab.settings() };
     let node = Ledger::new(Database::open(&lab.url, settings).await.unwrap(), Options::default()).unwrap();
-    // One that is slow to open, on a busy machine, is there in the next round.
+    // A reader that is slow to open, on a busy machine, is there in the next round.
     let mut readers = Vec::new();
     loop {
         while let Ok(Ok(reader)) = tokio::time::timeout(secs(1), node.store().reader()).await {
@@ -53,8 +52,8 @@ pub async fn a_waiter_in_the_same_process_is_told_at_once(lab: Lab) {
     drop(readers);
 }
 
-/// From another node a waiter is told by its next glance.
-pub async fn a_waiter_on_another_node_is_told_soon(lab: Lab) {
+/// On another node the next poll wakes the waiter.
+pub async fn a_waiter_on_another_node_is_woken_soon(lab: Lab) {
     let (a, b) = (lab.ledger().await, lab.ledger().await);
     every_end_is_told(&a, &b).await;
 }
@@ -86,7 +85,7 @@ pub async fn waiters_hold_no_connection(lab: Lab) {
     assert_eq!(words, ["replay"; 64]);
 }
 
-/// A waiter that runs out of time is told in flight, and has not touched the row.
+/// A waiter whose time is up is answered in flight, and has not changed the row.
 pub async fn a_waiter_that_gives_up_touches_nothing(lab: Lab) {
     let (a, b) = (lab.ledger().await, lab.ledger().await);
     let lease = acquire(&a, work("k", Policy::default())).await;
@@ -94,7 +93,7 @@ pub async fn a_waiter_that_gives_up_touches_nothing(lab: Lab) {
     for node in [&a, &b] {
         let claim = soon(node.claim_or_wait(work("k", Policy::default()), Duration::from_millis(80))).await.unwrap();
         assert_eq!(claim.word(), "in_flight");
-        // One that goes away while it waits does not touch it either.
+        // One that goes away while it waits does not change it either.
         let waiting = node.claim_or_wait(work("k", Policy::default()), secs(15));
         assert!(tokio::time::timeout(Duration::from_millis(80), waiting).await.is_err());
     }
@@ -103,8 +102,8 @@ pub async fn a_waiter_that_gives_up_touches_nothing(lab: Lab) {
     assert_eq!(lease.complete(done("")).await.unwrap(), SETTLED);
 }
 
-/// Lets a crowd on two nodes wait for one owner, then has `end` end its run. One of the crowd must
-/// get the lease, and when it completes, all others must get its outcome.
+/// Lets many callers on two nodes wait for one owner, then ends its run by `end`. One of them must get the lease, and
+/// when it completes, all others must get its outcome.
 async fn one_is_promoted(lab: &Lab, text: &str, policy: Policy, end: impl AsyncFnOnce(semel::Lease<Database>)) {
     let nodes = [lab.ledger().await, lab.ledger().await];
     let lease = acquire(&nodes[0], work(text, policy.clone())).await;
@@ -131,7 +130,7 @@ async fn one_is_promoted(lab: &Lab, text: &str, policy: Policy, end: impl AsyncF
     assert_eq!(answers.iter().filter(|answer| **answer == outcome).count(), 15, "{text}");
 }
 
-/// When the owner fails or gives the lease back, exactly one waiter is promoted.
+/// If the owner fails or releases, exactly one waiter gets the lease.
 pub async fn when_the_owner_gives_up_one_waiter_is_promoted(lab: Lab) {
     let policy = Policy { backoff: Backoff::NONE, ..Policy::default() };
     one_is_promoted(&lab, "fails", policy.clone(), async |lease| {
@@ -144,8 +143,8 @@ pub async fn when_the_owner_gives_up_one_waiter_is_promoted(lab: Lab) {
     .await;
 }
 
-/// When the owner's lease lapses, a waiter takes over.
-pub async fn when_the_lease_lapses_a_waiter_takes_over(lab: Lab) {
+/// If the owner's lease expires, a waiter takes over.
+pub async fn when_the_lease_expires_a_waiter_takes_over(lab: Lab) {
     one_is_promoted(&lab, "lapses", Policy::default(), async |lease| {
         drop(lease);
         lab.pass(Policy::default().lease);
@@ -153,8 +152,8 @@ pub async fn when_the_lease_lapses_a_waiter_takes_over(lab: Lab) {
     .await;
 }
 
-/// Whoever may wait says whether what is in flight is worth it, and is asked of nothing else.
-pub async fn only_what_is_worth_it_is_waited_for(lab: Lab) {
+/// A caller that may wait decides whether the operation in flight is worth it, and is not asked otherwise.
+pub async fn a_caller_decides_which_operations_it_waits_for(lab: Lab) {
     let ledger = lab.ledger().await;
     let lease = acquire(&ledger, work("k", Policy::default())).await;
     let (id, again) = (lease.operation().id, || work("k", Policy::default()));
@@ -167,8 +166,8 @@ pub async fn only_what_is_worth_it_is_waited_for(lab: Lab) {
     assert_eq!(soon(over).await.unwrap().word(), "replay");
 }
 
-/// Only what is in flight is waited for: every other answer comes at once.
-pub async fn only_what_is_in_flight_is_waited_for(lab: Lab) {
+/// Only an operation in flight is waited for: every other answer comes at once.
+pub async fn only_an_operation_in_flight_is_waited_for(lab: Lab) {
     let ledger = lab.ledger().await;
     let _running = acquire(&ledger, work("running", Policy::default())).await;
     assert_eq!(acquire(&ledger, work("failed", Policy::default())).await.fail(failure("no")).await.unwrap(), SETTLED);
@@ -182,7 +181,7 @@ pub async fn only_what_is_in_flight_is_waited_for(lab: Lab) {
     for (work, word) in cases {
         assert_eq!(soon(ledger.claim_or_wait(work, secs(600))).await.unwrap().word(), word);
     }
-    // A waiter is told when what it waits for becomes one of those.
+    // A waiter is woken when its operation reaches one of these states.
     let lease = acquire(&ledger, work("turns", Policy::default())).await;
     let waiting = tokio::spawn({
         let ledger = ledger.clone();

@@ -1,4 +1,4 @@
-//! The worker: what is enqueued gets done, once, by whoever has a hand free.
+//! The worker: enqueued operations are run once, by a worker with a free seat.
 
 use std::{
     collections::BTreeMap,
@@ -10,7 +10,8 @@ use std::{
 };
 
 use semel::{
-    Backoff, Context, Fingerprint, Kind, OnLost, Outcome, Policy, Scope, State, Store as _, Unfinished, Work, Worker,
+    Backoff, Context, Fingerprint, Kind, OnLost, OnMismatch, Outcome, Policy, Scope, State, Unfinished, Work, Worker,
+    prelude::*,
 };
 use semel_store::{Database, Tx};
 use tokio::{
@@ -51,7 +52,7 @@ impl Hired {
     }
 }
 
-/// What was run: by key, how often.
+/// The runs: by key, how often.
 type Ran = Arc<Mutex<BTreeMap<String, usize>>>;
 
 fn note(ran: &Ran, context: &Context<Database>) -> String {
@@ -71,9 +72,8 @@ async fn is_over(node: &Node, kind: &str, names: impl Iterator<Item = String>) -
     true
 }
 
-/// Leased and atomic work is run once each, with its payload; what is of a kind that the worker does not know is left
-/// alone.
-pub async fn a_worker_runs_what_is_enqueued(lab: Lab) {
+/// Leased and atomic work is run once each, with its payload; operations of an unknown kind are skipped.
+pub async fn a_worker_runs_enqueued_operations(lab: Lab) {
     let lab = lab.with_real_clock();
     let ledger = lab.ledger().await;
     faults::make_effect_table(ledger.store()).await;
@@ -107,7 +107,7 @@ pub async fn a_worker_runs_what_is_enqueued(lab: Lab) {
     assert_eq!((strange.state, strange.was_claimed()), (State::Pending, false));
 }
 
-/// Two nodes share a queue: each operation runs once, and neither stands idle while there is work.
+/// Two nodes share a queue: each operation runs once, and neither is idle while there is work.
 pub async fn two_workers_share_a_queue(lab: Lab) {
     const ALL: usize = 600;
     let lab = lab.with_real_clock();
@@ -139,7 +139,7 @@ pub async fn two_workers_share_a_queue(lab: Lab) {
     assert!(a >= ALL / 10 && b >= ALL / 10, "one was idle: {a} and {b}");
 }
 
-/// A worker that sleeps is woken by a commit of its own process, through the lane or in a caller's transaction.
+/// A commit of its own process wakes a sleeping worker, through the lane or in a caller's transaction.
 pub async fn a_commit_wakes_the_worker(lab: Lab) {
     let lab = lab.with_real_clock();
     let ledger = lab.ledger().await;
@@ -148,7 +148,7 @@ pub async fn a_commit_wakes_the_worker(lab: Lab) {
         let _ = done.send(());
         async { Ok(Outcome::kept("")) }
     });
-    // By its own looks it would find nothing in time.
+    // Its polling interval is too long to find it in time.
     let hired = hire(Worker::new(&ledger).on(kind.policy(policy())).poll(secs(3600)));
     for n in 0..10 {
         let work = job(of("acme", "quick"), &n.to_string());
@@ -167,7 +167,7 @@ pub async fn a_commit_wakes_the_worker(lab: Lab) {
     hired.stop().await;
 }
 
-/// A tenant with much to do does not keep another's one operation from running.
+/// A tenant with a long backlog does not delay another's single operation.
 pub async fn a_tenant_with_much_to_do_keeps_no_other_waiting(lab: Lab) {
     let lab = lab.with_real_clock();
     let ledger = lab.ledger().await;
@@ -194,8 +194,8 @@ pub async fn a_tenant_with_much_to_do_keeps_no_other_waiting(lab: Lab) {
     hired.stop().await;
 }
 
-/// A stop ends within its grace: what still runs then is put back where it may run again, and in doubt where it may not.
-pub async fn a_stop_puts_back_what_it_cannot_wait_for(lab: Lab) {
+/// A stop ends within its grace: operations still running then are released under rerun, and in doubt under hold.
+pub async fn a_stop_releases_runs_that_exceed_its_grace(lab: Lab) {
     let lab = lab.with_real_clock();
     let ledger = lab.ledger().await;
     let (begun, mut begins) = tokio::sync::mpsc::unbounded_channel();
@@ -220,8 +220,8 @@ pub async fn a_stop_puts_back_what_it_cannot_wait_for(lab: Lab) {
     }
 }
 
-/// A target that is away pauses, its operations cost no attempt, and those of other targets go on.
-pub async fn a_target_that_is_away_costs_no_attempt(lab: Lab) {
+/// An unreachable target is paused, its operations count no attempt, and those of other targets go on.
+pub async fn an_unreachable_target_counts_no_attempt(lab: Lab) {
     let lab = lab.with_real_clock();
     let ledger = lab.ledger().await;
     let (calls, there) = (Arc::<AtomicUsize>::default(), Arc::new(std::sync::atomic::AtomicBool::new(false)));
@@ -232,7 +232,7 @@ pub async fn a_target_that_is_away_costs_no_attempt(lab: Lab) {
             let away = context.operation().key.as_str().starts_with("away");
             if away && !is_there.load(Ordering::SeqCst) {
                 called.fetch_add(1, Ordering::SeqCst);
-                return Err(Unfinished::Away { target: "there".into(), why: "no route".into() });
+                return Err(Unfinished::Away { target: "there".into(), after: Duration::ZERO, why: "no route".into() });
             }
             Ok(Outcome::kept(""))
         }
@@ -251,7 +251,139 @@ pub async fn a_target_that_is_away_costs_no_attempt(lab: Lab) {
     hired.stop().await;
 }
 
-/// What fails is run again by the worker, as often as its policy says, and then no more.
+/// A kind whose policy is not valid is not taken, and a span that panics ends one run: other work goes on.
+pub async fn mistakes_in_one_kind_stop_no_other(lab: Lab) {
+    let lab = lab.with_real_clock();
+    let ledger = lab.ledger().await;
+    for kind in ["never", "panics", "sound"] {
+        let work = job(of("acme", kind), "k").policy_of_worker(policy());
+        ledger.enqueue(work).await.unwrap();
+    }
+    let handler = |_: Context<Database>| async { Ok(Outcome::kept("")) };
+    let never = Kind::leased("works", "never", handler).policy(Policy { max_attempts: Some(0), ..policy() });
+    let panics = Kind::leased("works", "panics", handler).policy(policy()).span(|_| panic!("on purpose"));
+    let sound = Kind::leased("works", "sound", handler).policy(policy());
+    let hired = hire(Worker::new(&ledger).on(never).on(panics).on(sound));
+    eventually(|| is_over(&ledger, "sound", std::iter::once("k".to_owned()))).await;
+    // The worker is still there.
+    ledger.enqueue(job(of("acme", "sound"), "another")).await.unwrap();
+    eventually(|| is_over(&ledger, "sound", std::iter::once("another".to_owned()))).await;
+    let untouched = ledger.store().by_key(&of("acme", "never"), &key("k")).await.unwrap().unwrap();
+    assert_eq!((untouched.state, untouched.parked), (State::Pending, false));
+    assert_eq!(ledger.store().due_kinds("works", ("", "")).await.unwrap()[0].kind, "never", "it stays due");
+    hired.stop().await;
+}
+
+/// A worker ends expired leases by itself: the work of a killed node does not wait for the next sweep.
+pub async fn work_of_a_lost_node_goes_on_without_a_sweep(lab: Lab) {
+    let lab = lab.with_real_clock();
+    let ledger = lab.ledger().await;
+    let short = Policy { lease: secs(1), ..policy() };
+    let lost = ledger.claim(job(of("acme", "lost"), "k").policy(short.clone())).await.unwrap();
+    assert!(matches!(lost, semel::Claim::Acquired(_)));
+    // Nothing renews a claimed lease that is not being run.
+    drop(lost);
+    let handler = |_: Context<Database>| async { Ok(Outcome::kept("")) };
+    let hired = hire(Worker::new(&ledger).on(Kind::leased("works", "lost", handler).policy(short)));
+    eventually(|| is_over(&ledger, "lost", std::iter::once("k".to_owned()))).await;
+    hired.stop().await;
+}
+
+/// Newer data for a running operation is the worker's next work: it runs after the older, within the same seats.
+pub async fn newer_data_is_the_workers_next_work(lab: Lab) {
+    let lab = lab.with_real_clock();
+    let ledger = lab.ledger().await;
+    let (begun, mut begins) = tokio::sync::mpsc::unbounded_channel();
+    let (gate, running) = (Arc::new(Semaphore::new(0)), Arc::<AtomicUsize>::default());
+    let gated = gate.clone();
+    let kind = Kind::leased("works", "versions", move |context: Context<Database>| {
+        let (begun, gated, running) = (begun.clone(), gated.clone(), running.clone());
+        async move {
+            assert_eq!(running.fetch_add(1, Ordering::SeqCst), 0, "more run than there are seats");
+            let _ = begun.send(String::from_utf8(context.operation().payload.clone().unwrap().to_vec()).unwrap());
+            gated.acquire().await.map_err(|_| Unfinished::failed("closed"))?.forget();
+            running.fetch_sub(1, Ordering::SeqCst);
+            Ok(Outcome::kept(""))
+        }
+    });
+    let policy = Policy { on_mismatch: OnMismatch::SupersedeIfNewer, ..policy() };
+    let version = |name: &str, text: &'static str, n: i64| {
+        let work = Work::new(of("acme", "versions"), key(name), Fingerprint::of_bytes(text.as_bytes()));
+        work.payload(text).order(n).policy(policy.clone())
+    };
+    ledger.enqueue(version("k", "older", 1)).await.unwrap();
+    let hired = hire(Worker::new(&ledger).on(kind.policy(policy.clone()).at_once(1)));
+    assert_eq!(soon(begins.recv()).await.unwrap(), "older");
+    assert_eq!(ledger.enqueue(version("k", "newer", 2)).await.unwrap().word(), "in_flight");
+    ledger.enqueue(version("other", "other", 1)).await.unwrap();
+    gate.add_permits(3);
+    let mut next = [soon(begins.recv()).await.unwrap(), soon(begins.recv()).await.unwrap()];
+    next.sort();
+    assert_eq!(next, ["newer", "other"]);
+    eventually(|| is_over(&ledger, "versions", ["k", "other"].map(str::to_owned).into_iter())).await;
+    hired.stop().await;
+}
+
+/// However many kinds have work, each has its turn: those that do not fit one transaction follow in the next.
+pub async fn more_kinds_than_fit_one_transaction_have_their_turn(lab: Lab) {
+    const KINDS: usize = 150;
+    let lab = lab.with_real_clock();
+    let ledger = lab.ledger().await;
+    let names: Vec<_> = (0..KINDS).map(|n| format!("many {n:03}")).collect();
+    ledger.enqueue_all(names.iter().map(|name| job(of("acme", name), "k")).collect()).await.unwrap();
+    let ran = Ran::default();
+    let seen = ran.clone();
+    let kind = Kind::leased("works", "", move |context: Context<Database>| {
+        let kind = context.operation().scope.kind().to_owned();
+        *seen.lock().unwrap().entry(kind).or_default() += 1;
+        std::future::ready(Ok(Outcome::kept("")))
+    });
+    let all = kind.taking(|kind, _| kind.starts_with("many ")).policy(policy()).at_once(2 * KINDS);
+    let hired = hire(Worker::new(&ledger).on(all));
+    for name in &names {
+        eventually(|| is_over(&ledger, name, std::iter::once("k".to_owned()))).await;
+    }
+    hired.stop().await;
+    assert_eq!(*ran.lock().unwrap(), names.into_iter().map(|name| (name, 1)).collect());
+}
+
+/// A row that the database refuses to change is set aside, and delays no other.
+pub async fn an_operation_that_cannot_be_claimed_keeps_no_other_waiting(lab: Lab) {
+    let lab = lab.with_real_clock();
+    let ledger = lab.ledger().await;
+    let names = ["a", "b", "refused", "c", "d"];
+    ledger.enqueue_all(names.map(|name| job(of("acme", "some"), name)).into()).await.unwrap();
+    let refuse = match lab.kind() {
+        crate::Kind::Sqlite => vec![
+            "CREATE TRIGGER refuse BEFORE UPDATE ON semel_operations WHEN NEW.key = 'refused'
+             BEGIN SELECT RAISE(ABORT, 'not this one'); END",
+        ],
+        crate::Kind::Postgres => vec![
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+             $$ BEGIN RAISE EXCEPTION 'not this one'; END $$",
+            "CREATE TRIGGER refuse BEFORE UPDATE ON semel_operations FOR EACH ROW WHEN (NEW.key = 'refused')
+             EXECUTE FUNCTION refuse()",
+        ],
+    };
+    for text in refuse {
+        lab.execute(text).await.unwrap();
+    }
+    let kind = Kind::leased("works", "some", |_: Context<Database>| std::future::ready(Ok(Outcome::kept(""))));
+    let hired = hire(Worker::new(&ledger).on(kind.policy(policy())));
+    eventually(|| is_over(&ledger, "some", ["a", "b", "c", "d"].map(str::to_owned).into_iter())).await;
+    eventually(|| async { lab.number("SELECT count(*) FROM semel_set_aside").await == 1 }).await;
+    let mended = match lab.kind() {
+        crate::Kind::Sqlite => "DROP TRIGGER refuse",
+        crate::Kind::Postgres => "DROP TRIGGER refuse ON semel_operations",
+    };
+    lab.execute(mended).await.unwrap();
+    assert_eq!(ledger.store().try_set_aside_again().await.unwrap(), 1);
+    ledger.sweep().await.unwrap();
+    eventually(|| is_over(&ledger, "some", std::iter::once("refused".to_owned()))).await;
+    hired.stop().await;
+}
+
+/// The worker retries a failed operation as often as its policy allows.
 pub async fn a_worker_tries_again_as_often_as_the_policy_says(lab: Lab) {
     let lab = lab.with_real_clock();
     let ledger = lab.ledger().await;
@@ -275,4 +407,28 @@ pub async fn a_worker_tries_again_as_often_as_the_policy_says(lab: Lab) {
     eventually(|| async { ledger.due_kinds("works", ("", "")).await.unwrap().is_empty() }).await;
     hired.stop().await;
     assert_eq!(ran.lock().unwrap()["never"], 3);
+}
+
+/// A paused kind is polled a few times and then about once a second, however long its operations are due; after the
+/// resume it runs. The policy of a kind is looked up with every take.
+pub async fn a_paused_kind_is_rarely_polled(lab: Lab) {
+    let lab = lab.with_real_clock();
+    let ledger = lab.ledger().await;
+    ledger.store().pause_kind("works", "paused", "ann", "not now").await.unwrap();
+    ledger.enqueue(job(of("acme", "paused"), "k")).await.unwrap();
+    let asks = Arc::<AtomicUsize>::default();
+    let asked = asks.clone();
+    let kind = Kind::leased("works", "paused", |_: Context<Database>| async { Ok(Outcome::kept("")) });
+    let hired = hire(Worker::new(&ledger).on(kind.policy_by(move |_| {
+        asked.fetch_add(1, Ordering::SeqCst);
+        policy()
+    })));
+    eventually(|| async { asks.load(Ordering::SeqCst) > 0 }).await;
+    // 10, 20, 40 … 640 ms, and then every second.
+    tokio::time::sleep(secs(4)).await;
+    let asks = asks.load(Ordering::SeqCst);
+    assert!(asks <= 12, "it was asked for {asks} times in four seconds");
+    assert!(ledger.store().resume_kind("works", "paused", "ann", "go on").await.unwrap());
+    eventually(|| is_over(&ledger, "paused", std::iter::once("k".to_owned()))).await;
+    hired.stop().await;
 }

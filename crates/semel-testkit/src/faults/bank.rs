@@ -1,4 +1,4 @@
-//! Effects, counted where the ledger cannot touch them up.
+//! Effects, counted outside of the ledger.
 #![expect(clippy::missing_panics_doc, clippy::unwrap_used, reason = "a test that cannot count fails")]
 
 use std::{
@@ -6,9 +6,10 @@ use std::{
     fs::{File, OpenOptions},
     io::Write as _,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
-use semel::{Fence, Store as _};
+use semel::{Fence, prelude::*};
 use semel_store::{Conn, Database, Tx, on};
 
 /// One effect.
@@ -18,14 +19,16 @@ pub struct Effect {
     pub key: String,
     /// The fence it was made under.
     pub fence: i64,
-    /// By which process.
+    /// The process.
     pub pid: u32,
-    /// The key that another service would have been given.
+    /// The derived key that another service would have got.
     pub derived: String,
+    /// When, by the clock that all processes of the host share.
+    pub at: Duration,
 }
 
-/// Plays the bank, the mail server, the receiver: a file to which every process appends a line
-/// per effect, and which takes whatever comes.
+/// Stands for a bank, a mail server, a receiver: a file to which every process appends a line per effect, without any
+/// deduplication.
 pub struct Bank {
     path: PathBuf,
     file: File,
@@ -39,25 +42,28 @@ impl Bank {
         Self { path: path.to_owned(), file }
     }
 
-    /// An effect takes place.
+    /// Makes an effect.
     pub fn take(&self, key: &str, fence: Fence, derived: &str) {
         // One short write with O_APPEND: lines of several processes do not mix, and a process that
         // is killed leaves a whole line or none.
-        let line = format!("{key} {fence} {} {derived}\n", std::process::id());
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        let at = now.tv_sec * 1_000_000 + now.tv_nsec / 1000;
+        let line = format!("{key} {fence} {} {derived} {at}\n", std::process::id());
         (&self.file).write_all(line.as_bytes()).unwrap();
     }
 
-    /// Everything that took place.
+    /// All effects.
     #[must_use]
     pub fn effects(&self) -> Vec<Effect> {
         let text = std::fs::read_to_string(&self.path).unwrap();
         let effect = |line: &str| {
-            let [key, fence, pid, derived] = line.split(' ').collect::<Vec<_>>()[..] else { panic!("{line:?}") };
+            let [key, fence, pid, derived, at] = line.split(' ').collect::<Vec<_>>()[..] else { panic!("{line:?}") };
             Effect {
                 key: key.to_owned(),
                 fence: fence.parse().unwrap(),
                 pid: pid.parse().unwrap(),
                 derived: derived.to_owned(),
+                at: Duration::from_micros(at.parse().unwrap()),
             }
         };
         text.lines().map(effect).collect()
@@ -74,10 +80,9 @@ impl Bank {
     }
 }
 
-/// Makes the table in which atomic runs leave their effects. It refuses no duplicate: that is for
-/// the ledger to do.
+/// Creates the table of atomic runs' effects. It refuses no duplicate: that is the ledger's task.
 pub async fn make_effect_table(db: &Database) {
-    let tx = db.begin(std::time::Duration::from_secs(5)).await.unwrap();
+    let tx = db.begin(Duration::from_secs(5)).await.unwrap();
     {
         let mut held = tx.connection().await.unwrap();
         on!(held.get().unwrap(), c =>
@@ -86,10 +91,10 @@ pub async fn make_effect_table(db: &Database) {
     assert!(matches!(db.commit(&tx).await, semel::store::Commit::Done));
 }
 
-/// An effect takes place inside a transaction.
+/// Makes an effect inside a transaction.
 ///
 /// # Errors
-/// When the database refuses, or the transaction is over.
+/// The database refuses, or the transaction is over.
 pub async fn take_in(tx: &Tx, key: &str, fence: Fence) -> Result<(), String> {
     let mut held = tx.connection().await.map_err(|e| e.to_string())?;
     let conn = held.get().map_err(|e| e.to_string())?;
@@ -103,13 +108,13 @@ pub async fn effect_rows(db: &Database) -> BTreeMap<String, i64> {
     counted(db, "SELECT key, count(*) FROM effects GROUP BY key").await
 }
 
-/// How many operations are in each state, by counting rows.
+/// How many operations are in each state, according to the rows.
 pub async fn states(db: &Database) -> BTreeMap<String, i64> {
     counted(db, "SELECT state, count(*) FROM semel_operations GROUP BY state").await
 }
 
-/// Operations that are not on the list of what nobody runs and should be, or are and should not, or at the wrong time,
-/// by state: whatever dies when, the list and the rows were written in one commit.
+/// Operations that are missing in the backlog, or are in it wrongly, or with the wrong time, by state: the backlog and
+/// the rows are written in one commit, so there must be none after any kill.
 pub async fn strays(db: &Database) -> BTreeMap<String, i64> {
     let sql = "SELECT o.state, count(*) FROM semel_operations AS o LEFT JOIN semel_backlog AS b ON b.operation = o.id
          WHERE (o.state IN ('pending', 'failed', 'timed_out', 'in_doubt')) <> (b.operation IS NOT NULL)
@@ -120,8 +125,8 @@ pub async fn strays(db: &Database) -> BTreeMap<String, i64> {
     counted(db, sql).await
 }
 
-async fn counted(db: &Database, sql: &'static str) -> BTreeMap<String, i64> {
-    let tx = db.begin(std::time::Duration::from_secs(5)).await.unwrap();
+pub(super) async fn counted(db: &Database, sql: &'static str) -> BTreeMap<String, i64> {
+    let tx = db.begin(Duration::from_secs(5)).await.unwrap();
     let mut held = tx.connection().await.unwrap();
     let rows: Vec<(String, i64)> = match held.get().unwrap() {
         Conn::Postgres(c) => sqlx::query_as(sql).fetch_all(&mut *c).await.unwrap(),

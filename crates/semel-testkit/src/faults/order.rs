@@ -1,4 +1,4 @@
-//! What is said between a test and its worker processes: one JSON object a line.
+//! The messages between a test and its worker processes: one JSON object per line.
 
 use semel::Policy;
 use serde::{Deserialize, Serialize};
@@ -15,17 +15,17 @@ pub enum Mode {
 /// The writes under a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WriteKind {
-    /// Go on holding it.
+    /// Renew.
     Renew,
-    /// Small data for the next attempt.
+    /// Checkpoint.
     Checkpoint,
-    /// It took effect.
+    /// Complete.
     Complete,
-    /// It failed.
+    /// Fail.
     Fail,
-    /// It has not begun.
+    /// Release.
     Release,
-    /// Nobody knows.
+    /// Doubt.
     Doubt,
 }
 
@@ -34,8 +34,16 @@ impl WriteKind {
     pub const ALL: [Self; 6] = [Self::Renew, Self::Checkpoint, Self::Complete, Self::Fail, Self::Release, Self::Doubt];
 }
 
-/// What a worker should do. Orders are carried out side by side; each ends with [`Told::Done`],
-/// and what it was answered comes before that.
+/// Whether to commit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Open {
+    /// The transaction stays open: [`Report::Begun`] reports that all is written.
+    ForEver,
+    /// It commits.
+    UntilWritten,
+}
+
+/// An order for a worker. Orders run concurrently; each ends with [`Report::Done`], after its answers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Order {
     /// Claim, and keep the lease for a later [`Order::Write`].
@@ -45,14 +53,14 @@ pub enum Order {
         /// The policy, as [`Policy::to_terms`] writes it.
         terms: String,
     },
-    /// Write under a lease that was kept. It is gone after that, however the write ends.
+    /// Write under a kept lease, which is consumed.
     Write {
         /// The key.
         key: String,
-        /// What is written.
+        /// The write.
         write: WriteKind,
     },
-    /// One run of the library's own, with its renewals.
+    /// One run of the library, with renewals.
     Run {
         /// The key.
         key: String,
@@ -63,14 +71,14 @@ pub enum Order {
         /// How long the handler works, in milliseconds, before its effect.
         work: u64,
     },
-    /// A handler that blocks its thread and asks before each step whether the lease is lost.
+    /// A handler that blocks its thread and checks before each step whether the lease is lost.
     Watch {
         /// The key.
         key: String,
         /// The policy.
         terms: String,
     },
-    /// Many tasks at once, each with one of the keys in turn, all waiting for an outcome.
+    /// Many concurrent tasks, each with one of the keys in turn, all waiting for an outcome.
     Race {
         /// The keys.
         keys: Vec<String>,
@@ -85,7 +93,7 @@ pub enum Order {
     },
     /// One new key after the other, in each of some tasks, until [`Order::Stop`].
     Pump {
-        /// What the keys begin with.
+        /// The prefix of the keys.
         prefix: String,
         /// How many tasks.
         tasks: usize,
@@ -94,11 +102,29 @@ pub enum Order {
         /// Where the effect lives.
         mode: Mode,
     },
-    /// A bit of everything: see [`scenario`](super::scenario).
+    /// Enqueue work of [one of the two queues](super::scenario).
+    Enqueue {
+        /// Its keys.
+        keys: Vec<String>,
+        /// Whether the effects are to be outside the database, or rows of it.
+        mode: Mode,
+        /// The policy that is kept with the work.
+        terms: String,
+        /// In a transaction that also writes a row for each, and that stays open if requested; without it each alone.
+        with_rows: Option<Open>,
+    },
+    /// Run due operations of both queues, until [`Order::Stop`].
+    Work {
+        /// The concurrency of each.
+        at_once: usize,
+    },
+    /// The [`scenario`](super::scenario).
     Scenario {
-        /// How many rounds of it.
+        /// The number of rounds.
         rounds: usize,
     },
+    /// A worker with a [schedule of every second](super::scenario::ticks), until [`Order::Stop`].
+    Tick,
     /// End in order.
     Stop,
 }
@@ -110,17 +136,17 @@ impl Order {
         Self::Claim { key: key.to_owned(), terms: policy.to_terms() }
     }
 
-    /// An [`Order::Run`] whose handler goes straight to its effect.
+    /// An [`Order::Run`] whose handler makes its effect at once.
     #[must_use]
     pub fn run(key: &str, policy: &Policy, mode: Mode) -> Self {
         Self::Run { key: key.to_owned(), terms: policy.to_terms(), mode, work: 0 }
     }
 }
 
-/// What a worker tells.
+/// A report of a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Told {
-    /// The database is open; orders are welcome.
+pub enum Report {
+    /// The database is open; it takes orders.
     Ready,
     /// A handler has begun.
     Begun {
@@ -133,36 +159,36 @@ pub enum Told {
     Ended {
         /// The key.
         key: String,
-        /// The answer's word; for a run that was made, how it ended (`completed`, `lease_lost`, …).
+        /// The answer's word; for a run, its end (`completed`, `lease_lost`, …).
         how: String,
-        /// The fence, of whoever acquired it.
+        /// The fence, if acquired.
         fence: i64,
-        /// The outcome, where there is one and it is kept.
+        /// The outcome, if it is kept.
         outcome: Option<String>,
     },
     /// A write was answered.
     Wrote {
         /// The key.
         key: String,
-        /// What was written.
+        /// The write.
         write: WriteKind,
         /// False: the lease is lost.
         held: bool,
     },
-    /// A watching handler found out how things are after a pause.
+    /// The result of the first check after a pause of the process.
     Woke {
         /// The key.
         key: String,
-        /// Whether the first question after the pause was answered "lost".
+        /// Whether it was "lost".
         lost: bool,
     },
-    /// An error surfaced.
+    /// An error.
     Broke {
         /// The key.
         key: String,
-        /// What it said.
+        /// Its text.
         error: String,
-        /// Whether it calls itself passing.
+        /// Whether it is transient.
         transient: bool,
     },
     /// An order is done.

@@ -1,4 +1,4 @@
-//! A PgBouncer of the test's own, in front of a PostgreSQL.
+//! A private PgBouncer in front of a PostgreSQL.
 #![expect(clippy::missing_panics_doc, clippy::unwrap_used, reason = "a test that cannot set up its pooler fails")]
 
 use std::{
@@ -20,8 +20,7 @@ pub struct PgBouncer {
 }
 
 impl PgBouncer {
-    /// Starts one in front of the server of a URL, with these lines in its configuration. Nothing else is configured
-    /// that a connection would need.
+    /// Starts one in front of the server of a URL, with these lines in its configuration and otherwise the defaults.
     #[must_use]
     pub fn start(url: &str, config: &str) -> Self {
         let dir = tempfile::Builder::new().prefix("semel-pgbouncer-").tempdir().unwrap();
@@ -48,7 +47,7 @@ impl PgBouncer {
         panic!("PgBouncer did not start");
     }
 
-    /// The same URL, by way of it.
+    /// The same URL, through it.
     #[must_use]
     pub fn url(&self, url: &str) -> String {
         url.replacen(host_of(url), &format!("127.0.0.1:{}", self.port), 1)

@@ -1,4 +1,4 @@
-//! A worker process, as the test that started it sees it.
+//! A worker process, as seen by its test.
 #![expect(clippy::missing_panics_doc, clippy::unwrap_used, reason = "a test that cannot start its processes fails")]
 
 use std::{
@@ -14,25 +14,23 @@ use tokio::{
     sync::mpsc,
 };
 
-use super::{Order, Told};
+use super::{Order, Report};
 
-/// Longer than anything here takes on a busy machine: a test that waits in vain should fail, not
-/// hang.
+/// Longer than anything here takes on a busy machine: a test should fail, not hang.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A worker process. It is killed when this is dropped, and ends by itself when the test that
-/// started it is gone: its standard input ends then.
+/// A worker process. It is killed when this is dropped, and ends by itself when its test is gone: its standard input
+/// ends then.
 pub struct Process {
     child: Child,
     pid: Pid,
     orders: ChildStdin,
-    told: mpsc::UnboundedReceiver<Told>,
+    reports: mpsc::UnboundedReceiver<Report>,
 }
 
 impl Process {
-    /// Starts `program` (the path of `semel-worker`) on a database and a file of effects, and waits
-    /// until it is ready. A file that it may not let grow any further is an error to it, not its
-    /// end: see [`Process::limit_files`].
+    /// Starts `program` (the path of `semel-worker`) on a database and a file of effects, and waits until it is ready.
+    /// A file size limit is an error for it, not its end: see [`Process::limit_files`].
     pub async fn start(program: &str, url: &str, bank: &Path, env: &[(&str, &str)]) -> Self {
         let mut command = Command::new("sh");
         command
@@ -46,50 +44,50 @@ impl Process {
         let pid = Pid::from_raw(i32::try_from(child.id().unwrap()).unwrap()).unwrap();
         let orders = child.stdin.take().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let (sender, told) = mpsc::unbounded_channel();
+        let (sender, reports) = mpsc::unbounded_channel();
         tokio::spawn(async move {
             while let Ok(Some(line)) = lines.next_line().await {
-                let told = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{line:?}: {e}"));
-                if sender.send(told).is_err() {
+                let reports = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{line:?}: {e}"));
+                if sender.send(reports).is_err() {
                     break;
                 }
             }
         });
-        let mut process = Self { child, pid, orders, told };
-        assert_eq!(process.next().await, Some(Told::Ready));
+        let mut process = Self { child, pid, orders, reports };
+        assert_eq!(process.next().await, Some(Report::Ready));
         process
     }
 
-    /// Gives an order. That the process has died meanwhile is no error here.
+    /// Sends an order. It is no error if the process has died meanwhile.
     pub async fn order(&mut self, order: &Order) {
         let mut line = serde_json::to_string(order).unwrap();
         line.push('\n');
         let _ = self.orders.write_all(line.as_bytes()).await;
     }
 
-    /// What it tells next; nothing if it has ended.
-    pub async fn next(&mut self) -> Option<Told> {
-        tokio::time::timeout(PATIENCE, self.told.recv()).await.expect("the worker process says nothing")
+    /// Its next report; `None` if it has ended.
+    pub async fn next(&mut self) -> Option<Report> {
+        tokio::time::timeout(PATIENCE, self.reports.recv()).await.expect("the worker process reports nothing")
     }
 
-    /// What it tells until an order is done, or until it ends.
-    pub async fn until_done(&mut self) -> Vec<Told> {
+    /// Its reports until an order is done, or until it ends.
+    pub async fn until_done(&mut self) -> Vec<Report> {
         let mut all = Vec::new();
-        while let Some(told) = self.next().await.filter(|told| *told != Told::Done) {
-            all.push(told);
+        while let Some(reports) = self.next().await.filter(|reports| *reports != Report::Done) {
+            all.push(reports);
         }
         all
     }
 
-    /// Gives an order and waits for all that it is told.
-    pub async fn ask(&mut self, order: &Order) -> Vec<Told> {
+    /// Sends an order and returns all its reports.
+    pub async fn ask(&mut self, order: &Order) -> Vec<Report> {
         self.order(order).await;
         self.until_done().await
     }
 
-    /// What it has told so far, without waiting.
-    pub fn told_so_far(&mut self) -> Vec<Told> {
-        std::iter::from_fn(|| self.told.try_recv().ok()).collect()
+    /// Its reports so far, without waiting.
+    pub fn reports_so_far(&mut self) -> Vec<Report> {
+        std::iter::from_fn(|| self.reports.try_recv().ok()).collect()
     }
 
     /// Its process id.
@@ -98,13 +96,13 @@ impl Process {
         self.pid
     }
 
-    /// Stops it, as a long pause of its host would; [`Process::wake`] lets it go on.
+    /// Stops it, like a long pause of its host; [`Process::wake`] continues it.
     pub async fn freeze(&self) {
         rustix::process::kill_process(self.pid, Signal::STOP).unwrap();
         self.until_frozen().await;
     }
 
-    /// Waits until something has stopped it.
+    /// Waits until it is stopped.
     pub async fn until_frozen(&self) {
         let stat = format!("/proc/{}/stat", self.pid.as_raw_nonzero());
         let begun = Instant::now();
@@ -119,12 +117,12 @@ impl Process {
         }
     }
 
-    /// Lets it go on.
+    /// Continues it.
     pub fn wake(&self) {
         rustix::process::kill_process(self.pid, Signal::CONT).unwrap();
     }
 
-    /// Lets no file of its grow beyond `bytes`: for it, the disk is full.
+    /// Limits the size of its files: for it, the disk is full.
     pub fn limit_files(&self, bytes: Option<u64>) {
         rustix::process::prlimit(Some(self.pid), Resource::Fsize, Rlimit { current: bytes, maximum: None }).unwrap();
     }
@@ -140,14 +138,14 @@ impl Process {
         tokio::time::timeout(PATIENCE, self.child.wait()).await.expect("the worker process does not end").unwrap()
     }
 
-    /// Ends it in order.
-    pub async fn stop(mut self) -> Vec<Told> {
+    /// Stops it gracefully.
+    pub async fn stop(mut self) -> Vec<Report> {
         self.order(&Order::Stop).await;
-        let mut told = Vec::new();
+        let mut reports = Vec::new();
         while let Some(one) = self.next().await {
-            told.push(one);
+            reports.push(one);
         }
         assert!(self.ended().await.success());
-        told
+        reports
     }
 }

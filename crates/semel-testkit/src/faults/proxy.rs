@@ -18,31 +18,31 @@ use tokio::{
     sync::watch,
 };
 
-/// Which request is broken.
+/// The request to break.
 #[derive(Clone, Copy, Debug)]
 pub enum On {
     /// A simple query that begins with this text.
     Query(&'static str),
-    /// The execution of a prepared statement whose text has this in it.
+    /// The execution of a prepared statement with this in its text.
     Execute(&'static str),
 }
 
 /// How it is broken.
 #[derive(Clone, Copy, Debug)]
 pub enum Fault {
-    /// Not at all: only the length of its answer is measured.
+    /// Not at all: only measures the length of its answer.
     Measure,
-    /// The request never arrives, and the connection is cut.
+    /// The request is lost, and the connection is cut.
     CutRequest,
-    /// So many bytes of the answer pass, then the connection is cut.
+    /// This many bytes of the answer pass, then the connection is cut.
     CutAnswer(usize),
-    /// The request never arrives, and nobody is told: the connection stays open.
+    /// The request is lost; the connection stays open.
     SwallowRequest,
-    /// The answer never arrives, and nobody is told.
+    /// The answer is lost; the connection stays open.
     SwallowAnswer,
-    /// The answer is lost, and from then on nothing reaches the server, until [`Proxy::mend`].
+    /// The answer is lost, and nothing reaches the server any more, until [`Proxy::mend`].
     GoAway,
-    /// The answer comes a byte at a time, with this much time in between.
+    /// The answer comes a byte at a time, with this delay.
     Trickle(Duration),
 }
 
@@ -55,11 +55,11 @@ pub struct Proxy {
 
 #[derive(Default)]
 struct Shared {
-    /// What to do, once.
+    /// The planned fault, once.
     plan: Mutex<Option<(On, Fault)>>,
-    /// The length of the answer that was last met, as far as it was seen.
+    /// The length of the last broken answer, as far as it was seen.
     met: Mutex<Option<usize>>,
-    /// Whether nothing gets through.
+    /// Whether everything is blocked.
     away: watch::Sender<bool>,
 }
 
@@ -83,20 +83,20 @@ impl Proxy {
         Self { address, shared, listening }
     }
 
-    /// The same database, by way of the proxy.
+    /// The same database, through the proxy.
     #[must_use]
     pub fn url(&self, url: &str) -> String {
         let mark = if url.contains('?') { '&' } else { '?' };
         format!("{}{mark}sslmode=disable", url.replacen(host_of(url), &self.address.to_string(), 1))
     }
 
-    /// Breaks the next such request, on whichever connection it comes.
+    /// Breaks the next such request, on any connection.
     pub fn plan(&self, on: On, fault: Fault) {
         *self.shared.met.lock().unwrap() = None;
         *self.shared.plan.lock().unwrap() = Some((on, fault));
     }
 
-    /// Lets requests through again after [`Fault::GoAway`].
+    /// Ends [`Fault::GoAway`].
     pub fn mend(&self) {
         self.shared.away.send_replace(false);
     }
@@ -143,7 +143,7 @@ async fn forward(mut client: TcpStream, target: &str, shared: &Shared) -> io::Re
                     server.write_all(&asked[..read]).await?;
                     continue;
                 };
-                // Nothing else is on its way: sqlx asks again when it has its answer.
+                // Nothing else is in flight: sqlx waits for an answer before its next request.
                 match at {
                     Fault::CutRequest => return Ok(()),
                     Fault::SwallowRequest => return hang(client, server).await,
@@ -188,27 +188,27 @@ async fn forward(mut client: TcpStream, target: &str, shared: &Shared) -> io::Re
     }
 }
 
-/// Keeps both connections open and lets nothing through, until the client gives up.
+/// Keeps both connections open and blocks everything, until the client gives up.
 async fn hang(mut client: TcpStream, server: TcpStream) -> io::Result<()> {
     let mut ignored = [0; 1024];
     while client.read(&mut ignored).await? > 0 {}
-    // A host that is gone does not say good-bye: the server must find out for itself.
+    // A lost host closes no connection: the server must find out itself.
     tokio::time::sleep(Duration::from_secs(120)).await;
     drop(server);
     Ok(())
 }
 
-/// The requests of one connection, as they go by.
+/// The requests of one connection.
 #[derive(Default)]
 struct Requests {
-    /// What has come of a message that is not whole yet.
+    /// The received part of an incomplete message.
     rest: Vec<u8>,
     started: bool,
     statements: HashMap<Vec<u8>, String>,
 }
 
 impl Requests {
-    /// Reads on, and tells what to do if the planned request is in it.
+    /// Parses on, and returns the fault if the planned request is found.
     fn find(&mut self, bytes: &[u8], shared: &Shared) -> Option<Fault> {
         self.rest.extend(bytes);
         let mut found = None;

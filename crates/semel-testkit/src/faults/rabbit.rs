@@ -1,7 +1,7 @@
-//! A RabbitMQ of the test's own, to be stopped, starved and killed; or a virtual host of its own on the shared one.
+//! A private RabbitMQ, to be stopped, starved and killed; or a private virtual host on the shared one.
 //!
-//! `scripts/rabbitmq.sh` starts it, and throws it away when the standard input that it was given ends: when this is
-//! dropped, and also when the test is killed.
+//! `scripts/rabbitmq.sh` starts it, and removes it when its standard input ends: when this is dropped, and also when
+//! the test is killed.
 #![expect(clippy::missing_panics_doc, clippy::unwrap_used, reason = "a test that cannot set up its server fails")]
 
 use std::{
@@ -16,7 +16,7 @@ use super::proxy::host_of;
 /// The address of the RabbitMQ to test with.
 ///
 /// # Panics
-/// When there is none: a missing server fails the tests, it does not skip them.
+/// If there is none: a missing server fails the tests, it does not skip them.
 #[must_use]
 pub fn rabbitmq_server() -> String {
     #[expect(clippy::expect_used, reason = "tests must not be skipped silently")]
@@ -36,9 +36,9 @@ impl Rabbit {
     /// Starts one; this takes a few seconds.
     #[must_use]
     pub fn start() -> Self {
-        let tell = r#"echo "$SEMEL_TEST_RABBITMQ_URL $SEMEL_SERVER_DIR"; exec cat >/dev/null"#;
+        let announce = r#"echo "$SEMEL_TEST_RABBITMQ_URL $SEMEL_SERVER_DIR"; exec cat >/dev/null"#;
         let mut script = Command::new(script())
-            .args(["run", "bash", "-c", tell])
+            .args(["run", "bash", "-c", announce])
             .env_remove("SEMEL_TEST_RABBITMQ_URL")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -60,23 +60,23 @@ impl Rabbit {
         rabbit
     }
 
-    /// How to reach it.
+    /// Its URL.
     #[must_use]
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// Has `rabbitmqctl` do something, and returns what it said.
+    /// Runs `rabbitmqctl`, and returns its output.
     pub fn ctl(&self, arguments: &[&str]) -> String {
         self.call("ctl", arguments)
     }
 
-    /// Ends it with SIGKILL.
+    /// Kills it with SIGKILL.
     pub fn kill(&self) {
         self.call("kill", &[]);
     }
 
-    /// Starts it again on what is on its disk, at the same address.
+    /// Starts it again on its data, at the same address.
     pub fn start_again(&self) {
         self.call("again", &[]);
     }
@@ -86,10 +86,10 @@ impl Rabbit {
     }
 }
 
-/// Has the script do something with the node of a directory.
+/// Runs the script for the node of a directory.
 fn call(command: &str, dir: &Path, arguments: &[&str]) -> String {
     let mut call = Command::new(script());
-    // Output to a pipe would be waited for until the last server that inherited it has ended.
+    // Reading a pipe would wait until the last server that inherited it has ended.
     let said = tempfile::NamedTempFile::new().unwrap();
     let (out, err) = (said.reopen().unwrap(), said.reopen().unwrap());
     let status = call.arg(command).arg(dir).args(arguments).stdin(Stdio::null()).stdout(out).stderr(err);
@@ -106,8 +106,8 @@ impl Drop for Rabbit {
     }
 }
 
-/// A virtual host of the test's own on the server of this run: queues of the same name in two of them never meet. Gone
-/// when this is dropped.
+/// A private virtual host on the server of this run: queues of the same name in two of them are separate. Removed on
+/// drop.
 pub struct Vhost {
     dir: PathBuf,
     name: String,
@@ -123,7 +123,7 @@ impl Vhost {
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let started = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_micros();
         let name = format!("test-{}-{number}-{started}", std::process::id());
-        // Who may use it is told in the same breath: each call of rabbitmqctl takes a second.
+        // The permissions are set in the same call: each call of rabbitmqctl takes a second.
         let make = format!(
             "ok = rabbit_vhost:add(<<\"{name}\">>, <<\"test\">>), \
              rabbit_auth_backend_internal:set_permissions(<<\"guest\">>, <<\"{name}\">>, <<\".*\">>, <<\".*\">>, <<\".*\">>, <<\"test\">>)."
@@ -133,7 +133,7 @@ impl Vhost {
         Self { url: format!("{server}/{name}"), dir, name }
     }
 
-    /// How to reach it.
+    /// Its URL.
     #[must_use]
     pub fn url(&self) -> &str {
         &self.url
@@ -148,7 +148,7 @@ impl Default for Vhost {
 
 impl Drop for Vhost {
     fn drop(&mut self) {
-        // Not waited for: the node goes with the run at the latest, and the next test need not wait.
+        // Not awaited: the node ends with the run at the latest, and the next test need not wait.
         let ctl = Command::new(script())
             .args(["ctl".as_ref(), self.dir.as_os_str()])
             .args(["delete_vhost", &self.name])
@@ -160,7 +160,7 @@ impl Drop for Vhost {
     }
 }
 
-/// Where the server of this run lives, which is known by its port.
+/// The directory of the server of this run, found by its port.
 fn dir_of_the_server() -> PathBuf {
     let url = rabbitmq_server();
     let port = host_of(&url).rsplit_once(':').unwrap().1.to_owned();

@@ -1,24 +1,27 @@
-//! What a worker does until it is killed: a round of it passes every crash point, and it can be
-//! played again over what a killed worker left behind.
+//! What a worker does until it is killed: a round passes every crash point, and can be repeated over the data of a
+//! killed worker.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use semel::{Claim, Context, Fingerprint, Key, OnLost, Policy, Ran, Scope, State, Store as _, Unfinished, Work};
+use semel::{
+    Claim, Context, Fingerprint, Key, Missed, OnLost, Outcome, Policy, Ran, Schedule, Scope, State, Unfinished, Work,
+    prelude::*,
+};
 use semel_store::{Database, Tx};
 use tokio::{sync::watch, task::JoinSet};
 
 use super::{
     Mode,
     bank::take_in,
-    worker::{Worker, outcome, policy, tell_claim, tell_error},
+    worker::{Worker, outcome, policy, report_claim, report_error},
 };
 use crate::work;
 
-/// Short, so that what a killed worker left is soon free; a busy machine may lose one, and that is
-/// one more thing that must not matter.
+/// Short, so that the operations of a killed worker are soon free; a busy machine may lose a lease, which must not
+/// matter either.
 pub const LEASE: Duration = Duration::from_millis(400);
 
-/// The keys of a scenario, by what is promised about them.
+/// The keys of a scenario, by their guarantee.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Keys {
     /// Atomic mode: each takes effect once.
@@ -27,11 +30,33 @@ pub struct Keys {
     pub hold: BTreeSet<String>,
     /// Leased mode, `rerun`: each takes effect at least once, under the same derived key.
     pub rerun: BTreeSet<String>,
-    /// Enqueued, and run by a worker in atomic mode: each takes effect once. They are of another [kind](queue).
+    /// Enqueued, and run by a worker in atomic mode: each takes effect once. They have another [kind](queue).
     pub queued: BTreeSet<String>,
+    /// Enqueued, and run by a worker in [`STEPS`] steps: each step takes effect once, as the key and its number. They
+    /// have another [kind](steps).
+    pub stepped: BTreeSet<String>,
 }
 
-/// The scope of what is enqueued.
+/// How many steps a run in steps takes.
+pub const STEPS: usize = 3;
+
+/// The name of the effect of a step.
+#[must_use]
+pub fn step_of(key: &str, n: usize) -> String {
+    format!("{key} {n}")
+}
+
+/// The scope of runs in steps.
+///
+/// # Panics
+/// Never: it is constant.
+#[must_use]
+#[expect(clippy::unwrap_used, reason = "it is constant")]
+pub fn steps() -> Scope {
+    Scope::new("acme", "bank", "steps").unwrap()
+}
+
+/// The scope of enqueued operations.
 ///
 /// # Panics
 /// Never: it is constant.
@@ -39,6 +64,16 @@ pub struct Keys {
 #[expect(clippy::unwrap_used, reason = "it is constant")]
 pub fn queue() -> Scope {
     Scope::new("acme", "bank", "queue").unwrap()
+}
+
+/// The scope of enqueued operations with effects outside the database.
+///
+/// # Panics
+/// Never: it is constant.
+#[must_use]
+#[expect(clippy::unwrap_used, reason = "it is constant")]
+pub fn leased_queue() -> Scope {
+    Scope::new("acme", "bank", "leased").unwrap()
 }
 
 impl Keys {
@@ -51,18 +86,19 @@ impl Keys {
             keys.hold.extend([format!("hold-{round}-a"), format!("hold-{round}-b")]);
             keys.rerun.extend([format!("rerun-{round}"), format!("lost-{round}")]);
             keys.queued.extend(queued(round));
+            keys.stepped.insert(stepped(round));
         }
         keys
     }
 }
 
-/// Plays some rounds. Every key is brought to its end.
+/// Plays some rounds. Every key reaches its end.
 pub(crate) async fn play(worker: &Arc<Worker>, rounds: usize) {
     for round in 0..rounds {
-        // A lease that ends without a word.
+        // A lease that is dropped.
         let lost = format!("lost-{round}");
         if let Err(error) = worker.ledger.claim(work(&lost, policy(Policy::SHORTEST_LEASE))).await {
-            tell_error(&lost, &error);
+            report_error(&lost, &error);
         }
         let mut tasks = JoinSet::new();
         for part in [Part::Atomic, Part::Grave, Part::Hold, Part::LongHold, Part::Rerun, Part::Old, Part::Queued] {
@@ -73,18 +109,18 @@ pub(crate) async fn play(worker: &Arc<Worker>, rounds: usize) {
         tokio::time::sleep(Policy::SHORTEST_LEASE / 4).await;
         sweep(worker).await;
         until_settled(worker, &lost, || worker.run_once(&lost, policy(LEASE), Mode::Leased, Duration::ZERO)).await;
-        // Repeats of this round, written at once instead of within a second.
+        // Repeats of this round, flushed at once.
         worker.ledger.flush().await;
     }
 }
 
 async fn sweep(worker: &Worker) {
     if let Err(error) = worker.ledger.sweep().await {
-        tell_error("sweep", &error);
+        report_error("sweep", &error);
     }
 }
 
-/// What goes on side by side in a round.
+/// The concurrent parts of a round.
 #[derive(Clone, Copy)]
 enum Part {
     /// Two atomic runs, the second twice.
@@ -97,7 +133,7 @@ enum Part {
     LongHold,
     /// A leased run that fails the first time.
     Rerun,
-    /// A run that is forgotten at once.
+    /// A run with a retention that ends at once.
     Old,
     /// Work that is enqueued and run by a worker.
     Queued,
@@ -127,7 +163,7 @@ impl Part {
             Self::Queued => run_queued(worker, round, &rerun).await,
             Self::Old => {
                 let policy = Policy { retention: soon, ..rerun };
-                // Nobody counts its effects: it may come again as something new.
+                // Its effects are not counted: it may run again as a new operation.
                 let _ =
                     worker.ledger.run(work(&format!("old-{round}"), policy), |_| async { Ok(outcome("old", 0)) }).await;
             }
@@ -135,51 +171,98 @@ impl Part {
     }
 }
 
-/// The keys that are enqueued in a round.
+/// The enqueued keys of a round.
 fn queued(round: usize) -> [String; 2] {
     ["alone", "with-rows"].map(|how| format!("queued-{round}-{how}"))
 }
 
-/// Enqueues, by itself and in a transaction, and lets a worker run until both have completed.
+/// The key of a round that runs in steps.
+fn stepped(round: usize) -> String {
+    format!("stepped-{round}")
+}
+
+/// Makes each remaining step, by the checkpoint, in its own transaction.
+async fn take_steps(context: Context<Database>) -> Result<Outcome, Unfinished> {
+    let name = context.operation().key.as_str().to_owned();
+    let taken = context.operation().checkpoint.as_ref().map_or(0, |data| data.len());
+    for n in taken..STEPS {
+        let (effect, fence) = (step_of(&name, n), context.fence());
+        let step = context.step(|tx: Tx| async move {
+            take_in(&tx, &effect, fence).await.map_err(Unfinished::failed)?;
+            Ok((vec![b'.'; n + 1], ()))
+        });
+        step.await?;
+    }
+    Ok(outcome(&name, context.fence().0))
+}
+
+/// Enqueues, alone and in a transaction, and runs a worker until all have completed.
 async fn run_queued(worker: &Arc<Worker>, round: usize, policy: &Policy) {
     let keys = queued(round);
-    let work = |name: &str| {
+    let long = stepped(round);
+    let work = |scope: Scope, name: &str| {
         let fingerprint = Fingerprint::of_bytes(name.as_bytes());
-        Ok::<_, semel::Error>(Work::new(queue(), Key::new(name)?, fingerprint).payload(name.to_owned()))
+        Ok::<_, semel::Error>(Work::new(scope, Key::new(name)?, fingerprint).payload(name.to_owned()))
     };
     let enqueue = async || {
-        worker.ledger.enqueue(work(&keys[0])?).await?;
-        let (ledger, other) = (worker.ledger.clone(), work(&keys[1])?);
-        let put = worker.ledger.transact(move |tx| async move {
-            let done = ledger.enqueue_in(&tx, vec![other]).await;
-            if done.is_ok() { Ok(done) } else { Err(done) }
-        });
-        put.await?.map(drop)
+        worker.ledger.enqueue(work(queue(), &keys[0])?).await?;
+        worker.ledger.enqueue(work(steps(), &long)?).await?;
+        let (ledger, other) = (worker.ledger.clone(), work(queue(), &keys[1])?);
+        let put = worker.ledger.transact(move |tx| async move { ledger.enqueue_in(&tx, vec![other]).await });
+        put.await.map(drop)
     };
     while let Err(error) = enqueue().await {
-        tell_error(&keys[0], &error);
+        report_error(&keys[0], &error);
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    let effect = |context: Context<Database>, tx: Tx| async move {
-        let name = context.operation().key.as_str().to_owned();
-        take_in(&tx, &name, context.fence()).await.map_err(Unfinished::failed)?;
-        Ok(outcome(&name, context.fence().0))
-    };
     let kind = semel::Kind::atomic("bank", "queue", effect).policy(policy.clone()).at_once(2);
     let (stop, stops) = watch::channel(false);
-    let hands = tokio::spawn(semel::Worker::new(&worker.ledger).on(kind).run(stops));
-    let is_over = async |name: &str| {
+    let in_steps = semel::Kind::leased("bank", "steps", take_steps).policy(policy.clone()).at_once(2);
+    let running = tokio::spawn(semel::Worker::new(&worker.ledger).on(kind).on(in_steps).run(stops));
+    let is_over = async |scope: Scope, name: &str| {
         let Ok(name) = Key::new(name) else { return true };
-        let there = worker.ledger.store().by_key(&queue(), &name).await;
+        let there = worker.ledger.store().by_key(&scope, &name).await;
         there.is_ok_and(|op| op.is_some_and(|op| op.state == State::Completed))
     };
-    while !(is_over(&keys[0]).await && is_over(&keys[1]).await) {
+    while !(is_over(queue(), &keys[0]).await && is_over(queue(), &keys[1]).await && is_over(steps(), &long).await) {
         tokio::time::sleep(Duration::from_millis(20)).await;
-        // What a killed worker had taken is free when its lease has lapsed.
+        // Operations that a killed worker had taken are free after lease expiry.
         sweep(worker).await;
     }
     stop.send_replace(true);
-    let _ = hands.await;
+    let _ = running.await;
+}
+
+/// A run every second, missed ones included: whatever is killed, no second is omitted.
+///
+/// # Panics
+/// Never: it is constant.
+#[must_use]
+#[expect(clippy::unwrap_used, reason = "it is constant")]
+pub fn ticks() -> Schedule {
+    let scope = Scope::new("acme", "bank", "tick").unwrap();
+    Schedule::every("tick", Duration::from_secs(1), scope).unwrap().missed(Missed::All(1000))
+}
+
+/// Runs the schedule in atomic mode until the test says stop.
+pub(crate) async fn tick(worker: &Arc<Worker>) {
+    let kind = semel::Kind::atomic("bank", "tick", effect).policy(policy(LEASE)).at_once(4);
+    let (stop, stops) = watch::channel(false);
+    let running = tokio::spawn(semel::Worker::new(&worker.ledger).on(kind).every(ticks()).run(stops));
+    while !worker.is_stopping() {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        // Operations that a killed worker had taken are free after lease expiry.
+        sweep(worker).await;
+    }
+    stop.send_replace(true);
+    let _ = running.await;
+}
+
+/// The effect of an enqueued operation: a row under its key.
+async fn effect(context: Context<Database>, tx: Tx) -> Result<Outcome, Unfinished> {
+    let name = context.operation().key.as_str().to_owned();
+    take_in(&tx, &name, context.fence()).await.map_err(Unfinished::failed)?;
+    Ok(outcome(&name, context.fence().0))
 }
 
 async fn once(worker: &Worker, key: &str, policy: &Policy, mode: Mode, long: Duration) {
@@ -203,7 +286,7 @@ async fn second_time_lucky(worker: &Worker, key: &str, policy: Policy) -> semel:
     worker.ledger.run(work(key, policy), handler).await
 }
 
-/// Asks until the key has come to its end, and tells which.
+/// Claims until the key has reached its end, and returns it.
 async fn until_settled<F, Fut>(worker: &Worker, key: &str, run: F)
 where
     F: Fn() -> Fut,
@@ -212,7 +295,7 @@ where
     loop {
         let pause = match run().await {
             Ok(claim) => {
-                tell_claim(key, &claim);
+                report_claim(key, &claim);
                 match claim {
                     Claim::Acquired(Ran::Failed(_) | Ran::Released | Ran::LeaseLost) => Duration::ZERO,
                     Claim::InFlight(there) => there.retry_after,
@@ -221,11 +304,11 @@ where
                 }
             }
             Err(error) => {
-                tell_error(key, &error);
+                report_error(key, &error);
                 Duration::from_millis(20)
             }
         };
-        // A lease of a killed worker ends by itself, or because somebody sweeps.
+        // The lease of a killed worker expires, or a sweep ends it.
         tokio::time::sleep(pause.min(LEASE)).await;
         if !pause.is_zero() {
             sweep(worker).await;

@@ -1,8 +1,7 @@
-//! A PostgreSQL of the test's own, to be killed and started again.
+//! A private PostgreSQL, to be killed and started again.
 //!
-//! It lives under `target/servers` by the rules of `scripts/postgres.sh`: a directory
-//! `postgres.XXXXXX` that is locked for as long as its owner lives. What a killed test leaves
-//! behind is found and removed by that script's next run.
+//! It lives under `target/servers` by the rules of `scripts/postgres.sh`: a directory `postgres.XXXXXX` that is locked
+//! while its owner lives. The next run of that script removes the directories of killed tests.
 #![expect(clippy::missing_panics_doc, clippy::unwrap_used, reason = "a test that cannot set up its server fails")]
 
 use std::{
@@ -16,8 +15,8 @@ use std::{
 
 use rustix::process::{Pid, Signal};
 
-/// Durability is what is tested, so these are the defaults, and said all the same. Loopback only,
-/// since everyone who can connect is trusted.
+/// The tests are about durability, so the defaults are set explicitly. Loopback only, since every connection is
+/// trusted.
 const CONFIG: &str = "
 listen_addresses = '127.0.0.1'
 unix_socket_directories = ''
@@ -29,11 +28,11 @@ max_connections = 100
 /// A private PostgreSQL, gone when this is dropped.
 pub struct Server {
     dir: tempfile::TempDir,
-    /// The data directory, where the server's user can reach it.
+    /// The data directory, readable for the server's user.
     data: PathBuf,
     bin: PathBuf,
     port: u16,
-    /// Tells `postgres.sh` that somebody still needs the directory.
+    /// Keeps `postgres.sh` from removing the directory.
     _lock: File,
 }
 
@@ -50,7 +49,7 @@ impl Server {
         server
     }
 
-    /// Starts a standby of it. It follows from now on, synchronously once it is named in `synchronous_standby_names`.
+    /// Starts a standby. It replicates synchronously once it is named in `synchronous_standby_names`.
     #[must_use]
     pub fn standby(&self) -> Self {
         let mut standby = Self::in_a_new_directory();
@@ -65,7 +64,7 @@ impl Server {
     fn in_a_new_directory() -> Self {
         let servers = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/servers");
         fs::create_dir_all(&servers).unwrap();
-        // Directories are made and removed under this lock only; see the script.
+        // Directories are created and removed under this lock only; see the script.
         let all = File::open(&servers).unwrap();
         all.lock().unwrap();
         let dir = tempfile::Builder::new().prefix("postgres.").rand_bytes(6).tempdir_in(&servers).unwrap();
@@ -87,14 +86,13 @@ impl Server {
         panic!("PostgreSQL did not start: {}", self.log());
     }
 
-    /// How to reach it.
+    /// Its URL.
     #[must_use]
     pub fn url(&self) -> String {
         format!("postgres://semel@127.0.0.1:{}/postgres?sslmode=disable", self.port)
     }
 
-    /// Stops it as a power failure would, but for its children being told: no checkpoint, no
-    /// good-bye to anybody.
+    /// Stops it like a power failure, except that its children are signalled: no checkpoint, no graceful close.
     pub fn crash(&self) {
         self.run("pg_ctl", &["stop", "--mode=immediate", "-w"]);
     }
@@ -104,7 +102,7 @@ impl Server {
         rustix::process::kill_process(self.pid().unwrap(), Signal::KILL).unwrap();
     }
 
-    /// Starts it again on what is on its disk.
+    /// Starts it again on its data.
     pub fn restart(&self) {
         let begun = Instant::now();
         // After a kill, the children may hold the shared memory for a moment.
@@ -121,12 +119,12 @@ impl Server {
         self.run("pg_ctl", &["reload"]);
     }
 
-    /// Makes a standby the primary.
+    /// Promotes a standby.
     pub fn promote(&self) {
         self.run("pg_ctl", &["promote", "-w", "-t", "60"]);
     }
 
-    /// Lets it begin a new timeline without another server: it is started as a standby of nobody, and promoted.
+    /// Starts a new timeline without another server: restarts it as a standby without a primary, and promotes it.
     pub fn begin_a_timeline(&self) {
         self.run("pg_ctl", &["stop", "--mode=fast", "-w"]);
         let signal = self.data.join("standby.signal");
@@ -135,7 +133,7 @@ impl Server {
         self.promote();
     }
 
-    /// Copies its database into a new one, of this name, of another server, by `pg_dump` and `psql`. Its URL there.
+    /// Copies its database into a new one on another server, by `pg_dump` and `psql`; returns its URL.
     #[must_use]
     pub fn dump_into(&self, other: &Self, name: &str) -> String {
         let dump = self.data.join(format!("{name}.sql"));
@@ -171,8 +169,8 @@ impl Server {
         command.arg("-D").arg(&self.data).args(arguments).output().unwrap()
     }
 
-    /// Its pid, if it runs and is really ours: a postmaster works in its data directory, and the
-    /// number in a stale file may by now belong to anybody.
+    /// Its pid, if it runs and is ours: a postmaster works in its data directory, and the pid in a stale file may
+    /// belong to another process.
     fn pid(&self) -> Option<Pid> {
         let text = fs::read_to_string(self.data.join("postmaster.pid")).ok()?;
         let pid = Pid::from_raw(text.lines().next()?.trim().parse().ok()?)?;
@@ -202,15 +200,15 @@ impl Drop for Server {
 fn make_data_dir(dir: &Path) -> PathBuf {
     let data = dir.join("data");
     fs::create_dir(&data).unwrap();
-    // A server takes no directory that others may read.
+    // PostgreSQL refuses a directory that others may read.
     fs::set_permissions(&data, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
     if is_root() {
         fs::set_permissions(dir, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         give_away(&data);
         let reachable = as_owner(Path::new("test")).arg("-w").arg(&data).status().unwrap();
         if !reachable.success() {
-            // A checkout in a home directory that is closed to others. Not in /tmp, which may be
-            // in memory, where fsync costs nothing and proves nothing.
+            // For a checkout in a private home directory. Not in /tmp, which may be in memory, where fsync costs
+            // nothing and proves nothing.
             let elsewhere = tempfile::Builder::new().prefix("semel-postgres.").tempdir_in("/var/tmp").unwrap().keep();
             give_away(&elsewhere);
             fs::remove_dir(&data).unwrap();
@@ -240,7 +238,7 @@ fn as_owner(program: &Path) -> Command {
     };
     command.current_dir("/");
     for (name, _) in std::env::vars_os() {
-        // The caller's PG* variables mean another server.
+        // The caller's PG* variables refer to another server.
         if name.to_string_lossy().starts_with("PG") {
             command.env_remove(name);
         }
@@ -248,7 +246,7 @@ fn as_owner(program: &Path) -> Command {
     command
 }
 
-/// The directory of PostgreSQL's programs: given by `postgres.sh run`, else the newest there is.
+/// The directory of PostgreSQL's programs: set by `postgres.sh run`, else the newest there is.
 fn find_bin() -> PathBuf {
     if let Some(bin) = std::env::var_os("SEMEL_TEST_POSTGRES_BIN") {
         return bin.into();

@@ -1,4 +1,4 @@
-//! A wire between a client and any server, which can be cut, or made deaf in one direction.
+//! A proxy between a client and any server, which can be cut, or blocked in one direction.
 #![expect(clippy::missing_panics_doc, clippy::unwrap_used, reason = "a test that cannot lay its wire fails")]
 
 use std::{
@@ -15,16 +15,16 @@ use tokio::{
 
 use super::proxy::host_of;
 
-/// What a wire lets through.
+/// The directions that a wire passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flow {
     /// Everything.
     Open,
-    /// What the client says, but none of the server's answers: those wait.
+    /// Requests, but no answers: those wait.
     Deaf,
-    /// The server's answers, but nothing that the client says: that waits, until its buffers are full.
+    /// Answers, but no requests: those wait, until the buffers are full.
     Mute,
-    /// Nothing: connections are cut, and new ones, too.
+    /// Nothing: existing and new connections are cut.
     Away,
 }
 
@@ -33,7 +33,7 @@ pub struct Wire {
     address: SocketAddr,
     /// The flow, and how often all connections were cut.
     flow: watch::Sender<(Flow, u64)>,
-    /// Where it leads.
+    /// Its target.
     target: Arc<Mutex<String>>,
     listening: tokio::task::JoinHandle<()>,
 }
@@ -56,24 +56,24 @@ impl Wire {
         Self { address, flow, target, listening }
     }
 
-    /// The same URL, by way of the wire.
+    /// The same URL, through the wire.
     #[must_use]
     pub fn url(&self, url: &str) -> String {
         url.replacen(host_of(url), &self.address.to_string(), 1)
     }
 
-    /// Changes what is let through.
+    /// Sets the flow.
     pub fn set(&self, to: Flow) {
         self.flow.send_modify(|(flow, _)| *flow = to);
     }
 
-    /// Leads to the server of another URL from now on; all connections are cut.
+    /// Connects to the server of another URL from now on; cuts all connections.
     pub fn lead_to(&self, url: &str) {
         host_of(url).clone_into(&mut self.target.lock().unwrap());
         self.cut();
     }
 
-    /// Cuts all connections that there are. New ones go through.
+    /// Cuts all existing connections. New ones pass.
     pub fn cut(&self) {
         self.flow.send_modify(|(_, cuts)| *cuts += 1);
     }

@@ -19,28 +19,29 @@ use semel::{
 use semel_store::{Database, Settings};
 use tokio::{sync::mpsc, task::JoinSet};
 
-use super::{Bank, Mode, Order, Told, WriteKind, bank::take_in, scenario};
+use super::{Bank, FOLLOWERS, Mode, Order, Report, WriteKind, bank::take_in, scenario};
 use crate::work;
 
-/// How long a racing task waits for somebody else's outcome before it asks again.
+/// How long a racing task waits for another's outcome before it claims again.
 const WAIT: Duration = Duration::from_secs(30);
 
 /// A node that takes orders.
 pub struct Worker {
     /// Its ledger.
     pub ledger: Ledger<Database>,
-    /// Where its effects take place.
+    /// Where its effects are made.
     pub bank: Arc<Bank>,
     leases: Mutex<HashMap<String, Lease<Database>>>,
-    stop: AtomicBool,
+    pub(super) stop: AtomicBool,
 }
 
-/// What `semel-worker URL EFFECTS` does: takes orders from standard input until that ends.
+/// Runs `semel-worker URL EFFECTS`: takes orders from standard input until that ends.
 ///
 /// # Panics
-/// When the database cannot be opened.
+/// The database cannot be opened.
 pub async fn serve(url: &str, effects: &Path) {
-    let database = Database::open(url, Settings::default()).await.unwrap();
+    let settings = Settings { projections: vec![FOLLOWERS], ..Settings::default() };
+    let database = Database::open(url, settings).await.unwrap();
     let options = Options { owner: format!("worker:{}", std::process::id()), ..Options::default() };
     let worker = Arc::new(Worker {
         ledger: Ledger::new(database, options).unwrap(),
@@ -48,7 +49,7 @@ pub async fn serve(url: &str, effects: &Path) {
         leases: Mutex::default(),
         stop: AtomicBool::new(false),
     });
-    tell(&Told::Ready);
+    report(&Report::Ready);
     let mut given = read_orders();
     let mut orders = JoinSet::new();
     while let Some(order) = given.recv().await {
@@ -63,16 +64,16 @@ pub async fn serve(url: &str, effects: &Path) {
                 let worker = worker.clone();
                 orders.spawn(async move {
                     worker.carry_out(order).await;
-                    tell(&Told::Done);
+                    report(&Report::Done);
                 });
             }
         }
     }
-    // Without waiting for anything: if the test is gone, there is nobody to wait for.
+    // Exits at once: the test is gone.
     std::process::exit(0);
 }
 
-/// Orders, read by a thread of their own: standard input blocks.
+/// Orders, read by a separate thread: standard input blocks.
 fn read_orders() -> mpsc::UnboundedReceiver<Order> {
     let (sender, receiver) = mpsc::unbounded_channel();
     std::thread::spawn(move || {
@@ -86,20 +87,20 @@ fn read_orders() -> mpsc::UnboundedReceiver<Order> {
     receiver
 }
 
-/// Tells the test something.
-pub(crate) fn tell(told: &Told) {
-    let mut line = serde_json::to_string(told).unwrap();
+/// Sends a report to the test.
+pub(crate) fn report(report: &Report) {
+    let mut line = serde_json::to_string(report).unwrap();
     line.push('\n');
-    // In one write. That nobody reads it any more is no error.
+    // In one write. It is no error if the test is gone.
     let _ = std::io::stdout().lock().write_all(line.as_bytes());
 }
 
-/// Tells of an error.
-pub(crate) fn tell_error(key: &str, error: &Error) {
-    tell(&Told::Broke { key: key.to_owned(), error: error.to_string(), transient: error.is_transient() });
+/// Reports an error.
+pub(crate) fn report_error(key: &str, error: &Error) {
+    report(&Report::Broke { key: key.to_owned(), error: error.to_string(), transient: error.is_transient() });
 }
 
-/// A policy for tests: no backoff, and no end to attempts.
+/// A policy for tests: no backoff, and unlimited attempts.
 #[must_use]
 pub fn policy(lease: Duration) -> Policy {
     Policy { lease, backoff: Backoff::NONE, max_crashes: 1000, ..Policy::default() }
@@ -134,20 +135,33 @@ impl Worker {
                 }
                 pumping.join_all().await;
             }
+            Order::Enqueue { keys, mode, terms, with_rows } => {
+                let policy = Policy::from_terms(&terms).unwrap();
+                if let Err(error) = self.enqueue(&keys, mode, &policy, with_rows).await {
+                    report_error(&keys[0], &error);
+                }
+            }
+            Order::Work { at_once } => self.work(at_once).await,
             Order::Scenario { rounds } => scenario::play(self, rounds).await,
+            Order::Tick => scenario::tick(self).await,
             Order::Stop => {}
         }
+    }
+
+    /// Whether the test has asked it to stop.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stop.load(Ordering::SeqCst)
     }
 
     async fn claim(&self, key: String, terms: &str) {
         match self.ledger.claim(work(&key, Policy::from_terms(terms).unwrap())).await {
             Ok(Claim::Acquired(lease)) => {
                 let fence = lease.fence().0;
-                tell(&Told::Ended { key: key.clone(), how: "acquired".into(), fence, outcome: None });
+                report(&Report::Ended { key: key.clone(), how: "acquired".into(), fence, outcome: None });
                 self.leases.lock().unwrap().insert(key, lease);
             }
-            Ok(other) => tell_claim(&key, &other.map(|_| Ran::Released)),
-            Err(error) => tell_error(&key, &error),
+            Ok(other) => report_claim(&key, &other.map(|_| Ran::Released)),
+            Err(error) => report_error(&key, &error),
         }
     }
 
@@ -165,12 +179,12 @@ impl Worker {
             WriteKind::Doubt => lease.doubt("who knows").await.map(settled),
         };
         match done {
-            Ok(held) => tell(&Told::Wrote { key: key.to_owned(), write, held }),
-            Err(error) => tell_error(key, &error),
+            Ok(held) => report(&Report::Wrote { key: key.to_owned(), write, held }),
+            Err(error) => report_error(key, &error),
         }
     }
 
-    /// One run. The handler says that it has begun, works, and makes its effect.
+    /// One run. The handler reports that it has begun, works, and makes its effect.
     pub(crate) async fn run_once(
         &self,
         key: &str,
@@ -184,7 +198,7 @@ impl Worker {
                 let handler = move |ctx: semel::Context<Database>| {
                     let (bank, key) = (bank.clone(), key.clone());
                     async move {
-                        tell(&Told::Begun { key: key.clone(), fence: ctx.fence().0 });
+                        report(&Report::Begun { key: key.clone(), fence: ctx.fence().0 });
                         tokio::time::sleep(long).await;
                         bank.take(&key, ctx.fence(), &ctx.derived_key("effect"));
                         Ok(outcome(&key, ctx.fence().0))
@@ -196,7 +210,7 @@ impl Worker {
                 let handler = move |ctx: semel::Context<Database>, tx| {
                     let key = key.clone();
                     async move {
-                        tell(&Told::Begun { key: key.clone(), fence: ctx.fence().0 });
+                        report(&Report::Begun { key: key.clone(), fence: ctx.fence().0 });
                         tokio::time::sleep(long).await;
                         take_in(&tx, &key, ctx.fence()).await.map_err(Unfinished::failed)?;
                         Ok(outcome(&key, ctx.fence().0))
@@ -209,36 +223,36 @@ impl Worker {
 
     async fn run(&self, key: &str, policy: Policy, mode: Mode, long: Duration) {
         match self.run_once(key, policy, mode, long).await {
-            Ok(claim) => tell_claim(key, &claim),
-            Err(error) => tell_error(key, &error),
+            Ok(claim) => report_claim(key, &claim),
+            Err(error) => report_error(key, &error),
         }
     }
 
-    /// Blocks its thread, as work that cannot be cancelled does, and after the first pause of the
-    /// whole process that is longer than the lease tells what it was answered.
+    /// Blocks its thread, like work that cannot be cancelled, and reports the first check after a pause of the whole
+    /// process that is longer than the lease.
     async fn watch(&self, key: &str, policy: Policy) {
         let (name, lease) = (key.to_owned(), policy.lease);
         let handler = move |ctx: semel::Context<Database>| {
             let key = name.clone();
             async move {
                 let mut deadline = Uptime::now() + lease;
-                tell(&Told::Begun { key: key.clone(), fence: ctx.fence().0 });
+                report(&Report::Begun { key: key.clone(), fence: ctx.fence().0 });
                 while !deadline.has_passed() {
                     deadline = Uptime::now() + lease;
                     std::thread::sleep(Duration::from_millis(1));
                 }
-                tell(&Told::Woke { key, lost: ctx.is_lost() });
+                report(&Report::Woke { key, lost: ctx.is_lost() });
                 Err(Unfinished::failed("slept too long"))
             }
         };
         match self.ledger.run(work(key, policy), handler).await {
-            Ok(claim) => tell_claim(key, &claim),
-            Err(error) => tell_error(key, &error),
+            Ok(claim) => report_claim(key, &claim),
+            Err(error) => report_error(key, &error),
         }
     }
 
-    /// Claims or waits, until there is an outcome, or a doubt. That a lease was lost on the way, on a
-    /// machine with too much to do, is told and no reason to give up. Nor is a store that is away for a moment.
+    /// Claims or waits, until there is an outcome, or a doubt. A lease that was lost on a busy machine is reported, and
+    /// it continues. So it does while the store is unavailable.
     async fn race(&self, key: &str, policy: Policy, mode: Mode) {
         loop {
             let claim = match mode {
@@ -247,14 +261,14 @@ impl Worker {
             };
             match claim {
                 Ok(claim) => {
-                    tell_claim(key, &claim);
+                    report_claim(key, &claim);
                     match claim {
                         Claim::Acquired(Ran::Completed(_)) | Claim::Replay(_) | Claim::InDoubt(_) => return,
                         _ => {}
                     }
                 }
                 Err(error) => {
-                    tell_error(key, &error);
+                    report_error(key, &error);
                     if !error.is_transient() {
                         return;
                     }
@@ -296,29 +310,29 @@ impl Worker {
             let key = format!("{prefix}-{number}");
             match self.run_once(&key, policy.clone(), mode, Duration::ZERO).await {
                 Ok(claim) => {
-                    tell_claim(&key, &claim);
+                    report_claim(&key, &claim);
                     match claim {
-                        // In doubt is an end, too: nobody but a person goes on from there.
+                        // In doubt is an end, too: only a person resolves it.
                         Claim::Acquired(Ran::Completed(_)) | Claim::Replay(_) | Claim::InDoubt(_) => number += 1,
                         Claim::Acquired(_) => {}
                         _ => tokio::time::sleep(Duration::from_millis(50)).await,
                     }
                 }
-                Err(error) => tell_error(&key, &error),
+                Err(error) => report_error(&key, &error),
             }
         }
     }
 }
 
-/// The outcome of a run tells who made it. That of a key named `large` is too large to go along with a commit: in atomic
-/// mode its completion is a statement of its own before that.
+/// The outcome of a run names its maker. That of a key named `large` is too large to be sent with a commit: in atomic
+/// mode its completion is a separate statement.
 pub(crate) fn outcome(key: &str, fence: i64) -> Outcome {
     let more = if key == "large" { ".".repeat(100_000) } else { String::new() };
     Outcome::kept(format!("{key} under {fence}{more}"))
 }
 
-/// Tells how a claim or a run ended.
-pub(crate) fn tell_claim(key: &str, claim: &Claim<Ran>) {
+/// Reports the end of a claim or a run.
+pub(crate) fn report_claim(key: &str, claim: &Claim<Ran>) {
     let kept = |outcome: &Outcome| outcome.kept.then(|| String::from_utf8_lossy(&outcome.body).into_owned());
     let (how, outcome) = match claim {
         Claim::Acquired(Ran::Completed(outcome)) => ("completed", kept(outcome)),
@@ -330,5 +344,5 @@ pub(crate) fn tell_claim(key: &str, claim: &Claim<Ran>) {
         other => (other.word(), None),
     };
     let fence = claim.operation().map_or(0, |op| op.fence.0);
-    tell(&Told::Ended { key: key.to_owned(), how: how.to_owned(), fence, outcome });
+    report(&Report::Ended { key: key.to_owned(), how: how.to_owned(), fence, outcome });
 }

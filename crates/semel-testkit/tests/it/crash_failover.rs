@@ -5,10 +5,10 @@ use std::{
     time::Duration,
 };
 
-use semel::{Claim, Fence, Ledger, OnLost, Options, Outcome, Policy, Settled, Store as _};
+use semel::{Claim, Fence, Ledger, OnLost, Options, Outcome, Policy, Settled, prelude::*};
 use semel_store::{Database, Settings};
 use semel_testkit::{
-    faults::{Mode, Order, Process, Server, Told, Wire, worker::policy},
+    faults::{Mode, Order, Process, Report, Server, Wire, worker::policy},
     work,
 };
 use sqlx::{Connection as _, PgConnection};
@@ -18,7 +18,7 @@ use crate::{
     support::Site,
 };
 
-/// Asks a server until it says so.
+/// Polls a server until it is true.
 async fn until(server: &Server, question: &'static str) {
     let mut conn = PgConnection::connect(&server.url()).await.unwrap();
     let is_so = async {
@@ -29,7 +29,7 @@ async fn until(server: &Server, question: &'static str) {
     tokio::time::timeout(Duration::from_secs(60), is_so).await.unwrap();
 }
 
-/// Runs of each mode that a worker has going at the same time.
+/// Concurrent runs of each mode per worker.
 const TASKS: usize = 4;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -49,46 +49,46 @@ async fn crash_of_a_primary_with_a_synchronous_standby_loses_nothing_acknowledge
             worker.order(&Order::Pump { prefix: format!("{mode:?}-{n}"), tasks: TASKS, terms, mode }).await;
         }
     }
-    let mut told = Vec::new();
-    until_they_work(&mut workers, &mut told).await;
+    let mut reports = Vec::new();
+    until_they_work(&mut workers, &mut reports).await;
     primary.kill();
     standby.promote();
     wire.lead_to(&standby.url());
-    // Nobody has told them to: they go on by themselves.
-    until_they_work(&mut workers, &mut told).await;
-    until_each_task_works(&mut workers, &mut told).await;
+    // Without any order: they continue by themselves.
+    until_they_work(&mut workers, &mut reports).await;
+    until_each_task_works(&mut workers, &mut reports).await;
     for worker in workers {
-        told.extend(worker.stop().await);
+        reports.extend(worker.stop().await);
     }
-    check(&site, &told, 2 * TASKS).await;
-    fences_only_grew(&told);
+    check(&site, &reports, 2 * TASKS).await;
+    fences_only_grew(&reports);
 }
 
-/// Waits until each task has a fence of the next epoch: one may wait for the server that is gone when the others are at
+/// Waits until each task has a fence of the next epoch: one may still wait for the lost server when the others are at
 /// work again.
-async fn until_each_task_works(workers: &mut [Process], told: &mut Vec<Told>) {
-    let moved = |told: &Told| match told {
-        Told::Begun { key, fence } if fence >> 43 == 1 => Some(key.rsplit_once('-').unwrap().0.to_owned()),
+async fn until_each_task_works(workers: &mut [Process], reports: &mut Vec<Report>) {
+    let moved = |reports: &Report| match reports {
+        Report::Begun { key, fence } if fence >> 43 == 1 => Some(key.rsplit_once('-').unwrap().0.to_owned()),
         _ => None,
     };
-    let mut at_work: BTreeSet<String> = told.iter().filter_map(moved).collect();
+    let mut at_work: BTreeSet<String> = reports.iter().filter_map(moved).collect();
     for (n, worker) in workers.iter_mut().enumerate() {
         let tasks = (0..TASKS).flat_map(|task| ["Atomic", "Leased"].map(|mode| format!("{mode}-{n}-{task}")));
         for task in tasks {
             while !at_work.contains(&task) {
                 let one = worker.next().await.expect("a worker has ended");
                 at_work.extend(moved(&one));
-                told.push(one);
+                reports.push(one);
             }
         }
     }
 }
 
 /// Each task of a worker runs one key after the other, so its fences must be in order, and end in the next epoch.
-fn fences_only_grew(told: &[Told]) {
+fn fences_only_grew(reports: &[Report]) {
     let mut last: BTreeMap<&str, i64> = BTreeMap::new();
-    for told in told {
-        if let Told::Begun { key, fence } = told {
+    for reports in reports {
+        if let Report::Begun { key, fence } = reports {
             let last = last.entry(key.rsplit_once('-').unwrap().0).or_default();
             assert!(*fence > *last, "{key}: {fence} after {last}");
             *last = *fence;
@@ -103,7 +103,7 @@ async fn ledger(url: &str) -> Ledger<Database> {
 }
 
 async fn acquire(ledger: &Ledger<Database>, text: &str, policy: &Policy) -> Fence {
-    // Until the lease of the one before has lapsed.
+    // Until the previous lease has expired.
     let acquired = async {
         loop {
             if let Claim::Acquired(lease) = ledger.claim(work(text, policy.clone())).await.unwrap() {
@@ -115,7 +115,7 @@ async fn acquire(ledger: &Ledger<Database>, text: &str, policy: &Policy) -> Fenc
     tokio::time::timeout(Duration::from_secs(60), acquired).await.unwrap()
 }
 
-/// What was there before there was a stored epoch.
+/// The tables before there was a stored epoch.
 const OLDER: &str =
     "DROP TABLE semel_epoch; DROP FUNCTION semel_cluster; DELETE FROM semel_migrations WHERE version = 8";
 
@@ -146,7 +146,7 @@ async fn crash_recovery_from_a_dump_of_a_promoted_server_keeps_fences_growing() 
         assert!(first > last, "{name}: {first} after {last}");
         let taken = acquire(&after, "held", &terms).await;
         assert!(taken > first, "{name}: {taken} after {first}");
-        // The sweep finds what expired, and what lapsed: that lease may still have some of its second left.
+        // The sweep finds expired operations, and expired leases: that lease may still have some of its second left.
         let (mut lapsed, mut expired) = (0, 0);
         let swept = async {
             while lapsed < 1 || expired < 1 {

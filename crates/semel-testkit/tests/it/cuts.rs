@@ -1,11 +1,10 @@
-//! The connection to PostgreSQL is cut, swallows or trickles at the worst moment, and whatever is
-//! answered is the truth.
+//! The connection to PostgreSQL is cut, swallows or trickles at the worst moment, and every answer is true.
 
 use std::time::{Duration, Instant};
 
 use semel::{
     Backoff, Claim, Failure, Held, Lease, Ledger, OnLost, Options, Outcome, Policy, Ran, Retry, Settled, State,
-    Store as _, Unfinished, machine::Answer, store::Commit,
+    Unfinished, machine::Answer, prelude::*, store::Commit,
 };
 use semel_store::{Database, Settings, Tx};
 use semel_testkit::{
@@ -21,9 +20,9 @@ use crate::support::Site;
 
 /// The end of an atomic run: its completion and the commit in one;
 const COMMIT_OF_RUN: On = On::Query("SAVEPOINT semel");
-/// where newer data may wait, and of any other transaction of a caller: the commit alone.
+/// if newer data may wait, and for any other transaction of a caller: the commit alone.
 const COMMIT_OF_CALLER: On = On::Query("SELECT 1; COMMIT");
-/// The end of a transaction of the ledger's own.
+/// The end of one of the ledger's own transactions.
 const COMMIT_OF_LEDGER: On = On::Query("COMMIT");
 /// The statement that makes first claims.
 const CLAIM: On = On::Execute("asked AS MATERIALIZED");
@@ -45,7 +44,7 @@ impl Wire {
         Self::with(Settings::default()).await
     }
 
-    /// One that waits for an answer for a second only, where answers are swallowed.
+    /// With a time limit of a second for an answer, for swallowed answers.
     async fn impatient() -> Self {
         Self::with(Settings { answer_limit: Duration::from_secs(1), ..Settings::default() }).await
     }
@@ -71,7 +70,7 @@ impl Wire {
         self.ledger.run_atomic(work(text, policy), handler).await
     }
 
-    /// Asks again as a client would, until it has its outcome: there is one effect, then.
+    /// Claims again like a client, until it has its outcome: then there is one effect.
     async fn until_completed(&self, text: &str) {
         let begun = Instant::now();
         let run = async || self.run(text, usual(), small()).await;
@@ -86,19 +85,19 @@ impl Wire {
         effect_rows(&self.site.db).await.get(text).copied().unwrap_or(0)
     }
 
-    /// Claims keys side by side, all of which must be told that the store is away.
+    /// Claims keys concurrently; all must get the error that the store is unavailable.
     async fn claim_in_vain(&self, names: &[String], policy: &Policy) {
         let mut claims = JoinSet::new();
         for name in names {
             let (ledger, work) = (self.ledger.clone(), work(name, policy.clone()).payload(name.clone()));
             claims.spawn(async move { ledger.claim(work).await.map(|claim| claim.word()) });
         }
-        for told in claims.join_all().await {
-            assert!(told.as_ref().is_err_and(semel::Error::is_transient), "{told:?}");
+        for got in claims.join_all().await {
+            assert!(got.as_ref().is_err_and(semel::Error::is_transient), "{got:?}");
         }
     }
 
-    /// Waits until the operation under a key is as it should be: nothing, or something in a state.
+    /// Waits until the operation under a key is as expected: absent, or in a state.
     async fn becomes(&self, text: &str, state: Option<State>) {
         let begun = Instant::now();
         loop {
@@ -136,12 +135,12 @@ impl Wire {
     }
 }
 
-/// An outcome that goes along with the commit.
+/// An outcome that is sent with the commit.
 fn small() -> Outcome {
     Outcome::kept("done")
 }
 
-/// An outcome so large that the completion is made before the commit.
+/// An outcome so large that the completion is sent before the commit.
 fn large() -> Outcome {
     Outcome::kept("done ".repeat(20_000))
 }
@@ -170,12 +169,12 @@ async fn cut_the_commit(wire: &Wire, commit: On, outcome: Outcome) {
         let rows = wire.rows(&name).await;
         let stored = wire.site.db.by_key(&scope(), &key(&name)).await.unwrap();
         match (fault, answer) {
-            // The server had committed before its first byte: anything but this would be a lie.
+            // The server had committed before its first byte: any other answer would be false.
             (Fault::CutAnswer(_), Claim::Acquired(Ran::Completed(outcome))) => {
                 let stored = stored.unwrap();
                 assert_eq!((rows, stored.state, stored.outcome), (1, State::Completed, Some(outcome)), "{name}");
             }
-            // It did not happen, and nobody is to blame: it costs no attempt.
+            // It did not happen, through no fault of the run: no attempt is counted.
             (Fault::CutRequest, Claim::Acquired(Ran::Released)) => {
                 assert_eq!((rows, stored), (0, None), "{name}");
                 let again = run(&name).await;
@@ -212,7 +211,7 @@ async fn the_connection_cut_after_every_byte_of_an_inline_commit() {
         wire.assert_met(&name);
         let whole = matches!(fault, Fault::CutAnswer(n) if n >= wire.proxy.met().unwrap());
         assert!(matches!((&first, whole), (Commit::Done, true) | (Commit::Unknown(_), false)), "{name}: {first:?}");
-        // Whoever does not know asks again, and the ledger knows.
+        // A caller with an unknown result claims again, and the ledger answers.
         match attempt(&name).await {
             None => {}
             Some(Commit::Done) => assert!(matches!(fault, Fault::CutRequest), "{name} was made a second time"),
@@ -298,12 +297,12 @@ async fn the_connection_cut_after_every_byte_of_every_other_write() {
     wire.site.check_counters().await;
 }
 
-/// An answer may take a second here. Without that limit, only the machine's own would end the wait, after minutes.
+/// An answer may take a second here. Without that limit, only TCP would end the wait, after minutes.
 async fn given_up<T>(name: &str, asked: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(30), asked).await.unwrap_or_else(|_| panic!("{name}: still waiting"))
 }
 
-/// Nobody hangs, and nobody guesses.
+/// No call hangs, and no answer is guessed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_that_swallows_everything_is_given_up() {
     let wire = Wire::impatient().await;
@@ -317,7 +316,7 @@ async fn a_connection_that_swallows_everything_is_given_up() {
         assert_eq!(lease.complete(Outcome::kept("")).await.unwrap(), Settled::Yes { successor: false }, "{name}");
         wire.assert_met(&name);
 
-        // A short lease: for as long, the server keeps a transaction of which it hears nothing.
+        // A short lease: the server ends an idle transaction after it.
         let name = format!("atomic {fault:?}");
         wire.plan(COMMIT_OF_RUN, fault);
         let answer = given_up(&name, wire.run(&name, policy(Duration::from_secs(2)), small())).await.unwrap();
@@ -329,7 +328,7 @@ async fn a_connection_that_swallows_everything_is_given_up() {
         }
         wire.until_completed(&name).await;
 
-        // Where the completion is too large to go along with it, the commit goes alone.
+        // A completion that is too large to be sent with the commit precedes it.
         let name = format!("large {fault:?}");
         wire.plan(COMMIT_OF_CALLER, fault);
         let answer = given_up(&name, wire.run(&name, policy(Duration::from_secs(2)), large())).await.unwrap();
@@ -346,16 +345,16 @@ async fn a_connection_that_swallows_everything_is_given_up() {
             wire.plan(on, fault);
             let answer = wire.run(&name, policy(Duration::from_secs(2)), large()).await;
             wire.assert_met(&name);
-            // That it is not known in time is an answer as well, but none that anybody may count on.
+            // An unknown result is an answer as well, on which nothing may be built.
             let completed = matches!(answer, Ok(Claim::Acquired(Ran::Completed(_))));
             assert!(answer.as_ref().err().is_none_or(semel::Error::is_transient), "{name}: {answer:?}");
             assert_eq!(wire.rows(&name).await, i64::from(completed), "{name}: {answer:?}");
             wire.until_completed(&name).await;
         }
         wire.plan(On::Execute("JOIN semel_operations AS o"), fault);
-        let error = wire.db.by_key(&scope(), &key("somebody")).await.unwrap_err();
+        let error = wire.db.by_key(&scope(), &key("another")).await.unwrap_err();
         assert!(error.is_transient(), "{error}");
-        assert_eq!(wire.db.by_key(&scope(), &key("somebody")).await.unwrap(), None, "the next one is answered");
+        assert_eq!(wire.db.by_key(&scope(), &key("another")).await.unwrap(), None, "the next one is answered");
     }
     assert!(begun.elapsed() < Duration::from_secs(180), "it took {:?}", begun.elapsed());
     wire.site.check_counters().await;
@@ -377,10 +376,10 @@ async fn an_answer_that_trickles_in_is_an_answer() {
     assert_eq!(wire.rows("atomic").await, 1);
 }
 
-/// Claims are committed, their answers are lost, and the store is away for longer than a caller is kept waiting. The
-/// callers are told so; when it is back, what they had claimed is undone: nothing runs, and nothing is in doubt.
+/// Claims are committed, their answers are lost, and the store is unavailable for longer than a caller waits. The
+/// callers get an error; when the store is back, their claims are withdrawn: nothing runs, and nothing is in doubt.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn claims_whose_answers_are_lost_are_undone() {
+async fn claims_with_lost_answers_are_withdrawn() {
     let wire = Wire::new().await;
     let hold = Policy { on_lost: OnLost::Hold, backoff: Backoff::NONE, ..usual() };
     let names: Vec<String> = (0..40).map(|n| format!("first {n}")).collect();
@@ -394,7 +393,7 @@ async fn claims_whose_answers_are_lost_are_undone() {
         wire.becomes(name, None).await;
     }
 
-    // The same for a takeover: it is put back, at no cost.
+    // The same for a takeover: it is released, without counting an attempt.
     let policy = || Policy { on_lost: OnLost::Hold, backoff: Backoff::NONE, ..usual() };
     let Claim::Acquired(lease) = wire.ledger.claim(work("taken over", policy()).payload("data")).await.unwrap() else {
         panic!("it is free")
@@ -410,7 +409,7 @@ async fn claims_whose_answers_are_lost_are_undone() {
     let put_back = wire.site.operation("taken over").await;
     assert_eq!((put_back.failures, put_back.crashes), (1, 0));
 
-    // Whoever comes again gets it.
+    // The next claim gets it.
     for name in ["first 0", "taken over"] {
         let claim = wire.ledger.claim(work(name, hold.clone())).await.unwrap();
         assert_eq!(claim.word(), "acquired", "{name}");
@@ -418,10 +417,11 @@ async fn claims_whose_answers_are_lost_are_undone() {
     wire.site.check_counters().await;
 }
 
-/// Data is stored under `rerun`, and the answer is lost. Its sender is told so, and sends it again elsewhere, where it is
-/// in flight: that sender does not come a third time. So the data must not go with the claim that is undone.
+/// Data is stored under `rerun`, and the answer is lost. Its sender gets an error, and sends it again to another node,
+/// where it is in flight: then the sender does not send it again. So withdrawing the first claim must not delete the
+/// data.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn data_that_another_was_told_is_in_flight_outlives_the_claim_that_stored_it() {
+async fn data_answered_in_flight_outlives_the_withdrawn_claim_that_stored_it() {
     let wire = Wire::new().await;
     let rerun = Policy { lease: Duration::from_secs(600), max_run: Duration::from_secs(600), ..usual() };
     wire.plan(CLAIM, Fault::GoAway);
@@ -434,16 +434,16 @@ async fn data_that_another_was_told_is_in_flight_outlives_the_claim_that_stored_
     wire.becomes("k", Some(State::Pending)).await;
     let kept = wire.site.operation("k").await;
     assert_eq!((kept.payload.as_deref(), kept.failures, kept.crashes), (Some(&b"k"[..]), 0, 0));
-    let found = elsewhere.due(&scope(), 10).await.unwrap().operations;
-    assert_eq!(found.len(), 1, "it runs without being sent again");
+    let due = elsewhere.due_kinds(scope().service(), ("", "")).await.unwrap();
+    assert_eq!(due.len(), 1, "it runs without being sent again");
     elsewhere.stop(Duration::from_secs(5)).await;
     wire.site.check_counters().await;
 }
 
-/// One of them that the database refuses to remove keeps no other from being undone.
+/// A claim that the database refuses to withdraw blocks no other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_claim_that_cannot_be_undone_keeps_no_other() {
-    /// None may be undone before all are lost.
+    /// None may be withdrawn before all are lost.
     const REFUSE: &str = "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
          $$ BEGIN RAISE EXCEPTION 'not this one'; END $$;
          CREATE TRIGGER refuse BEFORE DELETE ON semel_operations FOR EACH ROW EXECUTE FUNCTION refuse()";
@@ -473,7 +473,7 @@ async fn a_lost_claim_that_cannot_be_undone_keeps_no_other() {
 
 /// A node that stops looks for them once more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_that_stops_undoes_claims_whose_answers_were_lost() {
+async fn a_node_that_stops_withdraws_claims_with_lost_answers() {
     let wire = Wire::new().await;
     let hold = Policy { on_lost: OnLost::Hold, ..usual() };
     wire.plan(CLAIM, Fault::GoAway);
@@ -485,7 +485,8 @@ async fn a_node_that_stops_undoes_claims_whose_answers_were_lost() {
     assert_eq!(wire.site.db.by_key(&scope(), &key("k")).await.unwrap(), None);
 }
 
-/// First claims of a batch that are committed are answered, also when the store goes away before the others are.
+/// First claims of a batch that are committed are answered, also if the store becomes unavailable before the others
+/// are.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn claims_that_are_committed_are_answered_when_the_rest_of_their_batch_fails() {
     let wire = Wire::impatient().await;
@@ -505,13 +506,13 @@ async fn claims_that_are_committed_are_answered_when_the_rest_of_their_batch_fai
         wire.proxy.mend();
         let answers: Vec<_> = answers.unwrap().into_iter().map(|applied| applied.answer).collect();
         assert_eq!(answers, [Answer::Acquired, Answer::Busy, Answer::Acquired], "{fault:?}");
-        // Sent again, each is known by its token.
+        // Sent again, each is recognised by its token.
         let answers = wire.db.claim(batch.clone()).await.unwrap();
         assert!(answers.iter().all(|applied| applied.answer == Answer::Acquired), "{fault:?}");
         let op = answers[1].operation.as_ref().unwrap();
         let release = semel::machine::Write::Release { delay: Duration::ZERO, why: None };
         let release = semel::store::LeaseWrite { id: op.id, fence: op.fence, write: release };
-        // The connection for settles may have gone away with the others. The engine sends such a write again.
+        // The connection for settles may be lost with the others. The engine sends such a write again.
         if let Err(error) = wire.db.write(vec![release.clone()]).await {
             assert!(error.is_transient(), "{error}");
             wire.db.write(vec![release]).await.unwrap();

@@ -1,10 +1,11 @@
-//! Batches touch their rows in one order, whatever the order they were asked in.
+//! Batches lock their rows in one order, whatever the order of their items.
 
 use std::{sync::Arc, time::Duration};
 
 use semel::{
-    Outcome, Policy, Store as _,
+    Outcome, Policy,
     machine::{Answer, Request, Write},
+    prelude::*,
     store::{Applied, LeaseWrite},
 };
 use semel_store::{Database, Settings};
@@ -22,13 +23,13 @@ struct Nodes {
     a: Database,
     b: Database,
     watch: PgConnection,
-    // Goes last.
+    // Dropped last.
     _server: Server,
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_nodes_with_opposite_batches_do_not_deadlock() {
-    // Every wait of more than a moment is looked at, long before anybody gives up waiting.
+    // Deadlocks are looked for after a moment, long before a statement stops waiting.
     let server = Server::start("deadlock_timeout = '5ms'");
     let open = async || Database::open(&server.url(), Settings::default()).await.unwrap();
     let watch = PgConnection::connect(&server.url()).await.unwrap();
@@ -36,18 +37,18 @@ async fn two_nodes_with_opposite_batches_do_not_deadlock() {
     for round in 0..if torture() { 300 } else { 12 } {
         let held = nodes.claim(round).await;
         nodes.write(&held, &Write::Release { delay: Duration::ZERO, why: None }).await;
-        // Once more: to both nodes the keys are known by now, and the rows are gone.
+        // Once more: now both nodes know the keys, and the rows are gone.
         let held = nodes.claim(round).await;
         nodes.write(&held, &Write::Checkpoint("here".into())).await;
         nodes.write(&held, &Write::Complete(Outcome::kept(""))).await;
     }
-    // Sessions report their counts when they have been idle for a moment.
+    // Sessions report their counts after a moment of idleness.
     tokio::time::sleep(Duration::from_millis(500)).await;
     nodes.check("all rounds").await;
 }
 
 impl Nodes {
-    /// Both claim the same keys. What either of them got.
+    /// Both claim the same keys. Returns what either of them got.
     async fn claim(&mut self, round: usize) -> Vec<Applied> {
         let batch = || {
             let one = |n| Arc::new(request(&format!("{round}-{n:03}"), b"", Policy::default()));
@@ -80,11 +81,11 @@ impl Nodes {
         let second = tokio::spawn(async move { until_free(theirs, |batch| b.write(batch)).await });
         let answers = [first.await.unwrap(), second.await.unwrap()].concat();
         let made = |applied: &Applied| matches!(applied.answer, Answer::Settled { .. } | Answer::Written);
-        assert!(answers.iter().all(made), "each is told that it is made");
+        assert!(answers.iter().all(made), "each is answered as made");
         self.check(&format!("{write:?}")).await;
     }
 
-    /// Whoever is told of a deadlock asks again and gets its answer; only the count tells.
+    /// A deadlock is retried and then answered; only the count shows it.
     async fn check(&mut self, what: &str) {
         let sql = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";
         let deadlocks: i64 = sqlx::query_scalar(sql).fetch_one(&mut self.watch).await.unwrap();

@@ -2,29 +2,28 @@
 
 use std::time::{Duration, Instant};
 
-use semel::{State, Store as _};
+use semel::{State, prelude::*};
 use semel_testkit::{
     Kind,
-    faults::{Mode, Order, Process, Server, Told, effect_rows, worker::policy},
+    faults::{Mode, Order, Process, Report, Server, effect_rows, worker::policy},
     key, scope,
 };
 use sqlx::{Connection as _, PgConnection};
 
 use crate::support::{Site, how};
 
-/// What an order ends with while nothing can be written: an error that calls itself passing, or a
-/// run that knows that nothing happened.
+/// The end of an order while nothing can be written: a transient error, or a run that reports that nothing happened.
 async fn is_unavailable(worker: &mut Process, key: &str) {
-    let told = worker.ask(&Order::run(key, &policy(Duration::from_secs(2)), Mode::Atomic)).await;
-    assert!(matches!(told[..], [Told::Broke { transient: true, .. }]), "{told:?}");
+    let reports = worker.ask(&Order::run(key, &policy(Duration::from_secs(2)), Mode::Atomic)).await;
+    assert!(matches!(reports[..], [Report::Broke { transient: true, .. }]), "{reports:?}");
 }
 
 async fn completes(worker: &mut Process, key: &str) {
-    let told = worker.ask(&Order::run(key, &policy(Duration::from_secs(20)), Mode::Atomic)).await;
-    assert_eq!(how(&told), "completed", "{told:?}");
+    let reports = worker.ask(&Order::run(key, &policy(Duration::from_secs(20)), Mode::Atomic)).await;
+    assert_eq!(how(&reports), "completed", "{reports:?}");
 }
 
-/// Waits until new sessions are read-only, or are so no more: the others have been told by then.
+/// Waits until new sessions are read-only, or no longer: the others have been signalled by then.
 async fn until_read_only_is(server: &Server, value: &str) {
     let begun = Instant::now();
     loop {
@@ -44,33 +43,33 @@ async fn a_full_disk_or_read_only_store_is_unavailable_not_wrong_on_sqlite() {
     let site = Site::new(Kind::Sqlite).await;
     let mut worker = site.worker().await;
     completes(&mut worker, "before").await;
-    // No byte more: to the process, the disk is full.
+    // No byte more: for the process, the disk is full.
     worker.limit_files(Some(0));
     is_unavailable(&mut worker, "claim").await;
     assert!(site.db.by_key(&scope(), &key("claim")).await.unwrap().is_none(), "nothing was claimed");
     worker.limit_files(None);
     completes(&mut worker, "claim").await;
 
-    // Full in the middle of a run: it must not be taken for completed.
+    // Full in the middle of a run: it must not count as completed.
     let terms = policy(Duration::from_secs(4)).to_terms();
     worker.order(&Order::Run { key: "run".into(), terms, mode: Mode::Atomic, work: 300 }).await;
-    assert!(matches!(worker.next().await, Some(Told::Begun { .. })));
+    assert!(matches!(worker.next().await, Some(Report::Begun { .. })));
     worker.limit_files(Some(0));
-    let told = worker.until_done().await;
-    assert!(matches!(told[..], [Told::Broke { transient: true, .. }]), "{told:?}");
+    let reports = worker.until_done().await;
+    assert!(matches!(reports[..], [Report::Broke { transient: true, .. }]), "{reports:?}");
     assert_ne!(site.operation("run").await.state, State::Completed);
     worker.limit_files(None);
-    // Its lease could not be given back, and lasts for a moment more than the worker counted on.
+    // Its lease could not be released, and lasts a moment longer than the worker assumed.
     let begun = Instant::now();
-    let told = loop {
-        let told = worker.ask(&Order::run("run", &policy(Duration::from_secs(20)), Mode::Atomic)).await;
-        if how(&told) != "in_flight" {
-            break told;
+    let reports = loop {
+        let reports = worker.ask(&Order::run("run", &policy(Duration::from_secs(20)), Mode::Atomic)).await;
+        if how(&reports) != "in_flight" {
+            break reports;
         }
         assert!(begun.elapsed() < Duration::from_secs(20), "its lease does not end");
         tokio::time::sleep(Duration::from_millis(50)).await;
     };
-    assert_eq!(how(&told), "completed", "{told:?}");
+    assert_eq!(how(&reports), "completed", "{reports:?}");
     worker.stop().await;
     let rows = effect_rows(&site.db).await;
     assert_eq!(rows.into_iter().collect::<Vec<_>>(), [("before".into(), 1), ("claim".into(), 1), ("run".into(), 1)]);
@@ -83,7 +82,7 @@ async fn a_full_disk_or_read_only_store_is_unavailable_not_wrong_on_postgres() {
     let site = Site::at(&server.url()).await;
     let mut worker = site.worker().await;
     completes(&mut worker, "before").await;
-    // As a server does that has been demoted to a standby.
+    // Like a server that has been demoted to a standby.
     server.set("default_transaction_read_only = on");
     until_read_only_is(&server, "on").await;
     is_unavailable(&mut worker, "claim").await;

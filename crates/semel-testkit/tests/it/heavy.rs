@@ -2,10 +2,10 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use semel::{OnLost, Policy, State, Store as _, look::Counted};
+use semel::{OnLost, Policy, State, look::Counted, prelude::*};
 use semel_testkit::{
     Kind,
-    faults::{Mode, Order, Told, effect_rows, torture, worker::policy},
+    faults::{Mode, Order, Report, effect_rows, torture, worker::policy},
     scope,
 };
 
@@ -17,8 +17,8 @@ fn race(keys: &[String], from: usize, tasks: usize, policy: &Policy, mode: Mode)
     Order::Race { keys: keys.to_vec(), from, tasks, terms: policy.to_terms(), mode }
 }
 
-fn count(told: &[Told], word: &str) -> usize {
-    told.iter().filter(|told| matches!(told, Told::Ended { how, .. } if how == word)).count()
+fn count(reports: &[Report], word: &str) -> usize {
+    reports.iter().filter(|reports| matches!(reports, Report::Ended { how, .. } if how == word)).count()
 }
 
 async fn heavy_512_tasks_on_100_keys_over_two_processes_make_100_effects(kind: Kind) {
@@ -29,18 +29,18 @@ async fn heavy_512_tasks_on_100_keys_over_two_processes_make_100_effects(kind: K
         let policy = policy(Duration::from_secs(30));
         a.order(&race(&keys, 0, 256, &policy, mode)).await;
         b.order(&race(&keys, 50, 256, &policy, mode)).await;
-        let told: Vec<Told> = [a.until_done().await, b.until_done().await].concat();
+        let reports: Vec<Report> = [a.until_done().await, b.until_done().await].concat();
         a.stop().await;
         b.stop().await;
 
-        // One that was not told how its own run ended gets the outcome as the others do.
-        let troubled = troubled(&told, &format!("{mode:?}"));
-        let (completed, replayed) = (count(&told, "completed"), count(&told, "replay"));
-        assert_eq!(completed + replayed, 512, "{mode:?}: {told:?}");
-        assert!((100 - troubled.len()..=100).contains(&completed), "{mode:?}: {told:?}");
+        // A task whose own run ended unknown gets the outcome like the others.
+        let troubled = troubled(&reports, &format!("{mode:?}"));
+        let (completed, replayed) = (count(&reports, "completed"), count(&reports, "replay"));
+        assert_eq!(completed + replayed, 512, "{mode:?}: {reports:?}");
+        assert!((100 - troubled.len()..=100).contains(&completed), "{mode:?}: {reports:?}");
         let once: BTreeMap<String, i64> = keys.iter().map(|key| (key.clone(), 1)).collect();
         let effects = match mode {
-            // A run whose end could not be told may run again, as its policy says.
+            // A run with an unknown end may run again, under its policy.
             Mode::Leased => {
                 let ran = |(key, n): (String, usize)| match troubled.contains(&key) && n > 1 {
                     true => (key, 1),
@@ -51,8 +51,8 @@ async fn heavy_512_tasks_on_100_keys_over_two_processes_make_100_effects(kind: K
             Mode::Atomic => effect_rows(&site.db).await,
         };
         assert_eq!(effects, once, "{mode:?}");
-        // Everybody was given the outcome of the one who made it.
-        assert_eq!(acknowledged(&told).len(), 100);
+        // Every task got the outcome of the one that made it.
+        assert_eq!(acknowledged(&reports).len(), 100);
         site.check_counters().await;
         let counts = site.db.counts(scope().tenant(), 0).await.unwrap();
         let replays = counts.iter().filter(|count| count.what == Counted::Answer("replay".into()));
@@ -66,7 +66,7 @@ async fn sqlite_file_shared_by_four_processes() {
     let site = Site::new(Kind::Sqlite).await;
     let tasks = if torture() { 2000 } else { 200 };
     let keys = |mode: Mode| (0..tasks).map(|n| format!("{mode:?}-{n}")).collect::<Vec<String>>();
-    // Short leases: what the killed process held is free soon.
+    // Short leases: the operations of the killed process are free soon.
     let rerun = policy(Duration::from_secs(2));
     let hold = Policy { on_lost: OnLost::Hold, ..rerun.clone() };
     let mut workers = Vec::new();
@@ -77,22 +77,21 @@ async fn sqlite_file_shared_by_four_processes() {
         worker.order(&race(&keys(Mode::Atomic), n * tasks / 4, tasks, &rerun, Mode::Atomic)).await;
         worker.order(&race(&keys(Mode::Leased), n * tasks / 4, tasks, &hold, Mode::Leased)).await;
     }
-    // In the middle of it: the last one has told of some, and not of all.
+    // In the middle of it: the last process has reported some, and not all.
     let mut killed = workers.pop().unwrap();
-    let mut told = Vec::new();
-    while told.len() < tasks / 4 {
-        told.extend(killed.next().await);
+    let mut reports = Vec::new();
+    while reports.len() < tasks / 4 {
+        reports.extend(killed.next().await);
     }
     killed.kill().await;
-    told.extend(killed.told_so_far());
-    assert!(told.len() < 2 * tasks, "it was killed too late");
-    // What the killed one may have begun: the leased tasks of whose end it had not told.
-    let ended =
-        |told: &&Told| matches!(told, Told::Ended { key, how, .. } if key.starts_with("Leased") && how != "lease_lost");
-    let begun = tasks - told.iter().filter(ended).count();
+    reports.extend(killed.reports_so_far());
+    assert!(reports.len() < 2 * tasks, "it was killed too late");
+    // The killed one may have begun the leased tasks whose end it had not reported.
+    let ended = |reports: &&Report| matches!(reports, Report::Ended { key, how, .. } if key.starts_with("Leased") && how != "lease_lost");
+    let begun = tasks - reports.iter().filter(ended).count();
     for worker in &mut workers {
-        told.extend(worker.until_done().await);
-        told.extend(worker.until_done().await);
+        reports.extend(worker.until_done().await);
+        reports.extend(worker.until_done().await);
     }
     for worker in workers {
         worker.stop().await;
@@ -100,8 +99,8 @@ async fn sqlite_file_shared_by_four_processes() {
 
     let once = keys(Mode::Atomic).into_iter().map(|key| (key, 1)).collect();
     assert_eq!(effect_rows(&site.db).await, once);
-    let (outcomes, effects, mut lost) = (acknowledged(&told), site.bank.by_key(), lost_leases(&told));
-    lost.extend(troubled(&told, "a busy file is waited for"));
+    let (outcomes, effects, mut lost) = (acknowledged(&reports), site.bank.by_key(), lost_leases(&reports));
+    lost.extend(troubled(&reports, "a busy file is waited for"));
     let mut doubted = 0;
     for key in keys(Mode::Leased) {
         let (op, effects) = (site.operation(&key).await, effects.get(&key).copied().unwrap_or(0));

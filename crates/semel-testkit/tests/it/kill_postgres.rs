@@ -1,4 +1,4 @@
-//! PostgreSQL is killed and started again under load, and nothing that was acknowledged is missing.
+//! PostgreSQL is killed and restarted under load, and every acknowledged commit is there.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -6,14 +6,14 @@ use std::{
 };
 
 use semel::{OnLost, Policy, State};
-use semel_testkit::faults::{Mode, Order, Process, Server, Told, effect_rows, torture, worker::policy};
+use semel_testkit::faults::{Mode, Order, Process, Report, Server, effect_rows, torture, worker::policy};
 
 use crate::support::{Site, acknowledged, errors, lost_leases};
 
-/// Soon free again, and long enough for the server to come back.
+/// Free again soon, and long enough for the server to come back.
 const LEASE: Duration = Duration::from_secs(3);
 
-/// Runs of each mode that a worker has going at the same time.
+/// Concurrent runs of each mode per worker.
 const TASKS: usize = 8;
 
 const MODES: [Mode; 2] = [Mode::Atomic, Mode::Leased];
@@ -30,59 +30,59 @@ async fn kill_postgres_under_load_loses_nothing_acknowledged() {
             worker.order(&Order::Pump { prefix: format!("{mode:?}-{n}"), tasks: TASKS, terms, mode }).await;
         }
     }
-    let mut told = Vec::new();
+    let mut reports = Vec::new();
     let kills = if torture() { 30 } else { 3 };
     for round in 0..kills {
-        until_they_work(&mut workers, &mut told).await;
+        until_they_work(&mut workers, &mut reports).await;
         match round % 3 {
             1 => server.kill(),
             _ => server.crash(),
         }
         server.restart();
     }
-    // Nobody has told them to: they go on by themselves.
-    until_they_work(&mut workers, &mut told).await;
+    // Without any order: they continue by themselves.
+    until_they_work(&mut workers, &mut reports).await;
     for worker in workers {
-        told.extend(worker.stop().await);
+        reports.extend(worker.stop().await);
     }
-    check(&site, &told, 2 * TASKS * kills).await;
+    check(&site, &reports, 2 * TASKS * kills).await;
 }
 
-/// Waits until each worker has completed some operations in each mode since now, for a while.
-pub(crate) async fn until_they_work(workers: &mut [Process], told: &mut Vec<Told>) {
+/// Waits until each worker has completed some operations in each mode since now, up to a limit.
+pub(crate) async fn until_they_work(workers: &mut [Process], reports: &mut Vec<Report>) {
     for worker in &mut *workers {
-        told.extend(worker.told_so_far());
+        reports.extend(worker.reports_so_far());
     }
     for worker in workers {
         let mut left: BTreeMap<&str, usize> = BTreeMap::from([("Atomic", 300), ("Leased", 300)]);
         while left.values().any(|left| *left > 0) {
             let one = worker.next().await.expect("a worker has ended");
-            if let Told::Ended { key, how, .. } = &one
+            if let Report::Ended { key, how, .. } = &one
                 && how == "completed"
                 && let Some(left) = left.get_mut(key.split('-').next().unwrap())
             {
                 *left = left.saturating_sub(1);
             }
-            told.push(one);
+            reports.push(one);
         }
     }
 }
 
-/// Checks what is promised. A kill of the server leaves in doubt what ran at that moment, and nothing else; a lease that
-/// was lost on a busy machine is told, and leaves a doubt as well.
-pub(crate) async fn check(site: &Site, told: &[Told], most_in_doubt: usize) {
-    for error in errors(told) {
-        assert!(matches!(error, Told::Broke { transient: true, .. }), "{error:?}");
+/// Checks the guarantees. A kill of the server leaves only the runs of that moment in doubt; a lease that was lost on a
+/// busy machine is reported, and leaves a doubt as well.
+pub(crate) async fn check(site: &Site, reports: &[Report], most_in_doubt: usize) {
+    for error in errors(reports) {
+        assert!(matches!(error, Report::Broke { transient: true, .. }), "{error:?}");
     }
-    // Whoever brings an acknowledged key again gets the outcome that was acknowledged.
-    let outcomes = acknowledged(told);
+    // A repeated claim of an acknowledged key gets the acknowledged outcome.
+    let outcomes = acknowledged(reports);
     assert_eq!(site.replay(outcomes.keys()).await, outcomes);
     let operations = site.operations().await;
     let completed = |prefix: &'static str| {
         let all = operations.iter().filter(move |(key, op)| key.starts_with(prefix) && op.state == State::Completed);
         all.map(|(key, _)| key.clone()).collect::<BTreeSet<String>>()
     };
-    let lost = lost_leases(told);
+    let lost = lost_leases(reports);
     let doubted = operations.iter().filter(|(key, op)| op.state == State::InDoubt && !lost.contains(*key)).count();
     assert!(
         doubted <= most_in_doubt,
@@ -99,5 +99,5 @@ pub(crate) async fn check(site: &Site, told: &[Told], most_in_doubt: usize) {
     assert!(effects.values().all(|effects| *effects == 1), "an operation took effect twice outside");
     assert!(completed("Leased").iter().all(|key| effects.contains_key(key)));
     site.check_counters().await;
-    println!("{} acknowledged operations, {} passing errors", outcomes.len(), errors(told).len());
+    println!("{} acknowledged operations, {} transient errors", outcomes.len(), errors(reports).len());
 }

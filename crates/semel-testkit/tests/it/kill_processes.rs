@@ -1,4 +1,4 @@
-//! kill -9 at every crash point, and what is promised holds after the restart.
+//! kill -9 at every crash point: the guarantees hold after the restart.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,12 +7,12 @@ use std::{
     time::Duration,
 };
 
-use semel::{State, Store as _, crash::POINTS};
+use semel::{State, crash::POINTS, prelude::*};
 use semel_testkit::{
     Kind,
     faults::{
-        Order, Told, effect_rows,
-        scenario::{Keys, queue},
+        Order, Report, effect_rows,
+        scenario::{Keys, STEPS, queue, step_of, steps},
         torture,
     },
     key,
@@ -53,17 +53,17 @@ async fn kill_minus_nine_at_every_crash_point(kind: Kind) {
 
 async fn kill_minus_nine_at_any_moment(kind: Kind) {
     let all: u32 = if torture() { 400 } else { 20 };
-    // Spread over the time that the scenario takes.
+    // Spread over the duration of the scenario.
     let runs = (1..=all).map(|n| When::After(Duration::from_millis(700) * n / all)).collect();
     let killed = kill_all(kind, runs).await;
     println!("{all} runs, {} processes killed", killed.len());
-    // Whatever the machine, each of the three rounds takes the 200 ms of its longest run: whoever is killed before
-    // they are over had not finished.
+    // On any machine, each of the three rounds takes the 200 ms of its longest run: a process that was killed before
+    // had not finished.
     assert!(killed.len() >= all as usize * 6 / 7, "of {all} workers only {} were killed at their work", killed.len());
 }
 
-/// What a worker may have begun when it is killed: in each round two operations that may not be repeated run side by
-/// side. Only these can be in doubt afterwards.
+/// What a worker may have begun when it is killed: in each round two operations that must not be repeated run
+/// concurrently. Only these can be in doubt afterwards.
 const BEGUN_AT_ONCE: usize = 2;
 
 /// When a worker is killed.
@@ -93,9 +93,9 @@ async fn hits_of_an_undisturbed_run(kind: Kind) -> BTreeMap<String, usize> {
     let site = Site::new(kind).await;
     let log = tempfile::NamedTempFile::new().unwrap();
     let mut worker = site.worker_with(&[("SEMEL_CRASH_LOG", log.path().to_str().unwrap())]).await;
-    let told = worker.ask(&Order::Scenario { rounds: ROUNDS }).await;
+    let reports = worker.ask(&Order::Scenario { rounds: ROUNDS }).await;
     worker.stop().await;
-    check(&site, &[], &told, 0, "undisturbed").await;
+    check(&site, &[], &reports, 0, "undisturbed").await;
     let mut hits = BTreeMap::new();
     for point in std::fs::read_to_string(log.path()).unwrap().lines() {
         *hits.entry(point.to_owned()).or_default() += 1;
@@ -103,8 +103,7 @@ async fn hits_of_an_undisturbed_run(kind: Kind) -> BTreeMap<String, usize> {
     hits
 }
 
-/// Kills a worker, lets another one find what is left, and checks. False if there was nothing to
-/// kill any more.
+/// Kills a worker, starts another one on its data, and checks. False if there was nothing left to kill.
 async fn kill(kind: Kind, when: When) -> bool {
     let site = Site::new(kind).await;
     let mut doomed = match when {
@@ -119,8 +118,8 @@ async fn kill(kind: Kind, when: When) -> bool {
     let mut before = Vec::new();
     let killed = loop {
         match doomed.next().await {
-            Some(Told::Done) => break false,
-            Some(told) => before.push(told),
+            Some(Report::Done) => break false,
+            Some(reports) => before.push(reports),
             None => break true,
         }
     };
@@ -129,7 +128,7 @@ async fn kill(kind: Kind, when: When) -> bool {
     } else {
         doomed.kill().await;
     }
-    // What was counted before the kill is counted.
+    // The counters from before the kill are kept.
     site.check_counters().await;
     let mut heir = site.worker().await;
     let after = heir.ask(&Order::Scenario { rounds: ROUNDS }).await;
@@ -139,23 +138,26 @@ async fn kill(kind: Kind, when: When) -> bool {
     killed
 }
 
-/// Checks what is promised. At most so many are in doubt because of a kill; a lease that was lost on a busy machine is
-/// told, and leaves a doubt as well. So does a disk that stalled.
-async fn check(site: &Site, before: &[Told], after: &[Told], most_in_doubt: usize, what: &str) {
-    // An outcome that was acknowledged before the kill is the one that is replayed after it.
+/// Checks the guarantees. At most this many are in doubt because of a kill; a lease that was lost on a busy machine is
+/// reported, and leaves a doubt as well. So does a disk that stalled.
+async fn check(site: &Site, before: &[Report], after: &[Report], most_in_doubt: usize, what: &str) {
+    // An outcome that was acknowledged before the kill is replayed after it.
     let outcomes = acknowledged(before.iter().chain(after));
     let keys = Keys::of(ROUNDS);
     let (operations, rows) = (site.operations().await, effect_rows(&site.db).await);
     let state = |key: &str| operations.get(key).unwrap_or_else(|| panic!("{what}: {key} is gone")).state;
 
-    let once: BTreeMap<String, i64> = keys.atomic.iter().chain(&keys.queued).map(|key| (key.clone(), 1)).collect();
-    assert_eq!(rows, once, "{what}: atomic mode");
+    let in_steps = keys.stepped.iter().flat_map(|key| (0..STEPS).map(move |n| step_of(key, n)));
+    let once = keys.atomic.iter().chain(&keys.queued).cloned().chain(in_steps);
+    let once: BTreeMap<String, i64> = once.map(|key| (key, 1)).collect();
+    assert_eq!(rows, once, "{what}: atomic mode, and steps");
     for key in &keys.atomic {
         assert_eq!(state(key), State::Completed, "{what}: {key}");
     }
 
-    for name in &keys.queued {
-        let there = site.db.by_key(&queue(), &key(name)).await.unwrap();
+    let queued = keys.queued.iter().map(|name| (queue(), name));
+    for (scope, name) in queued.chain(keys.stepped.iter().map(|name| (steps(), name))) {
+        let there = site.db.by_key(&scope, &key(name)).await.unwrap();
         assert_eq!(there.map(|op| op.state), Some(State::Completed), "{what}: {name}");
     }
 
@@ -170,7 +172,7 @@ async fn check(site: &Site, before: &[Told], after: &[Told], most_in_doubt: usiz
     let doubted = keys.hold.iter().filter(|key| state(key) == State::InDoubt && !lost.contains(*key)).count();
     assert!(
         doubted <= most_in_doubt,
-        "{what}: {doubted} are in doubt, and nobody was killed at more than {most_in_doubt}"
+        "{what}: {doubted} are in doubt, and no worker was killed at more than {most_in_doubt}"
     );
     for key in &keys.hold {
         let effects = effects.get(key.as_str()).copied().unwrap_or(0);

@@ -1,5 +1,5 @@
-//! What breaks here breaks for real: processes are killed and frozen, servers are crashed,
-//! connections are cut, disks are full. Effects are counted by somebody else than the ledger.
+//! Real faults: processes are killed and frozen, servers are crashed, connections are cut, disks are full. Effects are
+//! counted outside of the ledger.
 #![expect(clippy::unwrap_used, reason = "these are tests")]
 
 mod crash_failover;
@@ -9,9 +9,11 @@ mod disks;
 mod heavy;
 mod kill_postgres;
 mod kill_processes;
+mod kill_schedules;
 mod messaging;
 mod one_file;
 mod pgbouncer;
+mod queues;
 mod settings;
 mod support;
 mod zombies;

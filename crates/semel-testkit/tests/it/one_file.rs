@@ -4,14 +4,14 @@ use std::time::{Duration, Instant};
 
 use semel_testkit::{
     Kind,
-    faults::{Mode, Order, Told, worker::policy},
+    faults::{Mode, Order, Report, worker::policy},
 };
 
 use crate::support::{Site, troubled};
 
 /// The operations that a worker completed, each of which took two commits.
-fn completed(told: &[Told]) -> usize {
-    told.iter().filter(|told| matches!(told, Told::Ended { how, .. } if how == "completed")).count()
+fn completed(reports: &[Report]) -> usize {
+    reports.iter().filter(|reports| matches!(reports, Report::Ended { how, .. } if how == "completed")).count()
 }
 
 fn pump(prefix: &str, tasks: usize) -> Order {
@@ -26,7 +26,7 @@ async fn two_processes_that_write_all_the_time_share_the_file_fairly() {
     for (worker, prefix) in workers.iter_mut().zip(["a", "b"]) {
         worker.order(&pump(prefix, 16)).await;
     }
-    // For a while, and by their number: on a slow disk, the while alone would leave too few to tell.
+    // For a while, and until there are enough: a slow disk completes few in that time.
     let (mut begun, mut done) = (None, [0, 0]);
     let patience = Instant::now() + Duration::from_secs(120);
     while done.iter().sum::<usize>() < 400
@@ -35,11 +35,11 @@ async fn two_processes_that_write_all_the_time_share_the_file_fairly() {
         assert!(Instant::now() < patience, "too few to tell: {done:?}");
         tokio::time::sleep(Duration::from_millis(20)).await;
         for (worker, done) in workers.iter_mut().zip(&mut done) {
-            let told = worker.told_so_far();
-            troubled(&told, "a busy file is waited for");
-            *done += completed(&told);
+            let reports = worker.reports_so_far();
+            troubled(&reports, "a busy file is waited for");
+            *done += completed(&reports);
         }
-        // Counted from when both are at it.
+        // Counted from when both are at work.
         if begun.is_none() && done.iter().all(|done| *done > 0) {
             (begun, done) = (Some(Instant::now()), [0, 0]);
         }

@@ -4,8 +4,7 @@ use semel_store::{Database, Settings};
 use semel_testkit::{Kind, Lab, conformance, faults::PgBouncer};
 use sqlx::{Connection as _, PgConnection};
 
-/// Some laws of a store, behind a PgBouncer in session mode. Nothing is configured there for our sake but the number of
-/// connections.
+/// Some laws of a store, behind a PgBouncer in session mode. Only the number of connections is configured there.
 macro_rules! behind_pgbouncer {
     ($($module:ident::$law:ident),+ $(,)?) => {
         $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -51,7 +50,7 @@ async fn other_modes_of_a_pooler_are_refused_at_the_start() {
     }
 }
 
-/// Others use the pooler at the same time, and have its sessions in turn.
+/// Others use the pooler at the same time, and its sessions in turn.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn transaction_mode_is_refused_while_others_use_the_pooler() {
     let lab = Lab::new(Kind::Postgres).await;
@@ -66,7 +65,7 @@ async fn transaction_mode_is_refused_while_others_use_the_pooler() {
     refused(&lab, &url).await;
 }
 
-/// Options that PgBouncer takes as it comes.
+/// Options that PgBouncer accepts.
 fn plain(url: &str) -> sqlx::postgres::PgConnectOptions {
     url.parse::<sqlx::postgres::PgConnectOptions>().unwrap().extra_float_digits(None)
 }

@@ -1,4 +1,4 @@
-//! Servers that cannot keep our promises.
+//! Servers that cannot keep the guarantees.
 
 use semel_store::{Database, Settings};
 use semel_testkit::faults::Server;

@@ -5,11 +5,11 @@ use std::{
     path::PathBuf,
 };
 
-use semel::{Claim, Ledger, Operation, Options, Policy, State, Store as _, look};
+use semel::{Claim, Ledger, Operation, Options, Policy, State, look, prelude::*};
 use semel_store::{Database, Settings};
 use semel_testkit::{
     Kind, Lab,
-    faults::{Bank, Process, Told, make_effect_table, states, strays},
+    faults::{Bank, Process, Report, disagreements, make_effect_table, make_followers, states, strays},
     key, scope, work,
 };
 use tokio::task::JoinSet;
@@ -48,19 +48,20 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    /// A fresh one, by the real clock.
+    /// A fresh one, with the real clock.
     pub(crate) async fn new(kind: Kind) -> Self {
         let lab = Lab::in_real_time(kind).await;
         let site = Self::at(&lab.url).await;
         Self { _lab: Some(lab), ..site }
     }
 
-    /// On a database that somebody else looks after.
+    /// On a database that the caller manages.
     pub(crate) async fn at(url: &str) -> Self {
         let folder = tempfile::Builder::new().prefix("semel-bank-").tempdir().unwrap();
         let bank_path = folder.path().join("effects");
         let db = Database::open(url, Settings::default()).await.unwrap();
         make_effect_table(&db).await;
+        make_followers(&db).await;
         Self { url: url.to_owned(), db, bank: Bank::open(&bank_path), bank_path, _folder: folder, _lab: None }
     }
 
@@ -102,9 +103,9 @@ impl Site {
         }
     }
 
-    /// What those are answered who bring these keys again: an outcome, if all is well.
+    /// The answers to repeated claims of these keys: an outcome each.
     pub(crate) async fn replay(&self, keys: impl Iterator<Item = &String>) -> BTreeMap<String, String> {
-        // A node of its own: connections end with the ledger that opened them.
+        // A separate node: connections end with the ledger that opened them.
         let db = Database::open(&self.url, Settings::default()).await.unwrap();
         let ledger = Ledger::new(db, Options::default()).unwrap();
         let mut asked = JoinSet::new();
@@ -121,12 +122,12 @@ impl Site {
         asked.join_all().await.into_iter().collect()
     }
 
-    /// The counters must say what counting the rows says, and so must the list of what nobody runs.
+    /// The counters and the backlog must agree with the rows.
     pub(crate) async fn check_counters(&self) {
         let mut counts = self.counts().await;
         let rows = loop {
             let (rows, again) = (states(&self.db).await, self.counts().await);
-            // A server still carries out what a killed process has sent.
+            // A server may still execute what a killed process has sent.
             if again == counts {
                 break rows;
             }
@@ -140,53 +141,53 @@ impl Site {
                 "counted as {state}; the rows: {rows:?}"
             );
         }
-        assert_eq!(strays(&self.db).await, BTreeMap::new(), "what nobody runs and somebody should");
+        assert_eq!(disagreements(&self.db).await, BTreeMap::new(), "rows that disagree with their operations");
+        assert_eq!(strays(&self.db).await, BTreeMap::new(), "backlog rows that disagree with their operations");
     }
 
-    /// What the counters say.
+    /// The values of the counters.
     pub(crate) async fn counts(&self) -> Vec<look::Count> {
         self.db.counts(scope().tenant(), 0).await.unwrap()
     }
 }
 
-/// How it ended, of a single telling.
-pub(crate) fn how(told: &[Told]) -> &str {
-    match told.iter().rfind(|told| !matches!(told, Told::Begun { .. })) {
-        Some(Told::Ended { how, .. }) => how,
+/// The end in a single report.
+pub(crate) fn how(reports: &[Report]) -> &str {
+    match reports.iter().rfind(|reports| !matches!(reports, Report::Begun { .. })) {
+        Some(Report::Ended { how, .. }) => how,
         other => panic!("{other:?}"),
     }
 }
 
-/// The errors among what was told.
-pub(crate) fn errors(told: &[Told]) -> Vec<&Told> {
-    told.iter().filter(|told| matches!(told, Told::Broke { .. })).collect()
+/// The errors among reports.
+pub(crate) fn errors(reports: &[Report]) -> Vec<&Report> {
+    reports.iter().filter(|reports| matches!(reports, Report::Broke { .. })).collect()
 }
 
-/// The keys of which somebody was told that the store was away for a moment, as on a disk that stalls. There may be no
-/// other error.
-pub(crate) fn troubled<'a>(told: impl IntoIterator<Item = &'a Told>, what: &str) -> BTreeSet<String> {
-    let trouble = |told: &'a Told| match told {
-        Told::Broke { key, transient: true, .. } => Some(key.clone()),
-        Told::Broke { .. } => panic!("{what}: {told:?}"),
+/// The keys with a transient error, as on a disk that stalls. There may be no other error.
+pub(crate) fn troubled<'a>(reports: impl IntoIterator<Item = &'a Report>, what: &str) -> BTreeSet<String> {
+    let trouble = |reports: &'a Report| match reports {
+        Report::Broke { key, transient: true, .. } => Some(key.clone()),
+        Report::Broke { .. } => panic!("{what}: {reports:?}"),
         _ => None,
     };
-    told.into_iter().filter_map(trouble).collect()
+    reports.into_iter().filter_map(trouble).collect()
 }
 
-/// The keys of which somebody was told that the lease was lost.
-pub(crate) fn lost_leases<'a>(told: impl IntoIterator<Item = &'a Told>) -> BTreeSet<String> {
-    let lost = |told: &'a Told| match told {
-        Told::Ended { key, how, .. } if how == "lease_lost" => Some(key.clone()),
+/// The keys with a lost lease.
+pub(crate) fn lost_leases<'a>(reports: impl IntoIterator<Item = &'a Report>) -> BTreeSet<String> {
+    let lost = |reports: &'a Report| match reports {
+        Report::Ended { key, how, .. } if how == "lease_lost" => Some(key.clone()),
         _ => None,
     };
-    told.into_iter().filter_map(lost).collect()
+    reports.into_iter().filter_map(lost).collect()
 }
 
-/// The outcomes that were acknowledged, by key. One that changes afterwards is the worst of all.
-pub(crate) fn acknowledged<'a>(told: impl IntoIterator<Item = &'a Told>) -> BTreeMap<String, String> {
+/// The acknowledged outcomes, by key. None may change afterwards.
+pub(crate) fn acknowledged<'a>(reports: impl IntoIterator<Item = &'a Report>) -> BTreeMap<String, String> {
     let mut all: BTreeMap<String, String> = BTreeMap::new();
-    for told in told {
-        if let Told::Ended { key, outcome: Some(outcome), .. } = told {
+    for reports in reports {
+        if let Report::Ended { key, outcome: Some(outcome), .. } = reports {
             let first = all.entry(key.clone()).or_insert_with(|| outcome.clone());
             assert_eq!(first, outcome, "the outcome of {key} has changed");
         }

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use semel::{OnLost, Policy, State, Store as _, journal::Event};
+use semel::{OnLost, Policy, State, journal::Event, prelude::*};
 use semel_testkit::{
     Kind,
-    faults::{Mode, Order, Told, WriteKind, effect_rows, worker::policy},
+    faults::{Mode, Order, Report, WriteKind, effect_rows, worker::policy},
 };
 
 use crate::support::{Site, how, on_both_databases};
@@ -18,7 +18,7 @@ on_both_databases!(
 
 const SHORT: Duration = Duration::from_secs(1);
 
-/// For whoever takes over: it should not lose its own lease on a busy machine.
+/// For the new owner: it should not lose its own lease on a busy machine.
 fn long() -> Policy {
     policy(Duration::from_secs(30))
 }
@@ -29,7 +29,7 @@ async fn sleep_through_the_lease() {
 
 async fn a_zombie_is_refused_on_every_write(kind: Kind) {
     let site = Site::new(kind).await;
-    // Of each write two: when it comes, the heir is still at it, or has completed.
+    // Two of each write: at the first the new owner still runs, at the second it has completed.
     let all = || WriteKind::ALL.into_iter().flat_map(|write| [(write, true), (write, false)]);
     let name = |write: WriteKind, at_it: bool| format!("{write:?}-{}", if at_it { "running" } else { "completed" });
     let mut zombie = site.worker().await;
@@ -50,21 +50,21 @@ async fn a_zombie_is_refused_on_every_write(kind: Kind) {
     zombie.wake();
     for ((write, at_it), before) in all().zip(before) {
         let key = name(write, at_it);
-        let told = zombie.ask(&Order::Write { key: key.clone(), write }).await;
-        assert_eq!(told, [Told::Wrote { key: key.clone(), write, held: false }]);
+        let reports = zombie.ask(&Order::Write { key: key.clone(), write }).await;
+        assert_eq!(reports, [Report::Wrote { key: key.clone(), write, held: false }]);
         assert_eq!(site.operation(&key).await, before, "{key}: a zombie has changed the row");
         let (notes, _) = site.db.journal(before.id).await.unwrap();
         assert!(notes.iter().any(|note| note.event == Event::Refused && note.fence < before.fence), "{key}: {notes:?}");
         if at_it {
-            let told = heir.ask(&Order::Write { key: key.clone(), write: WriteKind::Complete }).await;
-            assert_eq!(told, [Told::Wrote { key, write: WriteKind::Complete, held: true }]);
+            let reports = heir.ask(&Order::Write { key: key.clone(), write: WriteKind::Complete }).await;
+            assert_eq!(reports, [Report::Wrote { key, write: WriteKind::Complete, held: true }]);
         }
     }
     assert!(site.bank.by_key().into_values().all(|effects| effects == 1));
     site.check_counters().await;
 }
 
-/// Where a run fell asleep, and how many effects there may be outside when all is over.
+/// Where a run fell asleep, and how many effects there may be outside in the end.
 struct Case {
     mode: Mode,
     point: &'static str,
@@ -76,10 +76,10 @@ fn cases(kind: Kind) -> Vec<Case> {
     let leased = |point, on_lost, effects| Case { mode: Mode::Leased, point, on_lost, effects };
     let atomic = |point| Case { mode: Mode::Atomic, point, on_lost: OnLost::Rerun, effects: 0 };
     let mut cases = vec![
-        // It had not begun, and does not begin when it wakes: the effect is that of the heir.
+        // It had not begun, and does not begin when it wakes: the effect is that of the new owner.
         leased("claim.after", OnLost::Rerun, 1),
         leased("work.before", OnLost::Rerun, 1),
-        // It had made its effect. Under rerun that is made again, by the same derived key;
+        // It had made its effect. Under rerun the effect is repeated, with the same derived key;
         leased("work.after", OnLost::Rerun, 2),
         leased("settle.before", OnLost::Rerun, 2),
         // under hold it is not.
@@ -107,12 +107,12 @@ async fn a_zombie_reports_a_lost_lease_wherever_it_slept(kind: Kind) {
         sleep_through_the_lease().await;
         let mut heir = site.worker().await;
         let expected = if case.on_lost == OnLost::Hold { "in_doubt" } else { "completed" };
-        let told = heir.ask(&Order::run(&key, &long(), case.mode)).await;
-        assert_eq!(how(&told), expected, "{what}: {told:?}");
+        let reports = heir.ask(&Order::run(&key, &long(), case.mode)).await;
+        assert_eq!(how(&reports), expected, "{what}: {reports:?}");
         let before = site.operation(&key).await;
         zombie.wake();
-        let told = zombie.until_done().await;
-        assert_eq!(how(&told), "lease_lost", "{what}: {told:?}");
+        let reports = zombie.until_done().await;
+        assert_eq!(how(&reports), "lease_lost", "{what}: {reports:?}");
         assert_eq!(site.operation(&key).await, before, "{what}");
         let effects = site.bank.effects().into_iter().filter(|effect| effect.key == key);
         assert_eq!(effects.count(), case.effects, "{what}");
@@ -133,13 +133,13 @@ async fn futures(all: impl Iterator<Item = impl Future<Output = ()>>) {
     .await;
 }
 
-/// A node that is frozen with a commit on its way holds that row's lock, and whoever brings the key
-/// again is told that it is in flight. The others of the same batch have nothing to do with it.
+/// A node that is frozen with a commit in flight holds that row's lock, and another claim of the key is in flight. The
+/// others of the same batch are not affected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_zombie_does_not_hold_up_the_other_keys_of_a_batch() {
     let site = Site::new(Kind::Postgres).await;
     let mut zombie = site.worker_with(&[("SEMEL_CRASH", "atomic.before_commit:1:stop")]).await;
-    // Its completion is made before the commit, not along with it.
+    // Its completion is sent before the commit, not with it.
     zombie.order(&Order::run("large", &long(), Mode::Atomic)).await;
     zombie.until_frozen().await;
     let mut node = site.worker().await;
@@ -148,33 +148,34 @@ async fn a_zombie_does_not_hold_up_the_other_keys_of_a_batch() {
     for n in 0..20 {
         node.order(&Order::run(&format!("other-{n}"), &long(), Mode::Atomic)).await;
     }
-    let mut told = Vec::new();
+    let mut reports = Vec::new();
     for _ in 0..21 {
-        told.extend(node.until_done().await);
+        reports.extend(node.until_done().await);
     }
     let took = begun.elapsed();
     assert!(took < Duration::from_secs(20), "they waited {took:?}");
-    let ended = |word: &str| told.iter().filter(|told| matches!(told, Told::Ended { how, .. } if how == word)).count();
-    assert_eq!((ended("completed"), ended("in_flight")), (20, 1), "{told:?}");
+    let ended = |word: &str| {
+        reports.iter().filter(|reports| matches!(reports, Report::Ended { how, .. } if how == word)).count()
+    };
+    assert_eq!((ended("completed"), ended("in_flight")), (20, 1), "{reports:?}");
     zombie.wake();
     assert_eq!(how(&zombie.until_done().await), "completed", "it was not late");
 }
 
-/// Work that cannot be cancelled asks before each step, and the first answer after the pause is
-/// already the right one.
+/// Work that cannot be cancelled checks before each step, and the first check after the pause already returns lost.
 async fn a_zombie_knows_before_its_next_step(kind: Kind) {
     let site = Site::new(kind).await;
     let mut zombie = site.worker().await;
     zombie.order(&Order::Watch { key: "k".into(), terms: policy(SHORT).to_terms() }).await;
-    assert!(matches!(zombie.next().await, Some(Told::Begun { .. })));
+    assert!(matches!(zombie.next().await, Some(Report::Begun { .. })));
     zombie.freeze().await;
     sleep_through_the_lease().await;
     zombie.wake();
-    // The run may be told before its handler, which nobody can cancel, has had its next turn.
-    let mut told = zombie.until_done().await;
-    while !told.iter().any(|told| matches!(told, Told::Woke { .. })) {
-        told.push(zombie.next().await.unwrap());
+    // The run may be signalled before its handler, which cannot be cancelled, has had its next turn.
+    let mut reports = zombie.until_done().await;
+    while !reports.iter().any(|reports| matches!(reports, Report::Woke { .. })) {
+        reports.push(zombie.next().await.unwrap());
     }
-    assert!(told.contains(&Told::Woke { key: "k".into(), lost: true }), "{told:?}");
+    assert!(reports.contains(&Report::Woke { key: "k".into(), lost: true }), "{reports:?}");
     assert_ne!(site.operation("k").await.state, State::Completed);
 }

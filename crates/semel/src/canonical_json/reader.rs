@@ -7,9 +7,9 @@ use super::{JsonError, MAX_DEPTH};
 
 /// A value as it was read. Text without escapes is borrowed from the input.
 pub(super) enum Value<'a> {
-    /// `null`, `true` or `false`, which are canonical as they stand.
+    /// `null`, `true` or `false`, which are canonical already.
     Word(&'static str),
-    /// Grammatically a number; what it is worth is judged when it is written.
+    /// Grammatically a number; the writer checks its value.
     Number {
         text: &'a str,
         at: usize,

@@ -4,6 +4,10 @@ mod properties;
 
 use super::*;
 
+fn canonicalize(bytes: &[u8]) -> Result<Canonical, JsonError> {
+    canonicalize_without(bytes, &[])
+}
+
 fn canonical(text: &str) -> String {
     String::from_utf8(canonicalize(text.as_bytes()).unwrap().bytes).unwrap()
 }
@@ -203,7 +207,7 @@ fn lone_surrogates_are_refused_at_their_escape() {
 }
 
 #[test]
-fn syntax_errors_name_the_byte_and_what_would_have_fitted() {
+fn syntax_errors_name_the_byte_and_the_expected_token() {
     // `!` marks the byte that is reported.
     let containers = ["!", " !", "[!", "[1,!]", "[1 !2]", "{!", "{!a:1}", "{\"a\"!}", "{\"a\":!}"];
     let words = ["!nul", "!True", "!NaN", "!'a'", "!// c", "!\u{a0}1", "{\"a\":1,!}"];

@@ -1,4 +1,4 @@
-//! Writes a document that was read in the form of RFC 8785.
+//! Writes a document in the form of RFC 8785.
 
 use super::reader::{Member, Value};
 use super::{Canonical, Inexact, JsonError, Literal};
@@ -79,8 +79,7 @@ impl Writer {
         self.push("\"");
     }
 
-    /// Prints the nearest double as ECMAScript does, and remembers the literal where that changes
-    /// its text.
+    /// Prints the nearest double as ECMAScript does, and keeps the literal if that changes its text.
     fn number(&mut self, literal: &str, at: usize) -> Result<(), JsonError> {
         let expected = "a number";
         let double: f64 = literal.parse().map_err(|_| JsonError::Syntax { at, expected })?;
@@ -107,15 +106,14 @@ impl Writer {
     }
 }
 
-/// Whether a number is written as an integer. `1e30` and `0.1` are not: their senders chose a
-/// notation that readers round, and the literal keeps them apart from their neighbours.
+/// Whether a number is written as an integer. `1e30` and `0.1` are not: readers round them, and the literal keeps them
+/// apart from their neighbours.
 fn is_integer(literal: &str) -> bool {
     !literal.contains(['.', 'e', 'E'])
 }
 
-/// Whether `double` is worth exactly what `integer` says. Printed without a fraction, a double
-/// shows all of its digits, unrounded; and JSON allows no leading zeros, so equal values are equal
-/// texts.
+/// Whether `double` equals `integer` exactly. Without a fraction a double is printed with all its digits, and JSON
+/// allows no leading zeros, so equal values are equal texts.
 fn holds_exactly(double: f64, integer: &str) -> bool {
     format!("{:.0}", double.abs()) == integer.trim_start_matches('-')
 }

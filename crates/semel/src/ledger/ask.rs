@@ -1,4 +1,4 @@
-//! How a claim is asked: from memory, through its lane, and again while somebody else is at it.
+//! Sends claims: answered from memory, through the lane, and again while another holds the lease.
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -15,20 +15,20 @@ use crate::{
     store::{Applied, LeaseWrite, Store},
 };
 
-/// How long a claim is sent again while another transaction holds its row, before whoever brings what is stored already
-/// is told that it is in flight: longer than a commit takes, and most rounds of a sweep.
+/// How long a claim is sent again while another transaction holds its row, before a claim with the stored payload is
+/// answered in flight: longer than a commit takes, and most rounds of a sweep.
 const HELD: Duration = Duration::from_millis(300);
 
-/// How long a claim waits for its lane before it looks whether it can be answered without the writer: longer than a
-/// flush and some transactions take, too short for a person to notice.
+/// How long a claim waits for its lane before it is tried without the writer: longer than a flush and some
+/// transactions, too short for a person to notice.
 const PATIENT: Duration = Duration::from_millis(50);
 
 impl<S: Store> Ledger<S> {
-    /// Asks to be the one who executes.
+    /// Claims: asks for the right to execute.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when the work fits no rule, and what a store can break with. Nothing was claimed then: a claim
-    /// that was made and whose answer was lost is withdrawn in the background.
+    /// [`Error::Invalid`] if the work is invalid, and errors of the store. Nothing was claimed then: a claim whose
+    /// answer was lost is withdrawn in the background.
     pub async fn claim(&self, work: Work) -> Result<Claim<Lease<S>>> {
         let request = self.request(work)?;
         let claim = self.ask(&request).await?;
@@ -36,8 +36,8 @@ impl<S: Store> Ledger<S> {
         Ok(claim)
     }
 
-    /// Claims once more for a caller whose claim was answered just now, by other rules. That answer was counted; this
-    /// one is not, because nobody has brought the key again.
+    /// Claims again for a caller whose claim was just answered, with another policy. The first answer was counted as a
+    /// repeat; this one is not.
     ///
     /// # Errors
     /// As [`Ledger::claim`].
@@ -46,8 +46,8 @@ impl<S: Store> Ledger<S> {
         self.ask(&request).await
     }
 
-    /// Asks to be the one who executes and, while somebody else is at it, waits up to `up_to` for
-    /// that to end: the answer is then the outcome, or the lease if that run did not complete.
+    /// Claims and, while another holds the lease, waits up to `up_to` for its end: the answer is then the outcome,
+    /// or the lease if that run did not complete.
     ///
     /// # Errors
     /// As [`Ledger::claim`].
@@ -55,7 +55,7 @@ impl<S: Store> Ledger<S> {
         self.claim_or_wait_if(work, up_to, |_| true).await
     }
 
-    /// As [`Ledger::claim_or_wait`], but waits only if `worth` says so of what is in flight.
+    /// As [`Ledger::claim_or_wait`], but waits only if `worth` returns true for the operation in flight.
     ///
     /// # Errors
     /// As [`Ledger::claim`].
@@ -68,9 +68,9 @@ impl<S: Store> Ledger<S> {
         self.claim_or_refuse(work, up_to, worth, |_| None).await
     }
 
-    /// As [`Ledger::claim_or_wait_if`], for a caller with rules of its own about who may have the answer: where `refusal`
-    /// has a word for what it found, the claim is counted, and told of by the operation's story, under that word instead
-    /// of the ledger's. The caller then refuses it, and puts a lease back.
+    /// As [`Ledger::claim_or_wait_if`], for a caller with its own rules about who may have the answer: if `refusal`
+    /// returns a word for the operation, the claim is counted and journalled under that word instead of the ledger's.
+    /// The caller then refuses the request, and releases a lease.
     ///
     /// # Errors
     /// As [`Ledger::claim`].
@@ -110,15 +110,15 @@ impl<S: Store> Ledger<S> {
             let place = self.inner.waiters.join(id, fence);
             let woken = place.woken();
             tokio::pin!(woken);
-            // Listening comes before the last look: a settle in between is not missed.
+            // Subscribes before the last check, so that a settle in between is not missed.
             woken.as_mut().enable();
             claim = self.ask(&anew(request)?).await?;
             match &claim {
                 Claim::InFlight(there) if there.operation.fence == fence => {}
                 _ => continue,
             }
-            // Running out of time is no error: the answer stays in flight. A ledger that stops takes
-            // nothing over any more, and should not have to wait for those who wait.
+            // A timeout is no error: the answer stays in flight. A stopping ledger takes nothing over, and does not
+            // wait for waiters.
             tokio::select! {
                 _ = tokio::time::timeout(until.remaining(), woken) => {}
                 _ = stopping.wait_for(|stopping| *stopping) => return Ok(claim),
@@ -129,18 +129,17 @@ impl<S: Store> Ledger<S> {
 
     /// Answers a claim from memory, or sends it.
     pub(super) async fn ask(&self, request: &Arc<Request>) -> Result<Claim<Lease<S>>> {
-        // Our own clock starts before the claim is sent, so what we count with it ends before the
-        // database's: a lease, and what we remember.
+        // The node's clock starts before the claim is sent, so that its lease and its cache end before the database's.
         let sent = Uptime::now();
         match self.inner.replays.recall(request, sent) {
             Some(claim) => Ok(claim?.map(|operation| self.lease(operation, &request.policy, sent))),
-            // In a box: the room that it needs is moved about with every claim otherwise.
+            // Boxed, so that its large future is not moved with every claim.
             None => Box::pin(self.send(request, sent)).await,
         }
     }
 
     pub(super) fn lease(&self, operation: Arc<Operation>, policy: &Policy, sent: Uptime) -> Lease<S> {
-        // What was enqueued with a policy of its own goes by that.
+        // The policy of the enqueue applies, if there was one.
         let terms = operation.lease.as_ref().map_or(policy, |lease| &lease.terms);
         let deadline = OwnDeadline::of_claim(sent, terms);
         Lease::new(self.clone(), operation, deadline)
@@ -153,7 +152,7 @@ impl<S: Store> Ledger<S> {
         crash_point!("claim.after");
         let now = applied.now;
         let claim = Claim::from_applied(applied)?;
-        // Who asks without pinning is not answered from memory either.
+        // A claim without `pinned` is not answered from memory.
         if let (Claim::Replay(replay), true) = (&claim, request.policy.pinned) {
             self.inner.replays.remember(&replay.operation, sent, now);
         }
@@ -173,11 +172,11 @@ impl<S: Store> Ledger<S> {
                 doubt.open = false;
                 return Ok(applied);
             }
-            // Busy may also mean that the claim was made and its answer lost, halfway through a batch.
+            // Busy may also mean that the claim was made and its answer lost, in the middle of a batch.
             doubt.open = true;
             self.inner.aside.note(request);
-            let told = applied.operation.as_ref().map(|row| while_busy(row, request, applied.now));
-            match told {
+            let answer = applied.operation.as_ref().map(|row| while_busy(row, request, applied.now));
+            match answer {
                 Some(answer @ Answer::InFlight { .. }) if held.has_passed() => {
                     return Ok(Applied { answer, ..applied });
                 }
@@ -206,8 +205,8 @@ impl<S: Store> Ledger<S> {
             .remove(0))
     }
 
-    /// Waits for a lane's answer. Where there is one writer, somebody's transaction may keep it waiting; a claim that
-    /// would change nothing is then answered without it. Most transactions are over before that is worth a look.
+    /// Waits for a lane's answer. With one writer, another transaction may delay it; a claim that changes nothing is
+    /// then answered without the writer. Most transactions end before that.
     async fn or_glimpse(
         &self,
         answer: impl Future<Output = Result<Applied>>,
@@ -226,21 +225,20 @@ impl<S: Store> Ledger<S> {
             glimpsed = self.inner.store.glimpse(request) => glimpsed,
         };
         match glimpsed {
-            // One that says acquired has seen this very claim, which the lane has made meanwhile: the lease is in its
-            // answer.
+            // Acquired means that the lane has made this very claim meanwhile: the lease is in its answer.
             Ok(Some(applied)) if applied.answer != Answer::Acquired => Ok(applied),
             _ => answer.await,
         }
     }
 }
 
-/// The same claim with a token of its own. What became of the one before may not be known, and is then undone in the
-/// background: a lease that is held under its token would be taken away from whoever works under it.
+/// The same claim with a new token. The earlier claim may have been made, and is then withdrawn in the background:
+/// under the same token that would take the lease away from its holder.
 fn anew(request: &Request) -> Result<Arc<Request>> {
     Ok(Arc::new(Request { token: Token::random()?, ..request.clone() }))
 }
 
-/// A claim that may have been made without its caller being told. Unless it is closed, it is undone in the background.
+/// A claim that may have been made without an answer. Unless it is closed, it is withdrawn in the background.
 struct Doubt<'a, S: Store> {
     ledger: &'a Ledger<S>,
     request: &'a Request,
@@ -255,8 +253,7 @@ impl<S: Store> Drop for Doubt<'_, S> {
     }
 }
 
-/// A claim that is on its way. If its caller goes away, a lease that it gets is put back: nobody
-/// will begin the work.
+/// A claim under way. If its caller goes away, its lease is released, because the work will not begin.
 struct Asked<'a, S: Store> {
     ledger: &'a Ledger<S>,
     request: &'a Arc<Request>,

@@ -1,4 +1,4 @@
-//! Work for later: it is stored now, and a worker runs it.
+//! Work for later: stored now, and run by a worker.
 
 use std::sync::Arc;
 
@@ -11,12 +11,12 @@ use crate::{
     store::{Applied, Store},
 };
 
-/// How many operations, and about how many bytes of them, go to the store in one statement.
+/// The most operations, and their approximate bytes, of one statement.
 const AT_ONCE: (usize, usize) = (5000, 8 << 20);
 
 impl<S: Store> Ledger<S> {
-    /// Stores work that a worker will run. It goes through the lane, as claims do: what is enqueued at the same time
-    /// shares a commit. A key that is taken is answered with what is known of it.
+    /// Stores work that a worker will run. It goes through the lane, as claims do, and shares a commit with what is
+    /// enqueued at the same time. An existing key is answered with its state.
     ///
     /// # Errors
     /// As [`Ledger::claim`].
@@ -28,8 +28,8 @@ impl<S: Store> Ledger<S> {
         self.enqueued(applied, &request)
     }
 
-    /// Stores many at once: a statement for each few thousand, answered in order. Those before one that could not be
-    /// stored are stored; enqueueing all of them again is harmless.
+    /// Stores many at once: one statement per few thousand, answered in order. If one cannot be stored, those before it
+    /// are stored; enqueueing all of them again is harmless.
     ///
     /// # Errors
     /// As [`Ledger::enqueue`].
@@ -41,7 +41,7 @@ impl<S: Store> Ledger<S> {
             let asked = part.clone();
             let claims = async move { super::patiently(&store, || store.claim(asked.clone())).await };
             for (applied, request) in self.on_engine(claims).await?.into_iter().zip(&part) {
-                // A row that another transaction holds is asked for by itself.
+                // A row that another transaction holds is retried alone.
                 let applied = match applied.decided() {
                     Ok(applied) => applied,
                     Err(_) => self.send_until_decided(request).await?,
@@ -52,11 +52,10 @@ impl<S: Store> Ledger<S> {
         Ok(answers)
     }
 
-    /// Stores work in a transaction of the caller's: it is there when that commits, with whatever else the transaction
-    /// writes. The keys must differ.
+    /// Stores work in the caller's transaction: it commits with the caller's rows. The keys must differ.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when two works have one key; what a store can break with. Roll back then.
+    /// [`Error::Invalid`] if two works have one key; errors of the store. Roll back then.
     pub async fn enqueue_in(&self, tx: &S::Tx, works: Vec<Work>) -> Result<Vec<Enqueued>> {
         let owner = &self.inner.options.owner;
         let requests =
@@ -92,7 +91,7 @@ impl<S: Store> Ledger<S> {
     }
 }
 
-/// Cuts requests into parts that one statement takes.
+/// Splits requests into parts for one statement each.
 fn parts(requests: &[Arc<Request>]) -> impl Iterator<Item = &[Arc<Request>]> {
     let (most, most_bytes) = AT_ONCE;
     let mut rest = requests;
@@ -103,7 +102,7 @@ fn parts(requests: &[Arc<Request>]) -> impl Iterator<Item = &[Arc<Request>]> {
             bytes <= most_bytes
         };
         let n = rest.iter().take(most).take_while(|request| fits(request)).count();
-        // One that is larger than that goes alone.
+        // A larger one goes alone.
         let (part, left) = rest.split_at(n.max(1).min(rest.len()));
         rest = left;
         (!part.is_empty()).then_some(part)

@@ -1,33 +1,33 @@
-//! Tallies: counters added up over hours, and what can be told from them.
+//! Tallies: sums of counters over hours.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use super::{Count, Counted, bucket_floor};
 use crate::State;
 
-/// Which counters to add up. Everything set must hold.
+/// Selects counters. All set fields must match.
 #[derive(Clone, Debug, Default)]
 pub struct TallyFilter {
-    /// Of this tenant.
+    /// The tenant.
     pub tenant: String,
-    /// Of this service.
+    /// The service.
     pub service: String,
-    /// Of these kinds; if there are none here, of all.
+    /// The kinds; if empty, all.
     pub kinds: Vec<String>,
-    /// With this first label; the empty text is none.
+    /// The first label; the empty text selects those without one.
     pub label1: Option<String>,
-    /// With this second label; the empty text is none.
+    /// The second label; the empty text selects those without one.
     pub label2: Option<String>,
-    /// From this hour since 1970 on.
+    /// From this hour since 1970.
     pub since_hour: i64,
     /// Before this hour since 1970.
     pub until_hour: Option<i64>,
-    /// What is told one by one. The tally of days has none of it.
+    /// The dimensions that are kept separate. A tally of days has none.
     pub by: TallyBy,
 }
 
-/// What a tally tells one by one beside what was counted; all else is added up, and reads as nothing. The fewer it
-/// tells apart, the fewer sums there are.
+/// The dimensions that a tally keeps separate; the others are summed up and left empty. Fewer dimensions make fewer
+/// sums.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TallyBy {
     /// Kinds, both labels and durations.
@@ -54,7 +54,7 @@ impl TallyBy {
     }
 }
 
-/// One sum: how often something happened in all of the hours that were asked for.
+/// One sum over all selected hours.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tally {
     /// Kind of operation.
@@ -63,44 +63,43 @@ pub struct Tally {
     pub label1: String,
     /// The second label, or nothing.
     pub label2: String,
-    /// What was counted.
+    /// The event.
     pub what: Counted,
-    /// How often.
+    /// The number.
     pub n: i64,
 }
 
-/// One sum of a day, of all kinds and labels that were asked for.
+/// One sum of a day, over all selected kinds and labels.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DayTally {
-    /// The day by UTC, counted from 1970.
+    /// The day (UTC), counted from 1970.
     pub day: i64,
-    /// What was counted. The bucket says nothing.
+    /// The event, without its bucket.
     pub what: Counted,
-    /// How often.
+    /// The number.
     pub n: i64,
 }
 
-/// Sums, at most [`Tallied::MOST`]: the largest.
+/// Sums, at most [`Tallied::MOST`], the largest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tallied<T> {
     /// The sums, in order.
     pub lines: Vec<T>,
-    /// Whether there are more, which were left out.
+    /// Whether smaller ones were left out.
     pub cut: bool,
 }
 
 impl<T> Tallied<T> {
-    /// How many sums are told at most. So many that a tally of days is whole for a year: there are 42 changes of state
-    /// and some twenty answers, and each day has one sum of each at most. A label with more values than this is no
-    /// dimension of a counter.
+    /// The most sums. It is enough for a tally of a year's days: there are 42 changes of state and some twenty answers,
+    /// and each day has at most one sum of each. A label with more values than this is no dimension of a counter.
     pub const MOST: u32 = 25_000;
 }
 
-/// A line of counters or of sums of them.
+/// A line of counters, or a sum of them.
 pub trait Counting {
-    /// What was counted.
+    /// The event.
     fn what(&self) -> &Counted;
-    /// How often.
+    /// The number.
     fn n(&self) -> i64;
 }
 
@@ -119,7 +118,7 @@ macro_rules! counting {
 }
 counting!(Count, Tally, DayTally);
 
-/// Adds up the lines whose change of state fits.
+/// Sums up the lines with a matching change of state.
 fn changes<'a, C: Counting + 'a>(counts: impl IntoIterator<Item = &'a C>, fits: impl Fn(&str, &str) -> bool) -> i64 {
     let count = |line: &C| match line.what() {
         Counted::Change { from, to, .. } if fits(from, to) => line.n(),
@@ -128,7 +127,7 @@ fn changes<'a, C: Counting + 'a>(counts: impl IntoIterator<Item = &'a C>, fits: 
     counts.into_iter().map(count).sum()
 }
 
-/// How many operations are in a state: what came in less what went out. Right only of all hours together.
+/// The number of operations in a state: entries less exits. Correct only over all hours together.
 #[must_use]
 pub fn in_state<'a, C: Counting + 'a>(counts: impl IntoIterator<Item = &'a C>, state: State) -> i64 {
     let state = state.as_str();
@@ -139,26 +138,26 @@ pub fn in_state<'a, C: Counting + 'a>(counts: impl IntoIterator<Item = &'a C>, s
     counts.into_iter().map(change).sum()
 }
 
-/// How many operations were there for the first time.
+/// The number of new operations.
 #[must_use]
 pub fn appeared<'a, C: Counting + 'a>(counts: impl IntoIterator<Item = &'a C>) -> i64 {
     changes(counts, |from, _| from.is_empty())
 }
 
-/// How often a state was entered, from whichever: an operation that fails three times is counted three times.
+/// How often a state was entered: an operation that fails three times is counted three times.
 #[must_use]
 pub fn reached<'a, C: Counting + 'a>(counts: impl IntoIterator<Item = &'a C>, state: State) -> i64 {
     changes(counts, |_, to| to == state.as_str())
 }
 
-/// How many runs ended in a state. One that completed while newer data waited counts as completed, though the operation
-/// was pending at once.
+/// The number of runs that ended in a state. A run that completed while a successor waited counts as completed,
+/// although the operation became pending at once.
 #[must_use]
 pub fn runs<'a, C: Counting + 'a>(counts: impl IntoIterator<Item = &'a C>, ended: State) -> i64 {
     changes(counts, |from, to| from == State::Processing.as_str() && to == ended.as_str())
 }
 
-/// How many claims did not get the lease and were answered so, by [`Claim::word`](crate::Claim::word).
+/// The number of claims without the lease, by answer ([`Claim::word`](crate::Claim::word)).
 #[must_use]
 pub fn answered<'a, C: Counting + 'a>(counts: impl IntoIterator<Item = &'a C>, word: &str) -> i64 {
     let count = |line: &C| match line.what() {
@@ -168,13 +167,13 @@ pub fn answered<'a, C: Counting + 'a>(counts: impl IntoIterator<Item = &'a C>, w
     counts.into_iter().map(count).sum()
 }
 
-/// How long runs took, by the histogram. A bucket ends 19% above its beginning ([`bucket`](super::bucket)), so
-/// nothing here is more exact than that; runs of more than 71 minutes count as 71 minutes.
+/// Durations of runs, from the histogram. A bucket ends 19% above its beginning ([`bucket`](super::bucket)), which
+/// limits the precision; runs of more than 71 minutes count as 71 minutes.
 #[derive(Clone, Debug, Default)]
 pub struct Durations(BTreeMap<i32, i64>);
 
 impl Durations {
-    /// Of the runs that ended in a state, or of all that ended.
+    /// Of the runs that ended in a state, or of all.
     #[must_use]
     pub fn of<'a, C: Counting + 'a>(counts: impl IntoIterator<Item = &'a C>, ended: Option<State>) -> Self {
         let mut buckets = BTreeMap::new();
@@ -189,13 +188,13 @@ impl Durations {
         Self(buckets)
     }
 
-    /// How many runs.
+    /// The number of runs.
     #[must_use]
     pub fn count(&self) -> i64 {
         self.0.values().sum()
     }
 
-    /// What this part of the runs did not exceed, such as 0.95: the middle of its bucket, at most 9.1% off.
+    /// The quantile, such as 0.95: the middle of its bucket, at most 9.1% off.
     #[must_use]
     pub fn quantile(&self, part: f64) -> Option<Duration> {
         let all = self.count();
@@ -219,22 +218,22 @@ impl Durations {
         (all > 0).then(|| mean(all))
     }
 
-    /// No run was shorter; the shortest took at most 19% more.
+    /// The shortest run took at least this long, and at most 19% longer.
     #[must_use]
     pub fn min(&self) -> Option<Duration> {
         let shortest = self.0.iter().find(|(_, n)| **n > 0)?.0;
-        // The first bucket begins with what takes no time at all.
+        // The first bucket includes zero.
         Some(if *shortest == 0 { Duration::ZERO } else { bucket_floor(*shortest) })
     }
 
-    /// No run was longer; the longest took at most 16% less.
+    /// The longest run took at most this long, and at most 16% less.
     #[must_use]
     pub fn max(&self) -> Option<Duration> {
         self.0.iter().rfind(|(_, n)| **n > 0).map(|(bucket, _)| bucket_floor(*bucket + 1))
     }
 }
 
-/// The middle of a bucket by factor: its ends are 9.1% above and 8.3% below.
+/// The geometric middle of a bucket: its ends are 9.1% above and 8.3% below.
 fn middle(bucket: i32) -> Duration {
     Duration::from_secs_f64((f64::from(bucket) / 4.0 + 0.125).exp2() / 1e6)
 }
@@ -254,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_tell_states_runs_and_answers_apart() {
+    fn sums_separate_states_runs_and_answers() {
         let none = Duration::ZERO;
         let lines = [
             line("", "processing", none, 7),
@@ -275,14 +274,14 @@ mod tests {
     }
 
     #[test]
-    fn nothing_has_no_durations() {
+    fn an_empty_tally_has_no_durations() {
         let durations = Durations::of(&[line("", "processing", Duration::ZERO, 3), answer("replay", 1)], None);
         assert_eq!((durations.count(), durations.min(), durations.max()), (0, None, None));
         assert_eq!((durations.quantile(0.5), durations.mean()), (None, None));
     }
 
     #[test]
-    fn durations_are_told_within_their_bounds() {
+    fn durations_are_exact_within_their_bounds() {
         // From a microsecond to an hour, and what takes no time.
         let runs: Vec<Duration> = (0..=1000_u64).map(|n| Duration::from_micros(n * n * n * 18 / 5)).collect();
         let mut lines: Vec<Tally> = runs.iter().map(|took| line("processing", "completed", *took, 1)).collect();
@@ -290,8 +289,8 @@ mod tests {
         let durations = Durations::of(&lines, Some(State::Completed));
         assert_eq!(durations.count(), 1001);
         for (part, exact) in [(0.5, 500), (0.95, 950), (0.99, 990), (1.0, 1000)] {
-            let (told, exact) = (durations.quantile(part).unwrap().as_secs_f64(), runs[exact].as_secs_f64());
-            assert!((told / exact - 1.0).abs() < 0.091, "{part}: {told} instead of {exact}");
+            let (estimate, exact) = (durations.quantile(part).unwrap().as_secs_f64(), runs[exact].as_secs_f64());
+            assert!((estimate / exact - 1.0).abs() < 0.091, "{part}: {estimate} instead of {exact}");
         }
         let mean = runs.iter().sum::<Duration>().as_secs_f64() / 1001.0;
         assert!((durations.mean().unwrap().as_secs_f64() / mean - 1.0).abs() < 0.091);

@@ -1,4 +1,4 @@
-//! Claims: who executes.
+//! Claims.
 
 use std::borrow::Cow;
 
@@ -15,7 +15,7 @@ pub(super) fn claim(stored: Option<&Operation>, request: &Request, fence: Fence,
     }
 }
 
-/// A claim that has not been made before.
+/// A new claim.
 fn claim_once(stored: Option<&Operation>, request: &Request, fence: Fence, now: Timestamp) -> Step {
     let Some(stored) = stored.filter(|op| !op.has_expired(now)) else {
         return Step {
@@ -27,7 +27,7 @@ fn claim_once(stored: Option<&Operation>, request: &Request, fence: Fence, now: 
     if !lapsed(stored, now) {
         return claim_existing(Cow::Borrowed(stored), request, fence, now, Vec::new());
     }
-    // The sweep has not been here yet; what it would do comes first.
+    // The sweep has not ended the expired lease yet; that comes first.
     let (lapsed, notes) = tend::lapse(stored, fence, now);
     let mut step = claim_existing(Cow::Borrowed(&lapsed), request, fence, now, notes);
     if step.next == Next::Same {
@@ -36,8 +36,8 @@ fn claim_once(stored: Option<&Operation>, request: &Request, fence: Fence, now: 
     step
 }
 
-/// Inline mode: one commit makes the claim and its effect, so there is no lease to hold, and none
-/// that could be its own: under a live lease, the effect would be made here and by its holder.
+/// Inline mode: one commit contains the claim and its effect, so there is no lease. A live lease is never its own:
+/// the effect would be made here and by its holder.
 pub(super) fn claim_inline(stored: Option<&Operation>, request: &Request, fence: Fence, now: Timestamp) -> Step {
     let mut step = claim_once(stored, request, fence, now);
     if step.answer == Answer::Acquired
@@ -48,12 +48,11 @@ pub(super) fn claim_inline(stored: Option<&Operation>, request: &Request, fence:
     step
 }
 
-/// The answer to a claim about a row that another transaction has held for long: what was read of the row is all that is
-/// known. Whoever brings what is stored already can be told that it is in flight. Other data may be newer and is not
-/// stored, so its claim has to be sent again.
+/// The answer to a claim of a row that another transaction has held for long, from what was read of the row. A claim
+/// with the stored payload is in flight. Other data may be newer and is not stored, so its claim must be sent again.
 #[must_use]
-pub fn while_busy(row: &Operation, request: &Request, now: Timestamp) -> Answer {
-    /// When to ask again.
+pub(crate) fn while_busy(row: &Operation, request: &Request, now: Timestamp) -> Answer {
+    /// The retry delay.
     const LATER: std::time::Duration = std::time::Duration::from_secs(1);
     let waits = row.successor.as_ref().is_some_and(|successor| successor.fingerprint.matches(&request.fingerprint));
     match row.has_expired(now) {
@@ -78,14 +77,14 @@ pub(super) fn complete(op: &mut Operation, outcome: Outcome, terms: &Policy, now
     op.parked = false;
 }
 
-/// The row of an operation that was never seen before (or so long ago that it counts as such), and that runs now.
+/// The row of a new operation that runs now.
 fn anew(request: &Request, fence: Fence, now: Timestamp) -> Operation {
     let mut op = unclaimed(request, fence, now);
     grant(&mut op, request, fence, now);
     op
 }
 
-/// The row of an operation that was never seen before, and that no worker has claimed.
+/// The row of a new operation that was not claimed.
 pub(super) fn unclaimed(request: &Request, fence: Fence, now: Timestamp) -> Operation {
     Operation {
         id: fence.0,
@@ -120,7 +119,7 @@ pub(super) fn unclaimed(request: &Request, fence: Fence, now: Timestamp) -> Oper
     }
 }
 
-/// Gives the lease to the claimer.
+/// Grants the lease.
 fn grant(op: &mut Operation, request: &Request, fence: Fence, now: Timestamp) {
     let policy = policy_of(op, request).clone();
     unsettle(op);
@@ -139,24 +138,23 @@ fn grant(op: &mut Operation, request: &Request, fence: Fence, now: Timestamp) {
     });
 }
 
-/// The policy that a run goes by: the one that the operation was enqueued with, or the claimer's.
+/// The policy of a run: the one of the enqueue, or the claimer's.
 fn policy_of<'a>(op: &'a Operation, request: &'a Request) -> &'a Policy {
     op.terms.as_ref().unwrap_or(&request.policy)
 }
 
-/// Lets the sweep look at it when it can first be over. Also a row that the sweep had done with: it settles once more.
-/// Most keep their time.
+/// Sets when the sweep looks at the row: at the first possible end. Also for a row that the sweep had finished with.
+/// Most rows keep their time.
 pub(super) fn look_by(op: &mut Operation, policy: &Policy, now: Timestamp) {
-    let first_end = policy.retention.into_iter().chain(policy.tombstone).min();
-    op.look_at = op.look_at.into_iter().chain(first_end.map(|kept| now + kept)).min();
+    op.look_at = op.look_at.into_iter().chain(policy.first_look().map(|kept| now + kept)).min();
 }
 
-/// A claim whose answer was lost comes again with the same token: it holds the lease already.
+/// Whether the claim was sent again after its answer was lost: its token already holds the lease.
 fn is_own(op: &Operation, request: &Request) -> bool {
     op.lease.as_ref().is_some_and(|lease| lease.token == request.token)
 }
 
-/// A claim on a row that counts. `notes` is what a lapse has told so far.
+/// A claim of an existing row. `notes` are those of a lease expiry.
 fn claim_existing(op: Cow<'_, Operation>, request: &Request, fence: Fence, now: Timestamp, notes: Vec<Note>) -> Step {
     match request.policy.on_mismatch {
         _ if op.fingerprint.matches(&request.fingerprint) => by_state(op, request, fence, now, notes, false),
@@ -164,18 +162,17 @@ fn claim_existing(op: Cow<'_, Operation>, request: &Request, fence: Fence, now: 
         OnMismatch::Replay => by_state(op, request, fence, now, notes, true),
         OnMismatch::SupersedeIfNewer if op.is_final(now) || !is_newer(&op, request) => stale(&op, request, notes),
         OnMismatch::SupersedeIfNewer => {
-            let mut op = op.into_owned();
-            op.successor = Some(Successor {
-                fingerprint: request.fingerprint,
-                order: request.order.unwrap_or(i64::MIN),
-                payload: request.payload.clone(),
-            });
-            supersede(op, request, fence, now, notes)
+            let (mut op, mut notes) = (op.into_owned(), notes);
+            if let Some(answer) = supersede(&mut op, request, now, &mut notes) {
+                return Step::put(op, answer, notes);
+            }
+            grant(&mut op, request, fence, now);
+            Step::put(op, Answer::Acquired, notes)
         }
     }
 }
 
-/// Newer than what is there, and than what already waits. Equal is not newer.
+/// Newer than the stored data and than the successor. Equal is not newer.
 pub(super) fn is_newer(op: &Operation, request: &Request) -> bool {
     let waiting = op.successor.as_ref().map(|successor| successor.order);
     match (request.order, op.order.max(waiting)) {
@@ -184,7 +181,7 @@ pub(super) fn is_newer(op: &Operation, request: &Request) -> bool {
     }
 }
 
-/// Data that is not newer: refused, unless it is the very data that waits already.
+/// Data that is not newer: a mismatch, unless it equals the successor.
 pub(super) fn stale(op: &Operation, request: &Request, notes: Vec<Note>) -> Step {
     let waits = op.successor.as_ref().is_some_and(|successor| successor.fingerprint.matches(&request.fingerprint));
     let answer = match (&op.lease, op.state) {
@@ -195,18 +192,27 @@ pub(super) fn stale(op: &Operation, request: &Request, notes: Vec<Note>) -> Step
     Step { next: Next::Same, answer, notes }
 }
 
-/// Newer data: it waits while the older runs or is in doubt, and runs at once otherwise.
-fn supersede(mut op: Operation, request: &Request, fence: Fence, now: Timestamp, mut notes: Vec<Note>) -> Step {
+/// Takes newer data. While the older runs or is in doubt, the newer becomes its successor; the answer says so. Otherwise it
+/// replaces the older.
+pub(super) fn supersede(
+    op: &mut Operation,
+    request: &Request,
+    now: Timestamp,
+    notes: &mut Vec<Note>,
+) -> Option<Answer> {
+    op.successor = Some(Successor {
+        fingerprint: request.fingerprint,
+        order: request.order.unwrap_or(i64::MIN),
+        payload: request.payload.clone(),
+    });
     if let Some(lease) = &op.lease {
-        let answer = Answer::InFlight { until: lease.deadline, kept: true };
-        return Step::put(op, answer, notes);
+        return Some(Answer::InFlight { until: lease.deadline, kept: true });
     }
     if op.state == State::InDoubt {
-        return Step::put(op, Answer::InDoubt { kept: true }, notes);
+        return Some(Answer::InDoubt { kept: true });
     }
-    notes.extend(promote(&mut op, &request.owner, now));
-    grant(&mut op, request, fence, now);
-    Step::put(op, Answer::Acquired, notes)
+    notes.extend(promote(op, &request.owner, now));
+    None
 }
 
 fn by_state(
@@ -232,14 +238,14 @@ fn by_state(
                 let mut op = op.into_owned();
                 let (earlier, is_first) = (op.state, !op.was_claimed());
                 if mismatch {
-                    // Nothing has taken effect under this key, so there is no original to replay.
+                    // Nothing has taken effect under this key, so there is no outcome to replay.
                     op.fingerprint = request.fingerprint;
                     op.order = request.order;
                     op.payload.clone_from(&request.payload);
                     op.checkpoint = None;
                 }
                 grant(&mut op, request, fence, now);
-                // The first run of what was enqueued is ordinary life.
+                // The first run of an enqueued operation is ordinary and needs no note.
                 if !is_first {
                     let detail = format!("attempt {} after {earlier}", op.attempt());
                     notes.push(note(&op, Event::TakenOver, &request.owner, detail, now));
@@ -251,7 +257,7 @@ fn by_state(
     Step { next: Next::Same, answer, notes }
 }
 
-/// The end of the backoff that the claim has to wait for.
+/// The end of the backoff, unless the claim ignores it.
 fn waits_until(op: &Operation, request: &Request, now: Timestamp) -> Option<Timestamp> {
     op.not_before.filter(|until| *until > now && !request.at_once)
 }

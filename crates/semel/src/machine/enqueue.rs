@@ -1,11 +1,11 @@
-//! Enqueues: work that is put in now and run later, by a worker.
+//! Enqueues: work that is stored now and run later, by a worker.
 
 use super::{
     Answer, Later, Next, Request, Step,
-    claim::{is_exhausted, is_newer, look_by, stale, unclaimed},
-    lapsed, promote, tend,
+    claim::{is_exhausted, is_newer, look_by, stale, supersede, unclaimed},
+    lapsed, tend,
 };
-use crate::{Fence, OnMismatch, Operation, State, Successor, Timestamp, journal::Note};
+use crate::{Fence, OnMismatch, Operation, State, Timestamp, journal::Note};
 
 pub(super) fn enqueue(stored: Option<&Operation>, request: &Request, fence: Fence, now: Timestamp) -> Step {
     let Some(stored) = stored.filter(|op| !op.has_expired(now)) else {
@@ -16,7 +16,7 @@ pub(super) fn enqueue(stored: Option<&Operation>, request: &Request, fence: Fenc
     if !lapsed(stored, now) {
         return enqueue_known(stored, request, now, Vec::new());
     }
-    // The sweep has not been here yet; what it would do comes first.
+    // The sweep has not ended the expired lease yet; that comes first.
     let (lapsed, notes) = tend::lapse(stored, fence, now);
     let mut step = enqueue_known(&lapsed, request, now, notes);
     if step.next == Next::Same {
@@ -25,7 +25,7 @@ pub(super) fn enqueue(stored: Option<&Operation>, request: &Request, fence: Fenc
     step
 }
 
-/// An enqueue under a key that is taken.
+/// An enqueue of an existing key.
 fn enqueue_known(op: &Operation, request: &Request, now: Timestamp, mut notes: Vec<Note>) -> Step {
     let is_known = op.fingerprint.matches(&request.fingerprint);
     match request.policy.on_mismatch {
@@ -35,27 +35,17 @@ fn enqueue_known(op: &Operation, request: &Request, now: Timestamp, mut notes: V
         OnMismatch::SupersedeIfNewer if op.is_final(now) || !is_newer(op, request) => stale(op, request, notes),
         OnMismatch::SupersedeIfNewer => {
             let mut op = op.clone();
-            op.successor = Some(Successor {
-                fingerprint: request.fingerprint,
-                order: request.order.unwrap_or(i64::MIN),
-                payload: request.payload.clone(),
-            });
-            // It waits for what runs, or for the end of a doubt; anything else gives way to it.
-            if let Some(lease) = &op.lease {
-                let answer = Answer::InFlight { until: lease.deadline, kept: true };
+            // It waits for a run, or for the end of a doubt; otherwise it replaces the older data.
+            if let Some(answer) = supersede(&mut op, request, now, &mut notes) {
                 return Step::put(op, answer, notes);
             }
-            if op.state == State::InDoubt {
-                return Step::put(op, Answer::InDoubt { kept: true }, notes);
-            }
-            notes.extend(promote(&mut op, &request.owner, now));
             put_off(&mut op, request, now);
             Step::put(op, Answer::Enqueued, notes)
         }
     }
 }
 
-/// What the ledger knows of a key that is enqueued once more.
+/// The answer to an enqueue of an existing key.
 fn known(op: &Operation, request: &Request, now: Timestamp, mismatch: bool) -> Answer {
     let policy = op.terms.as_ref().unwrap_or(&request.policy);
     let from = op.not_before.filter(|from| *from > now).unwrap_or(now);
@@ -72,7 +62,7 @@ fn known(op: &Operation, request: &Request, now: Timestamp, mismatch: bool) -> A
     }
 }
 
-/// Lets it wait as the enqueue says.
+/// Applies the terms of the enqueue.
 fn put_off(op: &mut Operation, request: &Request, now: Timestamp) {
     let later = request.later.unwrap_or_default();
     let Later { priority, keeps_policy, .. } = later;

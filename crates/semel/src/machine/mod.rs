@@ -1,10 +1,9 @@
-//! The life of an operation, written once.
+//! The state machine of an operation.
 //!
-//! [`step`] is a pure and total function: the stored row, an event and the time go in; the row as
-//! it should be, the answer and the notes for the journal come out. (The policy comes with the
-//! event that brings it, and is read from the lease for those that do not.) Both databases are
-//! tested against it, and the rare paths of both call it; only the two hottest transitions, a
-//! first claim and a plain completion, are written in SQL as well.
+//! [`step`] is a pure and total function: from the stored row, an event and the time it computes the new row,
+//! the answer and the notes for the journal. (Events without a policy use the one stored with the lease.)
+//! Both databases are tested against it, and their general path calls it; only the two hottest transitions,
+//! a first claim and a plain completion, are also written in SQL.
 //!
 //! ```text
 //!                        claim
@@ -24,15 +23,15 @@
 //!    past its retention, a settled operation counts as absent; in_doubt and pending never expire
 //! ```
 //!
-//! Five habits keep it right:
-//! - **The fence tells who wrote last.** A settle that finds its own fence on a row that is no
-//!   longer processing was already made, and its first answer was lost; it is answered again.
-//!   Whatever ends a lease over its owner's head (a lapse, a resolution) writes a new fence.
-//! - **A lapsed lease lapses first.** A claim, a resolution or a purge that meets one first makes
-//!   the transition that the sweep would have made, then goes on from there.
-//! - **Expired is absent**, whether the sweep has come by or not.
-//! - **Completed stays completed** but for newer data, and for a person who has it run once more by that name.
-//! - **Pinned and completed is final** until then: no purge, no verdict and no newer data touches it.
+//! Five rules keep it correct:
+//! - **The fence identifies the last writer.** A settle that finds its own fence on a row that is not
+//!   processing was made before, and its answer was lost; it gets the same answer again. Whatever ends
+//!   another's lease (lease expiry, a resolution) writes a new fence.
+//! - **An expired lease is ended first.** A claim, a resolution or a purge that finds one first makes
+//!   the transition that the sweep would have made, and continues from there.
+//! - **Past its retention is absent**, before the sweep has deleted it, too.
+//! - **Completed stays completed**, except for newer data, and for a person who has it run again explicitly.
+//! - **Pinned and completed is final** until its retention ends: no purge, no verdict and no newer data changes it.
 
 mod claim;
 mod enqueue;
@@ -43,7 +42,7 @@ mod tests;
 
 use bytes::Bytes;
 
-pub use claim::while_busy;
+pub(crate) use claim::while_busy;
 pub(crate) use settle::is_bare;
 pub use settle::refusal;
 pub use tend::{Aged, Purge, archived_note, purged_note, tombstone};
@@ -56,110 +55,110 @@ use crate::{
 /// The error of an operation that was cancelled.
 pub const CANCELLED: &str = "cancelled";
 
-/// What may happen to an operation.
+/// The events of an operation.
 #[derive(Clone, Debug)]
 pub enum Event<'a> {
-    /// Somebody asks to be the one who executes; `fence` is a new one.
+    /// A claim; `fence` is a new one.
     Claim {
-        /// What is asked.
+        /// The request.
         request: &'a Request,
         /// A new fence, used if the answer is acquired.
         fence: Fence,
     },
     /// Inline mode: the claim is made in the transaction of its effect, so it completes at once.
     ClaimInline {
-        /// What is asked.
+        /// The request.
         request: &'a Request,
         /// A new fence, used if the answer is acquired.
         fence: Fence,
     },
-    /// The holder of a lease writes.
+    /// A write under a lease.
     Write {
         /// The fence of the lease.
         fence: Fence,
-        /// What it writes.
+        /// The write.
         write: Write,
     },
-    /// The sweep asks whether the lease has lapsed.
+    /// The sweep checks for lease expiry.
     Lapse {
-        /// A new fence, so that what the former owner still sends is told apart.
+        /// A new fence, to refuse later writes of the former owner.
         fence: Fence,
     },
-    /// The sweep asks whether it is time to expire or archive.
+    /// The sweep checks for retention and archive.
     Tend,
     /// A person or a probe decides.
     Resolve {
-        /// A new fence, so that what the former owner still sends is told apart.
+        /// A new fence, to refuse later writes of the former owner.
         fence: Fence,
-        /// Only if the operation still has this fence: what a probe found out is about one run.
+        /// Only if the operation still has this fence: a probe decides about one run.
         expected: Option<Fence>,
-        /// What is decided.
+        /// The verdict.
         verdict: Verdict,
-        /// Who decides.
+        /// The person or probe.
         actor: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// A person or a program withdraws what waits, or asks a run to stop.
+    /// A person or a program withdraws a pending operation, or asks a run to stop.
     Cancel {
-        /// A new fence, so that what a former owner still sends is told apart.
+        /// A new fence, to refuse later writes of a former owner.
         fence: Fence,
-        /// Who.
+        /// The person or program.
         actor: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// A person frees the key.
     Purge {
-        /// Who.
+        /// The person.
         actor: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
 
-/// What a claim asks for, or what is enqueued.
+/// A claim or an enqueue.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Request {
-    /// Whose operation, of which kind.
+    /// The scope.
     pub scope: Scope,
-    /// The caller's name for it.
+    /// The key.
     pub key: Key,
     /// The payload's fingerprint.
     pub fingerprint: Fingerprint,
-    /// The payload's place in time, for supersede-if-newer.
+    /// The payload's order, for supersede-if-newer.
     pub order: Option<i64>,
-    /// The input, if it should be kept with the operation.
+    /// The input, if it should be stored with the operation.
     pub payload: Option<Bytes>,
-    /// What to find it by.
+    /// The labels.
     pub labels: Labels,
-    /// The rules.
+    /// The policy.
     pub policy: Policy,
-    /// Whether it waits for no backoff.
+    /// Whether it ignores the backoff.
     pub at_once: bool,
-    /// It is to be run later, by a worker, and not by the one who asks: an enqueue.
+    /// Set for an enqueue: the operation is run later, by a worker.
     pub later: Option<Later>,
-    /// The claim's own mark.
+    /// The token of the claim.
     pub token: Token,
-    /// Who asks, for the story.
+    /// The claimer, for the journal.
     pub owner: String,
 }
 
-/// How an operation waits that is enqueued.
+/// The terms of an enqueue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Later {
     /// Not before this time.
     pub not_before: Option<Timestamp>,
-    /// Not before this long after it is stored.
+    /// Not before this delay after it is stored.
     pub delay: std::time::Duration,
-    /// Its place among what is due.
+    /// Its priority among due operations.
     pub priority: Priority,
-    /// Whether its runs go by the policy of the enqueue; otherwise they go by the worker's.
+    /// Whether its runs use the policy of the enqueue; otherwise they use the worker's.
     pub keeps_policy: bool,
 }
 
 impl Later {
-    /// From when on it may run, if not at once.
+    /// The time from which it may run, if not at once.
     #[must_use]
     pub fn from(&self, now: Timestamp) -> Option<Timestamp> {
         let delayed = (!self.delay.is_zero()).then(|| now + self.delay);
@@ -167,40 +166,40 @@ impl Later {
     }
 }
 
-/// What the holder of a lease can write.
+/// The writes under a lease.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Write {
     /// It took effect.
     Complete(Outcome),
     /// The run failed.
     Fail(Failure),
-    /// The work has not begun: put it back, optionally for later.
+    /// The work had no effect: back to pending, optionally with a delay; no attempt is counted.
     Release {
-        /// How long to wait before it may be claimed.
+        /// The delay before it may be claimed.
         delay: std::time::Duration,
-        /// Why nothing could be done, where that is worth telling: it is kept as the operation's error.
+        /// The reason, if there is one: stored as the operation's error.
         why: Option<String>,
     },
-    /// The claim itself is undone: its answer was lost, so its caller was told that nothing was claimed. A first claim
-    /// leaves no trace, unless data is stored with it that may run again; any other is put back as by a release.
+    /// Undoes the claim: its answer was lost, and its caller got an error. A first claim leaves no
+    /// trace, unless data is stored with it that may run again; any other claim is released.
     Withdraw,
-    /// The work has begun, and nobody knows how it ended.
+    /// The work has begun, and its end is unknown.
     Doubt {
-        /// Why nobody knows.
+        /// The reason.
         reason: String,
     },
     /// Small data for the next attempt.
     Checkpoint(Bytes),
-    /// The same of a run that has got further than the one before: the crashes so far say nothing about the next attempt.
+    /// A checkpoint of a run that got further than the last one: resets the count of crashes.
     Progress(Bytes),
-    /// Go on holding it.
+    /// Extends the lease.
     Renew,
 }
 
 /// How a run failed.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Failure {
-    /// What it said.
+    /// The error.
     pub error: String,
     /// When it may run again.
     pub retry: Retry,
@@ -213,142 +212,142 @@ pub enum Retry {
     Backoff,
     /// After this long.
     After(std::time::Duration),
-    /// Never, unless a person says so.
+    /// Never, unless a person decides so.
     Never,
 }
 
-/// What a person or a probe decides about an operation that nobody runs.
+/// A decision of a person or a probe about an operation that does not run.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Verdict {
-    /// It did take effect, with this outcome.
+    /// It took effect, with this outcome.
     Completed(Outcome),
-    /// It did not take effect, and should not run again.
+    /// It did not take effect, and must not run again.
     Failed,
-    /// It did not take effect, and may run again, its counts at zero.
+    /// It did not take effect, and may run again, with its counts at zero.
     Retry,
-    /// It has completed, and a person wants it run once more all the same, its counts at zero: it had nothing to do
-    /// then, and has now. What its completion did is not undone. Nothing that is pinned runs again.
+    /// It has completed, and a person has it run again, with its counts at zero: it had nothing to do then. The effects
+    /// of its completion are not undone. A pinned operation never runs again.
     Rerun {
-        /// The data of an operation that was archived; any other has its own.
+        /// The data of an archived operation; any other has its own.
         archived: Option<Bytes>,
     },
 }
 
-/// What becomes of the row.
+/// The new row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// It stays as it is.
+    /// No change.
     Same,
-    /// It changes.
+    /// A changed row.
     Put(Box<Operation>),
-    /// A new row takes the place of nothing, or of an expired one.
+    /// A new row, in place of none or of an expired one.
     Anew(Box<Operation>),
-    /// It goes.
+    /// No row.
     Gone,
 }
 
-/// What the event is answered.
+/// The answer to an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// The claimer holds the lease.
     Acquired,
-    /// It waits to be run by a worker.
+    /// It was enqueued.
     Enqueued,
     /// It was enqueued before and has not run yet.
     Waiting {
-        /// From when on it may run.
+        /// The time from which it may run.
         from: Timestamp,
     },
-    /// It took effect before; here is the outcome.
+    /// It took effect before; the row has the outcome.
     Replay {
-        /// The payload was another one (policy replay).
+        /// The payload was another one (`on_mismatch = replay`).
         mismatch: bool,
     },
-    /// Somebody holds the lease.
+    /// Another claim holds the lease.
     InFlight {
-        /// When the lease ends unless renewed.
+        /// The deadline of the lease.
         until: Timestamp,
-        /// The claim's newer data is kept and runs when the present run settles.
+        /// The claim's newer data is stored as the successor.
         kept: bool,
     },
-    /// It may be claimed again later.
+    /// Its backoff is not over.
     NotYet {
-        /// From when on.
+        /// The end of the backoff.
         until: Timestamp,
     },
     /// The key belongs to another payload.
     Mismatch,
-    /// No attempts are left.
+    /// No attempts are left, or it is parked.
     Exhausted,
     /// It may or may not have taken effect.
     InDoubt {
-        /// The claim's newer data is kept and runs when the doubt is resolved.
+        /// The claim's newer data is stored as the successor.
         kept: bool,
     },
-    /// The lease goes on until then.
+    /// The lease was renewed.
     Renewed {
         /// The new deadline.
         deadline: Timestamp,
-        /// Somebody has asked for the run to be cancelled.
+        /// A cancellation of the run was requested.
         cancelled: bool,
     },
     /// The write was made.
     Written,
-    /// The lease is ended as asked.
+    /// The run is settled.
     Settled {
-        /// Newer data waits, and the operation is pending with it.
+        /// There was a successor, and the operation is pending with it.
         successor: bool,
     },
-    /// The fence is an old one: somebody else decides about the operation now.
+    /// The fence is old: the lease was ended by another.
     Lost,
-    /// The sweep ended a lapsed lease.
+    /// The sweep ended an expired lease.
     Lapsed,
     /// The sweep (or a claim) found it past its retention.
     Expired,
-    /// Its data goes to the archive; the key stays taken.
+    /// Its data is archived; the key stays taken.
     Archived,
     /// Nothing was due.
     NothingDue,
-    /// The verdict stands.
+    /// The verdict was applied.
     Resolved,
-    /// It does not run any more.
+    /// It was cancelled, and does not run again.
     Cancelled,
-    /// It runs, and its worker is asked to stop.
+    /// It runs, and its worker was asked to stop.
     CancelAsked,
     /// The key is free.
     Purged,
-    /// A person's action does not fit the state.
+    /// The action is not allowed in this state.
     NotNow(NotNow),
-    /// Nothing was decided about this event, and nothing of it is stored: another transaction holds the row, or the
-    /// database failed on the way. It can be sent again. Only a store says this, of one event in a batch.
+    /// Nothing was decided or stored: another transaction holds the row, or the database failed. The event can be sent
+    /// again. Only a store gives this answer, for one event of a batch.
     Busy,
 }
 
-/// Why a person's or a probe's action was not carried out.
+/// The reason why an action of a person or a probe was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotNow {
     /// There is no such operation.
     Absent,
-    /// Somebody holds its lease.
+    /// It is leased.
     Running,
-    /// It has completed; what took effect cannot be decided again.
+    /// It has completed, and cannot be decided again.
     Completed,
     /// It has completed, and its policy pins it until its retention ends.
     Pinned,
-    /// It has moved on since the probe looked.
+    /// It has changed since the probe looked.
     MovedOn,
-    /// It may have taken effect: a verdict ends it, not a cancellation.
+    /// It is in doubt: a verdict ends it, not a cancellation.
     InDoubt,
 }
 
 /// The result of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// What becomes of the row.
+    /// The new row.
     pub next: Next,
-    /// What is answered.
+    /// The answer.
     pub answer: Answer,
-    /// What the journal is told.
+    /// The notes for the journal.
     pub notes: Vec<Note>,
 }
 
@@ -362,7 +361,7 @@ impl Step {
     }
 }
 
-/// One step of an operation's life. See the [module](self).
+/// One step of the state machine. See the [module](self).
 #[must_use]
 pub fn step(stored: Option<&Operation>, event: &Event<'_>, now: Timestamp) -> Step {
     match event {
@@ -388,18 +387,18 @@ pub fn step(stored: Option<&Operation>, event: &Event<'_>, now: Timestamp) -> St
     }
 }
 
-/// The answer to a claim, where that changes nothing: read off a row that nobody has locked.
+/// The answer to a claim that changes nothing, from a row that was read without a lock.
 #[must_use]
 pub fn read(row: &Operation, request: &Request, now: Timestamp) -> Option<Answer> {
-    /// No answer that changes nothing tells of the claim's own fence.
+    /// Answers that change nothing do not contain the claim's fence.
     const UNDRAWN: Fence = Fence(i64::MAX);
     let read = step(Some(row), &Event::Claim { request, fence: UNDRAWN }, now);
     matches!(read.next, Next::Same).then_some(read.answer)
 }
 
-/// From when on somebody may claim an operation that nobody runs, going by the terms of the lease that ended; `now` is
-/// when that happened. Nothing where it is not for a claim to decide: in doubt, parked, or out of attempts by those
-/// terms. A later claim under a more generous policy would still get it, but nobody should come and try.
+/// The time from which an operation is due, by the terms of the lease that ended; `now` is the time of that end. `None`
+/// if a claim cannot decide it: in doubt, parked, or out of attempts by those terms. A later claim under a policy with
+/// more attempts would acquire it, but no worker should try.
 #[must_use]
 pub fn due(op: &Operation, terms: Option<&Policy>, now: Timestamp) -> Option<Timestamp> {
     match op.state {
@@ -411,21 +410,21 @@ pub fn due(op: &Operation, terms: Option<&Policy>, now: Timestamp) -> Option<Tim
     }
 }
 
-/// Whether its lease has ended without a word.
+/// Whether its lease has expired.
 fn lapsed(operation: &Operation, now: Timestamp) -> bool {
     operation.lease.as_ref().is_some_and(|lease| lease.deadline <= now)
 }
 
-/// Whether its lease is missing: a row that was damaged, or restored without its lease. No transaction leaves it so.
+/// Whether its lease is missing: the row was damaged, or restored without its lease. No transaction leaves it so.
 fn is_adrift(operation: &Operation) -> bool {
     operation.state == State::Processing && operation.lease.is_none()
 }
 
-/// Ends a run that newer data waits for: the operation is pending with the newer data, its counts
-/// at zero, as if that had just arrived.
+/// Ends a run with a successor: the operation is pending with the newer data, its counts at zero, like a
+/// new one.
 fn promote(op: &mut Operation, actor: &str, now: Timestamp) -> Option<Note> {
     let successor = op.successor.take()?;
-    // Whole, so that whoever has one of the two payloads can tell which it was.
+    // The whole fingerprints, so that a person who has the payloads can match them.
     let (newer, older) = (successor.fingerprint.to_hex(), op.fingerprint.to_hex());
     let order = op.order.map_or_else(|| "none".to_owned(), |order| order.to_string());
     let detail =
@@ -440,12 +439,12 @@ fn promote(op: &mut Operation, actor: &str, now: Timestamp) -> Option<Note> {
     op.crashes = 0;
     op.checkpoint = None;
     op.error = None;
-    // Nobody has claimed the newer data yet. This also tells the row from one that was released.
+    // The newer data was not claimed yet. This also distinguishes the row from a released one.
     op.owner.clear();
     Some(note(op, journal::Event::Superseded, actor, detail, now))
 }
 
-/// Forgets how the last run ended, because another one follows.
+/// Clears the end of the last run, because another one follows.
 fn unsettle(op: &mut Operation) {
     op.settled_at = None;
     op.not_before = None;

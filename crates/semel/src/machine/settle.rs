@@ -1,6 +1,10 @@
-//! What the holder of a lease writes. Every write names its fence.
+//! Writes under a lease. Every write names its fence.
 
-use super::{Answer, Failure, Next, Retry, Step, Write, claim::complete, lapsed, note, promote};
+use super::{
+    Answer, CANCELLED, Failure, Next, Retry, Step, Write,
+    claim::{complete, is_exhausted},
+    lapsed, note, promote,
+};
 use crate::{
     Fence, LeaseRow, Operation, State, Timestamp,
     journal::{Event, Note, PUT_BACK},
@@ -8,7 +12,7 @@ use crate::{
 };
 
 impl Write {
-    /// The same, with a text of at most [`MAX_TEXT`](crate::MAX_TEXT) bytes.
+    /// The same, with its text cut to [`MAX_TEXT`](crate::MAX_TEXT) bytes.
     pub(crate) fn bounded(self) -> Self {
         match self {
             Self::Fail(Failure { error, retry }) => Self::Fail(Failure { error: bounded(error), retry }),
@@ -18,8 +22,8 @@ impl Write {
         }
     }
 
-    /// About how much of a batch it takes up, under an operation that has so many bytes stored. A text goes to the row
-    /// and to the journal. A plain completion touches nothing of what is stored; every other write loads and saves it.
+    /// Its approximate size in a batch, for an operation with so many stored bytes. A text goes to the row and to the
+    /// journal. A plain completion does not touch the stored data; every other write loads and saves it.
     pub(crate) fn weight(&self, stored: usize) -> usize {
         256 + match self {
             Self::Complete(outcome) => outcome.body.len(),
@@ -40,7 +44,7 @@ pub(super) fn write(stored: Option<&Operation>, fence: Fence, write: &Write, now
             None => made_before(op, write),
         },
         Some(op) => refused(op, fence, write, now),
-        // A first run that is put back leaves no row, so a release that finds none was made before.
+        // A first run that is released leaves no row, so a release without a row was made before.
         None if matches!(write, Write::Release { .. } | Write::Withdraw) => {
             Step::answer(Answer::Settled { successor: false })
         }
@@ -48,7 +52,7 @@ pub(super) fn write(stored: Option<&Operation>, fence: Fence, write: &Write, now
     }
 }
 
-/// The row bears our fence, and the lease is over: we ended it ourselves, and the answer was lost.
+/// The row has our fence and no lease: this write was made before, and its answer was lost.
 fn made_before(op: &Operation, write: &Write) -> Step {
     let successor = op.state == State::Pending && op.owner.is_empty();
     let made = match write {
@@ -66,7 +70,7 @@ fn refused(op: &Operation, fence: Fence, write: &Write, now: Timestamp) -> Step 
     Step { next: Next::Same, answer: Answer::Lost, notes: vec![note] }
 }
 
-/// What the journal is told of a write under an old fence, by the state and the fence that the operation has.
+/// The note of a write under an old fence, by the state and the fence of the operation.
 #[must_use]
 pub fn refusal(fence: Fence, write: &Write, (state, present): (State, Fence), now: Timestamp) -> Note {
     let what = match write {
@@ -85,6 +89,12 @@ pub fn refusal(fence: Fence, write: &Write, (state, present): (State, Fence), no
 fn write_held(mut op: Operation, lease: LeaseRow, write: &Write, now: Timestamp) -> Step {
     let actor = op.owner.clone();
     let mut notes = Vec::new();
+    // A cancel that the run has not heard of counts, unless the run took effect or may have.
+    let cancelled = Write::Fail(Failure { error: CANCELLED.to_owned(), retry: Retry::Never });
+    let write = match write {
+        Write::Fail(_) | Write::Release { .. } | Write::Withdraw if lease.cancelled => &cancelled,
+        write => write,
+    };
     match write {
         Write::Renew => return renew(op, lease, now),
         Write::Checkpoint(data) | Write::Progress(data) => {
@@ -94,7 +104,7 @@ fn write_held(mut op: Operation, lease: LeaseRow, write: &Write, now: Timestamp)
             }
             return Step::put(op, Answer::Written, notes);
         }
-        // Late, but nobody has taken over: what happened is the truth, and worth keeping.
+        // Late, but not taken over: the result is true, and worth storing.
         Write::Complete(outcome) => complete(&mut op, outcome.clone(), &lease.terms, now),
         Write::Fail(failure) => {
             fail(&mut op, failure, &lease, now);
@@ -123,7 +133,6 @@ fn fail(op: &mut Operation, failure: &Failure, lease: &LeaseRow, now: Timestamp)
     op.lease = None;
     op.failures += 1;
     op.settled_at = Some(now);
-    op.expires_at = lease.terms.retention.map(|kept| now + kept);
     op.error = Some(failure.error.clone());
     op.parked = failure.retry == Retry::Never;
     let wait = match failure.retry {
@@ -132,17 +141,19 @@ fn fail(op: &mut Operation, failure: &Failure, lease: &LeaseRow, now: Timestamp)
         Retry::Never => std::time::Duration::ZERO,
     };
     op.not_before = (!wait.is_zero()).then(|| now + wait);
+    // It must not expire before its retry has had its time.
+    let retry = op.not_before.filter(|_| !is_exhausted(op, &lease.terms)).unwrap_or(now);
+    op.expires_at = lease.terms.retention.map(|kept| (now + kept).max(retry + kept / 2));
 }
 
-/// Whether it is a first run of which nothing is stored. The counts cannot tell a first run: they
-/// are at zero as well when newer data has taken over from what took effect, and freeing the key
-/// would let that take effect again.
+/// Whether it is a first run without stored data. The counts cannot tell: they are also zero when newer data
+/// has replaced data that took effect, and freeing the key would let that take effect again.
 pub(crate) fn is_bare(op: &Operation) -> bool {
     op.fence.0 == op.id && op.payload.is_none() && op.checkpoint.is_none()
 }
 
-/// Puts it back. A first run that never began leaves no trace, so that the key is free again,
-/// also for another payload; unless data was stored with it, which must not be lost.
+/// Releases. A first run leaves no trace, so that the key is free again, also for another payload; unless
+/// data was stored with it, which must not be lost.
 fn release(mut op: Operation, now: Timestamp, delay: std::time::Duration, why: Option<&str>, actor: &str) -> Step {
     let settled = Answer::Settled { successor: false };
     let mut notes = Vec::new();
@@ -163,11 +174,11 @@ fn release(mut op: Operation, now: Timestamp, delay: std::time::Duration, why: O
     Step::put(op, settled, notes)
 }
 
-/// Undoes a claim whose caller was told that nothing was claimed. Newer data that was accepted meanwhile has its turn.
+/// Undoes a claim whose caller got an error. A successor becomes pending.
 ///
-/// Under rerun, data that is stored with the claim stays. Another delivery of the same data may have been told meanwhile
-/// that it is in flight: its sender does not send it again. Under hold or probe nothing may run that was not asked for
-/// again, and in flight acknowledges nothing there.
+/// Under rerun, stored data stays: another delivery of the same data may have been answered in flight meanwhile, and
+/// its sender does not send it again. Under hold or probe nothing may run unrequested, and in flight is no
+/// acknowledgement.
 fn withdraw(op: Operation, now: Timestamp, actor: &str) -> Step {
     let is_first = op.fence.0 == op.id && op.successor.is_none();
     let doubts = op.lease.as_ref().is_some_and(|lease| lease.terms.on_lost.doubts());
@@ -177,7 +188,7 @@ fn withdraw(op: Operation, now: Timestamp, actor: &str) -> Step {
     }
 }
 
-/// A lapsed lease cannot be renewed, taken over or not: others were told that it ends by then.
+/// An expired lease cannot be renewed, even if it was not taken over: others rely on its deadline.
 fn renew(mut op: Operation, mut lease: LeaseRow, now: Timestamp) -> Step {
     if lapsed(&op, now) || lease.run_until <= now {
         return Step::answer(Answer::Lost);
@@ -185,7 +196,7 @@ fn renew(mut op: Operation, mut lease: LeaseRow, now: Timestamp) -> Step {
     let term = lease.terms.lease;
     let renewed_at = lease.deadline.as_micros() - crate::time::micros(term);
     let gap = now.since(Timestamp::from_micros(renewed_at));
-    // A deadline cut short by the longest run says nothing about when it was renewed.
+    // A deadline that `max_run` cut short does not show when it was renewed.
     let late = gap > term / 2 && lease.deadline < lease.run_until;
     lease.deadline = (now + term).min(lease.run_until).max(lease.deadline);
     let (deadline, cancelled) = (lease.deadline, lease.cancelled);

@@ -1,4 +1,4 @@
-//! What happens to an operation that no worker runs: lapse, expiry, archive, verdicts, purge.
+//! Operations that no worker runs: lease expiry, retention, archive, verdicts, cancel, purge.
 
 use std::time::Duration;
 
@@ -7,17 +7,16 @@ use super::{
 };
 use crate::{
     Fence, Operation, Outcome, Policy, State, Timestamp,
-    journal::{Event, Note, SWEEP},
+    journal::{self, Event, Note, SWEEP},
 };
 
-/// How long the sweep leaves a row alone that should be gone by its age but may not go: one that
-/// is in doubt, pending or running.
+/// When the sweep looks again at a row that is past its age but must stay: in doubt, pending or running.
 const LOOK_AGAIN: Duration = Duration::from_secs(3600);
 
-/// The same of one that waits: there may be millions, and each look is a write.
+/// The same for a pending one: there may be millions, and each look is a write.
 const LOOK_AGAIN_AT_WAITING: Duration = Duration::from_secs(24 * 3600);
 
-/// Ends a lease that has lapsed, and lets newer data take over unless there is doubt.
+/// Ends an expired lease, and promotes the successor unless there is doubt.
 pub(super) fn lapse(op: &Operation, fence: Fence, now: Timestamp) -> (Operation, Vec<Note>) {
     let (mut op, mut notes) = end_lease(op, fence, now);
     if op.state != State::InDoubt {
@@ -26,8 +25,7 @@ pub(super) fn lapse(op: &Operation, fence: Fence, now: Timestamp) -> (Operation,
     (op, notes)
 }
 
-/// Ends a lease that has lapsed. The new fence tells what the former owner may still send from
-/// what it has already sent.
+/// Ends an expired lease. The new fence distinguishes later writes of the former owner from earlier ones.
 fn end_lease(op: &Operation, fence: Fence, now: Timestamp) -> (Operation, Vec<Note>) {
     let mut op = op.clone();
     let mut notes = Vec::new();
@@ -41,11 +39,13 @@ fn end_lease(op: &Operation, fence: Fence, now: Timestamp) -> (Operation, Vec<No
     op.fence = fence;
     op.crashes += 1;
     op.settled_at = Some(now);
-    let gone = format!("the lease of {owner} ended without a word");
+    let gone = format!("the lease of {owner} expired");
+    // The start of the run is overwritten by the next claim; for a first run only this note keeps it.
+    let detail = journal::lapsed(&owner, op.claimed_at);
     if lease.terms.on_lost.doubts() {
         op.state = State::InDoubt;
-        op.error = Some(gone.clone());
-        notes.push(note(&op, Event::Doubted, SWEEP, gone, now));
+        op.error = Some(gone);
+        notes.push(note(&op, Event::Doubted, SWEEP, detail, now));
         return (op, notes);
     }
     if lease.cancelled {
@@ -53,24 +53,24 @@ fn end_lease(op: &Operation, fence: Fence, now: Timestamp) -> (Operation, Vec<No
         op.parked = true;
         op.error = Some(CANCELLED.to_owned());
         op.expires_at = lease.terms.retention.map(|kept| now + kept);
-        notes.push(note(&op, Event::Cancelled, SWEEP, gone, now));
+        notes.push(note(&op, Event::Cancelled, SWEEP, detail, now));
         return (op, notes);
     }
     op.state = State::TimedOut;
-    op.error = Some(gone.clone());
+    op.error = Some(gone);
     op.expires_at = lease.terms.retention.map(|kept| now + kept);
     op.parked = op.crashes >= lease.terms.max_crashes;
-    // The first takeover is at once; a crash loop is slowed down before it is parked.
+    // The first takeover is at once; a crash loop backs off before it is parked.
     if op.crashes > 1 {
         let wait = lease.terms.backoff.after(op.crashes - 1, op.id);
         op.not_before = (!wait.is_zero()).then(|| now + wait);
     }
-    notes.push(note(&op, Event::TimedOut, SWEEP, gone, now));
+    notes.push(note(&op, Event::TimedOut, SWEEP, detail, now));
     (op, notes)
 }
 
-/// Ends a run whose lease is missing. The terms went with the lease, so what they say of a lost run is not known: the
-/// operation is in doubt, which is right under any terms.
+/// Ends a run whose lease is missing. Its terms were in the lease, so `on_lost` is unknown: in doubt is right under any
+/// terms.
 fn doubt_adrift(op: &mut Operation, fence: Fence, now: Timestamp) -> Note {
     let gone = format!("the lease of {} is missing: it was damaged, or not restored with its operation", op.owner);
     op.fence = fence;
@@ -81,20 +81,20 @@ fn doubt_adrift(op: &mut Operation, fence: Fence, now: Timestamp) -> Note {
     note(op, Event::Doubted, SWEEP, gone, now)
 }
 
-/// What the age of an operation calls for. It takes no more of the row than this, so that the sweep decides without
-/// reading what is stored with an operation: that may be large, or of a version that this one cannot read.
+/// The action that the age of an operation requires. It needs only these columns, so that the sweep does not read the
+/// stored data, which may be large or unreadable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Aged {
-    /// Its retention is over: it goes.
+    /// Its retention has ended: delete it.
     Expired,
-    /// Its data goes to the archive.
+    /// Archive its data.
     Archive,
-    /// Nothing yet. The sweep looks again then, if ever.
+    /// None yet. The sweep looks again at this time, if any.
     LookAt(Option<Timestamp>),
 }
 
 impl Aged {
-    /// Of an operation in this state, with these ends.
+    /// For an operation in this state, with these ends.
     #[must_use]
     pub fn of(state: State, expires_at: Option<Timestamp>, archive_at: Option<Timestamp>, now: Timestamp) -> Self {
         let is_over = |end: Option<Timestamp>| end.is_some_and(|end| end <= now);
@@ -113,20 +113,20 @@ impl Aged {
     }
 }
 
-/// What stays in the row of an archived operation in place of its outcome.
+/// The outcome that stays in the row of an archived operation.
 #[must_use]
 pub fn tombstone() -> Outcome {
     Outcome::not_kept("")
 }
 
-/// What the journal is told when the data of an operation goes to the archive.
+/// The note about archiving.
 #[must_use]
 pub fn archived_note(fence: Fence, at: Timestamp) -> Note {
     let detail = "the data went to the archive; the key stays taken".to_owned();
     Note { at, event: Event::Archived, fence, actor: SWEEP.to_owned(), detail }
 }
 
-/// Expires, archives, or says when to look again.
+/// Expires, archives, or sets when to look again.
 pub(super) fn tend(stored: Option<&Operation>, now: Timestamp) -> Step {
     let Some(op) = stored.filter(|op| op.look_at.is_some_and(|at| at <= now)) else {
         return Step::answer(Answer::NothingDue);
@@ -165,7 +165,7 @@ pub(super) fn resolve(
         return Step::answer(Answer::NotNow(NotNow::MovedOn));
     }
     let (mut op, mut notes) = match stored.lease {
-        // Newer data takes over after the verdict: that is about the run that was lost.
+        // The successor is promoted after the verdict, which is about the lost run.
         Some(_) if lapsed(stored, now) => end_lease(stored, fence, now),
         Some(_) => return Step::answer(Answer::NotNow(NotNow::Running)),
         None if stored.is_final(now) => return Step::answer(Answer::NotNow(NotNow::Pinned)),
@@ -175,16 +175,16 @@ pub(super) fn resolve(
         None => (stored.clone(), Vec::new()),
     };
     op.fence = fence;
-    // The terms went with the lease. What they said of the retention can be told from the end of a run that failed or was
-    // lost, and from a lease that lapses only now. What was in doubt or pending has no end: it is kept until a person purges
-    // it, also if the sweep has not yet found the lapsed lease that puts it in doubt.
+    // The terms were in the lease. The retention is known from the end of a run that failed or was lost, and from a
+    // lease that is ended only now. An operation that was in doubt or pending has no end: it is kept until a person
+    // purges it, also if the sweep has not yet found the expired lease that puts it in doubt.
     let retention = match &stored.lease {
         Some(lease) => lease.terms.retention.filter(|_| op.state != State::InDoubt),
         None => op.expires_at.zip(op.settled_at).map(|(end, settled)| end.since(settled)),
     };
     let said = match verdict {
         Verdict::Completed(outcome) => {
-            // The last run was counted as lost or failed, and is the one that took effect: there was no other.
+            // The last run was counted as lost or failed, but took effect: there was no other.
             match op.crashes {
                 0 => op.failures = op.failures.saturating_sub(1),
                 _ => op.crashes -= 1,
@@ -228,14 +228,14 @@ pub(super) fn resolve(
     Step::put(op, Answer::Resolved, notes)
 }
 
-/// What the journal is told of a completed run when another is to follow: the row will tell of that one.
+/// The note about a completed run before another one: the row will show the new one.
 fn completed_note(op: &Operation, fence: Fence) -> Option<Note> {
     let at = op.settled_at.filter(|_| op.state == State::Completed)?;
     let detail = "it was run once more after this".to_owned();
     Some(Note { at, event: Event::Completed, fence, actor: op.owner.clone(), detail })
 }
 
-/// Withdraws what waits: it ends failed and parked, and its key stays taken. A run is asked to stop.
+/// Withdraws a pending operation: it becomes failed and parked, and its key stays taken. A run is asked to stop.
 pub(super) fn cancel(stored: Option<&Operation>, fence: Fence, (actor, reason): (&str, &str), now: Timestamp) -> Step {
     let Some(stored) = stored.filter(|op| !op.has_expired(now)) else {
         return Step::answer(Answer::NotNow(NotNow::Absent));
@@ -269,7 +269,7 @@ pub(super) fn cancel(stored: Option<&Operation>, fence: Fence, (actor, reason): 
     Step::put(op, Answer::Cancelled, notes)
 }
 
-/// Frees the key, and forgets the operation. Never under a live lease, nor what is pinned.
+/// Deletes the operation and frees its key. Refused under a live lease, and if it is pinned and completed.
 pub(super) fn purge(stored: Option<&Operation>, (actor, reason): (&str, &str), now: Timestamp) -> Step {
     let Some(op) = stored else { return Step::answer(Answer::NotNow(NotNow::Absent)) };
     if let Some(why) = Purge::of(op).refused(now) {
@@ -279,17 +279,17 @@ pub(super) fn purge(stored: Option<&Operation>, (actor, reason): (&str, &str), n
     Step { next: Next::Gone, answer: Answer::Purged, notes: vec![note] }
 }
 
-/// What says whether an operation may be purged. It takes no more of the row than this, so that one which cannot be
-/// read can be purged, too.
+/// The columns that decide whether an operation may be purged. No others are needed, so an unreadable operation can be
+/// purged, too.
 #[derive(Clone, Copy, Debug)]
 pub struct Purge {
-    /// Where it is in its life.
+    /// Its state.
     pub state: State,
-    /// Whether it is final once it has completed.
+    /// Whether it is pinned.
     pub pinned: bool,
     /// The end of its retention.
     pub expires_at: Option<Timestamp>,
-    /// The end of its lease.
+    /// The deadline of its lease.
     pub deadline: Option<Timestamp>,
 }
 
@@ -299,7 +299,7 @@ impl Purge {
         Self { state: op.state, pinned: op.pinned, expires_at: op.expires_at, deadline }
     }
 
-    /// Why it may not be purged.
+    /// The reason why it may not be purged.
     #[must_use]
     pub fn refused(self, now: Timestamp) -> Option<NotNow> {
         let is_final = self.pinned && self.state == State::Completed && self.expires_at.is_none_or(|end| end > now);
@@ -311,7 +311,7 @@ impl Purge {
     }
 }
 
-/// What the journal is told when a person purges an operation.
+/// The note about a purge.
 #[must_use]
 pub fn purged_note(fence: Fence, actor: &str, reason: &str, at: Timestamp) -> Note {
     Note { at, event: Event::Purged, fence, actor: actor.to_owned(), detail: reason.to_owned() }

@@ -1,8 +1,8 @@
-//! The laws of an operation's life.
+//! The laws of the state machine.
 //!
-//! The tables tell them one by one, each in a life of its own. [`every_pair`] then tries every
-//! event on a grid of rows, and [`histories`] random lives; both ask for what [`invariants`] holds
-//! true of every row and every step, which is also what the databases' constraints say.
+//! The tables test them one by one. [`every_pair`] then tries every event on a grid of rows, and [`histories`] tries
+//! random histories; both check the [`invariants`] of every row and every step, which are also the databases'
+//! constraints.
 
 mod claims;
 mod due;

@@ -1,14 +1,14 @@
-//! What a broker must do. The conformance suite in `semel-testkit` is its definition.
+//! The contract of a broker. The conformance suite in `semel-testkit` is its definition.
 
 use std::pin::Pin;
 
 use super::{Envelope, Received};
 use crate::{Result, Uptime};
 
-/// A future in a box: a broker is chosen when the program runs.
+/// A boxed future: the broker is chosen at run time.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// A queue that must be there.
+/// A queue to declare.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Queue {
     /// Its name, which is also the topic of its messages.
@@ -23,22 +23,22 @@ impl Queue {
     }
 }
 
-/// What became of a message that was to be published.
+/// The result of publishing a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Published {
-    /// The broker has it, durably, in a queue.
+    /// Confirmed: the broker has stored it durably in a queue.
     Confirmed,
-    /// No queue wants it. It is nowhere but in the outbox.
+    /// No queue is bound to its topic. Only the outbox has it.
     Unroutable(String),
-    /// The broker refused this very message. It is nowhere but in the outbox.
+    /// The broker refused this message. Only the outbox has it.
     Refused(String),
-    /// It was not sent: the broker is away or asks for a pause, or the time was up. Nothing is said about the message.
+    /// Not sent: the broker is unreachable, asks for a pause, or the time was up. The message itself is not at fault.
     NotSent(String),
-    /// It was sent, and no word came back: it may be in a queue. It must be published again under the same id.
+    /// Sent, but not confirmed: it may be in a queue. It must be published again under the same id.
     Unknown(String),
 }
 
-/// How a broker is.
+/// The state of a broker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BrokerHealth {
     /// It answers.
@@ -49,58 +49,58 @@ pub enum BrokerHealth {
     Down(String),
 }
 
-/// Takes messages, keeps them, and delivers each at least once.
+/// Stores messages and delivers each at least once.
 pub trait Broker: Send + Sync + 'static {
-    /// Makes sure that queues are there. Harmless to repeat; they are made again after a reconnect.
+    /// Declares queues. Idempotent; they are declared again after a reconnect.
     fn declare(&self, queues: Vec<Queue>) -> BoxFuture<'_, Result<()>>;
 
-    /// Publishes, and waits for the broker's word on each; answered in order. Nothing is sent after `until`. The word on
-    /// what was sent may come later: a relay keeps its rows leased until then.
+    /// Publishes, and waits for a confirmation of each; answers in order. Sends nothing after `until`. Confirmations
+    /// may come later: a relay keeps its rows leased until then.
     fn publish(&self, batch: Vec<Envelope>, until: Uptime) -> BoxFuture<'_, Vec<Published>>;
 
-    /// Takes messages from a queue, with at most `prefetch` that are not acknowledged yet.
+    /// Consumes a queue, with at most `prefetch` unacknowledged messages.
     ///
     /// # Errors
-    /// When the broker cannot be reached now. Later losses of the connection are mended inside.
+    /// The broker cannot be reached now. Later connection losses are handled inside.
     fn consume(&self, queue: &str, prefetch: u16) -> BoxFuture<'_, Result<Box<dyn Deliveries>>>;
 
-    /// How it is, as far as is known without asking.
+    /// Its state as last known; sends no request.
     fn health(&self) -> BrokerHealth;
 
-    /// Closes connections after what is on its way has ended.
+    /// Closes connections after requests in flight have ended.
     fn close(&self) -> BoxFuture<'_, ()>;
 }
 
-/// The messages of one queue, as they come. Dropping it puts back what was not acknowledged.
+/// The deliveries of one queue. Dropping it returns unacknowledged messages to the queue.
 pub trait Deliveries: Send {
-    /// The next; waits for one. May be dropped while it waits without losing any.
+    /// Waits for the next delivery. Cancel safe.
     fn next(&mut self) -> BoxFuture<'_, Delivery>;
 
-    /// Says which consumer they come to. A broker that keeps dead letters itself writes them under this name.
+    /// Sets the name of the consumer. A broker that keeps dead letters itself stores them under this name.
     fn serve(&mut self, _consumer: &str) {}
 }
 
-/// A message that was delivered and must be acknowledged.
+/// A delivered message, which must be acknowledged.
 pub struct Delivery {
     /// The message.
     pub message: Received,
-    /// Whether it may have been delivered before: then somebody may have begun it and died.
+    /// Whether it may have been delivered before: an earlier consumer may have begun it and crashed.
     pub redelivered: bool,
-    /// How to say what became of it.
+    /// Acknowledges or returns it.
     pub acknowledge: Box<dyn Acknowledge>,
 }
 
-/// Says what became of a delivery. Dropped without a word, the message is delivered again when its connection or its
-/// time ends.
+/// Answers a delivery. If it is dropped unanswered, the message is delivered again when its connection or its lease
+/// ends.
 pub trait Acknowledge: Send + Sync {
-    /// It is done with. If this cannot be said, it is delivered again, and found in the inbox.
+    /// Acknowledges it. If this fails, the message is delivered again and found in the inbox.
     fn ack(self: Box<Self>) -> BoxFuture<'static, Result<()>>;
 
-    /// It has not been begun, and somebody else may have it at once.
+    /// Returns it to the queue: it was not begun, and another consumer may have it at once.
     fn put_back(self: Box<Self>) -> BoxFuture<'static, Result<()>>;
 
-    /// Whether another consumer has the message by now, or may have it: this one was paused for longer than it may be.
-    /// Then it must not be begun. A broker that takes a connection for a sign of life has nothing to say here.
+    /// Whether another consumer has or may have the message by now, because this process was paused past the lease. It
+    /// must not be begun then. Always false for a broker that ties deliveries to a connection.
     fn is_lost(&self) -> bool {
         false
     }

@@ -1,15 +1,15 @@
-//! The inbox, for those who take messages by themselves.
+//! The inbox, for programs that consume messages without a `Consumer`.
 
 use std::time::Duration;
 
-use super::{InboxKey, Message, MessageStore, Origin};
+use super::{InboxKey, Message, Origin, OutboxStore};
 use crate::{Claim, Error, Fingerprint, Key, Ledger, OnMismatch, Policy, Result, Scope, Store, Work};
 
-/// How long a key is remembered: longer than any queue or person should keep a message.
+/// How long a key is remembered: longer than a queue or a person should keep a message.
 pub(super) const RETENTION: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// What the inbox says of a message. Only [`First`](Self::First), after the commit, and [`Done`](Self::Done) may be
-/// acknowledged: in every other case the message would be lost.
+/// The inbox's answer. Acknowledge only [`First`](Self::First), after the commit, and [`Done`](Self::Done): in every
+/// other case the message would be lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a message that is acknowledged without asking may never take effect"]
 pub enum Once {
@@ -17,29 +17,29 @@ pub enum Once {
     First(Origin),
     /// It took effect before: acknowledge it.
     Done,
-    /// It has not taken effect, and must not be begun now. Do not acknowledge it: it has to come again, or to be kept
+    /// It has not taken effect, and must not be begun now. Do not acknowledge it: it must be delivered again, or stored
     /// for a person.
     NotSettled(Unsettled),
-    /// Its key belongs to another message, whose fingerprint this is. Keep it for a person.
+    /// Its key belongs to another message, with this fingerprint. Store it for a person.
     Conflict(Fingerprint),
 }
 
-/// Why a message can be neither handled nor acknowledged. The inbox itself leaves no key like that: another program has
-/// claimed it under a lease of its own.
+/// Why a message can be neither handled nor acknowledged. The inbox itself leaves no key in these states: another
+/// program has claimed it under a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unsettled {
-    /// It is being handled under a lease; let it come again after so long.
+    /// It is being handled under a lease; redeliver it after this time.
     InFlight(Duration),
-    /// It failed, and is not due again before so long.
+    /// It failed; it is due after this time.
     NotYet(Duration),
-    /// It may or may not have taken effect: a person or a probe has to say so first.
+    /// It may or may not have taken effect: a person or a probe must resolve it.
     InDoubt,
-    /// It failed as often as it may: a person has to decide.
+    /// No attempts are left: a person must decide.
     Exhausted,
 }
 
-/// Lets each message through once per consumer. A [`Consumer`](super::Consumer) does so by itself; this is for a
-/// program that has its own way of taking messages.
+/// Deduplicates messages per consumer. A [`Consumer`](super::Consumer) does this itself; this is for programs with
+/// their own consumer loop.
 pub struct Inbox<S: Store> {
     ledger: Ledger<S>,
     retention: Option<Duration>,
@@ -52,18 +52,17 @@ impl<S: Store> Inbox<S> {
         Self { ledger, retention: Some(RETENTION) }
     }
 
-    /// The same with another memory; `None` is for ever.
+    /// The same with another retention; `None` keeps keys for ever.
     #[must_use]
     pub fn retention(self, retention: Option<Duration>) -> Self {
         Self { retention, ..self }
     }
 
-    /// Asks, inside of the transaction of the effect, whether a message is the first of its key for a consumer. Whoever
-    /// asks for the same key in another transaction waits for this one to end.
+    /// Claims the key of a message in the transaction of its effect. Another transaction that claims the same key waits
+    /// for this one to end.
     ///
     /// # Errors
-    /// [`Error::Invalid`](crate::Error::Invalid) for names that cannot be; and what a store can break with: roll back
-    /// then.
+    /// [`Error::Invalid`](crate::Error::Invalid) for invalid names; errors of the store. Roll back then.
     pub async fn once(&self, tx: &S::Tx, consumer: &str, key: &InboxKey) -> Result<Once> {
         let work = work(consumer, key, self.retention)?;
         let claims = self.ledger.claim_all_inline(tx, vec![work]).await?;
@@ -80,7 +79,7 @@ impl<S: Store> Inbox<S> {
     }
 }
 
-/// The claim of a message's key.
+/// The inbox claim of a message.
 fn work(consumer: &str, key: &InboxKey, retention: Option<Duration>) -> Result<Work> {
     let policy = Policy { retention, on_mismatch: OnMismatch::Reject, ..Policy::default() };
     let scope = Scope::new(&key.tenant, "inbox", consumer)?;
@@ -89,20 +88,19 @@ fn work(consumer: &str, key: &InboxKey, retention: Option<Duration>) -> Result<W
 
 /// The outbox: messages that go out if their transaction commits.
 #[derive(Clone)]
-pub struct Outbox<S: MessageStore>(S);
+pub struct Outbox<S: OutboxStore>(S);
 
-impl<S: MessageStore> Outbox<S> {
+impl<S: OutboxStore> Outbox<S> {
     /// The outbox of a database.
     #[must_use]
     pub fn new(store: S) -> Self {
         Self(store)
     }
 
-    /// Puts a message into it, inside of a transaction.
+    /// Puts a message into the outbox, inside a transaction.
     ///
     /// # Errors
-    /// [`Error::Invalid`](crate::Error::Invalid) for a message that no broker would take; and what a store can break
-    /// with: roll back then.
+    /// [`Error::Invalid`](crate::Error::Invalid) for an invalid message; errors of the store. Roll back then.
     pub async fn put(&self, tx: &S::Tx, message: Message) -> Result<()> {
         self.0.put(tx, vec![message]).await
     }

@@ -1,98 +1,98 @@
-//! Messages that could not be handled: to be tried again, and those that were tried too often.
+//! Messages that could not be handled: retries and dead letters.
 
 use std::time::Duration;
 
 use super::Received;
 use crate::{Fingerprint, Timestamp};
 
-/// What to do with a message that could not be handled.
+/// The next step for a message that could not be handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retry {
-    /// Try it again after a while.
+    /// Retry it after this delay.
     After(Duration),
-    /// Keep it for a person.
+    /// Dead letter: a person decides.
     Dead,
 }
 
-/// A message that could not be handled, to be kept.
+/// A message that could not be handled, to be stored.
 #[derive(Clone, Debug)]
 pub struct NewLetter {
-    /// Whose it is.
+    /// The tenant.
     pub tenant: String,
-    /// Whose handler it was for.
+    /// The consumer.
     pub consumer: String,
     /// Its key in that consumer's inbox.
     pub key: String,
-    /// What its body is known by.
+    /// The fingerprint of its body.
     pub fingerprint: Fingerprint,
     /// The message.
     pub message: Received,
     /// How many runs have failed.
     pub failures: u32,
-    /// Why the last one did.
+    /// The error of the last one.
     pub reason: String,
-    /// What is to become of it.
+    /// Retry or dead letter.
     pub retry: Retry,
 }
 
-/// A retry in a consumer's hands.
+/// A leased retry.
 #[derive(Clone, Debug)]
 pub struct RetryRow {
     /// The row.
     pub id: i64,
-    /// The number that says that it is ours.
+    /// The token of the lease.
     pub token: i64,
-    /// Whose it is.
+    /// The tenant.
     pub tenant: String,
     /// Its key in the consumer's inbox.
     pub key: String,
-    /// What its body is known by.
+    /// The fingerprint of its body.
     pub fingerprint: Fingerprint,
     /// The message.
     pub message: Received,
     /// How many runs have failed.
     pub failures: u32,
-    /// How many runs were begun, this one included. Those that did not fail have killed their process or were cut off.
+    /// How many runs have started, including this one. Those that did not fail were cut off or killed their process.
     pub starts: u32,
 }
 
-/// A message that was tried too often, or that cannot be understood.
+/// A message that failed too often or cannot be read.
 #[derive(Clone, Debug)]
 pub struct DeadLetter {
     /// The letter.
     pub id: i64,
-    /// Whose it is.
+    /// The tenant.
     pub tenant: String,
-    /// Whose handler it was for.
+    /// The consumer.
     pub consumer: String,
-    /// Its key in that consumer's inbox; a name of its own where the message could not be read, and so its key not be known.
+    /// Its key in that consumer's inbox; a generated one if the message could not be read.
     pub key: String,
     /// The message.
     pub message: Received,
     /// How many runs have failed.
     pub failures: u32,
-    /// Why it is here.
+    /// The reason.
     pub reason: String,
-    /// When it came here.
+    /// When it became a dead letter.
     pub died_at: Timestamp,
 }
 
-/// Which dead letters are meant.
+/// A filter of dead letters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LetterFilter {
     /// Of this tenant.
     pub tenant: String,
-    /// With one of these ids; none named is any.
+    /// With one of these ids; an empty list is any.
     pub ids: Vec<i64>,
     /// Of this consumer.
     pub consumer: Option<String>,
     /// From this queue.
     pub queue: Option<String>,
-    /// Whose reason has this in it.
+    /// With this text in the reason.
     pub reason: Option<String>,
-    /// That died at or after this time.
+    /// Created at or after this time.
     pub since: Option<Timestamp>,
-    /// That died before this time.
+    /// Created before this time.
     pub before: Option<Timestamp>,
 }
 
@@ -101,39 +101,39 @@ pub struct LetterFilter {
 pub struct LetterPage {
     /// The letters.
     pub items: Vec<DeadLetter>,
-    /// Those of the page that cannot be read, newest first.
+    /// Unreadable ones of the page, newest first.
     pub unreadable: Vec<UnreadableLetter>,
     /// Where the next page begins.
     pub next: Option<i64>,
 }
 
-/// A dead letter that this version cannot read: damaged, or written by a newer version or with another key. What can be
-/// told of it all the same, as it is stored.
+/// A dead letter that this version cannot read: damaged, or written by a newer version or with another key. The columns
+/// that can be read, as stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnreadableLetter {
     /// The letter.
     pub id: i64,
-    /// The message's id, if it said one.
+    /// The message's id, if it has one.
     pub message_id: Option<String>,
-    /// Whose handler it was for.
+    /// The consumer.
     pub consumer: String,
-    /// From which queue it came.
+    /// The queue it came from.
     pub queue: String,
-    /// Of which kind.
+    /// The kind of message.
     pub kind: String,
-    /// Its key in that consumer's inbox; a name of its own where the message could not be read, and so its key not be known.
+    /// Its key in that consumer's inbox; a generated one if the message could not be read.
     pub key: String,
-    /// When it came here.
+    /// When it became a dead letter.
     pub died_at: Timestamp,
-    /// What is wrong with it.
+    /// Why it cannot be read.
     pub why: String,
 }
 
-/// How many there are.
+/// A bounded count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Count {
-    /// So many, at least.
+    /// The count; a lower bound unless `exact`.
     pub n: u64,
-    /// Whether that is all of them.
+    /// Whether all were counted.
     pub exact: bool,
 }

@@ -1,4 +1,4 @@
-//! A message before, on, and after its way.
+//! A message: as put, as published, as delivered.
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
@@ -6,13 +6,13 @@ use bytes::Bytes;
 
 use crate::{Error, Fence, Result, Timestamp};
 
-/// The longest body. RabbitMQ takes more, but a message is a note that something happened, not the thing itself.
+/// The largest body. RabbitMQ accepts more, but a message should report an event, not carry a file.
 pub(super) const LONGEST_BODY: usize = 1 << 20;
 
-/// The most bytes that a message's headers may have together.
+/// The total size of a message's headers.
 pub(super) const LONGEST_HEADERS: usize = 16 << 10;
 
-/// A message's name, the same on every delivery: a UUID, of version 7 where it is ours.
+/// The id of a message, the same on every delivery: a UUID (version 7 if generated here).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MessageId(uuid::Uuid);
 
@@ -40,16 +40,16 @@ impl FromStr for MessageId {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        uuid::Uuid::parse_str(text).map(Self).map_err(|_| Error::Invalid("message id: is no UUID".into()))
+        uuid::Uuid::parse_str(text).map(Self).map_err(|_| Error::Invalid("message id: is not a UUID".into()))
     }
 }
 
-/// Where a message goes: a queue's name, which is also the routing key.
+/// The destination: a queue's name, which is also the routing key.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Topic(String);
 
 impl Topic {
-    /// Reads a topic: 1 to 200 letters, digits, `.`, `-`, `_`, `:` and `/`.
+    /// Parses a topic: 1 to 200 letters, digits, `.`, `-`, `_`, `:` and `/`.
     ///
     /// # Errors
     /// [`Error::Invalid`] for anything else.
@@ -74,7 +74,7 @@ impl fmt::Display for Topic {
     }
 }
 
-/// The operation in whose transaction a message was put.
+/// The operation whose transaction put a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
     /// The operation's id.
@@ -86,30 +86,30 @@ pub struct Origin {
 /// A message to be put into the outbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Its name, the same on every delivery.
+    /// Its id, the same on every delivery.
     pub id: MessageId,
-    /// Whose it is.
+    /// The tenant.
     pub tenant: String,
-    /// Where it goes.
+    /// The destination.
     pub topic: Topic,
-    /// What kind of message it is, for whoever reads it (AMQP's `type`).
+    /// The kind of message, for its consumers (AMQP's `type`).
     pub kind: String,
-    /// What it says.
+    /// The content.
     pub body: Bytes,
-    /// What else travels with it.
+    /// Further headers.
     pub headers: BTreeMap<String, String>,
     /// Messages with the same ordering key (of a tenant) reach the broker in the order in which they were committed.
     pub ordering_key: Option<String>,
-    /// Not to be published before this time.
+    /// It is not published before this time.
     pub not_before: Option<Timestamp>,
-    /// Whether to remember when it was published.
+    /// Whether to store when it was published.
     pub receipt: bool,
-    /// The operation in whose transaction it is put.
+    /// The operation whose transaction puts it.
     pub origin: Option<Origin>,
 }
 
 impl Message {
-    /// A message with a new id and nothing special about it.
+    /// A message with a new id and default options.
     #[must_use]
     pub fn new(tenant: impl Into<String>, topic: Topic, kind: impl Into<String>, body: impl Into<Bytes>) -> Self {
         Self {
@@ -126,7 +126,7 @@ impl Message {
         }
     }
 
-    /// Refuses a message that no broker would take.
+    /// Validates the message.
     ///
     /// # Errors
     /// [`Error::Invalid`], naming every problem.
@@ -162,36 +162,36 @@ impl Message {
     }
 }
 
-/// A message on its way to a broker.
+/// A message to publish.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Envelope {
     /// The message.
     pub message: Message,
-    /// Its number among those of its ordering key, from 1 without gaps.
+    /// Its number within its ordering key, from 1 without gaps.
     pub number: Option<i64>,
     /// When it was put.
     pub put_at: Timestamp,
 }
 
-/// A message as a broker delivers it. Anybody may have sent it, so nothing about it is sure.
+/// A delivered message. Any program may have sent it, so nothing about it is validated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// Its name, if it has one.
+    /// Its id, if it has one.
     pub id: Option<String>,
-    /// Whose it is, if it says so.
+    /// The tenant, if it names one.
     pub tenant: Option<String>,
-    /// The queue that it was taken from.
+    /// The queue it came from.
     pub queue: String,
-    /// What kind of message it is.
+    /// The kind of message.
     pub kind: String,
-    /// What it says.
+    /// The content.
     pub body: Bytes,
-    /// What else came with it, ours excepted.
+    /// Further headers, without Semel's own.
     pub headers: BTreeMap<String, String>,
-    /// Its number among those of its ordering key.
+    /// Its number within its ordering key.
     pub number: Option<i64>,
-    /// When it was put, by whoever put it.
+    /// When it was put, by the clock of the sender.
     pub put_at: Option<Timestamp>,
-    /// The operation in whose transaction it was put.
+    /// The operation whose transaction put it.
     pub origin: Option<Origin>,
 }

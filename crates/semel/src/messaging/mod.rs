@@ -1,17 +1,16 @@
-//! Messages: out of a transaction, through a broker, into a transaction.
+//! Messages: outbox, relay, broker, consumer and inbox.
 //!
-//! A service that writes its database and publishes a message does both or neither: it [puts](MessageStore::put) the
-//! message into the outbox in its own transaction, and the [`Relay`] brings it to the [`Broker`] from there. A broker
+//! A service that writes its database and publishes a message does both or neither: it [puts](OutboxStore::put) the
+//! message into the outbox in its own transaction, and the [`Relay`] publishes it to the [`Broker`] from there. A broker
 //! delivers at least once; the [`Consumer`] makes that take effect once, with an inbox row in the transaction of the
 //! effect.
 //!
-//! - [`Message`], [`Envelope`], [`Received`]: a message before, on, and after its way
-//! - [`Broker`]: what a broker must do (`semel-store` has one in the database, `semel-amqp` is RabbitMQ)
-//! - [`MessageStore`]: what a database must do
-//! - [`Outbox`]: into it, in your transaction; [`Relay`]: from there to the broker
-//! - [`Inbox`]: once per consumer, in your transaction
-//! - [`Consumer`]: broker to handler, all of it; failures become retries, and in the end [letters](DeadLetter) for a
-//!   person
+//! - [`Message`], [`Envelope`], [`Received`]: a message as put, as published, as delivered
+//! - [`Broker`]: the contract of a broker (`semel-store` has one in the database, `semel-amqp` is RabbitMQ)
+//! - [`OutboxStore`], [`RelayStore`], [`ConsumerStore`], [`LetterStore`]: the contract of a database, by caller
+//! - [`Outbox`]: puts messages in your transaction; [`Relay`]: publishes them
+//! - [`Inbox`]: deduplicates per consumer, in your transaction
+//! - [`Consumer`]: runs a handler per message; failures become retries, then [dead letters](DeadLetter)
 
 mod away;
 mod broker;
@@ -32,6 +31,6 @@ pub use letter::{
 pub use message::{Envelope, Message, MessageId, Origin, Received, Topic};
 pub use relay::{Relay, RelayOptions};
 pub use store::{
-    Backlog, Lent, Mark, MarkRow, MessageStore, OutboxFilter, OutboxListing, OutboxRow, OutboxState, Redriven, Taken,
-    Tended, UnreadableMessage, Wake,
+    Backlog, ConsumerStore, Lent, LetterStore, Mark, MarkRow, OutboxFilter, OutboxListing, OutboxRow, OutboxState,
+    OutboxStore, Redriven, RelayStore, Taken, Tended, UnreadableMessage, Wake,
 };

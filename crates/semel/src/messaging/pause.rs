@@ -1,43 +1,43 @@
-//! Waiting, until it is time or until it is time to stop.
+//! Waits that end early when the task is stopped.
 
 use std::time::Duration;
 
 use tokio::sync::watch;
 
-/// A pause that grows from one time to the next.
+/// A delay that doubles each time.
 pub(super) struct Pause {
     last: Duration,
 }
 
 impl Pause {
-    /// The first one: long enough not to be a busy loop.
+    /// The first delay: long enough not to be a busy loop.
     const FIRST: Duration = Duration::from_millis(100);
-    /// The longest: whoever comes back should not wait for us much longer than that.
+    /// The longest delay: the recovery of a server should be noticed within this time.
     const LONGEST: Duration = Duration::from_secs(5);
 
     pub(super) const fn new() -> Self {
         Self { last: Duration::ZERO }
     }
 
-    /// Begins anew: what was waited for has come.
+    /// Resets the delay after a success.
     pub(super) fn reset(&mut self) {
         self.last = Duration::ZERO;
     }
 
-    /// How long the next one is: up to a quarter shorter by chance, so that nodes do not come back together.
+    /// The next delay, shortened by up to a quarter at random, so that nodes do not retry together.
     pub(super) fn next(&mut self) -> Duration {
         self.last = (self.last * 2).clamp(Self::FIRST, Self::LONGEST);
         self.last.mul_f64(1.0 - fastrand::f64() / 4.0)
     }
 
-    /// Waits; `false` when it is time to stop.
+    /// Waits; `false` if stopped.
     pub(super) async fn wait(&mut self, stop: &mut Stop) -> bool {
         let time = self.next();
         stop.sleep(time).await
     }
 }
 
-/// Whether it is time to stop. Whoever could say so being gone says so, too.
+/// Whether to stop. A dropped sender counts as a stop request.
 #[derive(Clone)]
 pub(super) struct Stop(watch::Receiver<bool>);
 
@@ -50,12 +50,12 @@ impl Stop {
         *self.0.borrow() || self.0.has_changed().is_err()
     }
 
-    /// Waits for it.
+    /// Waits for the stop.
     pub(super) async fn come(&mut self) {
         let _ = self.0.wait_for(|stop| *stop).await;
     }
 
-    /// Sleeps; `false` when it is time to stop.
+    /// Sleeps; `false` if stopped.
     pub(super) async fn sleep(&mut self, time: Duration) -> bool {
         tokio::time::timeout(time, self.come()).await.is_err()
     }
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_left_to_say_stop_is_a_stop() {
+    async fn a_dropped_stop_sender_counts_as_a_stop() {
         let (sender, receiver) = watch::channel(false);
         let mut stop = Stop::new(receiver);
         drop(sender);

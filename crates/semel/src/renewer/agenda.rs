@@ -1,4 +1,4 @@
-//! The leases that are held, in the order in which each has to be looked at.
+//! The held leases, in the order of their next action.
 //!
 //! A node may hold ten thousand leases, and claims a thousand a second. Adding, removing and finding the next one cost
 //! a few steps of an ordered set each, however many leases there are.
@@ -14,18 +14,18 @@ use tokio::sync::watch;
 use super::{OwnDeadline, ROUNDS_PER_LEASE, Standing};
 use crate::{Fence, Uptime, machine::Answer};
 
-/// An operation and the fence it is held under.
+/// An operation and its fence.
 pub(super) type LeaseId = (i64, Fence);
 
 /// A lease that is renewed.
 pub(super) struct Held {
     pub(super) term: Duration,
-    /// When it is to be asked for.
+    /// When to renew it.
     pub(super) due: Uptime,
-    /// When the holder must have stopped, by our own clock.
+    /// When the holder must have stopped, by the node's clock.
     pub(super) deadline: OwnDeadline,
-    /// How the lease stands, for its holder to look at.
-    pub(super) told: watch::Sender<Standing>,
+    /// The state of the lease, for its holder.
+    pub(super) signal: watch::Sender<Standing>,
 }
 
 impl Held {
@@ -34,7 +34,7 @@ impl Held {
     }
 }
 
-/// The leases, and when each has to be looked at next.
+/// The leases, ordered by their next action.
 #[derive(Default)]
 pub(super) struct Agenda {
     held: HashMap<LeaseId, Held>,
@@ -42,7 +42,7 @@ pub(super) struct Agenda {
 }
 
 impl Agenda {
-    /// Adds a lease. True if it is the next one to be looked at.
+    /// Adds a lease. True if it is the next one to act on.
     pub(super) fn add(&mut self, id: LeaseId, held: Held) -> bool {
         self.next.insert((held.next(), id));
         self.held.insert(id, held);
@@ -55,12 +55,12 @@ impl Agenda {
         }
     }
 
-    /// When the next lease has to be looked at.
+    /// When the next lease has to be acted on.
     pub(super) fn next(&self) -> Option<Uptime> {
         self.next.first().map(|(moment, _)| moment.0)
     }
 
-    /// Tells the holders of leases whose time is over.
+    /// Signals the holders of leases that have expired.
     pub(super) fn end_overdue(&mut self, now: Uptime) {
         let seen = self.next.iter().take_while(|(moment, _)| moment.0 <= now).map(|(_, id)| *id);
         let over = seen.filter(|id| self.held.get(id).is_some_and(|held| held.deadline.at() <= now));
@@ -69,8 +69,8 @@ impl Agenda {
         }
     }
 
-    /// The leases to ask for now: what is due, and what comes next and will be due within a tenth of its term, so that
-    /// one statement does for both. Each has a third of its term to be answered; then it is due again.
+    /// The leases to renew now: those that are due, and the following ones that are due within a tenth of their term,
+    /// so that one statement covers both. Each has a third of its term to be answered; then it is due again.
     pub(super) fn take_due(&mut self, now: Uptime) -> Vec<LeaseId> {
         self.end_overdue(now);
         let nearly = |id: &LeaseId| self.held.get(id).is_some_and(|held| held.due <= now + held.term / 10);
@@ -81,24 +81,24 @@ impl Agenda {
         due
     }
 
-    /// The longest time that a lease of these can wait for its answer.
+    /// The longest time that any of these leases can wait for its answer.
     pub(super) fn longest_patience(&self, ids: &[LeaseId]) -> Duration {
         ids.iter().filter_map(|id| self.held.get(id)).map(|held| patience(held.term)).max().unwrap_or_default()
     }
 
-    /// Takes note of the answer to what was sent at a moment.
+    /// Applies the answer to a request that was sent at a moment.
     pub(super) fn answered(&mut self, id: LeaseId, answer: &Answer, sent: Uptime) {
         match answer {
             Answer::Renewed { cancelled, .. } => self.change(id, |held| {
                 if *cancelled {
-                    held.told.send_modify(|standing| standing.cancelled = true);
+                    held.signal.send_modify(|standing| standing.cancelled = true);
                 }
                 held.due = held.due.max(sent + patience(held.term));
                 // The answer to a later request may have come before this one.
                 let renewed = held.deadline.renewed(sent);
                 if renewed.at() > held.deadline.at() {
                     held.deadline = renewed;
-                    held.told.send_modify(|standing| standing.until = Some(renewed.at()));
+                    held.signal.send_modify(|standing| standing.until = Some(renewed.at()));
                 }
             }),
             Answer::Busy => self.ask_soon(id),
@@ -106,14 +106,14 @@ impl Agenda {
         }
     }
 
-    /// Tells the holder of an operation's lease that somebody asks for its run to stop.
+    /// Signals the holder of an operation's lease that its run was asked to stop.
     pub(super) fn cancel(&mut self, operation: i64) {
         for (_, held) in self.held.iter().filter(|((id, _), _)| *id == operation) {
-            held.told.send_modify(|standing| standing.cancelled = true);
+            held.signal.send_modify(|standing| standing.cancelled = true);
         }
     }
 
-    /// Asks for a lease again after a short while.
+    /// Renews a lease again after a short while.
     pub(super) fn ask_soon(&mut self, id: LeaseId) {
         let now = Uptime::now();
         self.change(id, |held| held.due = held.due.min(now + soon(held.term)));
@@ -121,7 +121,7 @@ impl Agenda {
 
     fn lose(&mut self, id: LeaseId) {
         if let Some(held) = self.held.get(&id) {
-            held.told.send_modify(|standing| standing.until = None);
+            held.signal.send_modify(|standing| standing.until = None);
             self.remove(id);
         }
     }
@@ -140,13 +140,13 @@ fn patience(term: Duration) -> Duration {
     term / ROUNDS_PER_LEASE
 }
 
-/// How long to wait before a lease is asked for again that could not be renewed: often enough for a short lease, and
-/// not so often that a database in trouble is kept busy with it.
+/// How long to wait before a lease is requested again that could not be renewed: often enough for a short lease, and
+/// rarely enough for an overloaded database.
 fn soon(term: Duration) -> Duration {
     (term / 20).min(Duration::from_secs(1))
 }
 
-/// A moment of the agenda. The tests count how often two are compared.
+/// A moment of the agenda. The tests count comparisons.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Moment(Uptime);
 
@@ -180,15 +180,15 @@ mod tests {
     fn held(term: Duration, due: Uptime) -> (Held, watch::Receiver<Standing>) {
         let policy = Policy { lease: term, max_run: 100 * term, ..Policy::default() };
         let deadline = OwnDeadline::of_claim(Uptime::now(), &policy);
-        let (told, until) = watch::channel(Standing { until: Some(deadline.at()), cancelled: false });
-        (Held { term, due, deadline, told }, until)
+        let (signal, until) = watch::channel(Standing { until: Some(deadline.at()), cancelled: false });
+        (Held { term, due, deadline, signal }, until)
     }
 
     fn renewed() -> Answer {
         Answer::Renewed { deadline: Timestamp::from_micros(0), cancelled: false }
     }
 
-    /// A list that is scanned for each new lease costs a hundred thousand comparisons here.
+    /// A linear scan per new lease would need a hundred thousand comparisons here.
     #[test]
     fn a_lease_costs_a_few_steps_among_a_hundred_thousand() {
         let (mut agenda, now) = (Agenda::default(), Uptime::now());
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_nearly_due_goes_along_and_the_rest_waits_for_its_time() {
+    fn leases_that_are_nearly_due_are_renewed_along() {
         let (mut agenda, now) = (Agenda::default(), Uptime::now());
         let after = |seconds| now + Duration::from_secs(seconds);
         for (n, due) in [now, after(5), after(7), after(30)].into_iter().enumerate() {
@@ -232,7 +232,7 @@ mod tests {
         assert_eq!(agenda.next(), None);
     }
 
-    /// An answer that comes after that of a later request does not take back what that one has extended.
+    /// A late answer to an earlier request does not undo the extension of a later one.
     #[test]
     fn an_answer_out_of_order_shortens_nothing() {
         let (mut agenda, now) = (Agenda::default(), Uptime::now());

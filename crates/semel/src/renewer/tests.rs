@@ -4,14 +4,14 @@ use super::*;
 use crate::Timestamp;
 
 #[test]
-fn a_holder_stops_before_the_database_says_so_and_at_the_longest_run_too() {
+fn a_holder_stops_before_the_databases_deadline_and_at_the_longest_run() {
     let policy = Policy { lease: Duration::from_secs(30), max_run: Duration::from_secs(40), ..Policy::default() };
     let claimed = Uptime::now();
     let own = OwnDeadline::of_claim(claimed, &policy);
     assert!(own.at() == claimed + Duration::from_secs(27));
     let renewed = own.renewed(claimed + Duration::from_secs(5));
     assert!(renewed.at() == claimed + Duration::from_secs(32));
-    // The database cuts this renewal short at 40 s; the holder must know.
+    // The database cuts this renewal short at 40 s, and the holder must notice.
     let cut = renewed.renewed(claimed + Duration::from_secs(20));
     assert!(cut.at() == claimed + Duration::from_secs(37));
 }
@@ -22,7 +22,7 @@ struct Request {
     answer: oneshot::Sender<Result<Vec<Answer>>>,
 }
 
-/// A renewer whose store is the test. Telling never ends.
+/// A renewer whose store is the test. Journal writes never end.
 fn serve(renewer: &Arc<Renewer>) -> mpsc::UnboundedReceiver<Request> {
     let (sender, requests) = mpsc::unbounded_channel();
     let renew = move |asked| {
@@ -47,8 +47,8 @@ fn renewed(leases: &[LeaseId]) -> Result<Vec<Answer>> {
 const SHORT: (i64, Fence) = (1, Fence(1));
 const LONG: (i64, Fence) = (2, Fence(2));
 
-/// A store that answers more slowly than a short lease can wait: the short one is asked for again, alone, and the long
-/// one gets the answer to the first request. Before, both were given up with the patience of the short one.
+/// The store answers more slowly than a short lease can wait: the short one is requested again, alone, and the long one
+/// gets the answer to the first request. Before, both were given up at the deadline of the short one.
 #[tokio::test]
 async fn a_late_answer_still_counts_for_the_leases_that_can_wait() {
     let renewer = Arc::<Renewer>::default();
@@ -58,7 +58,7 @@ async fn a_late_answer_still_counts_for_the_leases_that_can_wait() {
     let long = keep(&renewer, LONG.0, Duration::from_secs(3000), now);
     let mut first = requests.recv().await.unwrap();
     while first.asked.len() < 2 {
-        // The renewer was quicker than the test: they go together from the next round on.
+        // The renewer was faster than the test: they are requested together from the next round on.
         first.answer.send(Ok(vec![Answer::Busy; first.asked.len()])).unwrap();
         first = requests.recv().await.unwrap();
     }
@@ -73,7 +73,7 @@ async fn a_late_answer_still_counts_for_the_leases_that_can_wait() {
     }
 }
 
-/// Telling the journal takes for ever here, and renewals go on.
+/// Journal writes never end here, and renewals go on.
 #[tokio::test]
 async fn renewals_do_not_wait_for_the_journal() {
     let renewer = Arc::<Renewer>::default();
@@ -89,7 +89,7 @@ async fn renewals_do_not_wait_for_the_journal() {
     }
 }
 
-/// Of a request that is never answered each lease is told in its own time.
+/// If a request is never answered, each lease is signalled lost at its own deadline.
 #[tokio::test]
 async fn a_store_that_answers_nothing_loses_each_lease_at_its_own_deadline() {
     let renewer = Arc::<Renewer>::default();

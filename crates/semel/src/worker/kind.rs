@@ -1,40 +1,41 @@
-//! One kind of work: who runs it, by which rules, and how many at once.
+//! One kind of work: its handler, its policy, its limits.
 
 use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tracing::Span;
 
-use super::targets::Targets;
+use super::targets::{Targets, patience};
 use crate::{
-    Context, Lease, Operation, Outcome, Policy, Ran, Result, Scope, Unfinished,
+    Context, Lease, Operation, Outcome, Policy, Ran, Result, Scope, Unfinished, Uptime,
+    lease::Turn,
     store::{Limits, Store},
 };
 
-/// How many of a kind run at once, unless it is told otherwise.
+/// The default concurrency of a kind.
 const AT_ONCE: usize = 16;
-
-/// The longest that an operation of a target which is away waits for its next look, whatever its age.
-const LONGEST_AWAY: Duration = Duration::from_secs(3600);
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 type Runs<S> = Box<dyn Fn(Lease<S>) -> BoxFuture<Result<Ran>> + Send + Sync>;
-/// What an operation calls, if that is known.
+/// Returns the target of an operation, if it is known.
 type Names = Box<dyn Fn(&Operation) -> Option<String> + Send + Sync>;
 type Takes = Box<dyn Fn(&str, &str) -> bool + Send + Sync>;
 
 /// One kind of work.
-#[must_use = "a worker has to be told of it"]
+#[must_use = "a kind does nothing until it is added to a worker"]
 pub struct Kind<S: Store> {
     pub(super) service: String,
+    pub(super) is_work: bool,
+    pub(super) name: String,
     takes: Takes,
     runs: Runs<S>,
     policy: Box<dyn Fn(&Scope) -> Policy + Send + Sync>,
     target: Names,
-    targets: Arc<Targets>,
+    pub(super) targets: Arc<Targets>,
     pub(super) span: Box<dyn Fn(&Operation) -> Span + Send + Sync>,
     pub(super) seats: Arc<Semaphore>,
     pub(super) limits: Limits,
+    turn: Option<Duration>,
 }
 
 impl<S: Store> Kind<S> {
@@ -44,18 +45,11 @@ impl<S: Store> Kind<S> {
         F: Fn(Context<S>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<Outcome, Unfinished>> + Send + 'static,
     {
-        let (handler, targets) = (Arc::new(handler), Arc::<Targets>::default());
-        let asked = targets.clone();
-        let runs = move |lease: Lease<S>| {
-            let (handler, targets) = (handler.clone(), asked.clone());
-            let run = lease.run(move |context| {
-                let (targets, age) = (targets.clone(), age(context.operation()));
-                let work = handler(context);
-                async move { noted(work.await, &targets, age) }
-            });
-            Box::pin(run) as BoxFuture<_>
-        };
-        Self { targets, ..Self::run_by(service, kind, runs) }
+        let handler = Arc::new(handler);
+        Self::run_by(service, kind, move |lease| {
+            let handler = handler.clone();
+            Box::pin(lease.run(move |context| handler(context)))
+        })
     }
 
     /// Work in atomic mode: what the handler writes in its transaction commits with the completion.
@@ -64,21 +58,14 @@ impl<S: Store> Kind<S> {
         F: Fn(Context<S>, S::Tx) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<Outcome, Unfinished>> + Send + 'static,
     {
-        let (handler, targets) = (Arc::new(handler), Arc::<Targets>::default());
-        let asked = targets.clone();
-        let runs = move |lease: Lease<S>| {
-            let (handler, targets) = (handler.clone(), asked.clone());
-            let run = lease.run_atomic(move |context, tx| {
-                let (targets, age) = (targets.clone(), age(context.operation()));
-                let work = handler(context, tx);
-                async move { noted(work.await, &targets, age) }
-            });
-            Box::pin(run) as BoxFuture<_>
-        };
-        Self { targets, ..Self::run_by(service, kind, runs) }
+        let handler = Arc::new(handler);
+        Self::run_by(service, kind, move |lease| {
+            let handler = handler.clone();
+            Box::pin(lease.run_atomic(move |context, tx| handler(context, tx)))
+        })
     }
 
-    /// Work that is run in a way of its own, under the lease it is given.
+    /// Work with its own way to run, by [`Lease::run`] or [`Lease::run_atomic`] of the given lease.
     pub fn run_by(
         service: &str,
         kind: &str,
@@ -87,6 +74,8 @@ impl<S: Store> Kind<S> {
         let name = kind.to_owned();
         Self {
             service: service.to_owned(),
+            is_work: true,
+            name: kind.to_owned(),
             takes: Box::new(move |kind, _| kind == name),
             runs: Box::new(runs),
             policy: Box::new(|_| Policy::default()),
@@ -95,54 +84,76 @@ impl<S: Store> Kind<S> {
             span: Box::new(|_| Span::none()),
             seats: Arc::new(Semaphore::new(AT_ONCE)),
             limits: Limits::default(),
+            turn: None,
         }
     }
 
-    /// Takes every kind and tenant of the service of which this says so, not only the one that it is called.
+    /// Operations of a service that are no work for a worker, though they may be pending: their own callers claim them.
+    /// The worker skips them, and does not log a missing handler.
+    pub fn no_work(service: &str, takes: impl Fn(&str, &str) -> bool + Send + Sync + 'static) -> Self {
+        let none = Self::run_by(service, "", |lease| {
+            Box::pin(async move { lease.release(Duration::ZERO).await.map(|_| Ran::Released) })
+        });
+        Self { is_work: false, ..none.taking(takes) }
+    }
+
+    /// Also handles every kind and tenant of the service for which this returns true.
     pub fn taking(self, takes: impl Fn(&str, &str) -> bool + Send + Sync + 'static) -> Self {
         Self { takes: Box::new(takes), ..self }
     }
 
-    /// The rules for work that was enqueued without any.
+    /// The policy of operations that were enqueued without one.
     pub fn policy(self, policy: Policy) -> Self {
         self.policy_by(move |_| policy.clone())
     }
 
-    /// The same, by whose work it is and of which kind.
+    /// The same, by tenant and kind.
     pub fn policy_by(self, policy: impl Fn(&Scope) -> Policy + Send + Sync + 'static) -> Self {
         Self { policy: Box::new(policy), ..self }
     }
 
-    /// How many run at once on this node.
+    /// How many run concurrently on this node.
     pub fn at_once(self, most: usize) -> Self {
-        self.seats(Arc::new(Semaphore::new(most)))
+        self.seats(Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))))
     }
 
-    /// Seats that are shared with others: with another kind, or with callers who run the same work by themselves.
+    /// Seats that are shared: with another kind, or with callers that run the same work themselves.
     pub fn seats(self, seats: Arc<Semaphore>) -> Self {
         Self { seats, ..self }
     }
 
-    /// How many run at once on all nodes.
+    /// How many run concurrently on all nodes.
     pub fn at_once_in_all(mut self, most: u32) -> Self {
         self.limits.at_once = Some(most);
         self
     }
 
-    /// How many start on all nodes, at most, in a time.
+    /// How many start per period, on all nodes.
     pub fn rate(mut self, most: u32, per: Duration) -> Self {
         self.limits.every = Some(per / most.max(1));
         self
     }
 
-    /// What the handler calls, by the operation. While it is away, others of the same target are not tried.
+    /// How long a run keeps its seat before others have their turn. The handler checks
+    /// [`Context::turn_is_over`](crate::Context::turn_is_over) and ends with [`Unfinished::TurnOver`]; a handler that
+    /// does not check runs to its end.
+    pub fn turn(self, turn: Duration) -> Self {
+        Self { turn: Some(turn), ..self }
+    }
+
+    /// The target of an operation. While it is unreachable, other operations of the same target are not run.
     pub fn target(self, target: impl Fn(&Operation) -> Option<String> + Send + Sync + 'static) -> Self {
         Self { target: Box::new(target), ..self }
     }
 
-    /// What log lines of a run say beside what the ledger tells of it.
+    /// Extra log fields of a run.
     pub fn span(self, span: impl Fn(&Operation) -> Span + Send + Sync + 'static) -> Self {
         Self { span: Box::new(span), ..self }
+    }
+
+    /// Its name in a sign of life: `service/kind`, or `service/*` for one that takes several.
+    pub(super) fn shown(&self) -> String {
+        format!("{}/{}", self.service, if self.name.is_empty() { "*" } else { &self.name })
     }
 
     pub(super) fn takes(&self, kind: &str, tenant: &str) -> bool {
@@ -153,41 +164,27 @@ impl<S: Store> Kind<S> {
         (self.policy)(scope)
     }
 
-    /// Runs one operation, unless its target is away.
+    /// The turn of a run that begins now. `stop` turns true when the worker stops, `leave` when its runs have to end.
+    pub(super) fn begin_turn(&self, stop: watch::Receiver<bool>, leave: watch::Receiver<bool>) -> Turn {
+        let until = self.turn.map(|turn| Uptime::now() + turn);
+        Turn { until, stop, leave, targets: self.targets.clone() }
+    }
+
+    /// Runs one operation, unless its target is paused.
     pub(super) async fn run(&self, lease: Lease<S>) {
         let target = (self.target)(lease.operation());
-        if let Some(wait) = target.as_deref().and_then(|target| self.targets.wait(target)) {
-            let wait = patience(wait, age(lease.operation()));
+        if let Some(pause) = target.as_deref().and_then(|target| self.targets.wait(target)) {
+            let wait = patience(pause, lease.operation());
             if let Err(error) = lease.release(wait).await {
-                tracing::warn!(%error, "work whose target is away could not be put back; its lease lapses");
+                tracing::warn!(%error, "an operation whose target is paused could not be released; its lease expires");
             }
             return;
         }
         match ((self.runs)(lease).await, target) {
             (Ok(Ran::Completed(_) | Ran::Failed(_)), Some(target)) => self.targets.is_there(&target),
-            // How a run ended is logged by the ledger.
+            // The ledger logs the end of a run.
             (Ok(_), _) => {}
-            (Err(error), _) => tracing::warn!(%error, "a run was not brought to its end; it is tried again"),
+            (Err(error), _) => tracing::warn!(%error, "a run could not be settled; it is retried"),
         }
     }
-}
-
-/// How a handler's work ended; one whose target is away waits for as long as that pauses.
-fn noted(ended: Result<Outcome, Unfinished>, targets: &Targets, age: Duration) -> Result<Outcome, Unfinished> {
-    match ended {
-        Err(Unfinished::Away { target, why }) => {
-            Err(Unfinished::NotNow { after: patience(targets.is_away(&target, &why), age), why })
-        }
-        ended => ended,
-    }
-}
-
-/// How long work waits whose target is away: longer if it is old. A target that is away for days would else be asked about
-/// by everything that waits, over and over.
-fn patience(pause: Duration, age: Duration) -> Duration {
-    pause.max((age / 4).min(LONGEST_AWAY))
-}
-
-fn age(operation: &Operation) -> Duration {
-    operation.claimed_at.since(operation.created_at)
 }

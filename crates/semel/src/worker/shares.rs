@@ -1,28 +1,28 @@
-//! Who gets how many of the free hands.
+//! Shares the free seats among tenants.
 
 use std::collections::BTreeMap;
 
 use crate::look::DueKind;
 
-/// Of so many operations, one is the longest due of all: so that what has a low priority is run, too.
+/// One of this many operations is the longest due one, whatever its priority: so low priorities do not starve.
 const OLDEST_OF: u32 = 10;
 
-/// Shares of what is due, from round to round.
+/// The state between rounds.
 #[derive(Default)]
 pub(super) struct Shares {
-    /// By kind of work: the kind and tenant that was served last. The next round begins with the one after it.
+    /// By kind of work: the kind and tenant that was served last. The next round begins after it.
     turns: BTreeMap<usize, (String, String)>,
-    /// By kind of work: how many were asked for since the last one that was the longest due of all.
+    /// By kind of work: how many were asked for since the last longest-due one.
     asked: BTreeMap<usize, u32>,
 }
 
 impl Shares {
-    /// Shares free hands among what is due, at least one each as far as they reach. Whose turn comes first goes round, for
-    /// where there are fewer hands than tenants.
+    /// Shares free seats among kinds and tenants with due operations, at least one each as far as they suffice. The
+    /// order rotates, because there may be fewer seats than tenants.
     pub(super) fn of(&mut self, kind: usize, mut due: Vec<DueKind>, mut free: usize) -> Vec<(DueKind, usize)> {
         if let Some((last_kind, last_tenant)) = self.turns.get(&kind) {
             let first = due.partition_point(|due| (&due.kind, &due.tenant) <= (last_kind, last_tenant));
-            // At the end of the list it begins anew, which is where it is.
+            // At the end of the list it starts from the beginning.
             due.rotate_left(first);
         }
         let mut shares = Vec::new();
@@ -42,7 +42,7 @@ impl Shares {
         shares
     }
 
-    /// How many to ask for, and how many of these are to be the longest due of all: every tenth.
+    /// How many to ask for, and how many of these are the longest due ones: every tenth.
     pub(super) fn ages(&mut self, kind: usize, share: usize) -> (u32, u32) {
         let most = u32::try_from(share).unwrap_or(u32::MAX);
         let asked = self.asked.entry(kind).or_default();
@@ -70,14 +70,14 @@ mod tests {
     }
 
     #[test]
-    fn free_hands_are_shared_and_none_is_left_over() {
+    fn free_seats_are_shared_and_none_is_left_over() {
         let shares = round(&mut Shares::default(), &["a", "b", "c"], 16);
-        assert_eq!(shares.iter().map(|(_, n)| n).sum::<usize>(), 16);
+        assert_eq!((shares.len(), shares.iter().map(|(_, n)| n).sum::<usize>()), (3, 16));
         assert!(shares.iter().all(|(_, n)| *n >= 5), "{shares:?}");
     }
 
     #[test]
-    fn with_one_hand_every_tenant_has_its_turn() {
+    fn with_one_seat_every_tenant_has_its_turn() {
         let mut shares = Shares::default();
         let turns: Vec<_> = (0..6).flat_map(|_| round(&mut shares, &["a", "b", "c"], 1)).map(|(who, _)| who).collect();
         assert_eq!(turns, ["a", "b", "c", "a", "b", "c"]);

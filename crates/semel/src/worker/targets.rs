@@ -1,78 +1,90 @@
-//! Targets: what handlers call, and what is away.
+//! Targets: what handlers call, and which of them are unreachable.
 //!
-//! A handler that finds its target away says so and names it. Nothing was done, so it costs no attempt; but without a pause
-//! everything that waits for the target would be tried over and over. While a target pauses, its operations are put back
-//! without being run; then one of them is let through to find out.
+//! A handler reports an unreachable target by name. The run had no effect, so no attempt is counted; but without a
+//! pause every operation of the target would be tried over and over. While a target is paused, its operations are
+//! released without a run; after the pause one of them runs as a probe.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, time::Duration};
 
-use crate::Uptime;
+use parking_lot::Mutex;
 
-/// How long a target pauses that is away: at first, and at most.
+use crate::{Operation, Uptime};
+
+/// The first and the longest pause.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// How many targets are remembered. Beyond that, one more that is away is not waited for.
+/// How many unreachable targets are remembered. Further ones are not paused.
 const MOST: usize = 10_000;
 
+/// How long after its pause a target is remembered, if no run reports on it.
+const FORGET: Duration = Duration::from_secs(600);
+
+/// The longest wait of an operation whose target is unreachable, whatever its age.
+const LONGEST_AWAY: Duration = Duration::from_secs(3600);
+
+/// Unreachable targets.
 #[derive(Default)]
-pub(super) struct Targets(Mutex<HashMap<String, Pause>>);
+pub(crate) struct Targets(Mutex<HashMap<String, Pause>>);
 
 struct Pause {
-    /// How often in a row it was away.
+    /// How many times in a row it was unreachable.
     times: u32,
     until: Uptime,
-    /// Whether somebody has been let through to find out.
+    /// Whether an operation is probing it.
     probed: bool,
 }
 
 impl Targets {
-    /// How long to wait before an operation of this target is run: nothing if it may be run now.
+    /// How long to wait before an operation of this target may run: `None` if it may run now.
     pub(super) fn wait(&self, target: &str) -> Option<Duration> {
-        let mut all = self.lock();
+        let mut all = self.0.lock();
         let pause = all.get_mut(target)?;
         if !pause.until.has_passed() {
             return Some(pause.until.remaining());
         }
         if pause.probed {
-            // Whoever was let through may be gone: after a while the next one is.
-            pause.until = Uptime::now() + PAUSES.0;
+            // The probing run may be lost: after a while another operation probes.
+            (pause.until, pause.probed) = (Uptime::now() + PAUSES.0, false);
             return Some(PAUSES.0);
         }
         pause.probed = true;
         None
     }
 
-    /// Notes that a target is away; how long it pauses. Every run that is under way says so; the first begins the pause.
-    pub(super) fn is_away(&self, target: &str, why: &str) -> Duration {
-        let mut all = self.lock();
+    /// Notes that a target is unreachable; returns the pause. Several runs may report it; the first starts the pause.
+    pub(crate) fn is_away(&self, target: &str, why: &str) -> Duration {
+        let mut all = self.0.lock();
+        // A pause that has long passed says nothing of today: a target without another failure is reachable.
+        all.retain(|_, pause| !(pause.until + FORGET).has_passed());
         if all.len() >= MOST && !all.contains_key(target) {
             return PAUSES.1;
         }
         let (first, longest) = PAUSES;
         let now = Uptime::now();
         let pause = all.entry(target.to_owned()).or_insert(Pause { times: 0, until: now, probed: false });
-        if pause.until.has_passed() {
+        if pause.until.has_passed() || pause.probed {
             let wait = (first * (1 << pause.times.min(8))).min(longest);
             (pause.until, pause.times, pause.probed) = (now + wait, pause.times + 1, false);
-            tracing::warn!(target, error = why, pause = ?wait, "a target is away and pauses; it costs no attempts");
+            tracing::warn!(target, error = why, pause = ?wait, "target unreachable; paused without counting attempts");
         }
         pause.until.remaining()
     }
 
-    /// Notes that a target is there.
+    /// Notes that a target answered.
     pub(super) fn is_there(&self, target: &str) {
-        if self.lock().remove(target).is_some() {
-            tracing::info!(target, "a target that was away is there again");
+        if self.0.lock().remove(target).is_some() {
+            tracing::info!(target, "target reachable again");
         }
     }
+}
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Pause>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+/// How long an operation waits while its target is paused: at least the pause. An older one waits for half its age, up to
+/// the longest backoff of its policy: otherwise all operations of a target that is unreachable for days would be tried over
+/// and over.
+pub(crate) fn patience(pause: Duration, operation: &Operation) -> Duration {
+    let age = operation.claimed_at.since(operation.created_at);
+    let longest = operation.lease.as_ref().map_or(LONGEST_AWAY, |lease| lease.terms.backoff.cap.min(LONGEST_AWAY));
+    pause.max((age / 2).min(longest))
 }
 
 #[cfg(test)]
@@ -80,18 +92,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_target_that_is_away_pauses_and_one_run_finds_out() {
+    fn an_unreachable_target_pauses_and_one_run_probes_it() {
         let targets = Targets::default();
         assert_eq!(targets.wait("a"), None);
         let pause = targets.is_away("a", "no route");
         assert!(pause <= PAUSES.0 && !pause.is_zero());
         assert!(targets.wait("a").is_some() && targets.wait("b").is_none(), "the others go on");
-        targets.lock().get_mut("a").unwrap().until = Uptime::now();
-        assert_eq!(targets.wait("a"), None, "one is let through");
-        assert!(targets.wait("a").is_some(), "and no second one meanwhile");
-        targets.lock().get_mut("a").unwrap().until = Uptime::now();
+        targets.0.lock().get_mut("a").unwrap().until = Uptime::now();
+        assert_eq!(targets.wait("a"), None, "one operation probes");
+        assert!(targets.wait("a").is_some(), "no second probe");
+        targets.0.lock().get_mut("a").unwrap().until = Uptime::now();
         assert!(targets.is_away("a", "no route") > PAUSES.0, "the next pause is longer");
         targets.is_there("a");
         assert_eq!(targets.wait("a"), None);
+    }
+
+    #[test]
+    fn a_target_is_probed_again_however_many_wait_for_it() {
+        let targets = Targets::default();
+        let pass = || targets.0.lock().get_mut("a").unwrap().until = Uptime::now();
+        targets.is_away("a", "no route");
+        for _ in 0..3 {
+            pass();
+            assert_eq!(targets.wait("a"), None, "one operation probes");
+            assert!(targets.wait("a").is_some(), "the others wait");
+            targets.is_away("a", "no route");
+        }
+        pass();
+        assert_eq!(targets.wait("a"), None);
+        assert!(targets.wait("a").is_some());
+        pass();
+        assert_eq!(targets.wait("a"), None, "the probing run is lost");
     }
 }

@@ -1,4 +1,4 @@
-//! `semel operations resolve` and `semel operations purge`: a person's word, with a name and a reason.
+//! `semel operations resolve` and `semel operations purge`: a person's decisions, with a name and a reason.
 
 use std::process::ExitCode;
 
@@ -10,29 +10,33 @@ use semel::{
 };
 use serde_json::json;
 
-use crate::cli::{
-    json,
-    ledger::{LedgerFlags, Opened, actor},
-    say,
-    target::Target,
-    words::{hint, plain, reason},
+use crate::{
+    cli::{
+        arguments::reason,
+        ledger::{LedgerFlags, Opened, actor},
+        target::{Target, changed},
+    },
+    view::{
+        json,
+        words::{hint, plain},
+    },
 };
 
-/// Say how an operation ended that nobody runs, or that it may run again
+/// Decide an operation that does not run: it took effect, it failed, or it may run again
 #[derive(clap::Args)]
 pub(in crate::cli) struct Resolve {
     #[command(flatten)]
     target: Target,
-    /// What happened: it took effect, it did not and should not, or it did not and may run again
+    /// completed: it took effect; failed: it did not, and does not run again; retry: it did not, and may run again
     #[arg(long = "as", value_name = "HOW")]
     verdict: As,
-    /// What a replay is to answer, when it took effect
+    /// The outcome for replays, with --as completed
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     outcome: String,
-    /// How you know, for the journal
+    /// The reason, for the journal and the audit
     #[arg(long, value_name = "TEXT", value_parser = reason)]
     reason: String,
-    /// Show the operation afterwards as JSON
+    /// Print the operation as JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -46,15 +50,15 @@ enum As {
     Retry,
 }
 
-/// Forget an operation and free its key: the next claim runs it as if it had never been
+/// Delete an operation and free its key: the next claim runs it as a new one
 #[derive(clap::Args)]
 pub(in crate::cli) struct Purge {
     #[command(flatten)]
     target: Target,
-    /// Why
+    /// The reason, for the audit
     #[arg(long, value_name = "TEXT", value_parser = reason)]
     reason: String,
-    /// Show the operation that was purged as JSON
+    /// Print the purged operation as JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -65,45 +69,37 @@ impl Resolve {
     pub(super) async fn run(self) -> anyhow::Result<ExitCode> {
         anyhow::ensure!(
             self.outcome.is_empty() || self.verdict == As::Completed,
-            "only what took effect has an outcome: leave out --outcome, or say --as completed"
+            "only a completed operation has an outcome: leave out --outcome, or use --as completed"
         );
-        let opened = self.ledger.look().await?;
-        let done = self.carry_out(&opened).await;
-        opened.close().await;
-        say(&done?)?;
-        Ok(ExitCode::SUCCESS)
+        self.ledger.print(async |opened| self.carry_out(opened).await).await
     }
 
-    async fn carry_out(self, opened: &Opened) -> anyhow::Result<String> {
+    async fn carry_out(&self, opened: &Opened) -> anyhow::Result<String> {
         let operation = self.target.find(opened).await?;
         let (verdict, then) = match self.verdict {
             As::Completed => {
-                (Verdict::Completed(Outcome::kept(self.outcome)), "it counts as completed, and is replayed")
+                (Verdict::Completed(Outcome::kept(self.outcome.clone())), "it is completed, and is replayed")
             }
-            As::Failed => (Verdict::Failed, "it counts as failed, and does not run again"),
-            As::Retry => (Verdict::Retry, "it runs when it is claimed next"),
+            As::Failed => (Verdict::Failed, "it is failed, and does not run again"),
+            As::Retry => (Verdict::Retry, "it runs at the next claim"),
         };
         let decision = Decision::Resolve { verdict, expected: None };
         let after = decide(opened, &operation, decision, &self.reason).await?;
-        Ok(tell(self.json, &after, then))
+        Ok(changed(self.json, &after, then))
     }
 }
 
 impl Purge {
     pub(super) async fn run(self) -> anyhow::Result<ExitCode> {
-        let opened = self.ledger.look().await?;
-        let done = self.carry_out(&opened).await;
-        opened.close().await;
-        say(&done?)?;
-        Ok(ExitCode::SUCCESS)
+        self.ledger.print(async |opened| self.carry_out(opened).await).await
     }
 
     async fn carry_out(&self, opened: &Opened) -> anyhow::Result<String> {
-        const THEN: &str = "it is forgotten, and its key is free";
+        const THEN: &str = "it is deleted, and its key is free";
         let error = match self.target.find(opened).await {
             Ok(operation) => {
                 let before = decide(opened, &operation, Decision::Purge, &self.reason).await?;
-                return Ok(tell(self.json, &before, THEN));
+                return Ok(changed(self.json, &before, THEN));
             }
             Err(error) => error,
         };
@@ -121,19 +117,19 @@ async fn decide(opened: &Opened, operation: &Operation, decision: Decision, reas
         opened.ledger.decide(operation.id, decision, &actor(), reason).await?;
     let why = match answer {
         Answer::Resolved | Answer::Purged => return Ok(after.unwrap_or_else(|| operation.clone())),
-        Answer::NotNow(NotNow::Absent) => "it is gone: it was purged, or its retention is over".to_owned(),
+        Answer::NotNow(NotNow::Absent) => "it does not exist: it was purged, or its retention has ended".to_owned(),
         Answer::NotNow(NotNow::Running) => {
             format!("{} is running it; end that process, or wait for it", plain(&operation.owner))
         }
         Answer::NotNow(NotNow::Completed) => {
             let purge = hint("semel operations purge", "--reason '…'", &operation.scope, &operation.key, &opened.flags);
-            format!("it has taken effect, and that cannot be decided again; to free the key: {purge}")
+            format!("it has taken effect, and cannot be decided again; to free the key: {purge}")
         }
         Answer::NotNow(NotNow::Pinned) => {
             let until = operation.expires_at.map_or("for ever".to_owned(), |end| format!("until {end}"));
-            format!("it has taken effect and is pinned: it stays as it is {until}")
+            format!("it has taken effect and is pinned: it cannot be changed {until}")
         }
-        Answer::NotNow(NotNow::MovedOn) => "it has moved on meanwhile; look again".to_owned(),
+        Answer::NotNow(NotNow::MovedOn) => "it has changed meanwhile; look again".to_owned(),
         other => format!("the ledger answered {other:?}"),
     };
     anyhow::bail!("nothing was changed: {why}")
@@ -142,16 +138,9 @@ async fn decide(opened: &Opened, operation: &Operation, decision: Decision, reas
 async fn purge_unreadable(opened: &Opened, row: &Unreadable, reason: &str) -> anyhow::Result<()> {
     match opened.ledger.decide(row.id, Decision::Purge, &actor(), reason).await?.answer {
         Answer::Purged => Ok(()),
-        Answer::NotNow(NotNow::Absent) => anyhow::bail!("nothing was changed: it is gone"),
-        Answer::NotNow(NotNow::Running) => anyhow::bail!("nothing was changed: its lease has not ended"),
+        Answer::NotNow(NotNow::Absent) => anyhow::bail!("nothing was changed: it does not exist"),
+        Answer::NotNow(NotNow::Running) => anyhow::bail!("nothing was changed: its lease has not expired"),
         Answer::NotNow(NotNow::Pinned) => anyhow::bail!("nothing was changed: it has taken effect and is pinned"),
         other => anyhow::bail!("nothing was changed: the ledger answered {other:?}"),
     }
-}
-
-fn tell(json: bool, operation: &Operation, then: &str) -> String {
-    if json {
-        return format!("{:#}\n", json!({ "operation": json::whole(operation) }));
-    }
-    format!("{} in {}: {then}\n", operation.key.as_str(), operation.scope)
 }

@@ -3,51 +3,55 @@
 use std::{collections::HashMap, process::ExitCode, time::Duration};
 
 use semel::{
-    Labels, Operation, Scope, State, Store as _, Timestamp,
+    Labels, Operation, Scope, State, Timestamp,
     look::{Filter, Listing, Page, SetAside, Unreadable},
     micros,
+    prelude::*,
 };
 use semel_store::Database;
-use serde_json::json;
 
-use crate::cli::{
-    json,
-    ledger::{LedgerFlags, Opened},
-    say,
-    words::{self, duration, plain, span},
+use crate::{
+    cli::{
+        arguments::duration,
+        ledger::{LedgerFlags, Opened},
+    },
+    view::{
+        Standing, json,
+        words::{self, plain, span, table},
+    },
 };
 
 /// List operations, newest first
 #[derive(clap::Args)]
 pub(in crate::cli) struct List {
-    /// In this state: pending, processing, completed, failed, timed_out or in_doubt
+    /// Select by state: pending, processing, completed, failed, timed_out or in_doubt
     #[arg(long, value_parser = str::parse::<State>)]
     state: Option<State>,
-    /// Of this service
+    /// Select by service
     #[arg(long)]
     service: Option<String>,
-    /// Of this kind
+    /// Select by kind
     #[arg(long)]
     kind: Option<String>,
-    /// With this text in label 1, 2, 3 or 4
+    /// Select by the text of label 1, 2, 3 or 4
     #[arg(long, value_name = "N=TEXT", value_parser = label)]
     label: Option<(usize, String)>,
-    /// Those that the sweep or a worker has set aside, because they cannot be read or changed
+    /// Select operations that were set aside, because they cannot be read or changed
     #[arg(long, conflicts_with_all = ["state", "service", "kind", "label", "older_than", "cursor"])]
     set_aside: bool,
-    /// First claimed longer ago than this
+    /// Select operations first claimed longer ago than this
     #[arg(long, value_name = "TIME", value_parser = duration)]
     older_than: Option<Duration>,
-    /// Of this tenant
+    /// The tenant
     #[arg(long, default_value = Scope::DEFAULT_TENANT)]
     tenant: String,
-    /// How many at most
+    /// The most operations to list
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=500))]
     limit: u32,
-    /// Go on from here, as the page before said
+    /// Continue here: the cursor that the previous page printed
     #[arg(long, value_name = "N")]
     cursor: Option<i64>,
-    /// List them as JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -63,25 +67,21 @@ fn label(text: &str) -> Result<(usize, String), String> {
 
 impl List {
     pub(super) async fn run(self) -> anyhow::Result<ExitCode> {
-        let opened = self.ledger.look().await?;
-        let listed = self.list(&opened).await;
-        opened.close().await;
-        say(&listed?)?;
-        Ok(ExitCode::SUCCESS)
+        self.ledger.print(async |opened| self.list(opened).await).await
     }
 
-    async fn list(self, opened: &Opened) -> anyhow::Result<String> {
+    async fn list(&self, opened: &Opened) -> anyhow::Result<String> {
         let store = opened.ledger.store();
         let now = store.now().await?;
         let before = |age: Duration| Timestamp::from_micros(now.as_micros().saturating_sub(micros(age)));
-        let labels = match self.label {
-            Some((slot, text)) => Labels::default().with(slot, &text)?,
+        let labels = match &self.label {
+            Some((slot, text)) => Labels::default().with(*slot, text)?,
             None => Labels::default(),
         };
         let filter = Filter {
-            tenant: self.tenant,
-            service: self.service,
-            kind: self.kind,
+            tenant: self.tenant.clone(),
+            service: self.service.clone(),
+            kind: self.kind.clone(),
             labels,
             state: self.state,
             before: self.older_than.map(before),
@@ -94,21 +94,21 @@ impl List {
         let ids: Vec<_> =
             listing.items.iter().map(|op| op.id).chain(listing.unreadable.iter().map(|row| row.id)).collect();
         let aside = store.set_aside_of(&ids).await?;
-        Ok(if self.json { to_json(&listing, &aside) } else { to_table(&listing, &aside, now) })
+        Ok(if self.json { format!("{:#}\n", json::page(&listing, &aside)) } else { to_table(&listing, &aside, now) })
     }
 }
 
-/// Why operations were set aside, by their number.
+/// The reasons why operations were set aside, by id.
 type Asides = HashMap<i64, Vec<SetAside>>;
 
-/// The operations that were set aside, each looked up by itself: there should be few.
+/// The operations that were set aside, read one by one: there should be few.
 async fn set_aside(store: &Database, tenant: &str, limit: u32) -> anyhow::Result<Listing> {
     let mut listing = Listing::default();
     let mut ids: Vec<_> = store.list_set_aside(tenant, limit).await?.into_iter().map(|aside| aside.id).collect();
     ids.dedup();
     for id in ids {
         match store.by_id(tenant, id).await {
-            // Without what may be large, as in any list.
+            // Without the large fields, as in any list.
             Ok(found) => {
                 listing.items.extend(found.map(|op| Operation { payload: None, outcome: None, checkpoint: None, ..op }))
             }
@@ -119,20 +119,6 @@ async fn set_aside(store: &Database, tenant: &str, limit: u32) -> anyhow::Result
     Ok(listing)
 }
 
-fn to_json(listing: &Listing, aside: &Asides) -> String {
-    let mut items: Vec<_> = listing.items.iter().map(|op| (op.id, json::brief(op))).collect();
-    items.extend(listing.unreadable.iter().map(|row| (row.id, json::unreadable(row))));
-    items.sort_by_key(|(id, _)| std::cmp::Reverse(*id));
-    let item = |(id, mut item): (i64, serde_json::Value)| {
-        if let Some(aside) = aside.get(&id) {
-            item["setAside"] = json::set_aside(aside);
-        }
-        item
-    };
-    let items: Vec<_> = items.into_iter().map(item).collect();
-    format!("{:#}\n", json!({ "items": items, "next": listing.next }))
-}
-
 fn to_table(listing: &Listing, aside: &Asides, now: Timestamp) -> String {
     if listing.items.is_empty() && listing.unreadable.is_empty() {
         return "none\n".to_owned();
@@ -141,22 +127,14 @@ fn to_table(listing: &Listing, aside: &Asides, now: Timestamp) -> String {
     let mut items: Vec<_> = listing.items.iter().map(|op| (op.id, row(op, aside.get(&op.id), now))).collect();
     items.extend(listing.unreadable.iter().map(|row| (row.id, unreadable(row, now))));
     items.sort_by_key(|(id, _)| std::cmp::Reverse(*id));
-    let rows: Vec<_> = std::iter::once(head).chain(items.into_iter().map(|(_, row)| row)).collect();
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: [usize; 7] = std::array::from_fn(width);
-    let mut text = String::new();
-    for row in &rows {
-        let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}"));
-        text.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
-        text.push('\n');
-    }
+    let mut text = table(std::iter::once(head).chain(items.into_iter().map(|(_, row)| row)));
     if let Some(next) = listing.next {
         text.push_str(&format!("There are more: --cursor {next}\n"));
     }
     text
 }
 
-/// A row that cannot be read, by what is known of it.
+/// The line of an unreadable row.
 fn unreadable(row: &Unreadable, now: Timestamp) -> [String; 7] {
     [
         row.id.to_string(),
@@ -170,9 +148,8 @@ fn unreadable(row: &Unreadable, now: Timestamp) -> [String; 7] {
 }
 
 fn row(op: &Operation, aside: Option<&Vec<SetAside>>, now: Timestamp) -> [String; 7] {
-    let lapsed = op.lease.as_ref().is_some_and(|lease| lease.deadline <= now);
     let note = match &op.error {
-        _ if lapsed => "its lease has ended without a word".to_owned(),
+        _ if Standing::of(op, now) == Standing::LeaseLapsed => "its lease has expired".to_owned(),
         Some(error) => plain(error),
         None => op.labels.0.iter().flatten().map(|label| plain(label)).collect::<Vec<_>>().join(" "),
     };

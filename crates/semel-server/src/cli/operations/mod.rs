@@ -1,4 +1,4 @@
-//! `semel operations`: a look at the ledger, and the decisions that only a person can make.
+//! `semel operations`: lists and shows operations, and resolves or purges them.
 
 mod decide;
 mod list;
@@ -6,7 +6,7 @@ pub(super) mod show;
 
 use std::process::ExitCode;
 
-/// Look at operations, and decide about those that need a person
+/// List and show operations, and resolve those that wait for a person
 #[derive(clap::Subcommand)]
 pub(super) enum OperationsCommand {
     List(list::List),

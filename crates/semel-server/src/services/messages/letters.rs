@@ -1,15 +1,14 @@
 //! `/dead-letters`.
 
 use axum::{
-    body::Body,
     extract::State,
-    http::{HeaderValue, StatusCode, header},
+    http::StatusCode,
     response::{IntoResponse as _, Response},
 };
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use semel::{
-    Timestamp,
-    messaging::{DeadLetter, LetterFilter, MessageStore as _, UnreadableLetter},
+    messaging::{DeadLetter, LetterFilter, UnreadableLetter},
+    prelude::*,
 };
 use semel_http::Transaction;
 use semel_store::Database;
@@ -22,17 +21,17 @@ use super::{
 };
 use crate::{
     http::{
-        answers::{Page, answer, missing, one_row, patiently, shown},
-        fields::{Fields, Wrong, reason, text},
+        answers::{Page, missing, one_row, patiently, shown},
+        fields::{Because, Fields, Wrong, moment, only_true, text},
         path::Id,
         principal::{Actor, Principal},
         problem::{INVALID_FIELDS, Problem, of_store},
         query::{Query, number, time},
     },
-    jobs::NewJob,
+    jobs::{NewJob, accepted},
 };
 
-/// A letter on a page: all but what may be long.
+/// A letter in a list: without its long fields.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Listed {
@@ -56,7 +55,7 @@ struct Shown {
     headers: Value,
     #[serde(skip_serializing_if = "Option::is_none")]
     body: Option<Value>,
-    /// A body that is no JSON.
+    /// A body that is not JSON.
     #[serde(skip_serializing_if = "Option::is_none")]
     body_base64: Option<String>,
     number: Option<i64>,
@@ -79,7 +78,7 @@ impl Listed {
         }
     }
 
-    /// A letter that this version cannot read, with what is known of it; `reason` says why.
+    /// A letter that this version cannot read; `reason` says why.
     fn unreadable(letter: UnreadableLetter) -> Self {
         Self {
             id: letter.id,
@@ -124,8 +123,8 @@ pub(super) async fn list(
         consumer: query.take("consumer", some),
         queue: query.take("queue", some),
         reason: query.take("reason", some),
-        since: query.take("since", |text| time(text).ok_or(A_TIME)),
-        before: query.take("before", |text| time(text).ok_or(A_TIME)),
+        since: query.take("since", time),
+        before: query.take("before", time),
     };
     let place = query.place();
     query.finish()?;
@@ -157,7 +156,7 @@ pub(super) async fn redrive(
     Actor(principal): Actor,
     mut fields: Fields,
 ) -> Result<Response, Problem> {
-    let all = fields.may("all", |raw| if raw == "true" { Ok(true) } else { Err("must be true, or left out") });
+    let all = fields.may("all", only_true);
     let ids = fields.may("ids", ids);
     let filter = redrive::Filter {
         consumer: fields.may("consumer", word),
@@ -173,7 +172,7 @@ pub(super) async fn redrive(
         || filter.reason.is_some()
         || filter.since.is_some()
         || filter.before.is_some();
-    // Nobody should re-drive everything because a filter was lost on the way.
+    // A filter that was lost on the way must not re-drive every letter.
     if [all.is_some(), ids.is_some(), filters].into_iter().filter(|said| *said).count() != 1 {
         let mut wrong = Wrong::default();
         let message = "must be true if every letter is meant; otherwise there must be ids, or a filter by consumer, queue, \
@@ -184,11 +183,7 @@ pub(super) async fn redrive(
     let new =
         NewJob { tenant: principal.tenant, kind: redrive::NAME, params: filter.to_params(), actor: principal.subject };
     let job = messages.jobs.create_in(&tx, new).await.map_err(of_store)?;
-    let mut response = answer(StatusCode::ACCEPTED, &job).map(Body::from);
-    if let Ok(location) = HeaderValue::try_from(format!("/jobs/{}", job.id)) {
-        response.headers_mut().insert(header::LOCATION, location);
-    }
-    Ok(response)
+    Ok(accepted(&job))
 }
 
 /// `POST /dead-letters/{id}/redrive`
@@ -208,20 +203,11 @@ pub(super) async fn discard(
     State(messages): State<Messages>,
     Actor(principal): Actor,
     Id(id): Id,
-    mut fields: Fields,
+    Because(reason): Because,
 ) -> Result<Response, Problem> {
-    let reason = fields.must("reason", reason);
-    fields.finish()?;
     let id = number(&id).ok_or_else(missing)?;
-    let reason = reason.unwrap_or_default();
     let gone = messages.store().discard_letter(&principal.tenant, id, &principal.subject, &reason);
     if patiently(gone).await? { Ok(StatusCode::NO_CONTENT.into_response()) } else { Err(missing()) }
-}
-
-const A_TIME: &str = "must be a time such as 2026-01-31T12:00:00Z";
-
-fn moment(raw: &str) -> Result<Timestamp, String> {
-    time(&text(raw)?).ok_or_else(|| A_TIME.to_owned())
 }
 
 fn word(raw: &str) -> Result<String, String> {

@@ -1,25 +1,45 @@
-//! The message store for people: what waits in the outbox, what died on the way in, and what to do about it.
+//! The messages for people: the outbox, the dead letters, and actions on both.
 //!
-//! What a person does here is audited by the store, with who it was. Re-driving many letters is a [job](crate::jobs).
+//! The store audits every action with its actor. Re-driving many letters is a [job](crate::jobs).
 
 mod letters;
 mod outbox;
+pub mod problems;
 mod redrive;
 
 use std::sync::Arc;
 
 use axum::{
-    Router, middleware,
+    Router,
     routing::{get, post},
 };
 use semel::{Ledger, OnLost, Policy, Result};
 use semel_http::{Idempotency, Route};
 use semel_store::Database;
 
-use crate::jobs::{JobKind, Jobs};
+use crate::{
+    jobs::{JobKind, Jobs},
+    service::{Opened, Service},
+    view::Telling,
+};
 
-/// The part of `/openapi.json` that is this service's.
-pub const OPENAPI: &str = include_str!("openapi.json");
+/// The service, for the list of all services.
+pub static MESSAGES: Service = Service {
+    name: "messages",
+    section: None,
+    problems: &problems::ALL,
+    openapi: &[include_str!("openapi.json")],
+    telling: Telling::PLAIN,
+    migrations: &[],
+    projections: &[],
+    open: |parts| {
+        Box::pin(async {
+            let messages = Messages::open(parts.ledger, parts.jobs).await?;
+            let jobs = Messages::job_kinds(parts.ledger);
+            Ok(Opened { routes: messages.routes(), jobs, ..Opened::default() })
+        })
+    },
+};
 
 /// The longest body: the ids of as many letters as one request may name.
 const BODY_LIMIT: usize = 64 << 10;
@@ -32,7 +52,7 @@ pub struct Messages {
 }
 
 impl Messages {
-    /// Opens the service on a ledger; its jobs run with the others.
+    /// Opens the service on a ledger.
     ///
     /// # Errors
     /// When the database cannot be reached.
@@ -41,7 +61,7 @@ impl Messages {
         Ok(Self { ledger: ledger.clone(), jobs: jobs.clone() })
     }
 
-    /// The kinds of job that this service asks for.
+    /// The kinds of jobs of this service.
     #[must_use]
     pub fn job_kinds(ledger: &Ledger<Database>) -> Vec<Arc<dyn JobKind>> {
         vec![Arc::new(redrive::Redrive::new(ledger.store().clone()))]
@@ -49,16 +69,14 @@ impl Messages {
 
     /// The routes.
     pub fn routes(&self) -> Router {
-        // Under a key, a request that is sent again gets the job that the first has made.
+        // With a key, a repeated request gets the job of the first one.
         let keyed = Route::atomic()
             .service("messages")
             .kind("redrive")
             .policy(Policy { on_lost: OnLost::Rerun, ..Policy::default() })
             .verdict(semel_http::Verdict::only_success)
             .request_limit(BODY_LIMIT);
-        let redrive = post(letters::redrive)
-            .route_layer(Idempotency::new(self.ledger.clone()).layer(keyed))
-            .route_layer(middleware::from_fn_with_state(self.jobs.clone(), crate::jobs::wake_after));
+        let redrive = post(letters::redrive).route_layer(Idempotency::new(self.ledger.clone()).layer(keyed));
         Router::new()
             .route("/dead-letters", get(letters::list))
             .route("/dead-letters/redrive", redrive)

@@ -8,25 +8,24 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use semel::{
-    Store as _, Timestamp,
-    messaging::{
-        Backlog, MessageId, MessageStore as _, OutboxFilter, OutboxRow, OutboxState, Topic, UnreadableMessage,
-    },
+    Timestamp,
+    messaging::{Backlog, MessageId, OutboxFilter, OutboxRow, OutboxState, Topic, UnreadableMessage},
+    prelude::*,
 };
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::Messages;
+use super::{Messages, problems::NOT_HELD};
 use crate::http::{
     answers::{Page, missing, patiently, shown},
-    fields::{Fields, reason},
+    fields::Because,
     path::Id,
     principal::{Actor, Principal},
-    problem::{NOT_HELD, Problem},
+    problem::Problem,
     query::Query,
 };
 
-/// A message that waits. Its body is its receiver's business.
+/// A waiting message, without its body.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Listed {
@@ -59,7 +58,7 @@ impl Listed {
         }
     }
 
-    /// A message that this version cannot read, with what is known of it; `error` says why.
+    /// A message that this version cannot read; `error` says why.
     fn unreadable(row: UnreadableMessage) -> Self {
         Self {
             message_id: row.message_id,
@@ -101,7 +100,7 @@ pub(super) async fn list(
     Ok(shown(&Page { items, next: page.next.map(|next| next.to_string()) }))
 }
 
-/// `GET /outbox/summary`: how much waits, over all tenants, for the relay serves them all.
+/// `GET /outbox/summary`: the counts of all tenants, because the relay serves them all.
 pub(super) async fn summary(State(messages): State<Messages>, _principal: Principal) -> Result<Response, Problem> {
     let store = messages.store();
     let (backlog, now) = patiently(async { Ok((store.backlog().await?, store.now().await?)) }).await?;
@@ -124,7 +123,7 @@ fn summed(backlog: &Backlog, now: Timestamp) -> Value {
 }
 
 fn seconds(age: Duration) -> f64 {
-    // Three decimals are more than anybody looks at.
+    // Three decimals are enough.
     (age.as_secs_f64() * 1000.0).round() / 1000.0
 }
 
@@ -144,17 +143,14 @@ pub(super) async fn skip(
     State(messages): State<Messages>,
     Actor(principal): Actor,
     Id(id): Id,
-    mut fields: Fields,
+    Because(reason): Because,
 ) -> Result<Response, Problem> {
-    let reason = fields.must("reason", reason);
-    fields.finish()?;
     let id = message_id(&id)?;
-    let reason = reason.unwrap_or_default();
     let done = patiently(messages.store().skip_outbox(&principal.tenant, id, &principal.subject, &reason)).await?;
     acted(done)
 }
 
-/// The answer to an action that found its row or did not.
+/// The answer to an action, depending on whether its row was found.
 fn acted(done: bool) -> Result<Response, Problem> {
     if done { Ok(StatusCode::NO_CONTENT.into_response()) } else { Err(Problem::new(&NOT_HELD)) }
 }

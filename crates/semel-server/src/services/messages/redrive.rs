@@ -1,11 +1,8 @@
-//! The job that gives dead letters back to their consumers.
+//! The job that re-drives dead letters to their consumers.
 
 use std::time::Duration;
 
-use semel::{
-    Error, Result,
-    messaging::{LetterFilter, MessageStore as _},
-};
+use semel::{Error, Result, messaging::LetterFilter, prelude::*};
 use semel_http::BoxFuture;
 use semel_store::{Database, Tx};
 use serde::{Deserialize, Serialize};
@@ -22,13 +19,13 @@ pub(super) const NAME: &str = "redrive-dead-letters";
 /// How many letters one request may name.
 pub(super) const MOST_IDS: usize = 1000;
 
-/// How many letters a step gives back: a transaction short enough to go unnoticed.
+/// How many letters a step re-drives: a short transaction.
 const AT_ONCE: u32 = 500;
 
-/// By how much a clock of the database may be behind another of its own: SQLite's tells whole milliseconds.
+/// By how much one clock of the database may be behind another: SQLite's has a resolution of milliseconds.
 const GRAIN: Duration = Duration::from_millis(1);
 
-/// Which letters are meant, as the job keeps it.
+/// The selected letters, as the job stores them.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Filter {
@@ -53,13 +50,13 @@ impl Filter {
     }
 }
 
-/// Gives letters back that had died when the job was asked for. One that dies again meanwhile is not meant: a handler
-/// that is still broken would otherwise keep the job going for ever.
+/// Selects letters that were dead when the job was created. A letter that dies again meanwhile is not selected: with a
+/// handler that is still broken, the job would never end.
 fn filter(job: &Job) -> Result<LetterFilter> {
     let said: Filter =
         serde_json::from_value(job.params.clone()).map_err(|_| Error::Invalid("params: are no filter".into()))?;
     let read = |said: Option<String>| {
-        said.map(|said| time(&said).ok_or_else(|| Error::Invalid("params: have no time".into()))).transpose()
+        said.map(|said| time(&said).map_err(|_| Error::Invalid("params: have no time".into()))).transpose()
     };
     let asked = job.created_at + GRAIN;
     let before = read(said.before)?.map_or(asked, |before| asked.min(before));
@@ -84,10 +81,10 @@ impl Redrive {
     }
 
     async fn step(&self, job: &Job, tx: &Tx) -> Result<Step> {
-        let after = job.cursor.as_deref().map(str::parse).transpose();
+        let after = job.progress.cursor.as_deref().map(str::parse).transpose();
         let after = after.map_err(|_| Error::Invalid("cursor: is no id of a letter".into()))?;
         let round = self.store.redrive_letters_in(tx, &filter(job)?, after, AT_ONCE, &job.actor).await?;
-        let cursor = round.last.map(|last| last.to_string()).or_else(|| job.cursor.clone());
+        let cursor = round.last.map(|last| last.to_string()).or_else(|| job.progress.cursor.clone());
         Ok(Step { done: round.moved, cursor, more: round.more })
     }
 }

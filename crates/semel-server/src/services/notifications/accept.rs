@@ -1,8 +1,8 @@
-//! How events are accepted: requests that wait while a transaction is in flight share the next one.
+//! Accepts events: requests that wait while a transaction is in flight share the next one.
 //!
 //! Another transaction may hold a row for long: the key of one event, or the last number of one aggregate. A batch that
-//! meets it is halved until only the requests that need the row are left. These go through a lane of their own, and so
-//! do later ones that name the same things (`busy`): all others go on.
+//! meets it is halved until only the requests that need the row are left. These go through a separate lane, as do later
+//! ones with the same names (`busy`): all others go on.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -13,7 +13,8 @@ use std::{
 use semel::{
     Claim, Error, Fingerprint, Ledger, OnMismatch, Policy, Result, Scope, Work, crash_point,
     lane::{Lane, Limits, guarded, lane},
-    messaging::{Message, MessageStore as _, Origin},
+    messaging::{Message, Origin},
+    prelude::*,
 };
 use semel_store::{Database, Tx, is_held};
 
@@ -22,15 +23,15 @@ use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 use super::{busy::Busy, reading::NewEvent, tables};
 use crate::http::room::Held;
 
-/// The scope of an event's id is its tenant, and these.
+/// The scope of an event's id: its tenant and these.
 const SERVICE: &str = "notifications";
 const KIND: &str = "event";
 
-/// A transaction takes about two thousand events at most (each weighs 4 KiB and what is in it): on SQLite it holds the
-/// only writer.
+/// A transaction takes about two thousand events at most (each weighs 4 KiB plus its data): on SQLite it holds the only
+/// writer.
 const LIMITS: Limits = Limits { calls: 512, bytes: 8 << 20, queue: 4096, regroup: false, alongside: usize::MAX };
 
-/// How long a request waits for a row that another transaction holds, and how often it looks.
+/// How long a request waits for a row that another transaction holds, and how often it checks.
 const LONGEST_WAIT: Duration = Duration::from_secs(3);
 const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
 
@@ -38,28 +39,28 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
 pub(super) struct Submission {
     pub(super) tenant: String,
     pub(super) events: Vec<NewEvent>,
-    /// The room that its body and its events take, until they are stored: also when their client has gone.
+    /// The memory that its body and its events take, until they are stored, even if the client has gone.
     #[expect(dead_code, reason = "it is held, not looked at")]
     pub(super) room: (Option<Held>, Option<OwnedSemaphorePermit>),
 }
 
-/// What became of a submission.
+/// The result of a submission.
 pub(super) enum Accepted {
     /// All of it is stored; whether each event is new.
     Stored(Vec<bool>),
-    /// Nothing is: these have the id of an event with another body.
+    /// Nothing is stored: these have the id of an event with another body.
     Mismatch(Vec<usize>),
-    /// Nothing is: another transaction holds a row that it needs.
+    /// Nothing is stored: another transaction holds a row that it needs.
     Busy(Error),
-    /// Nothing is known.
+    /// It is unknown whether it is stored.
     Failed(Error),
 }
 
-/// The way in for events. Cheap to clone.
+/// Accepts events. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Acceptor {
     lane: Lane<Arc<Submission>, Accepted>,
-    /// For what has met a row that another transaction holds.
+    /// For submissions that met a row which another transaction holds.
     aside: Lane<Arc<Submission>, Accepted>,
     busy: Arc<Busy>,
 }
@@ -74,7 +75,7 @@ impl Acceptor {
         Self { lane: all, aside, busy: Arc::default() }
     }
 
-    /// Stores a submission; answered once that is durable. It goes on when its caller goes away.
+    /// Stores a submission; returns once that is durable. It continues if its caller goes away.
     pub(super) async fn accept(&self, submission: Submission) -> Result<Accepted> {
         let weight = submission.events.iter().map(NewEvent::weight).sum();
         let submission = Arc::new(submission);
@@ -92,18 +93,18 @@ impl Acceptor {
     }
 }
 
-/// By what an event is known in the ledger.
+/// The tenant and the id of an event.
 type Name<'a> = (&'a str, &'a str);
 
 /// How a transaction ended.
 enum Round {
-    /// It was committed; for each submission whether its events are new.
+    /// Committed; for each submission whether its events are new.
     Stored(Vec<Vec<bool>>),
-    /// It was rolled back: these submissions have events that are others already.
+    /// Rolled back: these submissions have ids of other events.
     Mismatch(BTreeMap<usize, Vec<usize>>),
 }
 
-/// Stores a batch, and what another transaction keeps from being stored as soon as that has ended, within a limit.
+/// Stores a batch. Waits, within a limit, for rows that another transaction holds.
 async fn flush_patiently(ledger: Ledger<Database>, batch: Vec<Arc<Submission>>) -> Result<Vec<Accepted>> {
     let until = Instant::now() + LONGEST_WAIT;
     let mut answers = flush(ledger.clone(), batch.clone()).await?;
@@ -121,10 +122,10 @@ async fn flush_patiently(ledger: Ledger<Database>, batch: Vec<Arc<Submission>>) 
     }
 }
 
-/// Stores a batch of submissions, in one transaction if no two of them disagree and no other transaction is in the way.
+/// Stores a batch of submissions, in one transaction if no two of them disagree and no other transaction holds a row.
 async fn flush(ledger: Ledger<Database>, batch: Vec<Arc<Submission>>) -> Result<Vec<Accepted>> {
     let mut answers: Vec<Option<Accepted>> = batch.iter().map(|_| None).collect();
-    // The last one is the next: a part that has to wait for another lies below it.
+    // A stack: a part that must wait for another lies below it.
     let mut parts: Vec<Vec<usize>> = vec![(0..batch.len()).collect()];
     while let Some(part) = parts.pop() {
         let (mut now, later) = agreeing(&batch, &part);
@@ -148,7 +149,7 @@ async fn flush(ledger: Ledger<Database>, batch: Vec<Arc<Submission>>) -> Result<
                 let second = now.split_off(now.len() / 2);
                 parts.extend([second, now]);
             }
-            // The lane halves a batch that is refused; but what was answered before is not asked again.
+            // The lane halves a batch that is refused, but what was answered before is not tried again.
             Err(error) if answers.iter().all(Option::is_none) => return Err(error),
             Err(error) => {
                 return Ok(answers.into_iter().map(|a| a.unwrap_or_else(|| Accepted::Failed(error.clone()))).collect());
@@ -158,20 +159,29 @@ async fn flush(ledger: Ledger<Database>, batch: Vec<Arc<Submission>>) -> Result<
     Ok(answers.into_iter().flatten().collect())
 }
 
-/// One transaction. It waits only for a moment for rows that another holds.
+/// One transaction. It waits only briefly for rows that another transaction holds.
 async fn transact(ledger: &Ledger<Database>, round: Vec<Arc<Submission>>) -> Result<Round> {
     let used = ledger.clone();
     let done = ledger.transact(move |tx| async move {
-        match store(&used, &tx, &round).await {
-            Ok(done @ Round::Stored(_)) => Ok(Ok(done)),
-            other => Err(other),
+        match store(&used, &tx, &round).await? {
+            done @ Round::Stored(_) => Ok(done),
+            undone @ Round::Mismatch(_) => Err(Undone(Ok(undone))),
         }
     });
-    done.await.and_then(|done| done)
+    done.await.or_else(|Undone(why)| why)
 }
 
-/// Splits submissions into those that agree about what each id means, and those that have to wait for what becomes of
-/// the others: if those are stored, the ledger will say so.
+/// Why a transaction was rolled back.
+struct Undone(Result<Round>);
+
+impl From<Error> for Undone {
+    fn from(error: Error) -> Self {
+        Self(Err(error))
+    }
+}
+
+/// Splits submissions into those that agree about the meaning of each id, and those that wait for the others: if those
+/// are stored, the ledger will answer.
 fn agreeing(batch: &[Arc<Submission>], waiting: &[usize]) -> (Vec<usize>, Vec<usize>) {
     let mut meant: BTreeMap<Name<'_>, Fingerprint> = BTreeMap::new();
     waiting.iter().partition(|i| {
@@ -185,7 +195,7 @@ fn agreeing(batch: &[Arc<Submission>], waiting: &[usize]) -> (Vec<usize>, Vec<us
     })
 }
 
-/// Claims, rows and messages, in the caller's transaction.
+/// Claims, rows and messages, in one transaction.
 async fn store(ledger: &Ledger<Database>, tx: &Tx, round: &[Arc<Submission>]) -> Result<Round> {
     {
         let mut held = tx.connection().await?;
@@ -210,7 +220,7 @@ async fn store(ledger: &Ledger<Database>, tx: &Tx, round: &[Arc<Submission>]) ->
             Claim::Acquired(origin) => drop(new.insert(*name, (*event, origin))),
             Claim::Replay(_) => {}
             Claim::Mismatch(_) => drop(others.insert(*name)),
-            // Only somebody who settles events by hand could do that.
+            // Only a person who settles events by hand could cause this.
             _ => return Err(Error::Unavailable(format!("an event is {}", claim.word()))),
         }
     }
@@ -230,7 +240,7 @@ async fn store(ledger: &Ledger<Database>, tx: &Tx, round: &[Arc<Submission>]) ->
     crash_point!("events.stored");
     let mut unseen: HashSet<Name<'_>> = new.into_keys().collect();
     let created = round.iter().map(|submission| {
-        // The first of a name has made it; those after it find it made.
+        // The first of a name created it; those after it are duplicates.
         let names = submission.events.iter().map(|event| (submission.tenant.as_str(), event.id.as_str()));
         names.map(|name| unseen.remove(&name)).collect()
     });

@@ -1,4 +1,4 @@
-//! What an endpoint of a channel is told, and how.
+//! The call to the endpoint of a channel.
 
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use semel::Context;
@@ -6,16 +6,16 @@ use semel_store::Database;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
+use super::channels;
 use crate::{
-    config,
     http::held::Held,
     services::call::{self, Called},
 };
 
-/// The step of a delivery that its key is derived for.
+/// The step name for the derived key of a delivery.
 const STEP: &str = "deliver";
 
-/// What an endpoint is told.
+/// The body of the call.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Told<'a> {
@@ -34,22 +34,22 @@ pub(super) struct Told<'a> {
 /// Calls the endpoint of a channel.
 pub(super) struct Caller {
     caller: call::Caller,
-    config: config::Channel,
+    config: channels::Channel,
 }
 
 impl Caller {
     /// # Errors
-    /// When the system has no certificates to check the endpoint's by.
-    pub(super) fn new(config: config::Channel) -> semel::Result<Self> {
+    /// When the system has no root certificates.
+    pub(super) fn new(config: channels::Channel) -> semel::Result<Self> {
         let caller = call::Caller::new(config.url.clone(), config.timeout, config.concurrency)?;
         Ok(Self { caller, config })
     }
 
-    pub(super) fn config(&self) -> &config::Channel {
+    pub(super) fn config(&self) -> &channels::Channel {
         &self.config
     }
 
-    /// Calls, under a key that is the same on every attempt.
+    /// Calls with a key that is the same on every attempt.
     pub(super) async fn call(&self, context: &Context<Database>, told: &Told<'_>) -> Called {
         let key = context.derived_key(STEP);
         let (body, key) = match (serde_json::to_vec(told), HeaderValue::from_str(&key)) {

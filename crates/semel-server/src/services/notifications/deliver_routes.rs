@@ -1,45 +1,34 @@
-//! `POST /notifications/{id}/resolve`: a person says what became of a delivery.
+//! `POST /notifications/{id}/resolve`: a person resolves a delivery. The ledger decides; the status of the notification
+//! follows in the same commit.
 
-use std::time::Duration;
+use std::sync::Arc;
 
-use axum::{Router, extract::State, response::Response, routing::post};
+use axum::{extract::State, response::Response};
 use semel::{
-    Claim, Operation, Outcome, State as OperationState, Store as _, Verdict,
+    Operation, Outcome, State as OperationState, Verdict,
     machine::{Answer, NotNow},
+    prelude::*,
     store::Decision,
 };
 use serde_json::json;
 
 use super::{
-    deliver::{Deliverer, delivery, in_transaction, key, scope, without_a_call},
-    deliver_tables::{self as tables, Mark},
+    Service,
+    deliver::{delivery, key, scope},
+    deliver_tables as tables,
+    model::Channel,
+    problems::{DELIVERY_RUNNING, DELIVERY_SETTLED},
 };
 use crate::http::{
     answers::{missing, patiently, shown},
     fields::{Fields, reason, text},
     path::Id,
     principal::Actor,
-    problem::{DELIVERY_RUNNING, DELIVERY_SETTLED, Problem, of_store},
+    problem::Problem,
     query::number,
 };
 
-/// The part of `/openapi.json` that is of deliveries.
-pub const OPENAPI: &str = include_str!("deliver_openapi.json");
-
-impl Deliverer {
-    /// The routes of deliveries.
-    pub fn routes(&self) -> Router {
-        Router::new().route("/notifications/{id}/resolve", post(resolve)).with_state(self.clone())
-    }
-}
-
-/// The channel that is read from the stream: what is pending there gets its place by itself.
-const IN_APP: &str = "IN_APP";
-
-/// How long a delivery that was entered waits for the decision about it.
-const UNTIL_DECIDED: Duration = Duration::from_secs(5);
-
-/// What a person may say.
+/// The possible decisions.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Said {
     Sent,
@@ -74,8 +63,8 @@ impl Said {
     }
 }
 
-async fn resolve(
-    State(deliverer): State<Deliverer>,
+pub(super) async fn resolve(
+    State(service): State<Arc<Service>>,
     Actor(principal): Actor,
     Id(id): Id,
     mut fields: Fields,
@@ -86,91 +75,50 @@ async fn resolve(
     let id = number(&id).ok_or_else(missing)?;
     let tenant = principal.tenant.as_str();
 
-    let (channel, status) = patiently(find(&deliverer, tenant, id)).await?.ok_or_else(missing)?;
+    let (channel, status) = patiently(find(&service, tenant, id)).await?.ok_or_else(missing)?;
     let settled = |status: &str| {
         let detail = match status {
-            "PENDING" if channel == IN_APP => {
-                "This notification is PENDING, and gets its place in the stream by itself."
+            // A pending IN_APP notification gets its position in the stream without a decision.
+            "PENDING" if channel == Channel::InApp.name() => {
+                "This notification is PENDING, and gets its place in the stream without a decision."
             }
             "PENDING" => "This notification is PENDING already, and is delivered without a decision.",
             _ => "The delivery of this notification is settled.",
         };
         Problem::new(&DELIVERY_SETTLED).detail(detail).with("notificationStatus", status)
     };
-    let mut found = patiently(find_operation(&deliverer, tenant, &channel, id)).await?;
-    if found.is_none() && status == "PENDING" && said != Said::Pending && channel != IN_APP {
-        patiently(enter(&deliverer, tenant, &channel, id)).await?;
-        found = patiently(find_operation(&deliverer, tenant, &channel, id)).await?;
+    if channel == Channel::InApp.name() {
+        return Err(settled(&status));
     }
-    // Nobody has tried to deliver it, and so it stands.
+    let mut found = patiently(find_operation(&service, tenant, &channel, id)).await?;
+    if found.is_none() && status == "PENDING" {
+        // An earlier version created it, and it is not migrated yet.
+        patiently(async { service.ledger.enqueue(delivery(tenant, &channel, id)?).await }).await?;
+        found = patiently(find_operation(&service, tenant, &channel, id)).await?;
+    }
     let Some(operation) = found else { return Err(settled(&status)) };
+    if said == Said::Pending && operation.state == OperationState::Pending && !operation.was_claimed() {
+        return Err(settled("PENDING"));
+    }
     let decision = Decision::Resolve { verdict: said.verdict(), expected: Some(operation.fence) };
-    let decided = deliverer.ledger().decide(operation.id, decision, &principal.subject, &why);
-    let answer = patiently(decided).await?.answer;
-    if let Answer::NotNow(NotNow::Running | NotNow::MovedOn) = answer {
-        return Err(Problem::new(&DELIVERY_RUNNING));
+    let decided = service.ledger.decide(operation.id, decision, &principal.subject, &why);
+    match patiently(decided).await?.answer {
+        Answer::Resolved => {}
+        Answer::NotNow(NotNow::Running | NotNow::MovedOn) => return Err(Problem::new(&DELIVERY_RUNNING)),
+        _ => {
+            let stands = patiently(find(&service, tenant, id)).await?.ok_or_else(missing)?.1;
+            if stands != said.status() {
+                return Err(settled(&stands));
+            }
+        }
     }
-
-    // Whatever was decided, now or before, the notification follows: a node may have died between the two.
-    let stands = patiently(find_operation(&deliverer, tenant, &channel, id)).await?;
-    let now = patiently(deliverer.ledger().store().now()).await?;
-    let stands = stands.as_ref().map_or(Said::Pending, stands_by);
-    let mark = Mark {
-        tenant: tenant.to_owned(),
-        id,
-        status: stands.status(),
-        error: (stands == Said::Failed).then(|| why.clone()),
-        attempt: None,
-        due_at: 0,
-        sent_at: (stands == Said::Sent).then(|| now.as_micros()),
-    };
-    let marked = in_transaction(deliverer.ledger(), move |tx| async move {
-        let mut held = tx.connection().await?;
-        tables::resolve(&mut held.get()?, &mark).await
-    });
-    marked.await.map_err(of_store)?;
-    if stands == Said::Pending {
-        deliverer.wake();
-    }
-    if !matches!(answer, Answer::Resolved) && stands != said {
-        return Err(settled(stands.status()));
-    }
-    Ok(shown(&json!({ "id": id, "status": stands.status() })))
+    Ok(shown(&json!({ "id": id, "status": said.status() })))
 }
 
-/// The status of a notification whose delivery stands like this and does not run.
-fn stands_by(operation: &Operation) -> Said {
-    match operation.state {
-        OperationState::Completed => Said::Sent,
-        OperationState::Failed if operation.parked => Said::Failed,
-        _ => Said::Pending,
-    }
+async fn find(service: &Service, tenant: &str, id: i64) -> semel::Result<Option<(String, String)>> {
+    service.database.read(async |conn| tables::find(conn, tenant, id).await).await
 }
 
-/// Enters a delivery that nobody has tried into the ledger, so that it can be decided about like any other: the person
-/// who asks has sent it, or never will. If a deliverer is faster, the ledger has its run instead. If this node dies
-/// before the decision, nothing was said, and the delivery is as free as it was.
-async fn enter(deliverer: &Deliverer, tenant: &str, channel: &str, id: i64) -> semel::Result<()> {
-    let work = delivery(tenant, channel, id, without_a_call())?;
-    if let Claim::Acquired(lease) = deliverer.ledger().claim(work).await? {
-        // Without a delay, what was put back would leave no row; and until then no deliverer takes it.
-        let _ = lease.release(UNTIL_DECIDED).await?;
-    }
-    Ok(())
-}
-
-async fn find(deliverer: &Deliverer, tenant: &str, id: i64) -> semel::Result<Option<(String, String)>> {
-    let mut reader = deliverer.ledger().store().reader().await?;
-    let found = tables::find(&mut reader.conn(), tenant, id).await?;
-    reader.leave();
-    Ok(found)
-}
-
-async fn find_operation(
-    deliverer: &Deliverer,
-    tenant: &str,
-    channel: &str,
-    id: i64,
-) -> semel::Result<Option<Operation>> {
-    deliverer.ledger().store().by_key(&scope(tenant, channel)?, &key(id)?).await
+async fn find_operation(service: &Service, tenant: &str, channel: &str, id: i64) -> semel::Result<Option<Operation>> {
+    service.database.by_key(&scope(tenant, channel)?, &key(id)?).await
 }

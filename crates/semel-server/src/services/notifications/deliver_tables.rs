@@ -1,123 +1,59 @@
-//! The SQL of deliveries: one text for both databases, but where it says why not.
+//! The SQL of deliveries.
 
-use semel::{Result, Timestamp};
-use semel_store::{Conn, broken, from_row, on};
-use serde_json::{Value, json};
+use bytes::Bytes;
+use semel::Result;
+use semel_store::{Conn, Projection, broken, codec, from_row, on};
+use serde_json::json;
 
-/// A notification that is to be delivered.
+use super::deliver::{KINDS, SERVICE};
+use crate::sql::statements;
+
+/// The status of a notification follows its delivery. While it is PENDING, it keeps the number of the last attempt even
+/// if a person has reset the attempts.
+pub(super) const STATUS: Projection = Projection {
+    service: SERVICE,
+    kinds: KINDS,
+    update: "
+        UPDATE notifications AS n
+        SET status = CASE WHEN o.state = 'completed' THEN 'SENT' WHEN o.state = 'in_doubt' THEN 'IN_DOUBT'
+                          WHEN o.state <> 'processing' AND o.due IS NULL THEN 'FAILED' ELSE 'PENDING' END,
+            error = o.error,
+            attempt = CASE WHEN o.state = 'pending' AND o.attempt < n.attempt THEN n.attempt ELSE o.attempt END,
+            sent_at = CASE WHEN o.state = 'completed' THEN o.settled_at END
+        FROM {operations} AS o
+        WHERE n.tenant = o.tenant AND n.id = CAST(o.key AS BIGINT) AND 'deliver.' || n.notification_type = o.kind",
+};
+
+/// A notification to be delivered, with the data of its event.
 #[derive(Clone, Debug)]
 pub(super) struct Due {
     pub(super) id: i64,
-    pub(super) tenant: String,
     pub(super) event_id: String,
     pub(super) kind: String,
     pub(super) user_id: String,
     pub(super) notification_type: String,
+    pub(super) aggregate_type: String,
+    pub(super) event_type: String,
+    /// The JSON text as it arrived.
+    pub(super) payload: Bytes,
 }
 
-from_row!(Due { id, tenant, event_id, kind, user_id, notification_type });
+const DUE: &str = "
+    SELECT n.event_id, n.kind, n.user_id, n.notification_type, f.aggregate_type, f.event_type, f.payload
+    FROM notifications AS n
+    JOIN notification_fanouts AS f ON f.tenant = n.tenant AND f.event_id = n.event_id AND f.kind = n.kind
+    WHERE n.tenant = $1 AND n.id = $2";
 
-const NEXT_DUE: &str = "
-    SELECT due_at FROM notifications WHERE notification_type = $1 AND status = 'PENDING' ORDER BY due_at, id LIMIT 1";
-
-/// When the next notification of a channel is to be looked at, if any is.
-pub(super) async fn next_due(conn: &mut Conn<'_>, channel: &str) -> Result<Option<Timestamp>> {
-    let due: Option<i64> =
-        on!(conn, c => sqlx::query_scalar(NEXT_DUE).bind(channel).fetch_optional(&mut **c).await.map_err(broken)?);
-    Ok(due.map(Timestamp::from_micros))
-}
-
-// Differs because many nodes take at the same time on PostgreSQL, and should not wait for one another.
-const TAKE_POSTGRES: &str = "
-    UPDATE notifications SET due_at = $3
-    WHERE id IN (
-        SELECT id FROM notifications WHERE notification_type = $1 AND status = 'PENDING' AND due_at <= $2
-        ORDER BY due_at, id LIMIT $4 FOR UPDATE SKIP LOCKED)
-    RETURNING id, tenant, event_id, kind, user_id, notification_type";
-const TAKE_SQLITE: &str = "
-    UPDATE notifications SET due_at = $3
-    WHERE id IN (
-        SELECT id FROM notifications WHERE notification_type = $1 AND status = 'PENDING' AND due_at <= $2
-        ORDER BY due_at, id LIMIT $4)
-    RETURNING id, tenant, event_id, kind, user_id, notification_type";
-
-/// Takes up to `limit` notifications of a channel that are due; nobody else looks at them before `until`.
-pub(super) async fn take(
-    conn: &mut Conn<'_>,
-    channel: &str,
-    now: Timestamp,
-    until: Timestamp,
-    limit: i64,
-) -> Result<Vec<Due>> {
-    let sql = match conn {
-        Conn::Postgres(_) => TAKE_POSTGRES,
-        Conn::Sqlite(_) => TAKE_SQLITE,
+/// A notification with its event; a notification always has one.
+pub(super) async fn due(conn: &mut Conn<'_>, tenant: &str, id: i64) -> Result<Option<Due>> {
+    type Row = (String, String, String, String, String, String, Vec<u8>);
+    let found: Option<Row> =
+        on!(conn, c => sqlx::query_as(DUE).bind(tenant).bind(id).fetch_optional(&mut **c).await.map_err(broken)?);
+    let read = |(event_id, kind, user_id, notification_type, aggregate_type, event_type, payload): Row| {
+        let payload = codec::decode(payload)?;
+        Ok(Due { id, event_id, kind, user_id, notification_type, aggregate_type, event_type, payload })
     };
-    on!(conn, c => sqlx::query_as(sql)
-        .bind(channel)
-        .bind(now.as_micros())
-        .bind(until.as_micros())
-        .bind(limit)
-        .fetch_all(&mut **c)
-        .await
-        .map_err(broken))
-}
-
-/// What is to be written about a notification.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Mark {
-    pub(super) tenant: String,
-    pub(super) id: i64,
-    pub(super) status: &'static str,
-    /// Nothing leaves a notification that stays pending the last one that it had.
-    pub(super) error: Option<String>,
-    /// Which attempt this was, if one was made.
-    pub(super) attempt: Option<u32>,
-    pub(super) due_at: i64,
-    pub(super) sent_at: Option<i64>,
-}
-
-impl Mark {
-    fn json(&self) -> Value {
-        json!({
-            "tenant": self.tenant,
-            "id": self.id,
-            "status": self.status,
-            "error": self.error,
-            "attempt": self.attempt,
-            "due_at": self.due_at,
-            "sent_at": self.sent_at,
-        })
-    }
-}
-
-// Differs in how a batch is read from JSON.
-const MARK_POSTGRES: &str = "
-    UPDATE notifications AS n
-    SET status = m.status, due_at = m.due_at, sent_at = m.sent_at, attempt = COALESCE(m.attempt, n.attempt),
-        error = CASE WHEN m.status = 'PENDING' THEN COALESCE(m.error, n.error) ELSE m.error END
-    FROM json_to_recordset($1::json)
-        AS m (tenant TEXT, id BIGINT, status TEXT, error TEXT, attempt BIGINT, due_at BIGINT, sent_at BIGINT)
-    WHERE n.tenant = m.tenant AND n.id = m.id AND n.status = 'PENDING'";
-const MARK_SQLITE: &str = "
-    UPDATE notifications
-    SET status = m.status, due_at = m.due_at, sent_at = m.sent_at, attempt = COALESCE(m.attempt, notifications.attempt),
-        error = CASE WHEN m.status = 'PENDING' THEN COALESCE(m.error, notifications.error) ELSE m.error END
-    FROM (
-        SELECT value ->> 'tenant' AS tenant, value ->> 'id' AS id, value ->> 'status' AS status,
-            value ->> 'error' AS error, value ->> 'attempt' AS attempt, value ->> 'due_at' AS due_at,
-            value ->> 'sent_at' AS sent_at
-        FROM json_each($1)) AS m
-    WHERE notifications.tenant = m.tenant AND notifications.id = m.id AND notifications.status = 'PENDING'";
-
-/// Writes how notifications stand, those that are still pending.
-pub(super) async fn mark(conn: &mut Conn<'_>, marks: &[Mark]) -> Result<()> {
-    let batch = Value::from_iter(marks.iter().map(Mark::json)).to_string();
-    let sql = match conn {
-        Conn::Postgres(_) => MARK_POSTGRES,
-        Conn::Sqlite(_) => MARK_SQLITE,
-    };
-    on!(conn, c => sqlx::query(sql).bind(batch).execute(&mut **c).await.map(drop).map_err(broken))
+    found.map(read).transpose()
 }
 
 const FIND: &str = "SELECT notification_type, status FROM notifications WHERE tenant = $1 AND id = $2";
@@ -127,20 +63,40 @@ pub(super) async fn find(conn: &mut Conn<'_>, tenant: &str, id: i64) -> Result<O
     on!(conn, c => sqlx::query_as(FIND).bind(tenant).bind(id).fetch_optional(&mut **c).await.map_err(broken))
 }
 
-const RESOLVE: &str = "
-    UPDATE notifications SET status = $3, error = $4, due_at = 0, sent_at = $5
-    WHERE tenant = $1 AND id = $2 AND status <> 'SENT'";
-
-/// Writes what a person decided.
-pub(super) async fn resolve(conn: &mut Conn<'_>, mark: &Mark) -> Result<()> {
-    on!(conn, c => sqlx::query(RESOLVE)
-        .bind(&mark.tenant)
-        .bind(mark.id)
-        .bind(mark.status)
-        .bind(&mark.error)
-        .bind(mark.sent_at)
-        .execute(&mut **c)
-        .await
-        .map(drop)
-        .map_err(broken))
+/// A notification without an operation.
+pub(super) struct Bare {
+    pub(super) id: i64,
+    pub(super) tenant: String,
+    pub(super) notification_type: String,
 }
+
+from_row!(Bare { id, tenant, notification_type });
+
+const BARE: &str = "
+    SELECT id, tenant, notification_type FROM notifications
+    WHERE status = 'PENDING' AND notification_type <> 'IN_APP' AND NOT enqueued AND id > $1
+    ORDER BY id LIMIT $2";
+
+/// The first notifications without an operation, after an id.
+pub(super) async fn bare(conn: &mut Conn<'_>, after: i64, most: i64) -> Result<Vec<Bare>> {
+    on!(conn, c => sqlx::query_as(BARE).bind(after).bind(most).fetch_all(&mut **c).await.map_err(broken))
+}
+
+// Differs because JSON texts become rows in another way.
+const ENQUEUED_POSTGRES: &str = "
+    UPDATE notifications SET enqueued = TRUE
+    WHERE id IN (SELECT CAST(value AS BIGINT) FROM json_array_elements_text($1::json))";
+const ENQUEUED_SQLITE: &str = "
+    UPDATE notifications SET enqueued = TRUE WHERE id IN (SELECT value FROM json_each($1))";
+
+/// Marks notifications as enqueued.
+pub(super) async fn enqueued(conn: &mut Conn<'_>, ids: &[i64]) -> Result<()> {
+    let sql = match conn {
+        Conn::Postgres(_) => ENQUEUED_POSTGRES,
+        Conn::Sqlite(_) => ENQUEUED_SQLITE,
+    };
+    let ids = json!(ids).to_string();
+    on!(conn, c => sqlx::query(sql).bind(ids).execute(&mut **c).await.map(drop).map_err(broken))
+}
+
+statements!(DUE, FIND, BARE, ENQUEUED_POSTGRES, ENQUEUED_SQLITE);

@@ -1,4 +1,4 @@
-//! `GET /events`: the events that were accepted, newest first.
+//! `GET /events`: the accepted events, newest first.
 
 use std::sync::Arc;
 
@@ -36,12 +36,9 @@ pub(super) async fn list(
         wrong.note("aggregateId", "needs aggregateType: equal ids of two types are two things");
         return Err(wrong.problem(&INVALID_QUERY));
     }
-    let page = patiently(async {
-        let mut reader = service.database.reader().await?;
-        let page = event_listing::page(&mut reader.conn(), &principal.tenant, &filter, place).await?;
-        reader.leave();
-        Ok(page)
-    });
+    let page = patiently(
+        service.database.read(async |conn| event_listing::page(conn, &principal.tenant, &filter, place).await),
+    );
     let (items, next) = page.await?;
     Ok(shown(&Page { items, next }))
 }

@@ -9,7 +9,7 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use bytes::Bytes;
-use semel::messaging::MessageStore as _;
+use semel::prelude::*;
 use semel_http::Principal;
 use serde::Serialize;
 use serde_json::{json, value::RawValue};
@@ -18,16 +18,17 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::{
     Service,
     accept::{Accepted, Submission},
-    model::{Kind, maybe_time, time},
+    model::Kind,
+    problems::EVENT_MISMATCH,
     reading,
     tables::{events, fanouts, fanouts::Fanout},
 };
 use crate::http::{
-    answers::{missing, one_row, shown},
+    answers::{maybe_time, missing, one_row, shown, time},
     fields::Wrong,
     path::Id,
     principal::Actor,
-    problem::{BODY_TIMEOUT, EVENT_MISMATCH, Problem, STORE_UNAVAILABLE, of_store},
+    problem::{BODY_TIMEOUT, Problem, STORE_UNAVAILABLE, of_store},
     room::Held,
 };
 
@@ -72,19 +73,19 @@ pub(super) async fn create(
     }
 }
 
-/// A turn for a body that is here as a whole: reading its events takes several times its bytes, so only so many are read
-/// and stored at a time. No client can hold this up, since all that is waited for is the database.
+/// Room for a body that has arrived: parsing its events takes several times its bytes, so their number is limited. No
+/// client can block this, since only the database is waited for.
 async fn room(service: &Service, length: usize) -> Result<OwnedSemaphorePermit, Problem> {
     let kibibytes = u32::try_from(length / 1024 + 1).unwrap_or(u32::MAX);
     let room = tokio::time::timeout(PATIENCE, service.room.clone().acquire_many_owned(kibibytes)).await;
     room.ok().and_then(Result::ok).ok_or_else(|| {
         Problem::new(&STORE_UNAVAILABLE)
-            .detail("Too many events are on their way in already. Send the same again: events are stored once.")
+            .detail("Too many events are being stored. Send the same again: events are stored once.")
             .retry_after(Duration::from_secs(1))
     })
 }
 
-/// Whatever went wrong may have gone wrong after the commit; sending it again does no harm.
+/// The error may have come after the commit; sending the events again does no harm.
 fn unavailable(error: semel::Error) -> Problem {
     if error.is_transient() {
         tracing::warn!(%error, "events could not be stored");
@@ -95,7 +96,7 @@ fn unavailable(error: semel::Error) -> Problem {
     of_store(error)
 }
 
-/// An event and how far it has come.
+/// An event and its progress.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Shown {
@@ -111,7 +112,7 @@ struct Shown {
     kinds: Vec<Reached>,
 }
 
-/// The first level: whether the event has left.
+/// Level 1: whether the event was published.
 #[derive(Serialize)]
 struct Outbox {
     status: &'static str,
@@ -125,7 +126,7 @@ struct ProcessedEvent {
     processed_at: Option<i64>,
 }
 
-/// The second level: how far it has come with one kind of recipient.
+/// Level 2: its progress for one kind of recipient.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Reached {
@@ -149,10 +150,10 @@ pub(super) async fn show(
 }
 
 async fn find(service: &Service, tenant: &str, event_id: &str) -> semel::Result<Option<Shown>> {
-    let mut reader = service.database.reader().await?;
-    let event = events::find(&mut reader.conn(), tenant, event_id).await?;
-    let fanouts = fanouts::all(&mut reader.conn(), tenant, event_id).await?;
-    reader.leave();
+    let read = service.database.read(async |conn| {
+        Ok((events::find(conn, tenant, event_id).await?, fanouts::all(conn, tenant, event_id).await?))
+    });
+    let (event, fanouts) = read.await?;
     let Some(event) = event else { return Ok(None) };
     let mut fanouts: HashMap<String, Fanout> =
         fanouts.into_iter().map(|fanout| (fanout.kind.clone(), fanout)).collect();
@@ -163,10 +164,10 @@ async fn find(service: &Service, tenant: &str, event_id: &str) -> semel::Result<
             None => None,
         };
         let fanout = fanouts.remove(&sent.kind);
-        // What the listener has was published, also where the receipt is not written yet or is forgotten by now.
+        // A message that reached the listener was published, even if its receipt is not written yet or has expired.
         let arrived = fanout.as_ref().map(|fanout| fanout.begun_at);
         let published_at = receipt.map(semel::Timestamp::as_micros).or(arrived);
-        // Receipts are forgotten after a while, and a person may have skipped it: it has left if it is not there.
+        // Receipts expire, and a person may have skipped the message: if it is not in the outbox, it has left.
         let waits = match sent.id() {
             Some(id) if published_at.is_none() => service.database.is_in_outbox(tenant, id).await?,
             _ => false,

@@ -1,19 +1,15 @@
-//! Who has a stream open at this node, and how they learn that there is something new: one look at the database for
-//! all of them.
+//! The open streams of this node. One read of the database serves all of them.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use semel::crash_point;
 use semel_store::Database;
 use tokio::sync::{Notify, watch};
 
 use super::{model::Kind, tables::notifications};
 
-/// How long to sleep if nobody wakes us: another node may have given places.
+/// The poll interval without a wake-up: another node may have added to the stream.
 const POLL: Duration = Duration::from_secs(1);
 
 /// Tenant, kind and user.
@@ -22,11 +18,11 @@ type Who = (String, String, String);
 /// The streams that are open.
 pub(super) struct Feed {
     open: Mutex<Open>,
-    /// How many a tenant may have.
+    /// How many streams a tenant may have.
     most: usize,
-    /// Wakes the one who looks.
+    /// Wakes the reader.
     look: Notify,
-    /// Turns true when all streams have to end.
+    /// Turns true when all streams must end.
     ended: watch::Sender<bool>,
 }
 
@@ -36,7 +32,7 @@ struct Open {
     by_tenant: HashMap<String, usize>,
 }
 
-/// A place in the feed, for as long as it is held.
+/// A seat of an open stream.
 pub(super) struct Seat {
     feed: Arc<Feed>,
     who: Who,
@@ -50,7 +46,7 @@ impl Feed {
         Arc::new(Self { open: Mutex::default(), most, look, ended })
     }
 
-    /// There may be something new.
+    /// Wakes the reader: there may be news.
     pub(super) fn look(&self) {
         self.look.notify_one();
     }
@@ -60,11 +56,11 @@ impl Feed {
         self.ended.send_replace(true);
     }
 
-    /// Takes a place, unless the tenant has as many as it may.
+    /// Takes a seat, unless the tenant has as many as allowed.
     pub(super) fn join(self: &Arc<Self>, tenant: &str, kind: Kind, user_id: &str) -> Option<Seat> {
         let (who, news) = ((tenant.to_owned(), kind.name().to_owned(), user_id.to_owned()), Arc::new(Notify::new()));
         {
-            let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut open = self.open.lock();
             let count = open.by_tenant.entry(tenant.to_owned()).or_default();
             if *count >= self.most {
                 return None;
@@ -77,29 +73,29 @@ impl Feed {
     }
 
     fn is_empty(&self) -> bool {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner).streams.is_empty()
+        self.open.lock().streams.is_empty()
     }
 
     fn wake_all(&self) {
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = self.open.lock();
         open.streams.values().flatten().for_each(|news| news.notify_one());
     }
 
     fn wake(&self, who: &[Who]) {
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = self.open.lock();
         who.iter().filter_map(|who| open.streams.get(who)).flatten().for_each(|news| news.notify_one());
     }
 
-    /// Looks for news until all streams have to end.
+    /// Reads news until all streams must end.
     pub(super) async fn work(self: Arc<Self>, database: Database) {
         let mut ended = self.ended.subscribe();
-        // The last place that was looked at.
+        // The last position that was read.
         let mut last = None;
         loop {
             if self.is_empty() {
                 last = None;
             } else if let Err(error) = self.round(&database, &mut last).await {
-                tracing::debug!(%error, "the streams could not be looked after; the next round tries again");
+                tracing::debug!(%error, "the streams could not be read; the next round tries again");
             }
             let idle = self.is_empty();
             tokio::select! {
@@ -111,17 +107,21 @@ impl Feed {
     }
 
     async fn round(&self, database: &Database, last: &mut Option<i64>) -> semel::Result<()> {
-        let mut reader = database.reader().await?;
-        let place = notifications::last_place(&mut reader.conn()).await?;
-        match *last {
-            Some(last) if last < place => {
-                self.wake(&notifications::who_has_news(&mut reader.conn(), last, place).await?);
-            }
-            Some(_) => {}
-            // Nobody has looked since a while, and what has come meanwhile is not known: everybody looks for himself.
+        let seen = *last;
+        let look = database.read(async |conn| {
+            let place = notifications::last_place(conn).await?;
+            let news = match seen {
+                Some(seen) if seen < place => notifications::who_has_news(conn, seen, place).await?,
+                _ => Vec::new(),
+            };
+            Ok((place, news))
+        });
+        let (place, news) = look.await?;
+        match seen {
+            Some(_) => self.wake(&news),
+            // The first read after a pause does not know what arrived meanwhile: every stream reads for itself.
             None => self.wake_all(),
         }
-        reader.leave();
         crash_point!("streams.looked");
         *last = Some(place);
         Ok(())
@@ -129,7 +129,7 @@ impl Feed {
 }
 
 impl Seat {
-    /// Waits for news, but not longer than `most`; `false` if the stream has to end.
+    /// Waits for news, at most for `most`; `false` if the stream must end.
     pub(super) async fn wait(&mut self, most: Duration) -> bool {
         tokio::select! {
             () = self.news.notified() => true,
@@ -145,7 +145,7 @@ impl Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        let mut open = self.feed.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.feed.open.lock();
         if let Some(streams) = open.streams.get_mut(&self.who) {
             streams.retain(|news| !Arc::ptr_eq(news, &self.news));
             if streams.is_empty() {
@@ -175,7 +175,7 @@ mod tests {
         drop(first);
         let third = feed.join("a", Kind::Customer, "2").unwrap();
         drop((second, third));
-        assert!(feed.is_empty() && feed.open.lock().unwrap().by_tenant.is_empty());
+        assert!(feed.is_empty() && feed.open.lock().by_tenant.is_empty());
     }
 
     #[tokio::test]

@@ -1,23 +1,23 @@
-//! Delivery in the app: a notification is sent when it has its place in the stream.
+//! Delivery in the app: a notification is SENT when it has its position in the stream.
 //!
-//! Ids are given when rows are made, and rows may become visible in another order: a stream that went by id would pass
-//! over those that commit late. Places are given afterwards, by one transaction at a time.
+//! Ids are assigned when rows are inserted, and rows may become visible in another order: a stream by id would skip
+//! rows that commit late. Positions are assigned afterwards, by one transaction at a time.
 
 use std::{sync::Arc, time::Duration};
 
-use semel::{Ledger, Store as _, crash_point, messaging::Wake};
+use semel::{Ledger, crash_point, messaging::Wake, prelude::*};
 use semel_store::{Database, Tx};
 use tokio::sync::watch;
 
 use super::{feed::Feed, tables::notifications};
 
-/// How many places one transaction gives.
+/// How many positions one transaction assigns.
 const AT_ONCE: u64 = 1_000;
 
-/// How long to sleep if nobody wakes us: another node may have made notifications.
+/// The poll interval without a wake-up: another node may have created notifications.
 const POLL: Duration = Duration::from_secs(1);
 
-/// Gives places until `stop` turns true.
+/// Assigns positions until `stop` turns true.
 pub(super) async fn work(ledger: Ledger<Database>, wake: Wake, feed: Arc<Feed>, mut stop: watch::Receiver<bool>) {
     loop {
         match round(&ledger).await {
@@ -43,22 +43,15 @@ pub(super) async fn work(ledger: Ledger<Database>, wake: Wake, feed: Arc<Feed>, 
     }
 }
 
-/// Gives places to the oldest that wait; how many it were.
+/// Assigns positions to the oldest that wait; returns how many.
 async fn round(ledger: &Ledger<Database>) -> semel::Result<u64> {
-    let mut reader = ledger.store().reader().await?;
-    let waiting = notifications::any_waiting(&mut reader.conn()).await?;
-    reader.leave();
-    // Most rounds find nothing, and should cost no transaction.
+    let waiting = ledger.store().read(async |conn| notifications::any_waiting(conn).await).await?;
+    // Most rounds find nothing and should cost no transaction.
     if !waiting {
         return Ok(0);
     }
     let now = ledger.store().now().await?.as_micros();
-    ledger
-        .transact(move |tx| async move {
-            let given = give(&tx, now).await;
-            if given.is_ok() { Ok(given) } else { Err(given) }
-        })
-        .await?
+    ledger.transact(move |tx| async move { give(&tx, now).await }).await
 }
 
 async fn give(tx: &Tx, now: i64) -> semel::Result<u64> {

@@ -1,9 +1,9 @@
-//! `/notifications`: what there is for whom, and what was read.
+//! `/notifications`: lists, and marks as read.
 
 use std::sync::Arc;
 
 use axum::{extract::State, response::Response};
-use semel::Store as _;
+use semel::prelude::*;
 use semel_http::Principal;
 
 use super::{
@@ -41,8 +41,7 @@ fn channel(text: &str) -> Result<Channel, &'static str> {
 
 /// `since` and `until` of a list.
 pub(super) fn within(query: &mut Query) -> Within {
-    let read = |text: &str| time(text).ok_or("must be a time such as 2026-01-31T12:00:00Z");
-    Within { since: query.take("since", read), until: query.take("until", read) }
+    Within { since: query.take("since", time), until: query.take("until", time) }
 }
 
 /// `GET /notifications`
@@ -62,12 +61,8 @@ pub(super) async fn list(
     };
     let place = query.place();
     query.finish()?;
-    let page = patiently(async {
-        let mut reader = service.database.reader().await?;
-        let page = listing::page(&mut reader.conn(), &principal.tenant, &filter, place).await?;
-        reader.leave();
-        Ok(page)
-    });
+    let page =
+        patiently(service.database.read(async |conn| listing::page(conn, &principal.tenant, &filter, place).await));
     let (items, next) = page.await?;
     Ok(shown(&Page { items, next }))
 }
@@ -79,12 +74,7 @@ pub(super) async fn show(
     Id(id): Id,
 ) -> Result<Response, Problem> {
     let id = number(&id).ok_or_else(missing)?;
-    let found = patiently(async {
-        let mut reader = service.database.reader().await?;
-        let found = listing::find(&mut reader.conn(), &principal.tenant, id).await?;
-        reader.leave();
-        Ok(found)
-    });
+    let found = patiently(service.database.read(async |conn| listing::find(conn, &principal.tenant, id).await));
     Ok(shown(&found.await?.ok_or_else(missing)?))
 }
 
@@ -96,7 +86,7 @@ pub(super) async fn read(
 ) -> Result<Response, Problem> {
     let id = number(&id).ok_or_else(missing)?;
     let now = service.database.now().await.map_err(of_store)?.as_micros();
-    let read = service.transact(move |tx| async move {
+    let read = service.ledger.transact(move |tx| async move {
         let mut held = tx.connection().await?;
         match notifications::read(&mut held.get()?, &principal.tenant, id, now).await? {
             true => listing::find(&mut held.get()?, &principal.tenant, id).await,

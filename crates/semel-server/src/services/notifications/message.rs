@@ -1,4 +1,4 @@
-//! What is said on the queues `notification.<kind>`. Other programs may read it, and may write it.
+//! The messages of the queues `notification.<kind>`. Other programs may read and write them.
 
 use std::collections::BTreeMap;
 
@@ -9,17 +9,17 @@ use serde_json::value::RawValue;
 
 use super::model::{Ident, Kind};
 use crate::{
-    config::Routes,
     http::json::{DEEPEST, flaw},
+    services::notifications::config::Routes,
 };
 
 pub(super) const BROADCAST: &str = "BROADCAST";
 pub(super) const USER: &str = "USER";
 
-/// How the name of a chunk begins in an inbox.
+/// The prefix of a chunk's inbox key.
 const CHUNK: &str = "fanout:";
 
-/// A message, member by member. Members that are not known here are nobody's business but their writer's.
+/// A message. Unknown members are ignored.
 #[derive(Default, Serialize, Deserialize)]
 pub(super) struct Body {
     pub(super) event_id: String,
@@ -39,12 +39,12 @@ pub(super) struct Body {
     pub(super) payload: Option<Box<RawValue>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) recipients: Option<Vec<Named>>,
-    /// Only in what a fan-out tells itself: where to go on.
+    /// Only in the service's own messages: where the fan-out continues.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) fanout: Option<Place>,
 }
 
-/// One who is to hear of it.
+/// A recipient.
 #[derive(Clone, Serialize, Deserialize)]
 pub(super) struct Named {
     pub(super) kind: String,
@@ -52,10 +52,10 @@ pub(super) struct Named {
     pub(super) user_id: Box<RawValue>,
 }
 
-/// How far a fan-out has come.
+/// The progress of a fan-out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Place {
-    /// The last user that it was brought to.
+    /// The last user that was reached.
     pub(super) cursor: String,
 }
 
@@ -79,7 +79,7 @@ impl Body {
         }
     }
 
-    /// What a fan-out tells itself: whom it is for, and where to go on. The payload is kept already.
+    /// The message that continues a fan-out: its recipients and its position. The payload is stored already.
     pub(super) fn going_on(&self, kind: Kind, place: Place) -> Self {
         let mut next = Self {
             event_id: self.event_id.clone(),
@@ -94,33 +94,33 @@ impl Body {
         next
     }
 
-    /// The text of it.
+    /// The JSON text.
     pub(super) fn to_bytes(&self) -> Result<Bytes, serde_json::Error> {
         serde_json::to_vec(self).map(Bytes::from)
     }
 }
 
-/// Who is to hear of an event.
+/// The recipients of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Whom {
-    /// Everybody in a group.
+    /// All users of a group.
     Group(String),
-    /// Everybody of the kind.
+    /// All users of the kind.
     All,
     /// These users.
     Users(Vec<String>),
 }
 
-/// A message that was understood.
+/// A valid message.
 pub(super) struct Told {
     pub(super) body: Body,
     pub(super) whom: Whom,
 }
 
-/// Understands a message from the queue of a kind. What is not understood now may be, once the rules have changed.
+/// Parses a message from the queue of a kind. A message that is refused now may be valid after a change of the rules.
 pub(super) fn read(kind: Kind, routes: &Routes, bytes: &[u8]) -> Result<Told, Refusal> {
     let dead = |why: String| Refusal::Dead(why);
-    // One level more than a payload may have: the message is around it.
+    // One level more than a payload may have: the message encloses it.
     if let Some(flaw) = std::str::from_utf8(bytes).ok().and_then(|json| flaw(json, DEEPEST + 1)) {
         return Err(dead(format!("the message is malformed: it has {flaw}")));
     }
@@ -140,7 +140,7 @@ pub(super) fn read(kind: Kind, routes: &Routes, bytes: &[u8]) -> Result<Told, Re
     }
     let kinds = routes.kinds(&body.aggregate_type, &body.event_type);
     if !kinds.contains(&kind.name()) {
-        // Neither type is repeated: whoever wrote the message may have put anything there.
+        // The types are not repeated: the sender may have put anything there.
         let why = if kinds.is_empty() { "unknown event type: no rule" } else { "wrong queue: no rule" };
         return Err(dead(format!("{why} sends this aggregate_type and event_type to {}", kind.name())));
     }
@@ -172,8 +172,8 @@ fn users(kind: Kind, recipients: Option<&[Named]>) -> Result<Vec<String>, Refusa
     mine.map(read).collect::<Result<_, _>>().map_err(|_| dead("recipients has a userId that is none"))
 }
 
-/// What is wrong with a text that is no [`Body`]. The names of members are ours. Nothing else of the text is repeated, nor
-/// what serde says, which may repeat it.
+/// The error of a text that is not a [`Body`]. Only names of our members are repeated; serde's error may quote the
+/// text.
 fn what_is_wrong(bytes: &[u8], error: &serde_json::Error) -> String {
     let no_json = |error: &serde_json::Error| format!("no JSON, at line {} column {}", error.line(), error.column());
     if !error.is_data() {
@@ -182,7 +182,7 @@ fn what_is_wrong(bytes: &[u8], error: &serde_json::Error) -> String {
     match serde_json::from_slice::<Members<'_>>(bytes) {
         Ok(members) => wrong_member(&members).unwrap_or_else(|| "a member is of another type".to_owned()),
         Err(error) if error.is_data() => "it must be an object".to_owned(),
-        // Behind the member of another type.
+        // After the member of another type.
         Err(error) => no_json(&error),
     }
 }
@@ -220,12 +220,12 @@ fn wrong_text(members: &Members<'_>, name: &str) -> Option<String> {
     }
 }
 
-/// The name of a message in its listener's inbox: the event's, and for a later chunk one that is made from the event
-/// and the place. Whatever id the message travels under says nothing.
+/// The inbox key of a message: the event's id; for a later chunk, made from the event and the position. The id of the
+/// message itself is not used.
 pub(super) fn inbox_key(body: &Body) -> String {
     let of = semel::Fingerprint::fields().field("event_id", body.event_id.as_bytes());
     let of = match &body.fanout {
-        // An event may have any id, also one that looks like the name of another's chunk: it must not take its place.
+        // An event may have an id that looks like the key of another's chunk: it must not take its place.
         None if body.event_id.starts_with(CHUNK) => of,
         None => return body.event_id.clone(),
         Some(place) => of.field("cursor", place.cursor.as_bytes()),
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_understood_is_dead_with_a_reason() {
+    fn a_malformed_message_is_dead_with_a_reason() {
         let good = json!({ "event_id": "e", "event_type": "X", "aggregate_type": "AGENCY",
             "recipientType": "BROADCAST", "agency_id": "a", "payload": {} });
         for (member, value, why) in [
@@ -336,7 +336,10 @@ mod tests {
             assert!(told.contains(why), "{told}");
         }
         let deepest = with(&nested(64));
-        assert!(read(Kind::Agency, &Routes::default(), deepest.as_bytes()).is_ok(), "what POST /events takes arrives");
+        assert!(
+            read(Kind::Agency, &Routes::default(), deepest.as_bytes()).is_ok(),
+            "what POST /events accepts is accepted here"
+        );
         assert!(read(Kind::Agency, &Routes::default(), b"{").is_err());
         assert!(read(Kind::Agency, &Routes::default(), good.to_string().as_bytes()).is_ok());
     }
@@ -347,7 +350,7 @@ mod tests {
             let fanout = cursor.map(|cursor| Place { cursor: cursor.to_owned() });
             inbox_key(&Body { event_id: event.to_owned(), fanout, ..Body::default() })
         };
-        // An id that is the name of another's chunk, too.
+        // An id that equals the key of another's chunk.
         let forged = body("e", Some("a"));
         let names = [
             body("e", None),

@@ -1,21 +1,24 @@
 //! Events through the outbox to the broker, and from there to one notification per recipient and channel.
 //!
-//! Two levels, each of which takes effect once. Level 1: an event is accepted once (`accept`), with the message for
-//! each kind of recipient in the outbox of the same transaction. Level 2: a message is brought to its recipients once
-//! (`listener`), with a row per recipient and channel. In reading order:
+//! Each of two levels takes effect once. Level 1: an event is accepted once (`accept`), with a message per kind of
+//! recipient in the outbox of the same transaction. Level 2: a message is fanned out once (`listener`), with a row per
+//! recipient and channel. In reading order:
 //!
-//! - `model`: the nouns; `reading`: how an event is read; `message`: what is said on the queues
+//! - `model`: the nouns; `reading`: parses an event; `message`: the messages of the queues
 //! - `accept`, `events`, `event_list`: level 1 and its routes; `listener`: level 2
-//! - `recipients`: the directory; `list`: what there is for whom
+//! - `recipients`: the directory; `list`: lists of notifications
 //! - `in_app`, `feed`, `stream`: delivery in the app
-//! - `deliver`, `deliver_call`, `deliver_marks`, `deliver_routes`: delivery by a call to an endpoint
+//! - `deliver`, `deliver_call`, `deliver_routes`: delivery by a call to an endpoint; `carry_over`: notifications of an
+//!   earlier version
 //! - `tables`, `deliver_tables`: the SQL
 
 mod accept;
 mod busy;
+mod carry_over;
+pub mod channels;
+pub mod config;
 mod deliver;
 mod deliver_call;
-mod deliver_marks;
 mod deliver_routes;
 mod deliver_tables;
 mod event_list;
@@ -26,6 +29,7 @@ mod list;
 mod listener;
 mod message;
 mod model;
+pub mod problems;
 mod reading;
 mod recipients;
 mod stream;
@@ -42,29 +46,61 @@ use semel::{
     Ledger,
     messaging::{Broker, Consumer, ConsumerOptions, Queue, Wake},
 };
-use semel_store::{Database, Tx};
+use semel_store::Database;
 use tokio::sync::{Semaphore, watch};
 
-use crate::config;
+use crate::{
+    config::NodeRole,
+    service::{Opened, Parts, Service as Definition, Task, migrations},
+    view::Telling,
+};
 use accept::Acceptor;
-pub use deliver::Deliverer;
-pub use deliver_routes::OPENAPI as DELIVERIES_OPENAPI;
 use feed::Feed;
 pub use listener::Listener;
 use model::Kind;
 
-/// The part of `/openapi.json` that is this service's.
-pub const OPENAPI: &str = include_str!("openapi.json");
+/// The service, for the list of all services.
+pub static NOTIFICATIONS: Definition = Definition {
+    name: deliver::SERVICE,
+    section: Some(|reader| Arc::new(config::Notifications::read(reader))),
+    problems: &problems::ALL,
+    openapi: &[include_str!("openapi.json"), include_str!("deliver_openapi.json")],
+    telling: Telling::PLAIN,
+    migrations: migrations!(
+        "0002_notifications",
+        "0004_deliveries",
+        "0006_listings",
+        "0008_attempts",
+        "0009_deliveries_by_worker",
+    ),
+    projections: &[deliver_tables::STATUS],
+    open: |parts| Box::pin(open(parts)),
+};
 
-/// The service, its tables brought up to date.
+/// Opens the service for the server.
+async fn open(parts: &Parts<'_>) -> semel::Result<Opened> {
+    const WORKS: &[NodeRole] = &[NodeRole::Worker];
+    let config: config::Notifications = parts.config.services.get();
+    let notifications = Arc::new(Notifications::open(parts.ledger, parts.broker.clone(), config).await?);
+    let listeners = notifications.listeners(&parts.config.messages.consumer()).into_iter();
+    let mut tasks: Vec<_> =
+        listeners.map(|listener| Task::new("listener", WORKS, move |stop| listener.run(stop)).consuming()).collect();
+    let (routes, queues, kinds) = (notifications.routes(), notifications.queues(), notifications.kinds()?);
+    let of_streams = notifications.clone();
+    tasks.push(Task::new("in-app", WORKS, move |stop| notifications.in_app(stop)));
+    tasks.push(Task::new("streams", &[NodeRole::Api], move |stop| of_streams.streams(stop)));
+    Ok(Opened { routes, queues, kinds, tasks, ..Opened::default() })
+}
+
+/// The service, with its tables up to date.
 pub struct Notifications {
     service: Arc<Service>,
     broker: Arc<dyn Broker>,
     in_app: Wake,
 }
 
-/// How many kibibytes of events are read and stored at the same time: eight of the largest bodies, or tens of thousands
-/// of ordinary events.
+/// How many kibibytes of events are parsed and stored at a time: eight of the largest bodies, or tens of thousands of
+/// ordinary events.
 const ROOM: usize = 64 << 10;
 
 /// What the routes share.
@@ -73,7 +109,7 @@ struct Service {
     database: Database,
     config: Arc<config::Notifications>,
     acceptor: Acceptor,
-    /// For events that are being read and stored, in kibibytes of their bodies.
+    /// Room for events that are being parsed and stored, in kibibytes of their bodies.
     room: Arc<Semaphore>,
     feed: Arc<Feed>,
 }
@@ -89,6 +125,7 @@ impl Notifications {
         config: config::Notifications,
     ) -> semel::Result<Self> {
         super::migrate(ledger.store()).await?;
+        carry_over::begin(ledger).await?;
         let feed = Feed::new(config.streams);
         let service = Service {
             ledger: ledger.clone(),
@@ -116,25 +153,35 @@ impl Notifications {
             .route("/notifications/stream", get(stream::open))
             .route("/notifications/{id}", get(list::show))
             .route("/notifications/{id}/read", post(list::read))
+            .route("/notifications/{id}/resolve", post(deliver_routes::resolve))
             .with_state(self.service.clone())
     }
 
-    /// The queues that must be there, one per kind of recipient.
+    /// The queues, one per kind of recipient.
     #[must_use]
     pub fn queues(&self) -> Vec<Queue> {
         Kind::ALL.map(|kind| Queue::new(kind.queue())).into()
     }
 
-    /// The listeners, one per kind of recipient; they wake the deliverer of this node.
+    /// The kinds of work: the deliveries of each channel with an endpoint, and the migration.
+    ///
+    /// # Errors
+    /// When an endpoint cannot be called from here.
+    pub fn kinds(&self) -> semel::Result<Vec<semel::Kind<Database>>> {
+        let mut kinds = deliver::kinds(&self.service.database, &self.service.config.channels)?;
+        kinds.push(carry_over::kind(&self.service.ledger));
+        Ok(kinds)
+    }
+
+    /// The listeners, one per kind of recipient.
     #[must_use]
-    pub fn listeners(&self, options: &ConsumerOptions, deliverer: &Deliverer) -> Vec<Consumer<Database, Listener>> {
+    pub fn listeners(&self, options: &ConsumerOptions) -> Vec<Consumer<Database, Listener>> {
         let listener = |kind: Kind| {
             let handler = Listener {
-                database: self.service.database.clone(),
+                ledger: self.service.ledger.clone(),
                 kind,
                 config: self.service.config.clone(),
                 in_app: self.in_app.clone(),
-                deliverer: deliverer.clone(),
             };
             let (ledger, broker) = (self.service.ledger.clone(), self.broker.clone());
             Consumer::new(ledger, broker, kind.queue(), kind.queue(), handler, options.clone())
@@ -148,35 +195,24 @@ impl Notifications {
         in_app::work(ledger, self.in_app.clone(), feed, stop)
     }
 
-    /// Looks for what is new for the streams, until they end.
-    pub fn streams(&self) -> impl Future<Output = ()> + Send + use<> {
-        self.service.feed.clone().work(self.service.database.clone())
-    }
-
-    /// Ends the streams when `stop` turns true: they would otherwise never end, and a server that stops would wait for
-    /// them.
-    pub fn end_streams_on(&self, mut stop: watch::Receiver<bool>) {
-        let feed = self.service.feed.clone();
-        tokio::spawn(async move {
-            // A sender that is gone asks for the same.
-            let _ = stop.wait_for(|stop| *stop).await;
-            feed.end();
-        });
+    /// Reads news for the streams. When `stop` turns true it ends them: otherwise they would never end, and a stopping
+    /// server would wait for them.
+    pub fn streams(&self, mut stop: watch::Receiver<bool>) -> impl Future<Output = ()> + Send + use<> {
+        let (feed, database) = (self.service.feed.clone(), self.service.database.clone());
+        async move {
+            let work = feed.clone().work(database);
+            let end = async {
+                // A dropped sender counts as a stop request.
+                let _ = stop.wait_for(|stop| *stop).await;
+                feed.end();
+            };
+            tokio::join!(work, end);
+        }
     }
 }
 
-impl Service {
-    /// Runs work in a transaction: what succeeds is committed, what fails is rolled back.
-    async fn transact<F, Fut, T>(&self, work: F) -> semel::Result<T>
-    where
-        F: FnOnce(Tx) -> Fut + Send + 'static,
-        Fut: Future<Output = semel::Result<T>> + Send,
-        T: Send + 'static,
-    {
-        let work = |tx| async move {
-            let done = work(tx).await;
-            if done.is_ok() { Ok(done) } else { Err(done) }
-        };
-        self.ledger.transact(work).await?
-    }
+/// The statements of the service.
+#[cfg(test)]
+pub(crate) fn statements() -> Vec<crate::sql::Statement> {
+    [tables::statements(), deliver_tables::statements()].into_iter().flatten().collect()
 }

@@ -1,10 +1,12 @@
 //! The nouns: kinds of recipients, channels, identifiers, notifications.
 
-use semel::Timestamp;
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
-use crate::http::fields::text;
+use crate::http::{
+    answers::{maybe_time, time},
+    fields::text,
+};
 
 /// A kind of recipient. Each has its own queue and its own users: equal user ids of two kinds are two people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -27,7 +29,7 @@ impl Kind {
         }
     }
 
-    /// The member that names the group of this kind, in a payload and in a message.
+    /// The member that names the group of this kind, in payloads and messages.
     pub(super) const fn group_field(self) -> &'static str {
         match self {
             Self::Restaurant => "restaurant_id",
@@ -53,7 +55,7 @@ impl Serialize for Kind {
     }
 }
 
-/// By which way a recipient is reached; the `notificationType` of a notification.
+/// A way to reach a recipient; the `notificationType` of a notification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Channel {
     Push,
@@ -79,19 +81,19 @@ impl Channel {
     }
 }
 
-/// How far a notification has come: the `status` of a notification.
+/// The values of a notification's `status`.
 pub(super) const STATUSES: [&str; 4] = ["PENDING", "SENT", "FAILED", "IN_DOUBT"];
 
-/// The most bytes of an identifier that others give to their things.
+/// The longest external identifier, in bytes.
 pub(super) const LONGEST_IDENT: usize = 255;
 
-/// What others call their things: a text or a whole number. `5` and `"5"` name the same thing, but each travels on as
-/// it came.
+/// An external identifier: a text or a whole number. `5` and `"5"` are the same identifier, but each is passed on as it
+/// was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Ident {
-    /// What it is compared by.
+    /// The form for comparisons.
     pub(super) text: String,
-    /// How it was written.
+    /// The form as it was written.
     pub(super) json: String,
 }
 
@@ -113,13 +115,13 @@ impl Ident {
         Ok(Self { text: read, json })
     }
 
-    /// As a JSON value, as it was written.
+    /// The JSON value as it was written.
     pub(super) fn raw(&self) -> Option<Box<RawValue>> {
         RawValue::from_string(self.json.clone()).ok()
     }
 }
 
-/// A notification, as it is answered.
+/// A notification in an answer.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Notification {
@@ -129,7 +131,7 @@ pub(super) struct Notification {
     pub(super) kind: String,
     pub(super) user_id: String,
     pub(super) notification_type: String,
-    /// Where it goes: the recipient's present address for this channel.
+    /// The recipient's present address for this channel.
     pub(super) address: Option<String>,
     pub(super) status: String,
     #[serde(serialize_with = "time")]
@@ -138,24 +140,12 @@ pub(super) struct Notification {
     pub(super) read_at: Option<i64>,
     /// Why it is FAILED or IN_DOUBT.
     pub(super) error: Option<String>,
-    /// Why the last call failed, or could not be made, while it is PENDING.
+    /// Why the last call failed, while it is PENDING.
     pub(super) last_error: Option<String>,
-    /// Which attempt was the last one; 0 before the first.
+    /// The number of the last attempt; 0 before the first.
     pub(super) attempt: i64,
-    /// What the event says, as it was written.
+    /// The event's payload, as it was written.
     pub(super) payload: Option<Box<RawValue>>,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
-pub(super) fn time<S: Serializer>(micros: &i64, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(&Timestamp::from_micros(*micros))
-}
-
-pub(super) fn maybe_time<S: Serializer>(micros: &Option<i64>, serializer: S) -> Result<S::Ok, S::Error> {
-    match micros {
-        Some(micros) => time(micros, serializer),
-        None => serializer.serialize_none(),
-    }
 }
 
 #[cfg(test)]
@@ -170,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_nothing_is_refused() {
+    fn an_invalid_identifier_is_refused() {
         let long = format!("\"{}\"", "x".repeat(256));
         for raw in ["\"\"", "1.5", "null", "true", "[]", "{}", "\"a\\u0000\"", long.as_str()] {
             assert!(Ident::read(raw).is_err(), "{raw}");

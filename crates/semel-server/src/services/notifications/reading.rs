@@ -1,4 +1,4 @@
-//! How `POST /events` is read: everything that is wrong is told at once, and what is right is ready to be stored.
+//! Parses `POST /events`: reports all mistakes at once; valid events are ready to be stored.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -13,43 +13,43 @@ use super::{
     model::{Ident, Kind},
 };
 use crate::{
-    config::Routes,
     http::{
         fields::{Fields, Wrong, is_blank, no_json, text},
         json::{DEEPEST, flaw},
         problem::{INVALID_FIELDS, INVALID_JSON, Problem},
     },
+    services::notifications::config::Routes,
 };
 
 /// The most events of one request.
 pub(super) const MOST_EVENTS: usize = 1_000;
 
-/// The longest payload. A message has at most 1 MiB, and its recipients need room in it too.
+/// The longest payload. A message has at most 1 MiB, and its recipients need room in it, too.
 const LONGEST_PAYLOAD: usize = 256 << 10;
 
-/// The most recipients that an event may name. To reach more, there are groups.
+/// The most recipients that an event may name. Groups reach more.
 const MOST_RECIPIENTS: usize = 1_000;
 
 /// The longest type of an event or aggregate, in characters.
 pub(super) const LONGEST_NAME: usize = 100;
 
-/// An event that fits the rules, with the message for each kind of recipient.
+/// A valid event, with a message for each kind of recipient.
 pub(super) struct NewEvent {
     pub(super) id: Key,
     pub(super) aggregate_type: String,
     pub(super) aggregate_id: Option<Ident>,
     pub(super) event_type: String,
     pub(super) payload: Box<RawValue>,
-    /// Tells a repeat from another event under the same id.
+    /// Tells a repeat from another event with the same id.
     pub(super) fingerprint: Fingerprint,
     pub(super) messages: Vec<(Kind, Message)>,
 }
 
 impl NewEvent {
-    /// About how much of a transaction it takes up.
+    /// Its approximate weight in a transaction.
     pub(super) fn weight(&self) -> usize {
         let bodies: usize = self.messages.iter().map(|(_, message)| message.body.len()).sum();
-        // Rows and their indices cost about as much as a page, whatever is in them.
+        // Rows and their indices cost about as much as a page, whatever their content.
         4096 + self.payload.get().len() + bodies
     }
 }
@@ -97,9 +97,9 @@ pub(super) fn read(body: &[u8], tenant: &str, routes: &Routes) -> Result<Given, 
     Ok(Given { events, list })
 }
 
-/// The reading of one event.
+/// The parsing of one event.
 struct Reading<'a> {
-    /// Where it stands in the body, such as `[3]`.
+    /// Its position in the body, such as `[3]`.
     at: &'a str,
     tenant: &'a str,
     routes: &'a Routes,
@@ -121,7 +121,7 @@ impl Reading<'_> {
         let wrong = fields.finish_into(self.at, self.wrong);
         let recipients = recipients.map(|raws| self.recipients(&raws));
 
-        // As much as can be told is told, whatever else is wrong; but nothing that only follows from that.
+        // Reports as many mistakes as possible, but none that only follow from others.
         let kinds = self.kinds(aggregate_type.as_ref()?, event_type.as_ref()?)?;
         if (named_aggregate && aggregate_id.is_none()) || (named_recipients && !matches!(recipients, Some(Some(_)))) {
             return None;
@@ -138,18 +138,18 @@ impl Reading<'_> {
             .map(|audience| Some((audience.kind, self.message(&id, &event_type, &about, audience)?)));
         let messages = messages.collect::<Option<_>>()?;
         let About { aggregate_type, aggregate_id, payload } = about;
-        // What has no canonical form (a number that no double holds, say) is known by its bytes.
+        // A body without a canonical form (with a number beyond a double, say) is compared by its bytes.
         let bytes = raw.as_bytes();
         let fingerprint = Fingerprint::of_json(bytes).unwrap_or_else(|_| Fingerprint::of_bytes(bytes));
         Some(NewEvent { id, aggregate_type, aggregate_id, event_type, payload, fingerprint, messages })
     }
 
-    /// The kinds of recipients that hear of it.
+    /// The kinds of recipients that get it.
     fn kinds(&mut self, aggregate_type: &str, event_type: &str) -> Option<Vec<Kind>> {
         let kinds: Vec<_> = self.routes.kinds(aggregate_type, event_type).into_iter().filter_map(Kind::parse).collect();
         if kinds.is_empty() {
             let field = if self.routes.knows(aggregate_type) { "eventType" } else { "aggregateType" };
-            self.note(field, "fits no routing rule, so nobody would hear of it");
+            self.note(field, "matches no routing rule, so it has no recipients");
             return None;
         }
         Some(kinds)
@@ -177,7 +177,7 @@ impl Reading<'_> {
         (named.len() == raws.len()).then_some(named)
     }
 
-    /// Who hears of it, kind by kind.
+    /// The audience, by kind.
     fn audiences<'r>(
         &mut self,
         about: &About,
@@ -186,13 +186,13 @@ impl Reading<'_> {
     ) -> Option<Vec<Audience<'r>>> {
         let named = recipients.unwrap_or_default();
         if let Some(index) = named.iter().position(|(kind, _)| !kinds.contains(kind)) {
-            self.note(&format!("recipients[{index}].kind"), "does not hear of such an event, by the routing rules");
+            self.note(&format!("recipients[{index}].kind"), "does not get such an event, by the routing rules");
             return None;
         }
         let mut audiences = Vec::with_capacity(kinds.len());
         for kind in kinds {
             let users: Vec<_> = named.iter().filter(|(of, _)| *of == kind).map(|(_, user)| user).collect();
-            // With recipients named, a kind of which nobody is named hears nothing.
+            // If recipients are named, a kind without a named recipient gets nothing.
             if recipients.is_some() && users.is_empty() {
                 continue;
             }
@@ -200,7 +200,7 @@ impl Reading<'_> {
                 about.group(kind).map_err(|why| self.note(&format!("payload.{}", kind.group_field()), why)).ok()?;
             if group.is_none() && users.is_empty() && kind != Kind::Admin {
                 let why =
-                    format!("is missing, and so is payload.{}: one of them must say the group", kind.group_field());
+                    format!("is missing, and so is payload.{}: one of them must name the group", kind.group_field());
                 self.note("aggregateId", why);
                 return None;
             }
@@ -244,14 +244,14 @@ impl Reading<'_> {
     }
 }
 
-/// What an event is about.
+/// The aggregate of an event.
 struct About {
     aggregate_type: String,
     aggregate_id: Option<Ident>,
     payload: Box<RawValue>,
 }
 
-/// Those of a kind who hear of it: the users, or else everybody in the group.
+/// The recipients of one kind: the named users, or all of the group.
 struct Audience<'a> {
     kind: Kind,
     group: Option<Ident>,
@@ -259,9 +259,9 @@ struct Audience<'a> {
 }
 
 impl About {
-    /// The group of a kind. An aggregate is the group of its own kind, and of another only if the payload names none:
-    /// customer 5 must not hear what was meant for the customer of an order of restaurant 5. Administrators are never
-    /// found by the id of something else.
+    /// The group of a kind. An aggregate is the group of its own kind, and of another kind only if the payload names
+    /// none: customer 5 must not get what was meant for the customer of an order of restaurant 5. The id of another
+    /// thing never selects administrators.
     fn group(&self, kind: Kind) -> Result<Option<Ident>, String> {
         let own = self.aggregate_type.eq_ignore_ascii_case(kind.name());
         if own && self.aggregate_id.is_some() {
@@ -279,7 +279,7 @@ impl About {
 /// Messages about the same aggregate keep their order.
 fn ordering_key(aggregate_type: &str, id: &str) -> String {
     let key = format!("{aggregate_type}/{id}");
-    // Longer than any that a broker or a database wants as a key: its hash names it as well.
+    // Too long for a key of a broker or database: use its hash.
     if key.len() > 255 { Fingerprint::of_bytes(key.as_bytes()).to_hex() } else { key }
 }
 
@@ -300,8 +300,8 @@ fn kind(raw: &str) -> Result<Kind, String> {
 fn payload(raw: &str) -> Result<Box<RawValue>, String> {
     match raw.len() {
         _ if !raw.starts_with('{') => Err("must be an object".to_owned()),
-        // It is shown on pages and sent to endpoints as it is. One that some reader refuses would hide the rest of its
-        // page, and of a member given twice one may say whom the event is for, and the other whom it is not for.
+        // It is shown on pages and sent to endpoints as it is. A payload that some reader refuses would hide the rest
+        // of its page. Of a duplicate member, one value may select other recipients than the other.
         ..=LONGEST_PAYLOAD => match flaw(raw, DEEPEST) {
             Some(flaw) => Err(format!("has {flaw}")),
             None => RawValue::from_string(raw.to_owned()).map_err(|error| error.to_string()),

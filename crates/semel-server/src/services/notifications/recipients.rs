@@ -1,4 +1,4 @@
-//! `/recipients`: who belongs to which group, and how they are reached.
+//! `/recipients`: the directory of recipients, their groups and addresses.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -7,7 +7,7 @@ use axum::{
     http::{StatusCode, request::Parts},
     response::{IntoResponse as _, Response},
 };
-use semel::{Store as _, micros};
+use semel::{micros, prelude::*};
 use semel_http::Principal;
 use semel_store::Tx;
 use serde::Serialize;
@@ -15,11 +15,11 @@ use serde_json::value::RawValue;
 
 use super::{
     Service,
-    model::{Channel, Ident, Kind, LONGEST_IDENT, time},
+    model::{Channel, Ident, Kind, LONGEST_IDENT},
     tables::recipients::{self, Addresses, Entry, Row},
 };
 use crate::http::{
-    answers::{Page, damaged, missing, patiently, shown},
+    answers::{Page, damaged, missing, patiently, shown, time},
     fields::{Fields, text},
     json::{DEEPEST, flaw},
     principal::Actor,
@@ -27,14 +27,14 @@ use crate::http::{
     query::Query,
 };
 
-/// How long the past of an entry is kept at least: longer than any transaction, so that no fan-out that began meanwhile
-/// is left without it.
+/// How long past versions of an entry are kept at least: longer than any transaction, so that a fan-out that began
+/// meanwhile still finds them.
 const KEPT: Duration = Duration::from_secs(3600);
 
-/// The longest address. That of a push service is a URL with a long secret in it.
+/// The longest address. A push service has URLs with long secrets.
 const LONGEST_ADDRESS: usize = 2_048;
 
-/// The kind in a path. What is no kind names nothing.
+/// The kind in a path. Another word is a 404.
 pub(super) struct OfKind(Kind);
 
 impl<S: Send + Sync> FromRequestParts<S> for OfKind {
@@ -47,9 +47,9 @@ impl<S: Send + Sync> FromRequestParts<S> for OfKind {
 }
 
 /// Kind and user in a path.
-pub(super) struct Somebody(Kind, String);
+pub(super) struct Named(Kind, String);
 
-impl<S: Send + Sync> FromRequestParts<S> for Somebody {
+impl<S: Send + Sync> FromRequestParts<S> for Named {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
@@ -69,7 +69,7 @@ fn parsed(kind: &str) -> Result<Kind, Problem> {
     Kind::parse(kind).ok_or_else(|| Problem::new(&NOT_FOUND).detail(format!("The kinds of recipients are {kinds}.")))
 }
 
-/// Somebody in the directory, as it is answered.
+/// A recipient in an answer.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Recipient {
@@ -80,7 +80,7 @@ struct Recipient {
     addresses: Addresses,
     #[serde(serialize_with = "time")]
     created_at: i64,
-    /// In a list, why the addresses are not shown.
+    /// In a list: why the addresses are not shown.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
 }
@@ -96,7 +96,7 @@ impl Recipient {
         Ok(Self::new(kind, row.user_id, entry, row.created_at))
     }
 
-    /// One of a list, which goes on where the addresses of one cannot be read.
+    /// An item of a list. A list goes on if the addresses of one item cannot be read.
     fn listed(kind: Kind, row: Row) -> Self {
         let (entry, error) = match row.entry() {
             Ok(entry) => (entry, None),
@@ -110,7 +110,7 @@ impl Recipient {
 pub(super) async fn put(
     State(service): State<Arc<Service>>,
     Actor(principal): Actor,
-    Somebody(kind, user_id): Somebody,
+    Named(kind, user_id): Named,
     mut fields: Fields,
 ) -> Result<Response, Problem> {
     let group_id = fields.must("groupId", Ident::read);
@@ -123,9 +123,9 @@ pub(super) async fn put(
         channels: channels.unwrap_or_default(),
         addresses: addresses.unwrap_or_default(),
     };
-    // A repeat changes nothing, and leaves no trace.
+    // A repeat changes nothing and is not audited.
     if let Some(row) = patiently(find(&service, &principal.tenant, kind, &user_id)).await?
-        // One whose addresses cannot be read is mended by being put again.
+        // Putting a recipient again repairs unreadable addresses.
         && row.entry().is_ok_and(|stored| stored == entry)
     {
         return Ok(shown(&Recipient::of(kind, row).map_err(of_store)?));
@@ -133,6 +133,7 @@ pub(super) async fn put(
     let now = service.database.now().await.map_err(of_store)?.as_micros();
     let (tenant, said, user) = (principal.tenant, entry.clone(), user_id.clone());
     let created_at = service
+        .ledger
         .transact(move |tx| async move {
             let mut held = tx.connection().await?;
             let (mut conn, who) = (held.get()?, (tenant.as_str(), kind, user.as_str()));
@@ -142,7 +143,7 @@ pub(super) async fn put(
             let created_at = before.map_or(now, |row| row.created_at);
             recipients::insert(&mut conn, who, &said, revision, created_at).await?;
             recipients::forget(&mut conn, who, now.saturating_sub(micros(KEPT))).await?;
-            Ok(created_at)
+            semel::Result::Ok(created_at)
         })
         .await
         .map_err(of_store)?;
@@ -153,7 +154,7 @@ pub(super) async fn put(
 pub(super) async fn show(
     State(service): State<Arc<Service>>,
     principal: Principal,
-    Somebody(kind, user_id): Somebody,
+    Named(kind, user_id): Named,
 ) -> Result<Response, Problem> {
     let row = patiently(find(&service, &principal.tenant, kind, &user_id)).await?.ok_or_else(missing)?;
     let help = "put the recipient again, with all addresses";
@@ -164,10 +165,10 @@ pub(super) async fn show(
 pub(super) async fn delete(
     State(service): State<Arc<Service>>,
     Actor(principal): Actor,
-    Somebody(kind, user_id): Somebody,
+    Named(kind, user_id): Named,
 ) -> Result<Response, Problem> {
     let now = service.database.now().await.map_err(of_store)?.as_micros();
-    let removed = service.transact(move |tx| remove(tx, principal.tenant, kind, user_id, now)).await;
+    let removed = service.ledger.transact(move |tx| remove(tx, principal.tenant, kind, user_id, now)).await;
     if !removed.map_err(of_store)? {
         return Err(missing());
     }
@@ -196,22 +197,18 @@ pub(super) async fn list(
     let group_id = query.take("groupId", |text| Ok(text.to_owned()));
     let place = query.place();
     query.finish()?;
-    let rows = patiently(async {
-        let mut reader = service.database.reader().await?;
-        let rows = recipients::list(&mut reader.conn(), &principal.tenant, kind, group_id.as_deref(), place).await?;
-        reader.leave();
-        Ok(rows)
-    });
+    let rows = patiently(
+        service
+            .database
+            .read(async |conn| recipients::list(conn, &principal.tenant, kind, group_id.as_deref(), place).await),
+    );
     let (rows, next) = place.cut(rows.await?, |row| row.id);
     let items = rows.into_iter().map(|row| Recipient::listed(kind, row)).collect();
     Ok(shown(&Page::<Recipient> { items, next }))
 }
 
 async fn find(service: &Service, tenant: &str, kind: Kind, user_id: &str) -> semel::Result<Option<Row>> {
-    let mut reader = service.database.reader().await?;
-    let found = recipients::find(&mut reader.conn(), tenant, kind, user_id).await?;
-    reader.leave();
-    Ok(found)
+    service.database.read(async |conn| recipients::find(conn, tenant, kind, user_id).await).await
 }
 
 fn channels(raw: &str) -> Result<Vec<Channel>, String> {
@@ -231,7 +228,7 @@ fn addresses(raw: &str) -> Result<BTreeMap<String, Box<RawValue>>, String> {
     serde_json::from_str(raw).map_err(|_| "must be an object with a text for some of the channels".to_owned())
 }
 
-/// The addresses, each checked by itself: what is wrong with one is noted under its name.
+/// Checks each address by itself and reports mistakes under its name.
 fn checked(members: BTreeMap<String, Box<RawValue>>, channels: Option<&[Channel]>, fields: &mut Fields) -> Addresses {
     let mut addresses = Addresses::new();
     for (name, raw) in members {
@@ -256,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn channels_are_a_set_with_somebody_in_it() {
+    fn channels_are_a_set_that_is_not_empty() {
         assert_eq!(channels(r#"["SMS","PUSH"]"#), Ok(vec![Channel::Push, Channel::Sms]));
         for wrong in ["[]", r#"["PUSH","PUSH"]"#, r#"["push"]"#, r#""PUSH""#, "null", "[1]"] {
             assert!(channels(wrong).is_err(), "{wrong}");

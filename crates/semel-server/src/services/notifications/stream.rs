@@ -1,4 +1,4 @@
-//! `GET /notifications/stream`: server-sent events, each with its place in the stream as its id.
+//! `GET /notifications/stream`: server-sent events, each with its position in the stream as its id.
 
 use std::{collections::VecDeque, convert::Infallible, sync::Arc, time::Duration};
 
@@ -19,6 +19,7 @@ use super::{
     feed::Seat,
     list::kind,
     model::Kind,
+    problems::TOO_MANY_STREAMS,
     tables::{
         listing::{self, Streamed},
         notifications,
@@ -27,20 +28,20 @@ use super::{
 use crate::http::{
     answers::patiently,
     fields::Wrong,
-    problem::{INVALID_QUERY, Problem, TOO_MANY_STREAMS},
+    problem::{INVALID_QUERY, Problem},
     query::{Query, number},
 };
 
-/// The header by which a client says what it had last.
+/// The header with the last event that a client received.
 const LAST_EVENT_ID: &str = "last-event-id";
 
-/// How often a silent stream says that it lives: proxies commonly cut what is silent for a minute.
+/// The heartbeat of an idle stream: proxies commonly cut connections that are idle for a minute.
 const ALIVE: Duration = Duration::from_secs(15);
 
-/// How many are read at once. A client that is slow to take them keeps so many in memory.
+/// How many notifications are read at once. A slow client keeps so many in memory.
 const PAGE: i64 = 100;
 
-/// How long to go without a look at the database though nobody has called for one.
+/// The longest time without a read of the database, even if nothing wakes the stream.
 const LONGEST_SLEEP: Duration = Duration::from_secs(30);
 
 /// `GET /notifications/stream`
@@ -55,7 +56,7 @@ pub(super) async fn open(
     let from = query.take("from", place);
     query.finish()?;
     let (Some(of), Some(user_id)) = (of, user_id) else {
-        return Err(wrong("kind, userId", "are needed: a stream is somebody's"));
+        return Err(wrong("kind, userId", "are required: a stream belongs to one user"));
     };
     let last = match headers.get(LAST_EVENT_ID) {
         Some(value) => {
@@ -78,7 +79,7 @@ pub(super) async fn open(
         who: (principal.tenant, of, user_id),
         after,
         read: VecDeque::new(),
-        // Whoever is cut off before the first notification goes on from here, and not from whenever it is back.
+        // A client that is cut off before the first notification continues from here, not from the time of its return.
         greeting: Some(Event::default().id(after.to_string()).comment("notifications")),
     };
     let events =
@@ -97,18 +98,15 @@ fn wrong(field: &str, message: &str) -> Problem {
 }
 
 async fn now(database: &Database) -> semel::Result<i64> {
-    let mut reader = database.reader().await?;
-    let place = notifications::last_place(&mut reader.conn()).await?;
-    reader.leave();
-    Ok(place)
+    database.read(async |conn| notifications::last_place(conn).await).await
 }
 
-/// A stream that is being read.
+/// An open stream.
 struct Reading {
     database: Database,
     seat: Seat,
     who: (String, Kind, String),
-    /// The last place that was read.
+    /// The last position that was read.
     after: i64,
     read: VecDeque<Streamed>,
     greeting: Option<Event>,
@@ -151,9 +149,6 @@ impl Reading {
 
     async fn page(&self) -> semel::Result<Vec<Streamed>> {
         let (tenant, kind, user_id) = &self.who;
-        let mut reader = self.database.reader().await?;
-        let page = listing::stream(&mut reader.conn(), (tenant, *kind, user_id), self.after, PAGE).await?;
-        reader.leave();
-        Ok(page)
+        self.database.read(async |conn| listing::stream(conn, (tenant, *kind, user_id), self.after, PAGE).await).await
     }
 }

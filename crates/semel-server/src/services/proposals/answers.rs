@@ -1,4 +1,4 @@
-//! What the handlers share: how they read, and how they answer.
+//! What the handlers share: path ids and answers.
 
 use axum::{
     body::Body,
@@ -14,7 +14,7 @@ use super::model::Listed;
 pub(super) use crate::http::answers::{answer, missing, patiently, shown};
 use crate::http::{problem::Problem, query::Place};
 
-/// The id in a path. What is no id names nothing.
+/// The id in a path. Anything else is a 404.
 pub(super) struct Id(pub(super) i64);
 
 impl<S: Send + Sync> FromRequestParts<S> for Id {
@@ -22,19 +22,19 @@ impl<S: Send + Sync> FromRequestParts<S> for Id {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
         let path = Path::<String>::from_request_parts(parts, state).await.map_err(|_| missing())?;
-        // `01` and `+1` are no other names of 1: a key belongs to one path.
+        // `01` and `+1` are not other names of 1: a key belongs to one path.
         path.parse().ok().filter(|id: &i64| id.to_string() == *path).map(Self).ok_or_else(missing)
     }
 }
 
-/// The answer of what was made or changed; repeats of it will show that entity.
+/// The answer of a change; repeats show the same entity.
 pub(super) fn done(status: StatusCode, id: i64, entity: &impl Serialize) -> Response {
     let mut response = answer(status, entity).map(Body::from);
     response.extensions_mut().insert(Reference::new(id.to_string()));
     response
 }
 
-/// The same, for what is new.
+/// The answer of a creation.
 pub(super) fn created(path: &str, id: i64, entity: &impl Serialize) -> Response {
     let mut response = done(StatusCode::CREATED, id, entity);
     if let Some(location) = location(path, id) {
@@ -43,7 +43,7 @@ pub(super) fn created(path: &str, id: i64, entity: &impl Serialize) -> Response 
     response
 }
 
-/// Where what has an id is.
+/// The URL of an id.
 pub(super) fn location(path: &str, id: i64) -> Option<HeaderValue> {
     HeaderValue::try_from(format!("{path}/{id}")).ok()
 }
@@ -57,7 +57,7 @@ pub(super) fn rebuilt<T: Serialize>(found: Result<Option<T>, Problem>) -> Respon
     }
 }
 
-/// The id that a reference keeps.
+/// The id in a reference.
 pub(super) fn referred(reference: &Reference) -> Option<i64> {
     std::str::from_utf8(&reference.0).ok()?.parse().ok()
 }
@@ -71,7 +71,7 @@ pub(super) struct Page<T> {
 }
 
 impl<T: Listed> Page<T> {
-    /// A page of what was read: one more than asked for, which tells whether there is another.
+    /// A page of rows, of which one more than the limit was read: it tells whether there is a next page.
     pub(super) fn of(mut read: Vec<T>, place: Place) -> Self {
         let limit = usize::try_from(place.limit).unwrap_or(usize::MAX);
         let more = read.len() > limit;

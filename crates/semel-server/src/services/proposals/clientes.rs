@@ -14,11 +14,12 @@ use super::{
     answers::{Id, Page, created, done, missing, patiently, rebuilt, referred, shown},
     email,
     model::Cliente,
+    problems::EMAIL_EM_USO,
     tables::{self, Changed, ClienteChange, NewCliente},
 };
 use crate::http::{
     fields::{Fields, is_blank, text},
-    problem::{EMAIL_EM_USO, of_store},
+    problem::of_store,
     query::Query,
 };
 
@@ -94,16 +95,11 @@ pub(super) async fn list(
 ) -> Result<Response, Problem> {
     let place = query.place();
     query.finish()?;
-    let read = patiently(async {
-        let mut reader = database.reader().await?;
-        let read = tables::list_clientes(&mut reader.conn(), &principal.tenant, place).await?;
-        reader.leave();
-        Ok(read)
-    });
+    let read = patiently(database.read(async |conn| tables::list_clientes(conn, &principal.tenant, place).await));
     Ok(shown(&Page::of(read.await?, place)))
 }
 
-/// What a repeat gets.
+/// The answer to a repeat.
 pub(super) async fn rebuild(database: Database, reference: Reference, head: Parts) -> Response<Bytes> {
     let (Some(id), Some(principal)) = (referred(&reference), head.extensions.get::<Principal>()) else {
         return missing().into_http();
@@ -112,10 +108,7 @@ pub(super) async fn rebuild(database: Database, reference: Reference, head: Part
 }
 
 async fn find(database: &Database, tenant: &str, id: i64) -> StoreResult<Option<Cliente>> {
-    let mut reader = database.reader().await?;
-    let found = tables::find_cliente(&mut reader.conn(), tenant, id).await?;
-    reader.leave();
-    Ok(found)
+    database.read(async |conn| tables::find_cliente(conn, tenant, id).await).await
 }
 
 fn nome(raw: &str) -> Result<String, String> {

@@ -1,8 +1,8 @@
-//! What counts as an address that mail can be sent to.
+//! The validation of email addresses.
 
-/// Reads a valid email of at most 255 characters. The quoted local parts and bracketed hosts of the old standards are
-/// refused: in a form, they are slips. So is what is not ASCII: two addresses that look the same would be two clients,
-/// and some that differ would be one.
+/// Accepts a valid email of at most 255 characters. The quoted local parts and bracketed hosts of the old standards are
+/// refused: in a form, they are mistakes. Only ASCII is accepted: two addresses that look the same could otherwise be
+/// two clients, and two that differ could be one.
 pub(super) fn valid(email: &str) -> Result<(), &'static str> {
     if email.chars().count() > 255 {
         return Err("must have at most 255 characters");

@@ -1,18 +1,20 @@
 //! Clients and proposals under Idempotency-Key.
 //!
-//! Every POST and PATCH is in atomic mode: what it writes and the memory of its key commit together. What is
-//! remembered is not the answer but the entity, so that a repeat shows it as it is now.
+//! Every POST and PATCH is in atomic mode: its rows and its key commit together. The outcome is a reference to the
+//! entity, not the answer, so that a repeat shows the entity as it is now.
 
 mod answers;
-mod clean_up;
 mod clientes;
+pub mod config;
 mod email;
 mod model;
+pub mod problems;
 mod propostas;
 mod tables;
 mod valor;
+mod work;
 
-use std::time::Duration;
+use std::sync::Arc;
 
 use axum::{
     Router,
@@ -26,32 +28,62 @@ use bytes::Bytes;
 use semel::{Ledger, OnLost, OnMismatch, Policy};
 use semel_http::{BoxFuture, Idempotency, Problem, Reference, Route};
 use semel_store::Database;
-use tokio::sync::watch;
 
-use crate::{config, http::query::Query};
+use crate::{
+    http::query::Query,
+    service::{Opened, Service, migrations},
+    view::{Telling, about},
+};
 use model::Acao;
+#[cfg(test)]
+pub(crate) use tables::statements;
 
 /// The service of their operations.
 pub(crate) const SERVICE: &str = "proposals";
 
-/// The part of `/openapi.json` that is this service's.
-pub const OPENAPI: &str = include_str!("openapi.json");
+/// The service, for the list of all services.
+pub static PROPOSALS: Service = Service {
+    name: SERVICE,
+    section: Some(|reader| Arc::new(config::Proposals::read(reader))),
+    problems: &problems::ALL,
+    openapi: &[include_str!("openapi.json")],
+    telling: TELLING,
+    migrations: migrations!("0001_proposals"),
+    projections: &[],
+    open: |parts| {
+        Box::pin(async {
+            let config: config::Proposals = parts.config.services.get();
+            let routes = Proposals::open(parts.ledger, config).await?.routes();
+            let kinds = config.submissions().map(|keep| work::clean_up(parts.ledger, keep)).into_iter().collect();
+            let schedules = config.submissions().map(work::schedule).into_iter().collect::<semel::Result<_>>()?;
+            Ok(Opened { routes, kinds, schedules, ..Opened::default() })
+        })
+    },
+};
 
-/// The parameter by which a client asks for 422 where another body comes under the same key.
+/// How requests are described: by method and path.
+const TELLING: Telling = Telling {
+    noun: ("request", "requests"),
+    labels: about::REQUEST_LABELS,
+    about: |operation| about::request(operation),
+    ..Telling::PLAIN
+};
+
+/// The parameter with which a client asks for 422 if another body comes under the same key.
 const STRICT: &str = "estrito";
 
-/// What says that it does not.
+/// Its values that turn it off.
 const OFF: [&str; 3] = ["false", "0", "no"];
 
-/// The longest body. Fields have at most 255 characters; and on SQLite a body is parsed while its transaction holds the
+/// The longest body. Fields have at most 255 characters; on SQLite a body is parsed while its transaction holds the
 /// only writer.
 const BODY_LIMIT: usize = 64 << 10;
 
-/// A request that asked for strictness has it among its extensions.
+/// In the extensions of a request that asked for strictness.
 #[derive(Clone, Copy)]
 struct Strict;
 
-/// The service, its tables brought up to date.
+/// The service, with its tables up to date.
 pub struct Proposals {
     ledger: Ledger<Database>,
     config: config::Proposals,
@@ -90,18 +122,7 @@ impl Proposals {
             .with_state(self.ledger.store().clone())
     }
 
-    /// Deletes what old keyed changes left behind, every `pause` until `stop` turns true; nothing to do if the
-    /// configuration does not want them deleted at all.
-    pub fn clean_up_every(
-        &self,
-        pause: Duration,
-        stop: watch::Receiver<bool>,
-    ) -> Option<impl Future<Output = ()> + Send + use<>> {
-        let keep = self.config.submissions()?;
-        Some(clean_up::every(self.ledger.clone(), keep, pause, stop))
-    }
-
-    /// One kind of operation, under its keys.
+    /// A keyed route of one kind.
     fn once<F, Fut>(&self, route: MethodRouter<Database>, kind: &'static str, rebuild: F) -> MethodRouter<Database>
     where
         F: Fn(Database, Reference, Parts) -> Fut + Send + Sync + 'static,
@@ -143,8 +164,8 @@ impl Proposals {
     }
 }
 
-/// Reads the query of a request that does something, and takes it off: what is left is what is compared with the first
-/// request of a key. A slip in the name of a parameter is refused before anything else.
+/// Reads the query of a request that changes something, and removes it: the rest is compared with the first request of
+/// a key. A misspelled parameter is refused first.
 async fn read_query(mut request: Request, next: Next) -> Result<Response, Problem> {
     let Some(text) = request.uri().query() else { return Ok(next.run(request).await) };
     let mut query = Query::parse(text);

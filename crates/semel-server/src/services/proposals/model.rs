@@ -1,12 +1,13 @@
-//! The nouns: clients, proposals, their states and what changes them.
+//! The nouns: clients, proposals, their states and actions.
 
-use semel::{Error, Timestamp};
+use semel::Error;
 use semel_store::from_row;
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 use super::valor::Valor;
+use crate::http::answers::time;
 
-/// A client, as it is answered.
+/// A client in an answer.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Cliente {
     pub(super) id: i64,
@@ -20,7 +21,7 @@ pub(super) struct Cliente {
 
 from_row!(Cliente { id, nome, email, documento, idempotencia_key, criado_em });
 
-/// A proposal, as it is answered.
+/// A proposal in an answer.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Proposta {
     pub(super) id: i64,
@@ -46,7 +47,7 @@ from_row!(Proposta, row => {
 /// One change of a proposal.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Mudanca {
-    /// Nothing for the first, which made it.
+    /// `None` for the creation.
     pub(super) de: Option<String>,
     pub(super) para: String,
     pub(super) versao: i64,
@@ -57,9 +58,9 @@ pub(super) struct Mudanca {
 
 from_row!(Mudanca { de, para, versao, usuario, quando });
 
-/// What has an id to go on from in a list.
+/// An item of a list, with an id for the cursor.
 pub(super) trait Listed {
-    /// Where the next page begins.
+    /// The cursor after this item.
     fn place(&self) -> i64;
 }
 
@@ -81,7 +82,7 @@ impl Listed for Mudanca {
     }
 }
 
-/// Where a proposal stands.
+/// The state of a proposal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Estado {
@@ -129,7 +130,7 @@ impl From<i64> for Valor {
     }
 }
 
-/// What can be done with a proposal.
+/// The actions on a proposal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Acao {
     Submeter,
@@ -149,7 +150,7 @@ impl Acao {
         }
     }
 
-    /// Where it leads from a state, if it may be done there.
+    /// The state that it leads to, if it is allowed in this state.
     pub(super) const fn from(self, estado: Estado) -> Option<Estado> {
         match (self, estado) {
             (Self::Submeter, Estado::Rascunho) => Some(Estado::Enviada),
@@ -159,9 +160,4 @@ impl Acao {
             _ => None,
         }
     }
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
-fn time<S: Serializer>(micros: &i64, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(&Timestamp::from_micros(*micros))
 }

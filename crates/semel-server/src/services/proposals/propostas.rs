@@ -13,13 +13,14 @@ use semel_store::{Conn, Database};
 use super::{
     answers::{Id, Page, created, done, missing, patiently, rebuilt, referred, shown},
     model::{Acao, Estado, Proposta},
+    problems::{ESTADO_INVALIDO, VERSAO_DESATUALIZADA},
     tables::{self, Filter},
     valor::Valor,
 };
 use crate::http::{
     fields::{Fields, Wrong, integer},
     principal::Local,
-    problem::{ESTADO_INVALIDO, INVALID_FIELDS, VERSAO_DESATUALIZADA, of_store},
+    problem::{INVALID_FIELDS, of_store},
     query::{Query, number},
 };
 
@@ -76,7 +77,7 @@ pub(super) async fn act(
     Ok(done(StatusCode::OK, id, &now))
 }
 
-/// Moves a proposal on: the state it was in, and the proposal as it is now.
+/// Changes the state of a proposal; returns its former state, and the proposal as it is now.
 async fn advance(
     conn: &mut Conn<'_>,
     tenant: &str,
@@ -95,7 +96,7 @@ async fn advance(
             let detail = format!("The proposta is {estado}, which does not allow this.");
             return Err(Problem::new(&ESTADO_INVALIDO).detail(detail).with("estado", estado));
         };
-        // The update decides. If somebody was faster, the next look sees a higher versao.
+        // The update decides. If another request was faster, the next read sees a higher versao.
         if let Some(now) = tables::move_proposta(conn, tenant, &seen, to).await.map_err(of_store)? {
             return Ok((seen.estado, now));
         }
@@ -126,12 +127,8 @@ pub(super) async fn list(
     };
     let place = query.place();
     query.finish()?;
-    let read = patiently(async {
-        let mut reader = database.reader().await?;
-        let read = tables::list_propostas(&mut reader.conn(), &principal.tenant, filter, place).await?;
-        reader.leave();
-        Ok(read)
-    });
+    let read =
+        patiently(database.read(async |conn| tables::list_propostas(conn, &principal.tenant, filter, place).await));
     Ok(shown(&Page::of(read.await?, place)))
 }
 
@@ -144,17 +141,15 @@ pub(super) async fn historico(
 ) -> Result<Response, Problem> {
     let place = query.place();
     query.finish()?;
-    let read = patiently(async {
-        let mut reader = database.reader().await?;
-        let found = tables::find_proposta(&mut reader.conn(), &principal.tenant, id).await?;
-        let read = tables::list_historico(&mut reader.conn(), &principal.tenant, id, place).await?;
-        reader.leave();
+    let read = patiently(database.read(async |conn| {
+        let found = tables::find_proposta(conn, &principal.tenant, id).await?;
+        let read = tables::list_historico(conn, &principal.tenant, id, place).await?;
         Ok(found.map(|_| read))
-    });
+    }));
     Ok(shown(&Page::of(read.await?.ok_or_else(missing)?, place)))
 }
 
-/// What a repeat gets.
+/// The answer to a repeat.
 pub(super) async fn rebuild(database: Database, reference: Reference, head: Parts) -> Response<Bytes> {
     let (Some(id), Some(principal)) = (referred(&reference), head.extensions.get::<Principal>()) else {
         return missing().into_http();
@@ -163,13 +158,10 @@ pub(super) async fn rebuild(database: Database, reference: Reference, head: Part
 }
 
 async fn find(database: &Database, tenant: &str, id: i64) -> StoreResult<Option<Proposta>> {
-    let mut reader = database.reader().await?;
-    let found = tables::find_proposta(&mut reader.conn(), tenant, id).await?;
-    reader.leave();
-    Ok(found)
+    database.read(async |conn| tables::find_proposta(conn, tenant, id).await).await
 }
 
-/// Who acts, as far as that was verified: on a server without tokens nobody is.
+/// The verified user; none on a server without tokens.
 fn usuario(principal: &Principal) -> Option<&str> {
     Some(principal.subject.as_str()).filter(|subject| *subject != Local::SUBJECT)
 }

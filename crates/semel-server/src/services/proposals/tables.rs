@@ -1,19 +1,20 @@
-//! The SQL of the service: one text for both databases, but where it says why not.
+//! The SQL of the service: one text for both databases, or the reason why not.
 
 use semel::{Error, Result};
 use semel_store::{Conn, broken, on};
 
 use super::model::{Cliente, Estado, Mudanca, Proposta};
 use crate::http::query::Place;
+use crate::sql::statements;
 
-/// What a client is made of.
+/// A new client.
 pub(super) struct NewCliente {
     pub(super) nome: String,
     pub(super) email: String,
     pub(super) documento: Option<String>,
 }
 
-/// Which fields of a client get which value; `Some(None)` takes a document away.
+/// The changed fields of a client; `Some(None)` removes a document.
 #[derive(Default)]
 pub(super) struct ClienteChange {
     pub(super) nome: Option<String>,
@@ -37,14 +38,14 @@ const INSERT_CLIENTE: &str = "
 const FREE_CLIENTE_KEY: &str = "
     UPDATE clientes SET idempotencia_key = NULL WHERE tenant = $1 AND idempotencia_key = $2";
 
-/// Makes a client; none if another has the email.
+/// Inserts a client; none if another has the email.
 pub(super) async fn insert_cliente(
     conn: &mut Conn<'_>,
     tenant: &str,
     new: &NewCliente,
     key: Option<&str>,
 ) -> Result<Option<Cliente>> {
-    // Once more if the key's row was in the way: the ledger gave us the key, so it has expired or was purged.
+    // Tried twice, because an old row may have the key: the ledger gave us the key, so it has expired or was purged.
     for _ in 0..2 {
         let made = on!(conn, c => sqlx::query_as(INSERT_CLIENTE)
             .bind(tenant)
@@ -63,7 +64,7 @@ pub(super) async fn insert_cliente(
     Ok(None)
 }
 
-/// Takes the key from the row that it made before, if there is one.
+/// Removes the key from its old row, if there is one.
 async fn free_key(conn: &mut Conn<'_>, sql: &'static str, tenant: &str, key: Option<&str>) -> Result<bool> {
     let Some(key) = key else { return Ok(false) };
     let freed = on!(conn, c => sqlx::query(sql).bind(tenant).bind(key).execute(&mut **c).await.map_err(broken)?
@@ -77,7 +78,7 @@ const UPDATE_CLIENTE: &str = "
     WHERE tenant = $1 AND id = $2
     RETURNING id, nome, email, documento, idempotencia_key, criado_em";
 
-/// Changes a client. After `EmailInUse` the transaction is good for nothing but to be rolled back.
+/// Changes a client. After `EmailInUse` the transaction can only be rolled back.
 pub(super) async fn update_cliente(
     conn: &mut Conn<'_>,
     tenant: &str,
@@ -132,7 +133,7 @@ const INSERT_PROPOSTA: &str = "
 const FREE_PROPOSTA_KEY: &str = "
     UPDATE propostas SET idempotencia_key = NULL WHERE tenant = $1 AND idempotencia_key = $2";
 
-/// Makes a proposal; none if there is no such client.
+/// Inserts a proposal; none if there is no such client.
 pub(super) async fn insert_proposta(
     conn: &mut Conn<'_>,
     tenant: &str,
@@ -140,7 +141,7 @@ pub(super) async fn insert_proposta(
     cents: i64,
     key: Option<&str>,
 ) -> Result<Option<Proposta>> {
-    // Once more, as for a client.
+    // Tried twice, as for a client.
     for _ in 0..2 {
         let made = on!(conn, c => sqlx::query_as(INSERT_PROPOSTA)
             .bind(tenant)
@@ -166,7 +167,7 @@ pub(super) async fn find_proposta(conn: &mut Conn<'_>, tenant: &str, id: i64) ->
     on!(conn, c => sqlx::query_as(FIND_PROPOSTA).bind(tenant).bind(id).fetch_optional(&mut **c).await.map_err(broken))
 }
 
-/// Which proposals are asked for.
+/// The filter of a list.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Filter {
     pub(super) cliente_id: Option<i64>,
@@ -185,6 +186,11 @@ macro_rules! list_propostas {
     };
 }
 
+const LIST_PROPOSTAS: &str = list_propostas!("");
+const LIST_PROPOSTAS_OF_CLIENTE: &str = list_propostas!(" AND cliente_id = $4");
+const LIST_PROPOSTAS_IN: &str = list_propostas!(" AND estado = $4");
+const LIST_PROPOSTAS_OF_CLIENTE_IN: &str = list_propostas!(" AND cliente_id = $4 AND estado = $5");
+
 pub(super) async fn list_propostas(
     conn: &mut Conn<'_>,
     tenant: &str,
@@ -192,10 +198,10 @@ pub(super) async fn list_propostas(
     place: Place,
 ) -> Result<Vec<Proposta>> {
     let sql = match (filter.cliente_id, filter.estado) {
-        (None, None) => list_propostas!(""),
-        (Some(_), None) => list_propostas!(" AND cliente_id = $4"),
-        (None, Some(_)) => list_propostas!(" AND estado = $4"),
-        (Some(_), Some(_)) => list_propostas!(" AND cliente_id = $4 AND estado = $5"),
+        (None, None) => LIST_PROPOSTAS,
+        (Some(_), None) => LIST_PROPOSTAS_OF_CLIENTE,
+        (None, Some(_)) => LIST_PROPOSTAS_IN,
+        (Some(_), Some(_)) => LIST_PROPOSTAS_OF_CLIENTE_IN,
     };
     on!(conn, c => {
         let mut query = sqlx::query_as(sql).bind(tenant).bind(place.after).bind(place.limit + 1);
@@ -214,7 +220,7 @@ const MOVE_PROPOSTA: &str = "
     WHERE tenant = $1 AND id = $2 AND versao = $3 AND estado = $4
     RETURNING id, cliente_id, valor_centavos, estado, versao, idempotencia_key, criado_em";
 
-/// Moves a proposal on from the version and state that it was read with; none if it has moved since.
+/// Changes a proposal's state if it still has the version and state that was read; none if it has changed.
 pub(super) async fn move_proposta(
     conn: &mut Conn<'_>,
     tenant: &str,
@@ -235,7 +241,7 @@ pub(super) async fn move_proposta(
 const INSERT_MUDANCA: &str = "
     INSERT INTO historico (tenant, proposta_id, versao, de, para, usuario) VALUES ($1, $2, $3, $4, $5, $6)";
 
-/// Notes what a proposal has become, and by whom.
+/// Records a change of a proposal and its user.
 pub(super) async fn insert_mudanca(
     conn: &mut Conn<'_>,
     tenant: &str,
@@ -271,7 +277,7 @@ pub(super) async fn list_historico(conn: &mut Conn<'_>, tenant: &str, id: i64, p
         .map_err(broken))
 }
 
-/// A row that is there already is of a key that has expired or was purged, else the ledger would not have given it.
+/// An existing row belongs to a key that has expired or was purged; otherwise the ledger would not have given it.
 macro_rules! insert_operacao {
     ($json:literal) => {
         concat!(
@@ -285,7 +291,11 @@ macro_rules! insert_operacao {
     };
 }
 
-/// Keeps what a keyed change made of an entity, as it is at this moment.
+/// Differs because PostgreSQL has a JSON type and needs a cast.
+const INSERT_OPERACAO_POSTGRES: &str = insert_operacao!("$5::jsonb");
+const INSERT_OPERACAO_SQLITE: &str = insert_operacao!("$5");
+
+/// Stores the entity as a keyed change left it.
 pub(super) async fn insert_operacao(
     conn: &mut Conn<'_>,
     tenant: &str,
@@ -295,10 +305,9 @@ pub(super) async fn insert_operacao(
     entity: &impl serde::Serialize,
 ) -> Result<()> {
     let resultado = serde_json::to_string(entity).map_err(|error| Error::Invalid(error.to_string()))?;
-    // Differs because PostgreSQL has a type for JSON and does not turn text into it unasked.
     let sql = match conn {
-        Conn::Postgres(_) => insert_operacao!("$5::jsonb"),
-        Conn::Sqlite(_) => insert_operacao!("$5"),
+        Conn::Postgres(_) => INSERT_OPERACAO_POSTGRES,
+        Conn::Sqlite(_) => INSERT_OPERACAO_SQLITE,
     };
     on!(conn, c => sqlx::query(sql)
         .bind(tenant)
@@ -316,7 +325,7 @@ const DELETE_OPERACOES: &str = "
     DELETE FROM idempotencia_operacoes
     WHERE id IN (SELECT id FROM idempotencia_operacoes WHERE created_at < $1 ORDER BY created_at LIMIT $2)";
 
-/// Deletes at most so many of what keyed changes left behind before a time, of all tenants; how many it were.
+/// Deletes at most so many records of keyed changes before a time, of all tenants; returns how many.
 pub(super) async fn delete_operacoes(conn: &mut Conn<'_>, before: i64, most: i64) -> Result<u64> {
     on!(conn, c => sqlx::query(DELETE_OPERACOES)
         .bind(before)
@@ -326,3 +335,24 @@ pub(super) async fn delete_operacoes(conn: &mut Conn<'_>, before: i64, most: i64
         .map(|done| done.rows_affected())
         .map_err(broken))
 }
+
+statements!(
+    INSERT_CLIENTE,
+    FREE_CLIENTE_KEY,
+    UPDATE_CLIENTE,
+    FIND_CLIENTE,
+    LIST_CLIENTES,
+    INSERT_PROPOSTA,
+    FREE_PROPOSTA_KEY,
+    FIND_PROPOSTA,
+    LIST_PROPOSTAS,
+    LIST_PROPOSTAS_OF_CLIENTE,
+    LIST_PROPOSTAS_IN,
+    LIST_PROPOSTAS_OF_CLIENTE_IN,
+    MOVE_PROPOSTA,
+    INSERT_MUDANCA,
+    LIST_HISTORICO,
+    INSERT_OPERACAO_POSTGRES,
+    INSERT_OPERACAO_SQLITE,
+    DELETE_OPERACOES
+);

@@ -7,11 +7,11 @@ use serde_json::value::RawValue;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Valor(i64);
 
-/// The digits before the point: ten in all, two of them after it.
+/// Digits before the point: ten in all, two of them after it.
 const WHOLE_DIGITS: usize = 8;
 
 impl Valor {
-    /// An amount that a table holds.
+    /// An amount from a table.
     pub(super) const fn from_cents(cents: i64) -> Self {
         Self(cents)
     }
@@ -20,7 +20,7 @@ impl Valor {
         self.0
     }
 
-    /// Reads a JSON number from its own text: as a float, 0.29 would be 28.999… cents.
+    /// Parses a JSON number from its text: as a float, 0.29 would be 28.999… cents.
     pub(super) fn parse(number: &str) -> Result<Self, &'static str> {
         const NO_NUMBER: &str = "must be a number such as 1500.00";
         let (number, below_zero) = match number.strip_prefix('-') {
@@ -36,7 +36,7 @@ impl Valor {
         if whole.is_empty() || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
             return Err(NO_NUMBER);
         }
-        // The value is 0.d1d2d3… times ten to the power of `point`, without zeros at either end.
+        // The value is 0.d1d2d3… times ten to the power of `point`, without leading or trailing zeros.
         let leading = digits.len() - digits.trim_start_matches('0').len();
         let point = whole.len() as i64 - leading as i64 + exponent;
         let digits = digits.trim_matches('0');
@@ -55,7 +55,7 @@ impl Valor {
     }
 }
 
-/// Reads an exponent. One that is beyond any number of digits counts as one that is just so.
+/// Parses an exponent. One beyond any number of digits is clamped.
 fn power(exponent: &str) -> Option<i64> {
     const BEYOND: i64 = 1 << 40;
     let (sign, digits) = match exponent.as_bytes().first()? {
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_amount_is_refused_with_the_reason() {
+    fn an_invalid_amount_is_refused_with_the_reason() {
         for (text, reason) in [
             ("0", "above 0"),
             ("0.00", "above 0"),

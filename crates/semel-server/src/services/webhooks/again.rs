@@ -1,4 +1,4 @@
-//! Running an event again because a person asks for it: `POST …/events/{id}/retry` and `semel webhooks rerun`.
+//! Runs an event again on a person's request: `POST …/events/{id}/retry` and `semel webhooks rerun`.
 
 use semel::{
     Operation, State, Verdict,
@@ -10,23 +10,24 @@ use super::{
     Receiver,
     event::Event,
     named::Named,
+    problems::{EVENT_COMPLETED, EVENT_RUNNING, EVENT_WITHOUT_RULE},
     process::{Done, STORED},
 };
 use crate::http::{
     answers::{missing, patiently},
-    problem::{EVENT_COMPLETED, EVENT_RUNNING, EVENT_WITHOUT_RULE, Problem},
+    problem::Problem,
 };
 
-/// How an event was processed that has completed.
+/// The result of a completed event.
 pub(crate) fn result_of(operation: &Operation) -> Option<&'static str> {
     let outcome = operation.outcome.as_ref().filter(|_| operation.state == State::Completed)?;
     Done::read(outcome).map(|done| done.word())
 }
 
-/// Has an event run again: one that has not completed as it is, one that has completed through the present rules and
-/// only if it did so with the `result` that was named (`stored` unless another is). Both as the event was when it was
-/// looked at: of two who ask at the same time, one is refused. Who asked, and why, is in the journal and in the audit, in
-/// the same commit. Returns how it stands then.
+/// Runs an event again. One that has not completed runs as it is. A completed one runs through the present rules, and
+/// only if its result is the named one (`stored` by default). Both only if the event has not changed since it was read:
+/// of two requests at the same time, one is refused. Actor and reason go to the journal and the audit, in the same
+/// commit. Returns the event's state afterwards.
 pub(crate) async fn retry(
     receiver: &Receiver,
     named: &Named,
@@ -46,12 +47,11 @@ pub(crate) async fn retry(
         _ => return Err(Problem::new(&EVENT_RUNNING)),
     }
     let (source, event) = (named.source.name.as_str(), operation.key.as_str());
-    tracing::info!(source, event, operation = operation.id, by = actor, "a person has an event run again");
-    receiver.wake();
+    tracing::info!(source, event, operation = operation.id, by = actor, "an event runs again on a person's request");
     Ok(decided.operation.map_or(State::Pending, |operation| operation.state))
 }
 
-/// Has an event run through the present rules that has completed, if it did so with this result.
+/// Runs a completed event through the present rules, if it has this result.
 async fn rerun(
     receiver: &Receiver,
     Named { source, operation }: &Named,
@@ -68,15 +68,17 @@ async fn rerun(
     }
     let (ledger, id, fence) = (receiver.ledger(), operation.id, operation.fence);
     let (store, by, why) = (ledger.store().clone(), actor.to_owned(), reason.to_owned());
-    let applied = ledger.transact(move |tx| async move {
-        let applied = store.rerun_in(&tx, id, fence, (&by, &why)).await;
-        if applied.is_ok() { Ok(applied) } else { Err(applied) }
-    });
-    match patiently(async { applied.await? }).await?.answer {
+    let applied = ledger.transact(move |tx| async move { store.rerun_in(&tx, id, fence, (&by, &why)).await });
+    match patiently(applied).await?.answer {
         Answer::Resolved => {
             let (source, event) = (source.name.as_str(), operation.key.as_str());
-            tracing::info!(source, event, operation = id, by = actor, "a person has an event run once more");
-            receiver.wake();
+            tracing::info!(
+                source,
+                event,
+                operation = id,
+                by = actor,
+                "a completed event runs again on a person's request"
+            );
             Ok(State::Pending)
         }
         Answer::NotNow(NotNow::Absent) => Err(missing()),
@@ -84,11 +86,11 @@ async fn rerun(
     }
 }
 
-/// The problem of an event that has completed, with another result than was named.
+/// The problem of an event that completed with another result than the named one.
 fn completed(was: Option<&'static str>) -> Problem {
     let was = was.unwrap_or("unknown");
     Problem::new(&EVENT_COMPLETED).with("result", was).detail(format!(
-        "This event was processed, with the result {was}, and what took effect is not done again by mistake. To have \
-         that happen once more, name this result."
+        "This event completed with the result {was}. An effect is not repeated by mistake: to repeat it, \
+         name this result."
     ))
 }

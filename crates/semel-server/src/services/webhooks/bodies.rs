@@ -1,15 +1,15 @@
-//! The bytes of events whose ids nobody has signed: a second key, so that the same bytes take effect once, whatever id
-//! they come under.
+//! Deduplicates by body hash when the signature does not cover the event id: a second key, so that the same body takes
+//! effect once, whatever its id.
 //!
-//! Bytes belong to the id that they were first taken in under. They are claimed before the id is, and are that id's for
-//! good once its event is stored with them: a delivery that gets no event leaves no trace of its bytes, and bytes that
-//! are another's get no event. So whoever sends on what they have seen takes no id from anybody.
+//! A body belongs to the id with which it was first stored. It is claimed before the id, and completed once the event
+//! is stored. A delivery that stores no event leaves no claim of its body, and a body of another id stores no event. So
+//! a third party that replays a delivery under other ids takes no id.
 
 use std::time::Duration;
 
 use semel::{
     Claim, Error, Fingerprint, Key, Lease, Ledger, OnLost, OnMismatch, Operation, Outcome, Policy, Result, State,
-    Store as _, Unfinished, Work,
+    Unfinished, Work, prelude::*,
 };
 use semel_store::{Database, Tx};
 
@@ -18,23 +18,23 @@ use super::{
     source::Source,
 };
 
-/// How long a delivery waits for another one that is just taking in the same bytes under another id.
+/// How long a delivery waits for another one that is storing the same body under another id.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long to wait, in a run, for another one that is just taking in the same bytes.
+/// How long a run waits for a delivery that is storing the same body.
 const A_MOMENT: Duration = Duration::from_secs(1);
 
-/// Whose some bytes are.
+/// The owner of a body.
 pub(super) enum Whose {
-    /// The event's own; also wherever its id is signed, and bytes say nothing.
+    /// The event itself. Also if its id is signed, so that the body does not matter.
     Own,
-    /// Nobody's yet. They are the event's once it is stored.
+    /// No event yet. It is the event's once that is stored.
     New(Lease<Database>),
-    /// Those of the event of another id; none if a person has purged that one.
+    /// The event of another id; none if that was purged.
     Other(Option<Box<Operation>>),
 }
 
-/// The claim of an event's bytes. Under its rules another id is a mismatch, whatever became of that one.
+/// The claim of an event's body. Another id is a mismatch, whatever the state of that one.
 fn work(source: &Source, event: &Event) -> Result<Work> {
     let key = Key::new(&body_hash(&event.body))?;
     let work = Work::new(source.body_scope(event)?, key, Fingerprint::of_bytes(event.id.as_bytes()));
@@ -42,21 +42,21 @@ fn work(source: &Source, event: &Event) -> Result<Work> {
 }
 
 fn policy(on_mismatch: OnMismatch) -> Policy {
-    // However often taking them in was cut off: they are nobody's before it is done.
+    // However often storing was cut off: the body has no owner before it is stored.
     Policy { retention: None, max_crashes: u32::MAX, on_lost: OnLost::Rerun, on_mismatch, ..Policy::default() }
 }
 
-/// Bytes that were claimed and never taken in may be taken over; those that were stay with their id.
+/// A body that was claimed and never stored may be taken over; a stored one stays with its id.
 fn taking_over(work: Work) -> Work {
     work.policy(policy(OnMismatch::Replay))
 }
 
-/// The id that some bytes belong to.
+/// The id that owns a body.
 fn owner(body: &Operation) -> Option<String> {
     body.payload.as_deref().map(|id| String::from_utf8_lossy(id).into_owned())
 }
 
-/// Claims the bytes of a delivery, before its id.
+/// Claims the body of a delivery, before its id.
 pub(super) async fn claim(ledger: &Ledger<Database>, source: &Source, event: &Event) -> Result<Whose> {
     if !source.config.id_can_be_forged() {
         return Ok(Whose::Own);
@@ -66,7 +66,7 @@ pub(super) async fn claim(ledger: &Ledger<Database>, source: &Source, event: &Ev
         Claim::Acquired(lease) => return Ok(Whose::New(lease)),
         Claim::Mismatch(body) => {
             let other = event_of(ledger, source, event, &body).await?;
-            // Whoever stored the event may have died before it could say that it has taken the bytes in.
+            // The process that stored the event may have died before it completed the claim of the body.
             if body.state == State::Completed || other.as_ref().is_some_and(|other| has(other, event)) {
                 return Ok(Whose::Other(other));
             }
@@ -79,12 +79,12 @@ pub(super) async fn claim(ledger: &Ledger<Database>, source: &Source, event: &Ev
             Ok(Whose::Other(event_of(ledger, source, event, &replay.operation).await?))
         }
         Claim::Replay(_) => Ok(Whose::Own),
-        // Nothing is stored yet that anybody could be told 200 of.
-        _ => Err(Error::Unavailable("the same bytes are being taken in under another id".into())),
+        // Nothing is stored yet, so no delivery may be answered 200.
+        _ => Err(Error::Unavailable("the same body is being stored under another id".into())),
     }
 }
 
-/// The event that some bytes belong to.
+/// The event that owns a body.
 async fn event_of(
     ledger: &Ledger<Database>,
     source: &Source,
@@ -96,14 +96,14 @@ async fn event_of(
     Ok(found.map(Box::new))
 }
 
-/// Whether an event has the data of another one, or will have it next.
+/// Whether an operation has the event's data, or will have it next.
 pub(super) fn has(stored: &Operation, event: &Event) -> bool {
     let waits = stored.successor.as_ref().is_some_and(|newer| newer.fingerprint == event.fingerprint);
     stored.fingerprint == event.fingerprint || waits
 }
 
-/// Says that the bytes are their event's for good, if it is stored with them; otherwise they are anybody's again. What
-/// goes wrong here changes nothing for the event: its run claims the bytes, too.
+/// Completes the claim of a body if its event is stored with it; otherwise releases it. An error here does not affect
+/// the event: its run claims the body, too.
 pub(super) async fn end(lease: Lease<Database>, stored: bool) {
     let (scope, key) = (lease.operation().scope.clone(), lease.operation().short_hash());
     let ended = match stored {
@@ -111,22 +111,23 @@ pub(super) async fn end(lease: Lease<Database>, stored: bool) {
         false => lease.release(Duration::ZERO).await,
     };
     if let Err(error) = ended {
-        tracing::warn!(%scope, key, %error, "the claim of an event's bytes could not be settled; its lease will lapse");
+        tracing::warn!(%scope, key, %error, "the claim of an event's body could not be settled; its lease will expire");
     }
 }
 
-/// Counts a delivery of another's bytes. Nothing else is kept of it, under an id that is known or not: whoever has seen
-/// one delivery can make up ids without end, and whoever has seen a thousand has a million pairs of an id and bytes.
+/// Counts a delivery of another event's body. Nothing else is stored, whether its id is known or not: a third party
+/// that saw one delivery can invent any number of ids, and one that saw a thousand has a million pairs of id and body.
 pub(super) async fn count(ledger: &Ledger<Database>, source: &Source, event: &Event) -> Result<()> {
     match ledger.claim(work(source, event)?).await? {
-        // Somebody has purged them in between.
+        // It was purged in between.
         Claim::Acquired(lease) => lease.release(Duration::ZERO).await.map(drop),
         _ => Ok(()),
     }
 }
 
-/// Claims the bytes of an event that runs: whose they are, if not its own. That is so only if its delivery was away, in
-/// the middle of taking it in, for so long that another one did. In a transaction it commits with the effect.
+/// Claims the body of a running event; returns the owner if it is another event. That happens only if the delivery was
+/// suspended while it stored the event, for so long that another one stored it. In a transaction the claim commits with
+/// the effect.
 pub(super) async fn claim_in_run(
     ledger: &Ledger<Database>,
     source: &Source,
@@ -141,11 +142,7 @@ pub(super) async fn claim_in_run(
         Some(tx) => ledger.claim_inline(tx, work).await?,
         None => {
             let inner = ledger.clone();
-            let claim = ledger.transact(move |tx| async move {
-                let claim = inner.claim_inline(&tx, work).await;
-                if claim.is_ok() { Ok(claim) } else { Err(claim) }
-            });
-            claim.await??
+            ledger.transact(move |tx| async move { inner.claim_inline(&tx, work).await }).await?
         }
     };
     Ok(match claim {

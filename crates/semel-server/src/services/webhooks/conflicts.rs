@@ -1,36 +1,37 @@
-//! Other data under the id of an event: what came, and what was there. One text for both databases.
+//! Conflicts: other data under the id of an event. One SQL text for both databases.
 
+use crate::sql::statements;
 use semel::{Fingerprint, Result, Timestamp};
 use semel_store::{Conn, broken, from_row, on};
 
-/// Data that came under the id of an event that had other data.
+/// Data that arrived under the id of an event with other data.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Conflict {
     /// The number of the row.
     pub id: i64,
-    /// The kind of operation that the event is.
+    /// The kind of the event's operation.
     pub kind: String,
     /// The event.
     pub event_id: String,
-    /// The type of what came.
+    /// The type of the new data.
     pub event_type: String,
-    /// Where it was sent.
+    /// The function of the delivery.
     pub webhook_function: String,
-    /// What came.
+    /// The fingerprint of the new data.
     pub came_fingerprint: String,
-    /// What was there when it first came.
+    /// The fingerprint of the stored data at the first such delivery.
     pub stored_fingerprint: String,
-    /// When what came was made, in seconds since 1970.
+    /// The creation time of the new data, in seconds since 1970.
     pub came_created: Option<i64>,
-    /// When what was there was made.
+    /// The creation time of the stored data.
     pub stored_created: Option<i64>,
     /// What was done: `taken` if it was newer, or `skipped`.
     pub deed: String,
-    /// How often it came.
+    /// How often it arrived.
     pub count: i64,
-    /// When it first came, in microseconds since 1970.
+    /// When it first arrived, in microseconds since 1970.
     pub first_at: i64,
-    /// When it came last.
+    /// When it last arrived.
     pub last_at: i64,
 }
 
@@ -51,24 +52,25 @@ from_row!(Conflict {
 });
 
 impl Conflict {
-    /// Whether it was not taken, and was not older than what was there: it may be the right one, for all one can tell.
+    /// Whether it was skipped and is not older than the stored data: it may be the right one.
     pub(super) fn is_undecided(&self) -> bool {
         let older = self.came_created.zip(self.stored_created).is_some_and(|(came, there)| came < there);
         self.deed == SKIPPED && !older
     }
 
-    /// Whether it took the event's place, and is newer than what came in another conflict: that one is out of date.
+    /// Whether it superseded the event's data and is newer than the data of another conflict, which is then out of
+    /// date.
     pub(super) fn settles(&self, other: &Self) -> bool {
         let newer = self.came_created.zip(other.came_created).is_some_and(|(own, others)| own > others);
         self.deed == TAKEN && newer && (&self.kind, &self.event_id) == (&other.kind, &other.event_id)
     }
 }
 
-/// The deeds.
+/// What was done.
 const TAKEN: &str = "taken";
 const SKIPPED: &str = "skipped";
 
-/// A conflict as it is noted.
+/// A conflict to be recorded.
 pub(super) struct Noted<'a> {
     pub(super) tenant: &'a str,
     pub(super) source: &'a str,
@@ -79,7 +81,7 @@ pub(super) struct Noted<'a> {
     pub(super) came: (Fingerprint, Option<i64>),
     pub(super) stored: (Fingerprint, Option<i64>),
     pub(super) taken: bool,
-    /// Whether it came just now, or is only told otherwise than before.
+    /// Whether it has just arrived, or only its record changes.
     pub(super) again: bool,
 }
 
@@ -129,7 +131,7 @@ const LIST: &str = concat!(
      ORDER BY last_at DESC, id DESC LIMIT $6"
 );
 
-/// The conflicts of a source that came since a time, of a type and to a function if asked for, the latest first.
+/// The conflicts of a source since a time, optionally by type and function, latest first.
 ///
 /// # Errors
 /// When the database cannot be reached.
@@ -159,7 +161,7 @@ const OF_EVENT: &str = concat!(
     " FROM semel_webhook_conflicts WHERE tenant = $1 AND kind = $2 AND event_id = $3 ORDER BY id LIMIT $4"
 );
 
-/// The conflicts of an event, the first first. `kind` is the kind of operation that it is.
+/// The conflicts of an event, in order. `kind` is the kind of its operation.
 ///
 /// # Errors
 /// When the database cannot be reached.
@@ -179,3 +181,5 @@ pub async fn of_event(
         .await
         .map_err(broken))
 }
+
+statements!(NOTE, LIST, OF_EVENT);

@@ -1,4 +1,4 @@
-//! An event: read from a delivery, strictly, and from the ledger.
+//! An event: parsed strictly from a delivery, or read from the ledger.
 
 #[cfg(test)]
 mod fuzz;
@@ -16,36 +16,36 @@ use super::source::Source;
 
 pub(super) use read::{NoEvent, body_hash, read};
 
-/// Something that a source says has happened.
+/// An event of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Whose it is.
+    /// Its tenant.
     pub tenant: String,
-    /// Who sent it.
+    /// Its source.
     pub source: String,
-    /// The function that it was sent to; the source's name unless the path says otherwise.
+    /// Its function: the source's name unless the path names another.
     pub function: String,
-    /// The sender's name for it.
+    /// The sender's id of it.
     pub id: String,
-    /// What kind of thing has happened.
+    /// Its type.
     pub kind: String,
-    /// When, in seconds since 1970, where the sender says so.
+    /// Its creation time in seconds since 1970, if the sender states it.
     pub created: Option<i64>,
-    /// What tells it from another one under the same id.
+    /// Tells it from other data under the same id.
     pub fingerprint: Fingerprint,
     /// The delivery's body, byte for byte: one JSON object.
     pub body: Bytes,
 }
 
-/// The type of an event whose sender names none.
+/// The type of an event without one.
 pub(super) const UNTYPED: &str = "unknown";
 
 impl Event {
-    /// The event that an operation holds; none if it holds no data, as an archived one.
+    /// The event of an operation; none if its data is archived.
     pub(super) fn of(operation: &Operation, source: &Source) -> Option<Self> {
         let [kind, function, ..] = &operation.labels.0;
         let body = operation.payload.clone()?;
-        // Newer data under the same id may be of another type than what the operation was first labelled with.
+        // Newer data under the same id may have another type than the label.
         let kind = read::kind_in(&body, source).or_else(|| kind.clone()).unwrap_or_else(|| UNTYPED.to_owned());
         Some(Self {
             tenant: operation.scope.tenant().to_owned(),

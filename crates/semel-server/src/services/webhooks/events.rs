@@ -1,4 +1,4 @@
-//! Events for people: found by their columns, shown with their story, and run again when a person asks for it.
+//! Events for people: lists, single events with their story, and reruns.
 
 use axum::{
     Router,
@@ -9,12 +9,14 @@ use axum::{
     routing::{get, post},
 };
 use semel::{
-    Labels, State, Store as _,
+    Labels, State,
     look::{Filter, Listing, Page as Place},
+    prelude::*,
 };
 use semel_store::Passed;
 use serde_json::json;
 
+use super::config::is_function;
 use super::{
     Receiver, SERVICE, again, conflicts, monitor,
     named::Named,
@@ -23,7 +25,6 @@ use super::{
     reprocess::result,
     source::Source,
 };
-use crate::config::is_function;
 use crate::http::{
     answers::{Page, answer, missing, patiently, shown},
     fields::{Fields, reason},
@@ -32,18 +33,19 @@ use crate::http::{
     problem::Problem,
     query::{Query, time},
 };
+use crate::view::View;
 
-/// How many conflicts are told of an event.
+/// How many conflicts of an event are shown.
 const MOST_CONFLICTS: i64 = 50;
 
-/// How many events a request looks through for those with a result: there is no index on it.
+/// How many events a request searches for a result: there is no index on it.
 const MOST_LOOKED_AT: u32 = 5_000;
 
 /// How many of them are read at a time.
 const AT_ONCE: u32 = 500;
 
 impl Receiver {
-    /// The routes for people. Unlike those that senders post to, they need a principal.
+    /// The routes for people. Unlike the routes for senders, they need a principal.
     pub fn routes_for_people(&self) -> Router {
         Router::new()
             .route("/functions/v1/stripe-events-monitor", get(monitor::of_stripe))
@@ -55,12 +57,12 @@ impl Receiver {
     }
 }
 
-/// Takes a parameter that may be left empty: so do forms.
+/// Takes a parameter that may be empty, as forms send it.
 pub(super) fn given<T>(query: &mut Query, name: &str, read: impl FnOnce(&str) -> Result<T, &'static str>) -> Option<T> {
     query.take(name, |text| if text.is_empty() { Ok(None) } else { read(text).map(Some) }).flatten()
 }
 
-/// Reads the text of a label. What no event can have is a slip, and no empty list.
+/// Parses a label. A value that no event can have is a mistake, not an empty list.
 pub(crate) fn label(text: &str) -> Result<String, &'static str> {
     if text.len() > Labels::MAX_BYTES {
         return Err("must have at most 128 bytes");
@@ -74,7 +76,7 @@ pub(super) fn filter(source: &Source, kind: Option<String>, function: Option<Str
         Some(function) => Some(source.kind(function)),
         None => (!source.config.dedup_per_function).then(|| source.name.clone()),
     };
-    // By its scope where there is one: that leaves the choice of an index to the labels that tell more.
+    // If there is a scope, the service is implied, and the labels select the index.
     let name = scope.is_none().then(|| source.name.clone());
     Filter {
         service: Some(SERVICE.to_owned()),
@@ -97,7 +99,7 @@ async fn list(
         let known = STATES.into_iter().find(|state| status(*state) == text);
         known.ok_or("must be pending, processing, completed, failed or timeout")
     });
-    let since = given(&mut query, "since", |text| time(text).ok_or("must be a time such as 2026-01-31T12:00:00Z"));
+    let since = given(&mut query, "since", time);
     let archived = given(&mut query, "archived", |text| match text {
         "true" => Ok(true),
         "false" => Ok(false),
@@ -132,9 +134,9 @@ async fn list(
     Ok(shown(&Page { items, next: listing.next.map(|next| next.to_string()) }))
 }
 
-/// The events that completed with this result. Looks through a bounded number of events: where few have the result, a
-/// page is shorter than asked for, and its cursor leads on. `pass` reads some events from an id downwards, `load` reads
-/// those that fit: it is called once, so that the number of statements does not depend on how many do not fit.
+/// The events that completed with this result. Searches a bounded number of events: if few have the result, a page is
+/// shorter than its limit, and its cursor leads on. `pass` reads some events from an id downwards; `load` reads the
+/// matching ones. It is called once, so that the number of statements does not depend on the number of matches.
 async fn with_result<P, L>(
     filter: &Filter,
     result: &str,
@@ -146,7 +148,7 @@ where
     P: Future<Output = semel::Result<Vec<Passed>>>,
     L: Future<Output = semel::Result<Listing>>,
 {
-    // Events have a result when they have completed.
+    // Only completed events have a result.
     if filter.state.is_some_and(|state| state != State::Completed) {
         return Ok(Listing::default());
     }
@@ -167,13 +169,13 @@ where
         }
     }
     let mut listing = load(found).await?;
-    // One may have begun anew since it was passed.
+    // One may have begun anew since it was read.
     listing.items.retain(|event| event.state == State::Completed);
     listing.next = after.filter(|_| more);
     Ok(listing)
 }
 
-/// Whether an event has this result and is one of those that a filter asks for.
+/// Whether an event has this result and matches a filter.
 fn fits(event: &Passed, filter: &Filter, result: &str) -> bool {
     let Labels([kind, function, ..]) = &filter.labels;
     let is = |asked: &Option<String>, has: Option<&str>| asked.is_none() || asked.as_deref() == has;
@@ -186,7 +188,7 @@ fn fits(event: &Passed, filter: &Filter, result: &str) -> bool {
         && event.outcome.as_ref().and_then(Done::read).is_some_and(|done| done.word() == result)
 }
 
-/// The event that a path and a query name, or what is wrong with them.
+/// The event that a path and a query name, or their mistakes.
 async fn find(
     receiver: &Receiver,
     tenant: &str,
@@ -210,24 +212,21 @@ async fn show(
 ) -> Result<Response, Problem> {
     let Named { source, operation } = find(&receiver, &principal.tenant, path, query).await?;
     let store = receiver.ledger().store();
-    let story = patiently(store.journal(operation.id)).await?;
-    let conflicts = patiently(async {
-        let mut reader = store.reader().await?;
-        let (kind, id) = (operation.scope.kind(), operation.key.as_str());
-        let found = conflicts::of_event(&mut reader.conn(), &principal.tenant, kind, id, MOST_CONFLICTS).await?;
-        reader.leave();
-        Ok(found)
-    });
-    let sent = match operation.outcome.as_ref().and_then(Done::read) {
+    let view = patiently(View::read(store, operation)).await?;
+    let conflicts = patiently(store.read(async |conn| {
+        let (kind, id) = (view.operation.scope.kind(), view.operation.key.as_str());
+        conflicts::of_event(conn, &principal.tenant, kind, id, MOST_CONFLICTS).await
+    }));
+    let sent = match view.operation.outcome.as_ref().and_then(Done::read) {
         Some(Done::Published { message, .. }) => {
-            Some(patiently(Sent::find(store, &principal.tenant, &message, &story.0)).await?)
+            Some(patiently(Sent::find(store, &principal.tenant, &message, &view.notes)).await?)
         }
         _ => None,
     };
-    Ok(shown(&Record::of(&operation, &source, story, conflicts.await?, sent)))
+    Ok(shown(&Record::of(&view, &source, conflicts.await?, sent)))
 }
 
-/// `GET /webhooks/{source}/events/reprocess`: an event of that very id, though the path has another method, too.
+/// `GET /webhooks/{source}/events/reprocess`: an event with that id, although the path has another method, too.
 pub(super) async fn show_reprocess(
     receiver: Server<Receiver>,
     principal: Principal,
@@ -263,7 +262,7 @@ mod tests {
 
     use super::*;
 
-    /// An event that was stored, of a type.
+    /// A stored event of a type.
     fn stored(id: i64, kind: &str) -> Passed {
         Passed {
             id,
@@ -278,7 +277,7 @@ mod tests {
         }
     }
 
-    /// Of 12,000 stored events four are of a rare type, one of them after two looks.
+    /// Of 12,000 stored events four are of a rare type, one of them on the third page.
     fn passed(after: Option<i64>) -> Vec<Passed> {
         let rare = |id: &i64| [11_990, 9_000, 2_000, 1].contains(id);
         let below = after.unwrap_or(12_001).min(12_001);
@@ -286,7 +285,7 @@ mod tests {
         ids.map(|id| stored(id, if rare(&id) { "rare" } else { "common" })).collect()
     }
 
-    /// What a page loads, where the next begins, and how many statements it took.
+    /// What a page loads, its cursor, and its number of statements.
     async fn page(filter: &Filter, after: Option<i64>, limit: u32) -> (Vec<i64>, Option<i64>, u32) {
         let (statements, loaded) = (Cell::new(0), RefCell::new(Vec::new()));
         let count = || statements.set(statements.get() + 1);

@@ -1,4 +1,4 @@
-//! What an application does with an event by itself.
+//! Handlers of an application.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -11,21 +11,21 @@ use super::event::Event;
 
 /// Handles events in the program that Semel is built into.
 ///
-/// In atomic mode, what it writes in the transaction commits with the completion of the event, or not at all. In leased
-/// mode there is no transaction: what it does elsewhere should go under [`Run::derived_key`], which is the same on every
-/// attempt at the same data.
+/// In atomic mode, its writes in the transaction commit with the completion of the event, or not at all. In leased mode
+/// there is no transaction: calls to other services should use [`Run::derived_key`], which is the same on every attempt
+/// at the same data.
 pub trait Handler: Send + Sync + 'static {
-    /// Whether it works in the transaction of the completion.
+    /// Its mode.
     fn mode(&self) -> Mode {
         Mode::Atomic
     }
 
-    /// Handles an event. What it returns is kept as the event's result; an event that came before the one it needs is
-    /// [`Unfinished::NotYet`], which costs no attempt and waits for a second at least.
+    /// Handles an event. The returned value is stored as the event's result. An event that arrived before the one it
+    /// needs is [`Unfinished::NotYet`], which counts no attempt and waits for at least a second.
     fn handle<'a>(&'a self, event: &'a Event, run: &'a Run) -> BoxFuture<'a, Result<Value, Unfinished>>;
 }
 
-/// The run that an event is handled in.
+/// The run of a handler.
 pub struct Run {
     /// The lease: its fence, whether it is lost.
     pub context: Context<Database>,
@@ -34,26 +34,25 @@ pub struct Run {
 }
 
 impl Run {
-    /// The key for a step's call to another service: the same on every attempt at the same data, and another one for
-    /// newer data under the same id. Under the key of the event alone, a service would take the newer for what it has
-    /// done already.
+    /// The key for a step's call to another service: the same on every attempt at the same data, and another for newer
+    /// data under the same id. With the event's key alone, the service would treat newer data as a repeat.
     #[must_use]
     pub fn derived_key(&self, step: &str) -> String {
         key_of_data(&self.context, step)
     }
 }
 
-/// The key of a step that is done with the data that the operation has now.
+/// The key of a step with the operation's present data.
 pub(super) fn key_of_data(context: &Context<Database>, step: &str) -> String {
     context.derived_key(&format!("{step} {}", context.operation().fingerprint.to_hex()))
 }
 
-/// Handlers by the name that the configuration gives them.
+/// Handlers by their name in the configuration.
 #[derive(Clone, Default)]
 pub struct Handlers(HashMap<String, Arc<dyn Handler>>);
 
 impl Handlers {
-    /// Adds one.
+    /// Adds a handler.
     #[must_use]
     pub fn with(mut self, name: &str, handler: impl Handler) -> Self {
         self.0.insert(name.to_owned(), Arc::new(handler));

@@ -1,20 +1,21 @@
-//! Events that others send, each taking effect once.
+//! Events from other services, each taking effect once.
 //!
-//! An event is one operation of the ledger: its key is the sender's id, its payload the bytes that were signed. What
-//! the ledger answers to the claim is what the sender is answered; a failed event is tried again by the sender's
-//! redelivery and by our own runner. In reading order:
+//! An event is one operation: its key is the sender's id, its payload the signed bytes. The ledger's answer to the
+//! claim decides the answer to the sender. A failed event is retried by the sender's redelivery and by a worker. In
+//! reading order:
 //!
-//! - `event`: what a delivery says has happened; `source`: a sender, its rules and who checks its signatures
-//! - `receive`: the route; `deliver`: from the claim to the answer; `bodies`: whose bytes are, where an id tells nothing;
-//!   `process`: what becomes of an event
-//! - `handler`: what an application does by itself; `runner`: what nobody runs and is due
-//! - `refusals`: what was not let in, counted; `conflicts`: other data under the same id
-//! - `events`: looking, and running again by hand; `again` and `reprocess`: what has completed, once more, one by one and
-//!   many; `record`: an event as it is shown
-//! - `monitor`: whether all is well; `monitor_count`: what the counters say; `health`: the verdict
+//! - `event`: the event of a delivery; `source`: a sender, its rules and the check of its signatures
+//! - `receive`: the route; `deliver`: from a delivery to its answer; `take_in`: the claim; `bodies`: deduplicates by
+//!   body hash when the signature does not cover the event id; `process`: runs an event
+//! - `handler`: handlers of an application; `work`: the kinds of work for the worker
+//! - `refusals`: counts of refused deliveries; `conflicts`: other data under the same id
+//! - `events`: lists and reruns; `again` and `reprocess`: reruns of completed events, one by one and many; `record`: an
+//!   event as it is shown
+//! - `monitor`: the monitor, by [`crate::monitor`]; `health`: health rules of deliveries
 
 pub(crate) mod again;
 mod bodies;
+pub mod config;
 mod conflicts;
 mod deliver;
 mod event;
@@ -22,15 +23,16 @@ pub(crate) mod events;
 mod handler;
 mod health;
 mod monitor;
-mod monitor_count;
 pub(crate) mod named;
+pub mod problems;
 pub(crate) mod process;
 mod receive;
 pub(crate) mod record;
 mod refusals;
 pub(crate) mod reprocess;
-mod runner;
 mod source;
+mod take_in;
+mod work;
 
 use std::{
     collections::BTreeMap,
@@ -39,24 +41,53 @@ use std::{
 };
 
 use axum::{Router, routing::post};
-use semel::{
-    Ledger,
-    messaging::{Queue, Wake},
-};
+use semel::{Ledger, messaging::Queue};
 use semel_store::Database;
 use tokio::sync::watch;
 
-use crate::config::{self, Deed};
+use crate::{
+    config::NodeRole,
+    service::{Opened, Service, Task, migrations},
+};
+use config::Deed;
 pub use conflicts::{Conflict, list as list_conflicts, of_event as conflicts_of_event};
 pub use event::Event;
 pub use handler::{Handler, Handlers, Run};
 pub use refusals::WORDS as REFUSALS;
 pub use source::Source;
 
+#[cfg(test)]
+pub(crate) use conflicts::statements;
 use refusals::Refusals;
 
-/// The part of `/openapi.json` that is this service's.
-pub const OPENAPI: &str = include_str!("openapi.json");
+/// The service, for the list of all services.
+pub static WEBHOOKS: Service = Service {
+    name: SERVICE,
+    section: Some(|reader| Arc::new(config::Webhooks::read(reader))),
+    problems: &problems::ALL,
+    openapi: &[include_str!("openapi.json")],
+    telling: record::TELLING,
+    migrations: migrations!("0005_webhooks"),
+    projections: &[],
+    open: |parts| {
+        Box::pin(async {
+            // Handlers are for Rust programs that embed Semel; this program has none.
+            let receiver = Receiver::open(parts.ledger, parts.config.services.get(), &Handlers::default()).await?;
+            let counts = receiver.clone();
+            Ok(Opened {
+                routes: receiver.routes_for_people().merge(receiver.job_routes(parts.jobs)),
+                signed: receiver.routes(),
+                queues: receiver.queues(),
+                jobs: receiver.job_kinds(),
+                kinds: receiver.kinds(),
+                tasks: vec![Task::new("webhooks counts", &[NodeRole::Api, NodeRole::Worker], move |stop| {
+                    counts.count(stop)
+                })],
+                ..Opened::default()
+            })
+        })
+    },
+};
 
 /// The service of the ledger's scope.
 pub const SERVICE: &str = "webhooks";
@@ -69,24 +100,22 @@ struct Inner {
     ledger: Ledger<Database>,
     sources: BTreeMap<String, Arc<Source>>,
     refusals: Refusals,
-    /// Wakes the runner of this process.
-    wake: Wake,
     clock: Clock,
 }
 
-/// What time it is. Signatures grow old by it.
+/// The current time, for the age of signatures.
 pub type Clock = Arc<dyn Fn() -> SystemTime + Send + Sync>;
 
 impl Receiver {
-    /// Opens the sources of a configuration on a ledger, with the handlers that it names.
+    /// Opens the sources of a configuration on a ledger, with its handlers.
     ///
     /// # Errors
-    /// [`semel::Error::Invalid`] when a source cannot be used as it is; when the database cannot be reached.
+    /// [`semel::Error::Invalid`] when a source's configuration is invalid; when the database cannot be reached.
     pub async fn open(ledger: &Ledger<Database>, config: config::Webhooks, handlers: &Handlers) -> semel::Result<Self> {
         Self::open_at(ledger, config, handlers, Arc::new(SystemTime::now)).await
     }
 
-    /// As [`Receiver::open`], by another clock: for tests.
+    /// As [`Receiver::open`], with another clock: for tests.
     ///
     /// # Errors
     /// As [`Receiver::open`].
@@ -105,14 +134,13 @@ impl Receiver {
             ledger: ledger.clone(),
             sources: sources.collect::<semel::Result<_>>()?,
             refusals: Refusals::default(),
-            wake: Wake::default(),
             clock,
         })))
     }
 
-    /// The routes. They ask for no token and no `Host`, for what is sent here is signed; a source that signs nothing
-    /// looks at the `Host` by itself, and at the sender's address: it takes nothing unless whoever serves the routes adds
-    /// that to each request, as `ConnectInfo<SocketAddr>`.
+    /// The routes. They check neither credentials nor `Host`, because deliveries are signed. An unsigned source checks
+    /// the `Host` and the sender's address itself: it refuses everything unless the server adds the address to each
+    /// request, as `ConnectInfo<SocketAddr>`.
     pub fn routes(&self) -> Router {
         Router::new()
             .route("/webhooks/{source}", post(receive::at_source))
@@ -120,8 +148,8 @@ impl Receiver {
             .with_state(self.clone())
     }
 
-    /// The queues that the configuration names. Those of the topics `webhook.SOURCE.TYPE` are for whoever listens to
-    /// make: nobody else knows the types.
+    /// The queues of configured topics. The listener declares those of the topics `webhook.SOURCE.TYPE`: only it knows
+    /// the types.
     #[must_use]
     pub fn queues(&self) -> Vec<Queue> {
         let rules = self.0.sources.values().flat_map(|source| &source.config.handlers.0);
@@ -133,12 +161,7 @@ impl Receiver {
         topics.into_iter().map(Queue::new).collect()
     }
 
-    /// Processes what nobody runs and is due, until `stop` turns true; ends when what it began has ended.
-    pub fn run(&self, stop: watch::Receiver<bool>) -> impl Future<Output = ()> + Send + use<> {
-        runner::work(self.clone(), stop)
-    }
-
-    /// Writes the counts of what was refused and of what was only stored, every second, until `stop` turns true.
+    /// Writes the counts of refused and of stored events every second, until `stop` turns true.
     pub fn count(&self, mut stop: watch::Receiver<bool>) -> impl Future<Output = ()> + Send + use<> {
         let receiver = self.clone();
         async move {
@@ -152,11 +175,6 @@ impl Receiver {
         }
     }
 
-    /// There may be something to run: look at once.
-    pub fn wake(&self) {
-        self.0.wake.wake();
-    }
-
     /// A source by its name.
     #[must_use]
     pub fn source(&self, name: &str) -> Option<&Arc<Source>> {
@@ -168,7 +186,7 @@ impl Receiver {
         self.0.sources.values()
     }
 
-    /// The ledger that the events are in.
+    /// The ledger of the events.
     #[must_use]
     pub fn ledger(&self) -> &Ledger<Database> {
         &self.0.ledger

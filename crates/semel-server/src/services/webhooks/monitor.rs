@@ -1,53 +1,55 @@
-//! `GET /webhooks/{source}/monitor` and `GET /functions/v1/stripe-events-monitor`: whether all is well, at a glance.
+//! `GET /webhooks/{source}/monitor` and `GET /functions/v1/stripe-events-monitor`. The names are those of the source
+//! document; the numbers come from [`crate::monitor`] and from the deliveries.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet},
     time::Duration,
 };
 
 use axum::{extract::State as Server, response::Response};
 use semel::{
-    Operation, Result, State, Store as _, Timestamp,
-    look::{DayTally, Filter, Page, Tallied, Tally, TallyBy, TallyFilter, answered, appeared, runs},
+    Operation, Result, State, Timestamp,
+    look::{DayTally, answered, appeared},
+    prelude::*,
 };
+use semel_store::Conn;
 use serde::Serialize;
 
 use super::{
     REFUSALS, Receiver, SERVICE, conflicts,
     conflicts::Conflict,
     events::{filter, given, label},
-    health::{FAILING, Failing, Health, Stuck, Vitals},
-    monitor_count::{Line, MOST_OPEN, Open, Rates, Stand, Times, body_kinds, by_day, by_label, hour, kinds, retries},
+    health,
     named::functions,
     process::STORED,
-    record::{Listed, Other, is_at_limit, is_parked, waits_for_a_person},
+    record::{Listed, Other, TELLING, is_at_limit, is_parked},
     source::Source,
 };
-use crate::http::{
-    answers::{patiently, shown},
-    path::Id,
-    principal::Principal,
-    problem::Problem,
-    query::{Query, number},
+use crate::{
+    http::{
+        answers::{patiently, shown},
+        path::Id,
+        principal::Principal,
+        problem::Problem,
+        query::{Query, number},
+    },
+    monitor::{Health, Line, Looked, Period, Rates, Report, Retries, Rules, Stand, Stuck, Subject, Times},
 };
 
-/// The source that the path of the source document is about.
+/// The source of the source document's path.
 const STRIPE: &str = "stripe";
 
-/// Days that are looked at unless asked otherwise, and at most.
+/// The default and the largest number of days.
 const DAYS: i64 = 7;
 const MOST_DAYS: i64 = 366;
 
-/// How many events, and how many conflicts, a list has.
+/// The most events and the most conflicts of a list.
 const MOST_LISTED: usize = 50;
 
-/// How many of the latest events are looked at for one that completed.
-const MOST_LATEST: u32 = 200;
-
-/// How many conflicts are looked at.
+/// How many conflicts are read.
 const MOST_CONFLICTS: usize = 500;
 
-/// What a conflict's age must be below to be news.
+/// The age up to which a conflict is reported.
 const NEWS: Duration = Duration::from_secs(24 * 3600);
 
 /// `GET /webhooks/{source}/monitor`
@@ -59,7 +61,7 @@ pub(super) async fn of_source(
 ) -> Result<Response, Problem> {
     let asked = Asked::read(query)?;
     let source = receiver.source_of(&principal.tenant, &name)?;
-    let looked = patiently(Looked::at(&receiver, &source, &asked)).await?;
+    let looked = patiently(Seen::at(&receiver, &source, &asked)).await?;
     Ok(shown(&looked.tell(&source, &asked)))
 }
 
@@ -72,7 +74,7 @@ pub(super) async fn of_stripe(
     of_source(receiver, principal, Id(STRIPE.to_owned()), query).await
 }
 
-/// What is asked for.
+/// The request.
 #[derive(Serialize)]
 struct Asked {
     #[serde(skip)]
@@ -83,7 +85,7 @@ struct Asked {
 
 impl Asked {
     fn read(mut query: Query) -> Result<Self, Problem> {
-        // Unlike a filter, an empty number is a slip: the answer would be about another period than was meant.
+        // An empty number is a mistake: the answer would be about another period than was meant.
         let days = query.take("days", |text| {
             number(text).filter(|days| (1..=MOST_DAYS).contains(days)).ok_or("must be a number from 1 to 366")
         });
@@ -93,266 +95,226 @@ impl Asked {
         Ok(Self { days: days.unwrap_or(DAYS), event_type, webhook_function })
     }
 
-    /// Whether all events of the source are meant.
+    /// Whether all events of the source are selected.
     fn is_all(&self) -> bool {
         self.event_type.is_none() && self.webhook_function.is_none()
     }
-
-    /// The counters of a source since an hour.
-    fn counters(&self, source: &Source, kinds: Vec<String>, since_hour: i64) -> TallyFilter {
-        TallyFilter {
-            tenant: source.config.tenant.clone(),
-            service: SERVICE.to_owned(),
-            kinds,
-            label1: self.event_type.clone(),
-            label2: self.webhook_function.clone(),
-            since_hour,
-            ..TallyFilter::default()
-        }
-    }
 }
 
-/// What a look at the database found.
-struct Looked {
-    now: Timestamp,
-    open: Open,
-    /// When those that have waited for long last began anew.
-    anew: HashMap<i64, Timestamp>,
-    /// Each by one thing only: types times functions times durations may be more than can be told.
-    types: Tallied<Tally>,
-    functions: Tallied<Tally>,
-    durations: Tallied<Tally>,
-    days: Tallied<DayTally>,
-    /// Bodies that came under another id.
+/// The data that was read from the database.
+struct Seen {
+    looked: Looked,
+    /// Bodies that arrived under another id.
     bodies: i64,
-    /// Of this hour and the one before.
-    recent: Vec<DayTally>,
     conflicts: Vec<Conflict>,
-    /// The events that came last, in whatever state they are.
-    latest: Vec<Operation>,
-    /// Messages that do not go out.
+    /// Messages that need a person.
     stuck: Vec<Stuck>,
 }
 
-impl Looked {
-    /// Counters, and lists that are bounded: the same work for ten events and ten million.
+/// Recent deliveries.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Deliveries {
+    /// Deliveries of this hour and the one before.
+    pub(super) let_in: i64,
+    pub(super) refused: i64,
+    /// Undecided conflicts of the last 24 hours.
+    pub(super) conflicts: usize,
+    /// Whether there were more conflicts in that time than were read.
+    pub(super) more_conflicts: bool,
+}
+
+impl Seen {
     async fn at(receiver: &Receiver, source: &Source, asked: &Asked) -> Result<Self> {
         let store = receiver.ledger().store();
-        let now = store.now().await?;
-        let since_hour = now.hour() - 24 * asked.days;
-        let since = hour(since_hour);
         let several = source.config.dedup_per_function;
         let names = if several { functions(receiver, source).await? } else { Vec::new() };
-        let period = asked.counters(source, kinds(source, &names), since_hour);
-        let by = |by| TallyFilter { by, ..period.clone() };
-        let types = store.tally(&by(TallyBy::Label1)).await?;
-        let functions = store.tally(&by(TallyBy::Label2)).await?;
-        let durations = store.tally(&by(TallyBy::Duration)).await?;
-        let days = store.tally_days(&period).await?;
-        let recent = store.tally_days(&TallyFilter { since_hour: now.hour() - 1, ..period }).await?.lines;
+        let filter = filter(source, asked.event_type.clone(), asked.webhook_function.clone());
+        let subject = Subject { filter, kinds: kinds(source, &names) };
+        let looked = Looked::at(store, &subject, asked.days).await?;
         let mut bodies = 0;
         if source.config.id_can_be_forged() {
-            let period = asked.counters(source, body_kinds(source, &names), since_hour);
-            bodies = answered(&store.tally_days(&period).await?.lines, "mismatch");
+            let subject = Subject { kinds: body_kinds(source, &names), ..subject };
+            bodies = answered(&store.tally_days(&subject.counters(looked.since.hour())).await?.lines, "mismatch");
         }
-        let mut states = Vec::new();
-        for state in Open::STATES {
-            let meant = filter(source, asked.event_type.clone(), asked.webhook_function.clone());
-            let page = Page { after: None, limit: MOST_OPEN };
-            let listing = store.list(&Filter { state: Some(state), ..meant }, page).await?;
-            states.push((state, listing.items, listing.next.is_some()));
-        }
-        let open = Open { states, since };
-        let long = open_events(&open).filter(|event| now.since(event.created_at) > FAILING);
-        let anew = store.begun_anew(&long.map(|event| event.id).collect::<Vec<_>>()).await?;
-        let mut reader = store.reader().await?;
         let (tenant, most) = (&source.config.tenant, i64::try_from(MOST_CONFLICTS).unwrap_or(i64::MAX));
         let meant = (asked.event_type.as_deref(), asked.webhook_function.as_deref());
-        let conflicts = conflicts::list(&mut reader.conn(), tenant, &source.name, since, meant, most).await?;
-        reader.leave();
-        let meant = filter(source, asked.event_type.clone(), asked.webhook_function.clone());
-        let latest = store.list(&meant, Page { after: None, limit: MOST_LATEST }).await?.items;
-        // A message has no type to be filtered by.
+        let list =
+            async |conn: &mut Conn<'_>| conflicts::list(conn, tenant, &source.name, looked.since, meant, most).await;
+        let conflicts = store.read(list).await?;
+        // Messages have no type to filter by.
         let stuck =
             if asked.is_all() { store.stuck_messages(tenant, SERVICE, &source.name).await? } else { Vec::new() };
         let stuck = stuck.into_iter().map(|(topic, state, messages)| Stuck { topic, state, messages }).collect();
-        Ok(Self { now, open, anew, types, functions, durations, days, bodies, recent, conflicts, latest, stuck })
+        Ok(Self { looked, bodies, conflicts, stuck })
     }
 
-    /// The parts of the answer whose numbers are too low, because there were more sums than are told.
+    /// The parts of the answer whose numbers are too low, because there were more sums than are listed.
     fn incomplete(&self) -> Vec<&'static str> {
-        let mut parts = Vec::new();
-        let mut note = |cut: bool, names: &[&'static str]| parts.extend(names.iter().filter(|_| cut));
-        note(
-            self.days.cut,
-            &["totals", "rates", "by_day", "retries", "conflicts", "duplicates_suppressed", "stored", "refused"],
-        );
-        note(self.types.cut, &["by_event_type"]);
-        note(self.functions.cut, &["by_webhook_function"]);
-        note(self.durations.cut, &["processing_time_ms"]);
-        parts
+        const BY_DAY: &[&str] =
+            &["totals", "rates", "by_day", "retries", "conflicts", "duplicates_suppressed", "stored", "refused"];
+        let parts = [BY_DAY, &["by_event_type"], &["by_webhook_function"], &["processing_time_ms"]];
+        let cut = self.looked.is_cut().into_iter().zip(parts).filter(|(cut, _)| *cut);
+        cut.flat_map(|(_, names)| names.iter().copied()).collect()
     }
 
     fn tell<'a>(&self, source: &'a Source, asked: &'a Asked) -> Told<'a> {
-        let days: Vec<_> = self.days.lines.iter().collect();
-        let totals = Stand::of(&days, &self.open, |_| true);
-        let (by_event_type, more_types) = by_label(&self.types.lines, &self.open, 0, "event_type");
-        let (by_webhook_function, more_functions) = by_label(&self.functions.lines, &self.open, 1, "webhook_function");
+        let rules = Rules {
+            telling: TELLING,
+            is_at_limit: &|event| is_at_limit(event, source),
+            is_parked: &|event| is_parked(event, source),
+            group: &|event| source.config.handlers.place(event.labels.0[0].as_deref().unwrap_or_default()),
+            stuck: self.stuck.clone(),
+            wrong: health::reasons(&self.deliveries(asked.is_all())),
+        };
+        let report = self.looked.report(&rules);
+        let [event_type, webhook_function, ..] = TELLING.labels.map(Option::unwrap_or_default);
+        let lines = |lines: Vec<Line>, name| lines.into_iter().map(|line| EventLine::of(name, line)).collect();
+        let by_day = &self.looked.by_day.lines;
+        let Report { health, period, totals, rates, times, retries, truncated, .. } = report;
         Told {
             source: &source.name,
-            health: Health::of(&self.vitals(source, asked.is_all())),
-            period: Period { since: self.open.since.to_string(), until: self.now.to_string(), days: asked.days },
+            health,
+            period,
             filter: asked,
-            rates: totals.rates(),
-            totals,
-            by_day: by_day(&days, &self.open),
-            by_event_type,
-            by_webhook_function,
-            processing_time_ms: Times::of(&self.durations.lines),
-            retries: Retries {
-                total: retries(&days),
-                at_limit: self.open.of_period(State::Failed).filter(|event| is_at_limit(event, source)).count(),
-                orphans_found: runs(days.iter().copied(), State::TimedOut),
-            },
+            totals: totals.into(),
+            rates: rates.into(),
+            by_day: lines(report.by_day, "day"),
+            by_event_type: lines(report.by_label1, event_type),
+            by_webhook_function: lines(report.by_label2, webhook_function),
+            processing_time_ms: times,
+            retries: retries.into(),
             failed_events: self.listed(State::Failed, source),
             timed_out_events: self.listed(State::TimedOut, source),
             conflicts: Conflicts {
-                // The counter lags by a second, which a process that is killed takes with it; what is listed was there.
-                count: answered(days.iter().copied(), "mismatch").max(self.conflicts.len().try_into().unwrap_or(0)),
+                // The counter lags by a second, which is lost if the process is killed; the listed conflicts exist.
+                count: report.conflicts.max(self.conflicts.len().try_into().unwrap_or(0)),
                 items: self.conflicts.iter().take(MOST_LISTED).cloned().map(Other::of).collect(),
             },
-            duplicates_suppressed: self.duplicates(),
-            stored: answered(&self.days.lines, STORED),
-            refused: asked.is_all().then(|| Refused::of(&self.days.lines)),
-            truncated: more_types || more_functions,
+            // A body under another id is a duplicate, too.
+            duplicates_suppressed: report.duplicates_suppressed + self.bodies,
+            stored: answered(by_day, STORED),
+            refused: asked.is_all().then(|| Refused::of(by_day)),
+            truncated,
             incomplete: self.incomplete(),
         }
     }
 
     fn listed(&self, state: State, source: &Source) -> Vec<Listed> {
-        self.open.of_period(state).take(MOST_LISTED).map(|event| Listed::of(event, source)).collect()
+        let of = |event: &Operation| Listed::of(event, source);
+        self.looked.of_period(state).take(MOST_LISTED).map(of).collect()
     }
 
-    /// Deliveries of what was known already: done, being done, or not to be done again. The same body under another id
-    /// is one of them.
-    fn duplicates(&self) -> i64 {
-        let same = ["replay", "in_flight", "exhausted"].map(|word| answered(&self.days.lines, word));
-        same.iter().sum::<i64>() + self.bodies
-    }
-
-    /// Since when an event has waited to take effect: since its present data came, or a person last spoke.
-    fn waits_since(&self, event: &Operation) -> Timestamp {
-        self.anew.get(&event.id).copied().unwrap_or(event.created_at)
-    }
-
-    fn vitals(&self, source: &Source, is_all: bool) -> Vitals {
-        let ran = |state| runs(&self.recent, state);
-        let again = ["replay", "in_flight", "exhausted", "mismatch"].map(|word| answered(&self.recent, word));
-        let set_aside = idle(&self.open).filter(|event| is_parked(event, source) && !is_at_limit(event, source));
-        let silent = self.open.all(State::Processing).filter_map(|event| {
-            let lease = event.lease.as_ref().filter(|lease| lease.deadline < self.now)?;
-            Some(self.now.since(lease.deadline) + lease.terms.lease)
-        });
-        let news = self.conflicts.iter().filter(|it| self.now.since(Timestamp::from_micros(it.last_at)) < NEWS);
+    fn deliveries(&self, is_all: bool) -> Deliveries {
+        let recent = &self.looked.recent;
+        let again = ["replay", "in_flight", "exhausted", "mismatch"].map(|word| answered(recent, word));
+        let age = |it: &&Conflict| self.looked.now.since(Timestamp::from_micros(it.last_at));
+        let news = self.conflicts.iter().filter(|it| age(it) < NEWS);
         let settled = |it: &Conflict| self.conflicts.iter().any(|newer| newer.settles(it));
-        Vitals {
-            completed: ran(State::Completed),
-            failed: ran(State::Failed),
-            lost: ran(State::TimedOut),
-            let_in: appeared(&self.recent) + again.iter().sum::<i64>(),
-            refused: if is_all { all_refused(&self.recent) } else { 0 },
-            at_limit: self.open.all(State::Failed).filter(|event| is_at_limit(event, source)).count(),
-            parked: set_aside.count(),
-            silent: silent.max(),
-            waits: waiting(&self.open, source).map(|event| self.now.since(self.waits_since(event))).max(),
+        Deliveries {
+            let_in: appeared(recent) + again.iter().sum::<i64>(),
+            refused: if is_all { all_refused(recent) } else { 0 },
             conflicts: news.clone().filter(|it| it.is_undecided() && !settled(it)).count(),
             more_conflicts: news.count() == MOST_CONFLICTS,
-            flooded: self.open.is_flooded(),
-            failing: self.failing(source),
-            stuck: self.stuck.clone(),
         }
     }
-
-    /// The rules by which events only fail: of each, those whose last run began after the last one that completed. One that
-    /// runs again at this moment, after it failed, counts by how that run ended.
-    fn failing(&self, source: &Source) -> Vec<Failing> {
-        let rule = |event: &Operation| source.config.handlers.place(event.labels.0[0].as_deref().unwrap_or_default());
-        let mut rules: BTreeMap<Option<usize>, Vec<&Operation>> = BTreeMap::new();
-        for event in open_events(&self.open) {
-            if event.error.is_some() && !waits_for_a_person(event, source) {
-                rules.entry(rule(event)).or_default().push(event);
-            }
-        }
-        let completed = |place: Option<usize>| {
-            let same = self.latest.iter().filter(move |event| event.state == State::Completed && rule(event) == place);
-            same.filter_map(|event| event.settled_at).max()
-        };
-        let failing = rules.into_iter().filter_map(|(place, mut events)| {
-            let since = completed(place);
-            events.retain(|event| since.is_none_or(|since| event.claimed_at > since));
-            let waits = events.iter().map(|event| self.now.since(self.waits_since(event))).max()?;
-            let last = events.iter().max_by_key(|event| event.claimed_at)?;
-            Some(Failing { events: events.len(), waits, error: last.error.clone().unwrap_or_default() })
-        });
-        failing.collect()
-    }
 }
 
-/// What has not completed.
-fn open_events(open: &Open) -> impl Iterator<Item = &Operation> {
-    Open::STATES.into_iter().flat_map(|state| open.all(state))
+/// The kinds of a source's operations. Refusals are counted under its name, whatever its functions.
+fn kinds(source: &Source, functions: &[String]) -> Vec<String> {
+    let own = functions.iter().map(|function| source.kind(function));
+    [source.name.clone()].into_iter().chain(own).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-/// What nobody runs and has not completed.
-fn idle(open: &Open) -> impl Iterator<Item = &Operation> {
-    [State::Failed, State::TimedOut, State::Pending].into_iter().flat_map(|state| open.all(state))
+/// The kinds of the body claims.
+fn body_kinds(source: &Source, functions: &[String]) -> Vec<String> {
+    kinds(source, functions).into_iter().map(|kind| format!("{kind}/body")).collect()
 }
 
-/// Those of them that run again by themselves.
-fn waiting<'a>(open: &'a Open, source: &'a Source) -> impl Iterator<Item = &'a Operation> {
-    idle(open).filter(|event| !waits_for_a_person(event, source))
-}
-
-/// The answer, what matters most first.
+/// The answer, most important first.
 #[derive(Serialize)]
 struct Told<'a> {
     source: &'a str,
     health: Health,
     period: Period,
     filter: &'a Asked,
-    totals: Stand,
-    rates: Rates,
-    by_day: Vec<Line>,
-    by_event_type: Vec<Line>,
-    by_webhook_function: Vec<Line>,
+    totals: EventStand,
+    rates: EventRates,
+    by_day: Vec<EventLine>,
+    by_event_type: Vec<EventLine>,
+    by_webhook_function: Vec<EventLine>,
     processing_time_ms: Times,
-    retries: Retries,
+    retries: EventRetries,
     failed_events: Vec<Listed>,
     timed_out_events: Vec<Listed>,
     conflicts: Conflicts,
     duplicates_suppressed: i64,
-    /// Events that no rule took when they were processed.
+    /// Events without a matching rule.
     stored: i64,
-    /// What was refused has no type, so there is none with a filter.
+    /// Refusals have no type, so there are none with a filter.
     refused: Option<Refused>,
-    /// Whether there are more types or functions than are told.
+    /// Whether there are more types or functions than are listed.
     truncated: bool,
     /// The members whose numbers are too low.
     incomplete: Vec<&'static str>,
 }
 
+/// The states of events. In doubt is shown as `timeout`, as everywhere for events.
 #[derive(Serialize)]
-struct Period {
-    since: String,
-    until: String,
-    days: i64,
+struct EventStand {
+    total: i64,
+    processing: i64,
+    completed: i64,
+    failed: i64,
+    timeout: i64,
+    pending: i64,
+}
+
+impl From<Stand> for EventStand {
+    fn from(Stand { total, processing, completed, failed, timed_out, in_doubt, pending }: Stand) -> Self {
+        Self { total, processing, completed, failed, timeout: timed_out + in_doubt, pending }
+    }
 }
 
 #[derive(Serialize)]
-struct Retries {
+struct EventRates {
+    success_rate: Option<f64>,
+    failure_rate: Option<f64>,
+    timeout_rate: Option<f64>,
+}
+
+impl From<Rates> for EventRates {
+    fn from(Rates { success, failure, timeout }: Rates) -> Self {
+        Self { success_rate: success, failure_rate: failure, timeout_rate: timeout }
+    }
+}
+
+/// The states of the events of one day, type or function.
+#[derive(Serialize)]
+struct EventLine {
+    /// The day, type or function.
+    #[serde(flatten)]
+    named: BTreeMap<&'static str, String>,
+    #[serde(flatten)]
+    stand: EventStand,
+}
+
+impl EventLine {
+    fn of(name: &'static str, line: Line) -> Self {
+        Self { named: [(name, line.name)].into(), stand: line.stand.into() }
+    }
+}
+
+#[derive(Serialize)]
+struct EventRetries {
     total: i64,
     at_limit: usize,
     orphans_found: i64,
+}
+
+impl From<Retries> for EventRetries {
+    fn from(Retries { total, at_limit, orphans_found }: Retries) -> Self {
+        Self { total, at_limit, orphans_found }
+    }
 }
 
 #[derive(Serialize)]
@@ -361,7 +323,7 @@ struct Conflicts {
     items: Vec<Other>,
 }
 
-/// Deliveries that were not let in, by why.
+/// Refused deliveries, by reason.
 #[derive(Serialize)]
 struct Refused {
     total: i64,
@@ -377,4 +339,27 @@ impl Refused {
 
 fn all_refused(days: &[DayTally]) -> i64 {
     REFUSALS.into_iter().map(|word| answered(days, word)).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::services::webhooks::{
+        Handlers,
+        config::{self, Secrets, SourceKind},
+    };
+
+    #[test]
+    fn a_source_knows_its_own_kinds() {
+        let mut config = config::Source::new(SourceKind::Stripe, Secrets(vec!["a good secret".into()]));
+        let functions = ["connect".to_owned(), "body".to_owned()];
+        let source = Source::open("stripe", config.clone(), &Handlers::default()).unwrap();
+        assert_eq!(kinds(&source, &functions), ["stripe"], "functions are labels");
+        assert_eq!(body_kinds(&source, &[]), ["stripe/body"]);
+        config.dedup_per_function = true;
+        config.functions.0.extend(functions.clone());
+        let source = Source::open("stripe", config, &Handlers::default()).unwrap();
+        assert_eq!(kinds(&source, &functions), ["stripe", "stripe.body", "stripe.connect"]);
+        assert_eq!(body_kinds(&source, &functions), ["stripe/body", "stripe.body/body", "stripe.connect/body"]);
+    }
 }

@@ -1,21 +1,21 @@
-//! The event that a person names, by its source, its id and, where events take effect once per function, its function.
+//! Finds the event that a person names: by source, id and, if events take effect once per function, function.
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use semel::{Key, Operation, Store as _};
+use semel::{Key, Operation, prelude::*};
 
 use super::{Receiver, SERVICE, source::Source};
 use crate::{
-    config::is_function,
     http::{
         answers::{missing, one_row, patiently},
         fields::Wrong,
         problem::{INVALID_QUERY, Problem},
     },
+    services::webhooks::config::is_function,
 };
 
-/// How many functions an event is looked for in, where it takes effect once per function.
-/// Those that are configured are at most half of it, and none of them is left out.
+/// How many functions are searched for an event, if it takes effect once per function. Configured ones are at most half
+/// of it, and all of them are searched.
 const MOST_FUNCTIONS: usize = 202;
 
 /// An event that was found, and its source.
@@ -63,8 +63,8 @@ impl Receiver {
     }
 }
 
-/// The functions of a source, where each takes effect by itself: those that are configured, and those that have events
-/// from when they were, by the kinds that there are.
+/// The functions of a source, if events take effect once per function: the configured ones, and former ones that still
+/// have events.
 pub(super) async fn functions(receiver: &Receiver, source: &Source) -> semel::Result<Vec<String>> {
     let prefix = source.kind("");
     let kinds = receiver.ledger().store().kinds(&source.config.tenant, SERVICE, &prefix).await?;
@@ -78,9 +78,9 @@ pub(super) async fn functions(receiver: &Receiver, source: &Source) -> semel::Re
     Ok(names.into_iter().collect())
 }
 
-/// The problem of an id that several functions know.
+/// The problem of an id that exists in several functions.
 fn which(functions: Vec<String>) -> Problem {
     let mut wrong = Wrong::default();
-    wrong.note("function", format!("must be one of those that know this event: {}", functions.join(", ")));
+    wrong.note("function", format!("must be one of the functions that have this event: {}", functions.join(", ")));
     wrong.problem(&INVALID_QUERY).with("functions", functions)
 }

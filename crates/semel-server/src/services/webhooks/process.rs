@@ -1,24 +1,22 @@
-//! What becomes of an event: it is stored, or goes to the outbox, to a URL, or to a handler.
+//! Runs an event: it is stored, or goes to the outbox, to a URL, or to a handler.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use semel::{
-    Context, Failure, Lease, Ledger, Operation, Outcome, Ran, Result, Retry, Unfinished, crash_point,
-    messaging::{Message, MessageStore as _, Origin, Topic},
+    Context, Failure, Handed, Lease, Ledger, Operation, Outcome, Ran, Result, Retry, Unfinished, crash_point,
+    messaging::{Message, Origin, Topic},
+    prelude::*,
 };
 use semel_http::Mode;
 use semel_store::{Database, Tx};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::OwnedSemaphorePermit;
+use tracing::Span;
 
 use super::{
-    bodies,
+    Receiver, bodies,
     event::Event,
     handler::{Run, key_of_data},
     source::{Source, Way},
@@ -28,38 +26,41 @@ use crate::{
     services::call::{Called, Caller},
 };
 
-/// The step that the key of a call is derived for.
+/// The step name for the derived key of a call.
 const STEP: &str = "forward";
 
-/// How long to wait, at least, for an endpoint that is at the same event, that asked for time, or that cannot be
-/// reached. Nothing was done there, so it costs no attempt: without a pause it would be called without end.
+/// The shortest wait for an endpoint that is processing the same event, or that asked for time. It did nothing, so no
+/// attempt is counted: without a pause it would be called endlessly.
 const LATER: Duration = Duration::from_secs(10);
 
-/// How long to wait, at least, for a handler that wants to be asked later, and for our own database.
+/// The shortest wait after a handler's `NotYet`, and for our own database.
 const A_MOMENT: Duration = Duration::from_secs(1);
+
+/// The final error of an event without data.
+pub(super) const NO_DATA: &str = "the event's data is not there any more";
 
 /// The longest topic.
 const LONGEST_TOPIC: usize = 200;
 
-/// The word for an event that no rule took.
+/// The result of an event without a matching rule.
 pub(crate) const STORED: &str = "stored";
 
-/// The words for all ways in which an event may have been processed.
+/// The results of processed events.
 pub(crate) const RESULTS: [&str; 5] = [STORED, "published", "forwarded", "handled", "duplicate"];
 
-/// How an event was processed: what is kept of it.
+/// The result of a processed event, as it is stored.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "result", rename_all = "snake_case")]
 pub(super) enum Done {
-    /// No rule takes it. It can be run again when one does.
+    /// No rule matches. It can run again when one does.
     Stored,
     /// It went to the outbox.
     Published { topic: String, message: String },
-    /// An endpoint took it.
+    /// An endpoint accepted it.
     Forwarded { status: u16 },
-    /// A handler did it.
+    /// A handler processed it.
     Handled { value: Value },
-    /// The same bytes were taken in under another id before.
+    /// The same body was stored under another id before.
     Duplicate { of: String },
 }
 
@@ -68,12 +69,12 @@ impl Done {
         serde_json::to_vec(self).map(Outcome::kept).map_err(|error| Unfinished::failed(error.to_string()))
     }
 
-    /// How an event was processed, by its outcome.
+    /// The result in an outcome.
     pub(super) fn read(outcome: &Outcome) -> Option<Self> {
         serde_json::from_slice(&outcome.body).ok()
     }
 
-    /// The word for it.
+    /// Its name.
     pub(super) const fn word(&self) -> &'static str {
         match self {
             Self::Stored => STORED,
@@ -84,125 +85,166 @@ impl Done {
         }
     }
 
-    /// Whether an outcome says that nothing was done.
+    /// Whether an outcome is a duplicate, without an effect.
     pub(super) fn is_duplicate(outcome: &Outcome) -> bool {
         matches!(Self::read(outcome), Some(Self::Duplicate { .. }))
     }
 }
 
-/// Runs an event under its lease, and newer data that comes meanwhile. The seat is free again after the last of it. An
-/// event that was put back because the store is away is an error: it is tried again, but nobody else is to blame.
-pub(super) async fn run(
-    ledger: Ledger<Database>,
-    lease: Lease<Database>,
-    source: Arc<Source>,
-    event: Event,
-    seat: OwnedSemaphorePermit,
-) -> Result<Ran> {
-    let Some(mode) = source.way(&event).map(|way| way.mode()) else {
-        return Err(semel::Error::Invalid("an event that no rule knows what to do with".into()));
-    };
-    let trouble = Arc::default();
-    let job = Arc::new(Job { ledger, source, event, mode, trouble: Arc::clone(&trouble), _seat: seat });
-    let ran = match mode {
-        Mode::Atomic => lease.run_atomic(move |context, tx| job.clone().run(context, Some(tx))).await,
-        Mode::Leased => lease.run(move |context| job.clone().run(context, None)).await,
-    };
-    match (ran, trouble.get()) {
-        (Ok(Ran::Released), Some(error)) => Err(error.clone()),
-        (ran, _) => ran,
+impl Receiver {
+    /// Processes an event under its lease, and newer data that arrives meanwhile. The seat is held until the last of
+    /// it; under a worker, the worker holds the seat and runs the newer data. An event that was released because the
+    /// store is unreachable is an error: it runs again, but its rule gave no answer.
+    pub(super) async fn process(
+        self,
+        lease: Lease<Database>,
+        source: Arc<Source>,
+        event: Event,
+        seat: Option<OwnedSemaphorePermit>,
+    ) -> Result<Ran> {
+        let Some(mode) = source.way(&event).map(|way| way.mode()) else {
+            return Err(semel::Error::Invalid("an event without a rule".into()));
+        };
+        let job = Arc::new(Job { ledger: self.0.ledger.clone(), source, event, mode, _seat: seat });
+        let run = job.clone();
+        let ran = match mode {
+            Mode::Atomic => lease.run_atomic_handing(move |context, tx| run.clone().run(context, Some(tx))).await?,
+            Mode::Leased => lease.run_handing(move |context| run.clone().run(context, None)).await?,
+        };
+        match ran {
+            (Ran::Completed(outcome), _) => {
+                if Done::read(&outcome) == Some(Done::Stored) {
+                    self.0.refusals.count_stored(&job.source, &job.event);
+                }
+                Ok(Ran::Completed(outcome))
+            }
+            (Ran::Released, Handed::Stored(Some(Trouble(error)))) => Err(error),
+            // The event took effect in a transaction that the store could not commit.
+            (Ran::Released, Handed::NotStored) => {
+                Err(semel::Error::Unavailable("the event could not be committed".into()))
+            }
+            (ran, _) => Ok(ran),
+        }
     }
 }
 
-/// An event to be run, and all that its run needs.
+/// The span of an event's run. At the level of errors, so that no filter keeps a line and drops its span.
+pub(super) fn span(source: &Source, event: &str, kind: &str) -> Span {
+    tracing::error_span!("webhook", source = source.name, event, r#type = kind)
+}
+
+/// The store's error, if the event was released because of it.
+struct Trouble(semel::Error);
+
+/// Why an event was not processed.
+enum Stopped {
+    /// Its rule failed.
+    By(Unfinished),
+    /// The store could not be used.
+    Broken(semel::Error),
+}
+
+impl From<Unfinished> for Stopped {
+    fn from(unfinished: Unfinished) -> Self {
+        Self::By(unfinished)
+    }
+}
+
+impl From<semel::Error> for Stopped {
+    fn from(error: semel::Error) -> Self {
+        Self::Broken(error)
+    }
+}
+
+/// An event and what its run needs.
 struct Job {
     ledger: Ledger<Database>,
     source: Arc<Source>,
     event: Event,
     mode: Mode,
-    /// What was wrong with the store, if that is why it was put back.
-    trouble: Arc<OnceLock<semel::Error>>,
-    /// Held by the job, because that outlives the answer to whoever began it: newer data runs after it.
-    _seat: OwnedSemaphorePermit,
+    /// Held by the job, which outlives the answer to the sender: newer data runs after it.
+    _seat: Option<OwnedSemaphorePermit>,
 }
 
 impl Job {
-    async fn run(self: Arc<Self>, context: Context<Database>, tx: Option<Tx>) -> Result<Outcome, Unfinished> {
-        // After the first run, the same job is given newer data that waited for it.
+    /// Runs the event; returns its outcome, and the value for the sender.
+    async fn run(
+        self: Arc<Self>,
+        context: Context<Database>,
+        tx: Option<Tx>,
+    ) -> (Result<Outcome, Unfinished>, Option<Trouble>) {
+        match self.attempt(&context, tx).await {
+            Ok(done) => (done.outcome(), None),
+            Err(Stopped::By(unfinished)) => (Err(unfinished), None),
+            // An unreachable store is no failure of the event: it waits for a while, and the sender is told.
+            Err(Stopped::Broken(error)) if error.is_transient() => {
+                let wait = later(context.operation(), A_MOMENT, self.source.config.backoff.cap);
+                (Err(Unfinished::NotYet(wait)), Some(Trouble(error)))
+            }
+            Err(Stopped::Broken(error)) => (Err(Unfinished::failed(error.to_string())), None),
+        }
+    }
+
+    async fn attempt(&self, context: &Context<Database>, tx: Option<Tx>) -> Result<Done, Stopped> {
+        // After the first run, the same job gets newer data that waited.
         let newer;
         let event = if context.operation().fingerprint == self.event.fingerprint {
             &self.event
         } else {
             newer = Event::of(context.operation(), &self.source);
-            newer.as_ref().ok_or_else(|| Unfinished::failed_for_good("the event's data is not there any more"))?
+            newer.as_ref().ok_or_else(|| Unfinished::failed_for_good(NO_DATA))?
         };
         let way = self.source.way(event).filter(|way| way.mode() == self.mode);
-        // Newer data may be of a type with another rule: the runner takes it up.
-        let Some(way) = way else { return Err(Unfinished::NotYet(Duration::ZERO)) };
-        let whose = bodies::claim_in_run(&self.ledger, &self.source, event, tx.as_ref()).await;
-        if let Some(of) = whose.map_err(|error| self.broken(error, context.operation()))?? {
-            return Done::Duplicate { of }.outcome();
+        // Newer data may have a type with another rule: a worker runs it.
+        let Some(way) = way else { return Err(Unfinished::NotYet(Duration::ZERO).into()) };
+        if let Some(of) = bodies::claim_in_run(&self.ledger, &self.source, event, tx.as_ref()).await?? {
+            return Ok(Done::Duplicate { of });
         }
         let done = match way {
-            Way::Store => Ok(Done::Stored),
-            Way::Outbox(topic) => self.publish(event, &context, tx.as_ref(), topic).await,
+            Way::Store => Done::Stored,
+            Way::Outbox(topic) => publish(&self.ledger, event, context, tx.as_ref(), topic).await?,
             Way::Forward(caller) => {
                 let later = later(context.operation(), LATER, self.source.config.backoff.cap);
-                forward(event, &context, caller, later).await
+                forward(event, context, caller, later).await?
             }
             Way::Handler(handler) => {
-                let run = Run { context, tx };
-                let value = handler.handle(event, &run).await.map_err(unhurried)?;
-                Ok(Done::Handled { value })
+                let run = Run { context: context.clone(), tx };
+                Done::Handled { value: handler.handle(event, &run).await.map_err(unhurried)? }
             }
-        }?;
-        crash_point!("webhooks.after_effect");
-        if self.mode == Mode::Atomic {
-            // Heard of only if the run is put back all the same, and then this is why.
-            let _ = self.trouble.set(semel::Error::Unavailable("the event could not be committed".into()));
-        }
-        done.outcome()
-    }
-
-    /// A store that is away is no failure of the event: it waits for a while, and whoever waits for it is told.
-    fn broken(&self, error: semel::Error, operation: &Operation) -> Unfinished {
-        if !error.is_transient() {
-            return Unfinished::failed(error.to_string());
-        }
-        let wait = later(operation, A_MOMENT, self.source.config.backoff.cap);
-        let _ = self.trouble.set(error);
-        Unfinished::NotYet(wait)
-    }
-
-    async fn publish(
-        &self,
-        event: &Event,
-        context: &Context<Database>,
-        tx: Option<&Tx>,
-        topic: Option<&Topic>,
-    ) -> Result<Done, Unfinished> {
-        let broken = |error: semel::Error| self.broken(error, context.operation());
-        let Some(tx) = tx else { return Err(Unfinished::failed("there is no transaction to publish in")) };
-        let topic = match topic {
-            Some(topic) => topic.clone(),
-            None => Topic::new(&topic_of(event)).map_err(broken)?,
         };
-        let mut message = Message::new(&*event.tenant, topic, &*event.kind, event.body.clone());
-        message.headers = headers_of(event);
-        message.origin = Some(Origin { operation: context.operation().id, fence: context.fence() });
-        let done = Done::Published { topic: message.topic.to_string(), message: message.id.to_string() };
-        self.ledger.store().put(tx, vec![message]).await.map_err(broken)?;
+        crash_point!("webhooks.after_effect");
         Ok(done)
     }
 }
 
-/// How long to wait for what did nothing: half the event's age, up to the longest backoff. An endpoint that is away for
-/// days would else fill the event's journal.
+/// Writes an event to the outbox, in the transaction of its completion.
+async fn publish(
+    ledger: &Ledger<Database>,
+    event: &Event,
+    context: &Context<Database>,
+    tx: Option<&Tx>,
+    topic: Option<&Topic>,
+) -> Result<Done, Stopped> {
+    let tx = tx.ok_or_else(|| Unfinished::failed("there is no transaction to publish in"))?;
+    let topic = match topic {
+        Some(topic) => topic.clone(),
+        None => Topic::new(&topic_of(event))?,
+    };
+    let mut message = Message::new(&*event.tenant, topic, &*event.kind, event.body.clone());
+    message.headers = headers_of(event);
+    message.origin = Some(Origin { operation: context.operation().id, fence: context.fence() });
+    let done = Done::Published { topic: message.topic.to_string(), message: message.id.to_string() };
+    ledger.store().put(tx, vec![message]).await?;
+    Ok(done)
+}
+
+/// The wait after a call without an effect: half the event's age, up to the longest backoff. An endpoint that is down
+/// for days would otherwise fill the journal.
 fn later(operation: &Operation, least: Duration, most: Duration) -> Duration {
     (operation.claimed_at.since(operation.created_at) / 2).clamp(least, most.max(least))
 }
 
-/// What a handler may say: there is no doubt about what can simply be run again, and no asking again without a pause.
+/// A handler's result, adjusted: an event that can run again is never in doubt, and `NotYet` always waits.
 fn unhurried(unfinished: Unfinished) -> Unfinished {
     match unfinished {
         Unfinished::Unknown(reason) => Unfinished::failed(reason),
@@ -212,8 +254,8 @@ fn unhurried(unfinished: Unfinished) -> Unfinished {
     }
 }
 
-/// Where an event goes unless its rule says otherwise. What a topic cannot hold is an underscore there; the message has
-/// the type as it was written.
+/// The default topic of an event. Characters that a topic cannot contain become underscores; the message has the
+/// original type.
 fn topic_of(event: &Event) -> String {
     let fits = |c: char| c.is_ascii_alphanumeric() || ".-_:/".contains(c);
     let kind = event.kind.chars().map(|c| if fits(c) { c } else { '_' });
@@ -232,8 +274,8 @@ fn headers_of(event: &Event) -> BTreeMap<String, String> {
     named.into_iter().chain(created).map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// Posts an event, under a key that is the same on every attempt at this data. `later` is how long to wait, at least, if
-/// nothing was done.
+/// Posts an event, with a key that is the same on every attempt at this data. `later` is the shortest wait if nothing
+/// was done.
 async fn forward(
     event: &Event,
     context: &Context<Database>,
@@ -250,7 +292,7 @@ async fn forward(
         ("semel-webhook-id", &event.id),
         ("semel-webhook-type", &event.kind),
     ] {
-        // None of these has a control character in it, so each can be a header.
+        // None of these contains a control character, so each can be a header.
         let value = HeaderValue::from_bytes(value.as_bytes()).map_err(|error| Unfinished::failed(error.to_string()))?;
         headers.insert(name, value);
     }
@@ -261,15 +303,20 @@ async fn forward(
     };
     match caller.post(headers, event.body.clone(), &Held::of(context)).await {
         Called::Taken(status) => Ok(Done::Forwarded { status: status.as_u16() }),
-        Called::InFlight(wait) => Err(not_now(wait, "the endpoint answered 409: it is at the same event".to_owned())),
+        Called::InFlight(wait) => {
+            Err(not_now(wait, "the endpoint answered 409: it is processing the same event".to_owned()))
+        }
         Called::NotNow(status, wait) if matches!(status.as_u16(), 425 | 429) => Err(not_now(wait, answered(status))),
         Called::NotNow(status, Some(wait)) => {
             Err(Unfinished::Failed(Failure { error: answered(status), retry: Retry::After(wait) }))
         }
         Called::NotNow(status, None) | Called::Refused(status) => Err(Unfinished::failed(answered(status))),
-        Called::NotSent(why) => Err(not_now(None, format!("the endpoint cannot be reached: {why}"))),
+        Called::NotSent(why) => {
+            let why = format!("the endpoint cannot be reached: {why}");
+            Err(Unfinished::Away { target: caller.target(), after: later, why })
+        }
         Called::LeaseLost => Err(not_now(None, LeaseLost.to_string())),
-        // Called again under the same key: an endpoint that honours it knows.
+        // It is called again with the same key: an endpoint that honours keys recognises it.
         Called::Unknown(why) => Err(Unfinished::failed(why)),
     }
 }

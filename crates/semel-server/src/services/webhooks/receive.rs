@@ -17,16 +17,14 @@ use super::{
     Receiver,
     deliver::Status,
     event::{Event, NoEvent, read},
+    problems::{BODY_ENCODED, EVENT_MALFORMED, LIVEMODE_MISMATCH, SIGNATURE_REFUSED, TOO_MANY_DELIVERIES},
     refusals::Reason,
     source::{Source, is_function},
 };
 use crate::http::{
     answers::{answer, missing},
     loopback,
-    problem::{
-        BODY_ENCODED, BODY_INCOMPLETE, BODY_TIMEOUT, BODY_TOO_LARGE, EVENT_MALFORMED, HOST_NOT_ALLOWED, INTERNAL,
-        LIVEMODE_MISMATCH, Problem, SIGNATURE_REFUSED, TOO_MANY_DELIVERIES,
-    },
+    problem::{BODY_INCOMPLETE, BODY_TIMEOUT, BODY_TOO_LARGE, HOST_NOT_ALLOWED, INTERNAL, Problem},
     room::{Held, NoRoom, Room},
 };
 
@@ -62,7 +60,7 @@ async fn receive(receiver: Receiver, source: &str, function: &str, request: Requ
         Ok(admitted) => admitted,
         Err(refusal) => return Err(refuse(&receiver, &source, function, refusal)),
     };
-    // In a task of its own: a sender that goes away ends neither the run nor the settling of its outcome.
+    // In its own task: a sender that disconnects ends neither the run nor the settling of its outcome.
     let room = (room, head.extensions.get::<Held>().cloned());
     let delivered = tokio::spawn(async move {
         let _room = room;
@@ -79,7 +77,7 @@ fn said(status: Status) -> Response {
     answer(StatusCode::OK, &json!({ "status": status.word() })).map(Body::from).into_response()
 }
 
-/// Why a delivery is not let in: what is counted, and what is answered.
+/// Why a delivery is refused: for the counter and for the answer.
 struct Refusal {
     reason: Reason,
     problem: Problem,
@@ -91,10 +89,10 @@ impl Refusal {
     }
 }
 
-/// Counts a refusal, and says so.
+/// Counts and logs a refusal.
 fn refuse(receiver: &Receiver, source: &Source, function: &str, refusal: Refusal) -> Problem {
     let Refusal { reason, problem } = refusal;
-    // No signature covers the path: counted by whatever function it names, the counters would grow as strangers like.
+    // The path is not signed: counted by any function in it, the counters would grow without limit.
     let function = if reason.is_proved() && source.names(function) { function } else { "" };
     receiver.0.refusals.count(&source.config.tenant, &source.name, function, reason);
     if reason == Reason::OtherMode {
@@ -105,7 +103,7 @@ fn refuse(receiver: &Receiver, source: &Source, function: &str, refusal: Refusal
     problem
 }
 
-/// Reads a delivery, and lets it in if it is whole, signed, and an event.
+/// Reads a delivery, and accepts it if it is complete, signed and an event.
 async fn admit(
     receiver: &Receiver,
     source: &Source,
@@ -116,26 +114,26 @@ async fn admit(
     if source.is_unsigned() {
         only_this_machine(head).map_err(|problem| Refusal::new(Reason::Foreign, problem))?;
     }
-    // No signature covers the path, so whoever has seen a delivery could send it to any function.
+    // The path is not signed, so a third party could replay a delivery to any function.
     if !source.knows(function) {
         let problem = missing().detail("The source has no function of this name.");
         return Err(Refusal::new(Reason::Function, problem));
     }
-    // The signature is over the bytes on the wire, and nothing is inflated before it was looked at.
+    // The signature covers the bytes on the wire, and nothing is decompressed before it is verified.
     if head.headers.get_all(header::CONTENT_ENCODING).iter().any(|coding| !is_plain(coding.as_bytes())) {
         return Err(Refusal::new(Reason::Encoded, Problem::new(&BODY_ENCODED)));
     }
     let most = source.config.max_body;
     let length = head.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-    // What says beforehand that it is too long need not be sent.
+    // A body that announces too great a length need not be sent.
     if length.is_some_and(|length: usize| length > most) {
         return Err(too_large(most));
     }
-    // Each source has room of its own within that of the process: one that is full keeps out no other.
+    // Each source has its own room within that of the process: a full source blocks no other.
     let mut room = Room::of(source.room.clone());
     let body = match tokio::time::timeout(source.config.body_timeout, whole(body, most, &mut room)).await {
         Ok(read) => read?,
-        // It was waiting for the others, not for its sender.
+        // It waited for the others, not for its sender.
         Err(_) if !room.has_some() => return Err(busy()),
         Err(_) => return Err(Refusal::new(Reason::Slow, Problem::new(&BODY_TIMEOUT))),
     };
@@ -160,8 +158,8 @@ fn is_plain(coding: &[u8]) -> bool {
     coding.is_empty() || coding.eq_ignore_ascii_case(b"identity")
 }
 
-/// Refuses what another machine, or a page of another origin, sends to a source that signs nothing; and what nobody
-/// knows the sender's address of.
+/// For an unsigned source: refuses requests from other machines, from pages of other origins, and without a sender's
+/// address.
 fn only_this_machine(head: &Parts) -> Result<(), Problem> {
     loopback::check(&head.uri, &head.headers)?;
     let peer = head.extensions.get::<ConnectInfo<SocketAddr>>();
@@ -176,7 +174,7 @@ fn busy() -> Refusal {
 }
 
 fn too_large(most: usize) -> Refusal {
-    let detail = format!("The body is longer than the {most} bytes that this source takes.");
+    let detail = format!("The body is longer than the {most} bytes that this source accepts.");
     Refusal::new(Reason::TooLarge, Problem::new(&BODY_TOO_LARGE).detail(detail))
 }
 
@@ -195,7 +193,7 @@ async fn whole(body: Body, most: usize, room: &mut Room) -> Result<Bytes, Refusa
         }
         room.grow(read.len() + chunk.len()).map_err(|_| busy())?;
         if read.is_empty() {
-            // Most come in one piece, which is not copied.
+            // Most bodies arrive in one chunk, which is not copied.
             read = chunk.try_into_mut().unwrap_or_else(|chunk| BytesMut::from(&*chunk));
         } else {
             read.extend_from_slice(&chunk);

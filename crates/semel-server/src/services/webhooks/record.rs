@@ -1,46 +1,45 @@
-//! An event as people see it: the columns by the names that the source document gives them, and the story behind them.
+//! An event for people: its columns with the names of the source document, and its story.
 
 mod sent;
-mod story;
+mod telling;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use semel::{
     Operation, State, Timestamp,
-    journal::{Repeat, Repeats},
+    journal::{Repeat, Repeats, Sighting},
     look::Unreadable,
-    store::Story,
 };
 use serde::Serialize;
 use serde_json::value::RawValue;
 
 pub(super) use self::sent::Sent;
-pub(crate) use self::sent::{Stuck, stuck};
-use self::story::{Attempt, Decision, attempts, decisions};
+pub(crate) use self::telling::TELLING;
 use super::{conflicts::Conflict, event::Event, source::Source};
+use crate::view::{self, End, View};
 
-/// The word for where an event is in its life. What waits to be run, and has neither failed nor been lost, is `pending`.
+/// The status of an event. `pending` waits to run, and has neither failed nor been lost.
 pub(super) const fn status(state: State) -> &'static str {
     match state {
         State::Pending => "pending",
         State::Processing => "processing",
         State::Completed => "completed",
         State::Failed => "failed",
-        // Nothing of webhooks is ever in doubt but by hand; then nobody has heard of its run, either.
+        // Only a person puts a webhook event in doubt; its run did not report either.
         State::TimedOut | State::InDoubt => "timeout",
     }
 }
 
-/// The states that have a word of their own.
+/// The states with their own status.
 pub(super) const STATES: [State; 5] =
     [State::Pending, State::Processing, State::Completed, State::Failed, State::TimedOut];
 
-/// An event on a page: all but what may be long.
+/// An event in a list: without its long fields.
 #[derive(Serialize)]
 pub(super) struct Listed {
     event_id: String,
     event_type: Option<String>,
     webhook_function: Option<String>,
-    /// When it first came.
+    /// When it first arrived.
     processed_at: String,
     event_created: Option<String>,
     data_fingerprint: String,
@@ -56,7 +55,7 @@ pub(super) struct Listed {
     crashes: u32,
     parked: bool,
     archived: bool,
-    /// From when on we try again by ourselves.
+    /// When a worker may run it again.
     next_attempt_at: Option<String>,
 }
 
@@ -84,7 +83,7 @@ impl Listed {
 }
 
 impl Listed {
-    /// An event that this version cannot read, with what is known of it; `last_error` says why.
+    /// An event that this version cannot read; `last_error` says why.
     pub(super) fn unreadable(row: &Unreadable) -> Self {
         let came = row.created_at.to_string();
         Self {
@@ -112,12 +111,12 @@ pub(super) fn is_at_limit(operation: &Operation, source: &Source) -> bool {
     usize::try_from(operation.failures).is_ok_and(|failed| failed >= source.config.max_attempts)
 }
 
-/// Whether an event was set aside, or its runs were lost as often as its source allows.
+/// Whether an event was parked, or its runs were lost as often as its source allows.
 pub(super) fn is_parked(operation: &Operation, source: &Source) -> bool {
     operation.parked || usize::try_from(operation.crashes).is_ok_and(|lost| lost >= source.config.max_crashes)
 }
 
-/// Whether it runs only if a person says so.
+/// Whether it runs only if a person decides so.
 pub(super) fn waits_for_a_person(operation: &Operation, source: &Source) -> bool {
     is_at_limit(operation, source) || is_parked(operation, source)
 }
@@ -128,7 +127,7 @@ fn next_attempt(operation: &Operation, source: &Source) -> Option<Timestamp> {
     (waits && !waits_for_a_person(operation, source)).then(since)
 }
 
-/// Seconds since 1970 as a time, if the calendar reaches that far.
+/// Seconds since 1970 as a time, within the range of the calendar.
 pub(super) fn second(seconds: i64) -> Option<String> {
     let micros = seconds.checked_mul(1_000_000)?;
     chrono::DateTime::from_timestamp_micros(micros).map(|_| Timestamp::from_micros(micros).to_string())
@@ -139,14 +138,14 @@ pub(super) fn second(seconds: i64) -> Option<String> {
 pub(super) struct Record {
     #[serde(flatten)]
     listed: Listed,
-    /// What is kept of how it was processed.
+    /// Its stored result.
     processing_result: Option<Box<RawValue>>,
-    /// The delivery, number for number as it was written.
+    /// The delivery, with its numbers as they were written.
     event_data: Option<Box<RawValue>>,
-    /// Data that is no JSON.
+    /// Data that is not JSON.
     #[serde(skip_serializing_if = "Option::is_none")]
     event_data_base64: Option<String>,
-    /// Newer data that waits for the present run to end.
+    /// Newer data that waits for the present run.
     newer: Option<Newer>,
     attempts: Vec<Attempt>,
     decisions: Vec<Decision>,
@@ -161,16 +160,10 @@ struct Newer {
 }
 
 impl Record {
-    pub(super) fn of(
-        operation: &Operation,
-        source: &Source,
-        story: Story,
-        conflicts: Vec<Conflict>,
-        sent: Option<Sent>,
-    ) -> Self {
-        let (notes, repeats) = story;
+    pub(super) fn of(view: &View, source: &Source, conflicts: Vec<Conflict>, sent: Option<Sent>) -> Self {
+        let operation = &view.operation;
         let mut listed = Listed::of(operation, source);
-        // Newer data may be of another type than what the operation was first labelled with.
+        // Newer data may have another type than the label.
         if let Some(event) = Event::of(operation, source) {
             listed.event_type = Some(event.kind);
         }
@@ -189,9 +182,9 @@ impl Record {
                 data_fingerprint: newer.fingerprint.to_hex(),
                 event_created: second(newer.order),
             }),
-            attempts: attempts(operation, &notes),
-            decisions: decisions(&notes),
-            duplicates: Duplicates::of(repeats),
+            attempts: view.attempts().into_iter().map(Attempt::of).collect(),
+            decisions: view.decisions().into_iter().map(Decision::of).collect(),
+            duplicates: Duplicates::of(&view.repeats),
             conflicts: conflicts.into_iter().map(Other::of).collect(),
         }
     }
@@ -201,7 +194,44 @@ fn json(bytes: &[u8]) -> Option<Box<RawValue>> {
     serde_json::from_slice(bytes).ok()
 }
 
-/// Deliveries of the same that changed nothing.
+/// One run of an event.
+#[derive(Serialize)]
+struct Attempt {
+    started_at: Option<String>,
+    ended_at: Option<String>,
+    /// `completed`, `failed`, `timeout`, `released`, `superseded`, `cancelled`; none while it runs.
+    end: Option<&'static str>,
+    error: Option<String>,
+    /// Its node.
+    node: Option<String>,
+}
+
+impl Attempt {
+    fn of(run: view::Attempt) -> Self {
+        let time = |at: Option<Timestamp>| at.map(|at| at.to_string());
+        let end = run.end.map(|end| match end {
+            End::TimedOut | End::InDoubt => status(State::TimedOut),
+            other => other.as_str(),
+        });
+        Self { started_at: time(run.started_at), ended_at: time(run.ended_at), end, error: run.error, node: run.owner }
+    }
+}
+
+/// A person's decision about an event.
+#[derive(Serialize)]
+struct Decision {
+    at: String,
+    by: String,
+    what: String,
+}
+
+impl Decision {
+    fn of(decision: view::Decision) -> Self {
+        Self { at: decision.at.to_string(), by: decision.by, what: decision.what }
+    }
+}
+
+/// Duplicate deliveries.
 #[derive(Default, Serialize)]
 struct Duplicates {
     count: i64,
@@ -212,23 +242,23 @@ struct Duplicates {
 #[derive(Serialize)]
 struct Seen {
     at: String,
-    /// The ledger's word: `replay`, `in_flight`, `exhausted`.
+    /// The ledger's answer: `replay`, `in_flight`, `exhausted`.
     answer: String,
 }
 
 impl Duplicates {
-    fn of(repeats: Vec<(Repeat, Repeats)>) -> Self {
-        let Some((_, same)) = repeats.into_iter().find(|(repeat, _)| *repeat == Repeat::Duplicate) else {
+    fn of(repeats: &[(Repeat, Repeats)]) -> Self {
+        let Some((_, same)) = repeats.iter().find(|(repeat, _)| *repeat == Repeat::Duplicate) else {
             return Self::default();
         };
-        let seen = |list: Vec<semel::journal::Sighting>| {
-            list.into_iter().map(|seen| Seen { at: seen.at.to_string(), answer: seen.answer.into_owned() }).collect()
+        let seen = |list: &[Sighting]| {
+            list.iter().map(|seen| Seen { at: seen.at.to_string(), answer: seen.answer.to_string() }).collect()
         };
-        Self { count: same.count, first: seen(same.first), last: seen(same.last) }
+        Self { count: same.count, first: seen(&same.first), last: seen(&same.last) }
     }
 }
 
-/// Other data that came under the id of an event, with the times as people read them.
+/// A conflict of an event, with readable times.
 #[derive(Serialize)]
 pub(super) struct Other {
     event_id: String,

@@ -1,21 +1,19 @@
-//! Counts that are written every second: of deliveries that were not let in, of which nothing else is kept, and of events
-//! that no rule took.
+//! Counters that are written every second: refused deliveries, of which nothing else is stored, and events without a
+//! matching rule.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, PoisonError},
-};
+use std::collections::HashMap;
 
+use parking_lot::Mutex;
 use semel::{Store, look::Group, store::AnswerCount};
 
 use super::{SERVICE, event::Event, process::STORED, source::Source};
 
-/// Why a delivery was not let in.
+/// Why a delivery was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reason {
-    /// It is not rightly signed; the verifier's word.
+    /// Its signature is missing or wrong; the verifier's word.
     Signature(&'static str),
-    /// It is signed, and no event of the source's kind.
+    /// It is signed, and not an event of the source's kind.
     NoEvent,
     /// It is an event of the other mode.
     OtherMode,
@@ -27,15 +25,15 @@ pub(super) enum Reason {
     Slow,
     /// Its body broke off.
     Incomplete,
-    /// There was no room for it.
+    /// There was no memory for its body.
     Busy,
-    /// It came from elsewhere, to a source that signs nothing.
+    /// It came from another machine, to an unsigned source.
     Foreign,
     /// Its source has no such function.
     Function,
 }
 
-/// The words of the counters' answers, for each reason there is.
+/// The answers of the counters, one per reason.
 pub const WORDS: [&str; 18] = [
     "refused_missing",
     "refused_repeated",
@@ -58,7 +56,7 @@ pub const WORDS: [&str; 18] = [
 ];
 
 impl Reason {
-    /// The word of its counter.
+    /// Its counter.
     pub(super) fn word(self) -> &'static str {
         let word = match self {
             Self::Signature(word) => word,
@@ -72,7 +70,7 @@ impl Reason {
             Self::Foreign => "foreign",
             Self::Function => "function",
         };
-        // A word that the verifier has learnt since: it still counts as a wrong signature.
+        // A word that the verifier has learnt since still counts as a wrong signature.
         WORDS.into_iter().find(|known| known.strip_prefix("refused_") == Some(word)).unwrap_or("refused_wrong")
     }
 
@@ -82,7 +80,7 @@ impl Reason {
     }
 }
 
-/// How many groups may wait to be written. Those beyond it are counted without their type and function.
+/// How many groups may wait to be written. Further ones are counted without their type and function.
 const MOST: usize = 1024;
 
 /// Counts that are not written yet.
@@ -114,7 +112,7 @@ impl Refusals {
     }
 
     fn add(&self, mut group: Group, word: &'static str, n: i64) {
-        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = self.0.lock();
         if counts.len() >= MOST {
             group.label1.clear();
             group.label2.clear();
@@ -122,9 +120,9 @@ impl Refusals {
         *counts.entry((group, word)).or_default() += n;
     }
 
-    /// Writes them. What cannot be written now waits for the next time.
+    /// Writes the counts. Those that cannot be written wait for the next time.
     pub(super) async fn flush(&self, store: &impl Store) {
-        let counts = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let counts = std::mem::take(&mut *self.0.lock());
         if counts.is_empty() {
             return;
         }
@@ -143,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_reason_has_a_word_of_its_own() {
+    fn each_reason_has_its_own_counter() {
         let signatures = semel_http::webhooks::Refused::WORDS.map(Reason::Signature);
         let others = [
             Reason::NoEvent,
@@ -166,7 +164,7 @@ mod tests {
         for i in 0..2 * MOST {
             refusals.count("t", "s", &format!("f{i}"), Reason::NoEvent);
         }
-        let counts = refusals.0.lock().unwrap();
+        let counts = refusals.0.lock();
         assert_eq!(counts.len(), MOST + 1);
         assert_eq!(counts.values().sum::<i64>(), 2 * i64::try_from(MOST).unwrap(), "none is lost");
     }

@@ -2,15 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use axum::{
-    Router,
-    body::Body,
-    extract::State as Server,
-    http::{HeaderValue, StatusCode, header},
-    middleware,
-    response::Response,
-    routing::post,
-};
+use axum::{Router, extract::State as Server, response::Response, routing::post};
 use semel::{Error, OnLost, Policy, Result, Timestamp, machine::Answer};
 use semel_http::{BoxFuture, Idempotency, Route, Transaction};
 use semel_store::{Database, Passed, Tx};
@@ -25,42 +17,40 @@ use super::{
 };
 use crate::{
     http::{
-        answers::answer,
-        fields::{Fields, Wrong, reason, text},
+        fields::{Fields, Wrong, moment, only_true, reason, text},
         path::Id,
         principal::Actor,
         problem::{INVALID_FIELDS, Problem, of_store},
         query::time,
     },
-    jobs::{Job, JobKind, Jobs, NewJob, Step},
+    jobs::{Job, JobKind, Jobs, NewJob, Step, accepted},
 };
 
 /// The job's name.
 pub(crate) const NAME: &str = "reprocess-webhook-events";
 
-/// How many events a step goes past, and how many of them it has run again at most: a transaction short enough to go
-/// unnoticed.
+/// How many events a step reads, and how many of them it runs again at most: a short transaction.
 const PASSED: u32 = 500;
 const AT_ONCE: usize = 100;
 
-/// By how much a clock of the database may be behind another of its own: SQLite's tells whole milliseconds.
+/// By how much one clock of the database may be behind another: SQLite's has a resolution of milliseconds.
 const GRAIN: Duration = Duration::from_millis(1);
 
 /// The longest body of a request.
 const BODY_LIMIT: usize = 16 << 10;
 
-/// Which events are meant, and why, as the job keeps it.
+/// The selected events and the reason, as the job stores them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Asked {
     pub(crate) source: String,
-    /// How they were processed; `stored` unless another word was said.
+    /// Their result; `stored` by default.
     pub(crate) result: String,
     #[serde(rename = "type", skip_serializing_if = "Option::is_none", default)]
     pub(crate) kind: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) function: Option<String>,
-    /// Times of RFC 3339 of when an event first came.
+    /// RFC 3339 times of an event's first delivery.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) since: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -74,7 +64,8 @@ impl Asked {
     }
 }
 
-/// The same, with times. Events that came after the job was asked for went by the rules of then, and are not meant.
+/// The same, with parsed times. Events after the job's creation are not selected: the rules of that time applied to
+/// them.
 struct Meant {
     asked: Asked,
     since: Option<Timestamp>,
@@ -86,7 +77,7 @@ impl Meant {
         let asked: Asked = serde_json::from_value(job.params.clone())
             .map_err(|_| Error::Invalid("params: do not say which events are meant".into()))?;
         let read = |said: &Option<String>| {
-            let read = |said: &String| time(said).ok_or_else(|| Error::Invalid("params: have no time".into()));
+            let read = |said: &String| time(said).map_err(|_| Error::Invalid("params: have no time".into()));
             said.as_ref().map(read).transpose()
         };
         let asked_at = job.created_at + GRAIN;
@@ -94,7 +85,7 @@ impl Meant {
         Ok(Self { since: read(&asked.since)?, until, asked })
     }
 
-    /// Whether an event is one of those. One whose type no rule takes now either stays as it is.
+    /// Whether an event is selected. One without a matching rule stays as it is.
     fn has(&self, event: &Passed, source: &Source) -> bool {
         let is = |asked: &Option<String>, label: &Option<String>| asked.is_none() || asked == label;
         let result = event.outcome.as_ref().and_then(Done::read).map(|done| done.word());
@@ -108,8 +99,8 @@ impl Meant {
     }
 }
 
-/// The job. Each step has a bounded number of events run again in the transaction that moves the job on: a node that
-/// dies in the middle has had whole steps run, and each event once.
+/// The job. Each step runs a bounded number of events again in the transaction that stores the job's progress: a node
+/// that dies has done whole steps only, and each event runs once.
 pub(super) struct Reprocess(pub(super) Receiver);
 
 impl Reprocess {
@@ -117,7 +108,7 @@ impl Reprocess {
         let meant = Meant::of(job)?;
         let source = self.0.source(&meant.asked.source).filter(|source| source.config.tenant == job.tenant);
         let source = source.ok_or_else(|| Error::Invalid("params: this node has no source of this name".into()))?;
-        let after = job.cursor.as_deref().map(str::parse).transpose();
+        let after = job.progress.cursor.as_deref().map(str::parse).transpose();
         let after = after.map_err(|_| Error::Invalid("cursor: is no id of an event".into()))?;
         let store = self.0.ledger().store();
         let page = store.passed_in(tx, (&job.tenant, &source.name), after, PASSED).await?;
@@ -135,7 +126,7 @@ impl Reprocess {
         }
         let is_past = last.is_some_and(|last| meant.since.is_some_and(|since| last.created_at < since));
         let more = (done == AT_ONCE || page.len() >= PASSED as usize) && !is_past;
-        let cursor = last.map(|last| last.id.to_string()).or_else(|| job.cursor.clone());
+        let cursor = last.map(|last| last.id.to_string()).or_else(|| job.progress.cursor.clone());
         Ok(Step { done: done as u64, cursor, more })
     }
 }
@@ -145,7 +136,7 @@ impl JobKind for Reprocess {
         NAME
     }
 
-    /// Only going through all of them would tell.
+    /// Only reading all events would tell.
     fn count<'a>(&'a self, _: &'a Job) -> BoxFuture<'a, Result<Option<u64>>> {
         Box::pin(std::future::ready(Ok(None)))
     }
@@ -162,15 +153,15 @@ struct Door {
 }
 
 impl Receiver {
-    /// The kinds of job that this service asks for.
+    /// The kinds of jobs of this service.
     #[must_use]
     pub fn job_kinds(&self) -> Vec<Arc<dyn JobKind>> {
         vec![Arc::new(Reprocess(self.clone()))]
     }
 
-    /// The route that asks for a job: for people, as [`routes_for_people`](Self::routes_for_people).
+    /// The route that creates a job: for people, as [`routes_for_people`](Self::routes_for_people).
     pub fn job_routes(&self, jobs: &Jobs) -> Router {
-        // Under a key, a request that is sent again gets the job that the first has made.
+        // With a key, a repeated request gets the job of the first one.
         let keyed = Route::atomic()
             .service("webhook-jobs")
             .kind("reprocess")
@@ -178,9 +169,7 @@ impl Receiver {
             .verdict(semel_http::Verdict::only_success)
             .request_limit(BODY_LIMIT);
         let door = Door { receiver: self.clone(), jobs: jobs.clone() };
-        let reprocess = post(reprocess)
-            .route_layer(Idempotency::new(self.ledger().clone()).layer(keyed))
-            .route_layer(middleware::from_fn_with_state(jobs.clone(), crate::jobs::wake_after));
+        let reprocess = post(reprocess).route_layer(Idempotency::new(self.ledger().clone()).layer(keyed));
         let events = Router::new()
             .route("/webhooks/{source}/events/reprocess", axum::routing::get(show_reprocess))
             .with_state(self.clone());
@@ -199,7 +188,7 @@ async fn reprocess(
 ) -> Result<Response, Problem> {
     let source = receiver.source_of(&principal.tenant, &name)?;
     let why = fields.must("reason", reason);
-    let all = fields.may("all", |raw| if raw == "true" { Ok(true) } else { Err("must be true, or left out") });
+    let all = fields.may("all", only_true);
     let asked = Asked {
         source: source.name.clone(),
         result: fields.may("result", result).unwrap_or_else(|| STORED.to_owned()),
@@ -213,14 +202,10 @@ async fn reprocess(
     check(&asked, all.is_some(), &source)?;
     let new = NewJob { tenant: principal.tenant, kind: NAME, params: asked.to_params(), actor: principal.subject };
     let job = jobs.create_in(&tx, new).await.map_err(of_store)?;
-    let mut response = answer(StatusCode::ACCEPTED, &job).map(Body::from);
-    if let Ok(location) = HeaderValue::try_from(format!("/jobs/{}", job.id)) {
-        response.headers_mut().insert(header::LOCATION, location);
-    }
-    Ok(response)
+    Ok(accepted(&job))
 }
 
-/// Refuses what would run nothing, and what would run everything because a filter was lost on the way.
+/// Refuses a request that would run nothing, or everything because a filter was lost on the way.
 pub(crate) fn check(asked: &Asked, all: bool, source: &Source) -> Result<(), Problem> {
     let mut wrong = Wrong::default();
     let filters = [&asked.kind, &asked.function, &asked.since, &asked.until].iter().any(|filter| filter.is_some());
@@ -230,15 +215,9 @@ pub(crate) fn check(asked: &Asked, all: bool, source: &Source) -> Result<(), Pro
         wrong.note("all", message);
     }
     if asked.kind.as_ref().is_some_and(|kind| source.stores(kind)) {
-        wrong.note("type", "is taken by no rule: add one to the source's handlers first");
+        wrong.note("type", "matches no rule: add one to the source's handlers first");
     }
     wrong.check(&INVALID_FIELDS)
-}
-
-const A_TIME: &str = "must be a time such as 2026-01-31T12:00:00Z";
-
-fn moment(raw: &str) -> Result<Timestamp, String> {
-    time(&text(raw)?).ok_or_else(|| A_TIME.to_owned())
 }
 
 fn word(raw: &str) -> Result<String, String> {
@@ -256,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_asked_for_is_kept_as_it_was_said() {
+    fn the_request_of_a_job_is_stored_unchanged() {
         let asked = Asked {
             source: "stripe".into(),
             result: STORED.into(),

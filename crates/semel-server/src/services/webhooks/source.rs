@@ -1,4 +1,4 @@
-//! A source at work: its name, its rules, and who checks its signatures.
+//! A configured source: its name, its rules, and the verifier of its signatures.
 
 use std::{collections::HashMap, sync::Arc, time::SystemTime};
 
@@ -13,36 +13,36 @@ use super::{
     handler::{Handler, Handlers},
 };
 use crate::{
-    config::{self, Deed},
     services::call::Caller,
+    services::webhooks::config::{self, Deed},
 };
 
-pub(super) use crate::config::is_function;
+pub(super) use super::config::is_function;
 
-/// How many kibibytes of bodies of a source are read at the same time: whoever sends them has proved nothing yet. As much
-/// as four thousand that have begun, or nine of the longest.
+/// How many kibibytes of a source's bodies are read at a time: their senders are not verified yet. As much as four
+/// thousand bodies that have begun, or nine of the longest.
 const ROOM: usize = 64 << 10;
 
-/// A sender of webhooks that this node knows.
+/// A sender of webhooks.
 pub struct Source {
-    /// Its name, which is in the path.
+    /// Its name in the path.
     pub name: String,
     /// Its rules.
     pub config: config::Source,
-    /// None where nothing is signed.
+    /// None if events are unsigned.
     pub(super) verifier: Option<Verifier>,
-    /// How many of its events may be processed here at a time.
+    /// The seats: how many of its events a node processes at a time.
     pub(super) seats: Arc<Semaphore>,
-    /// For bodies that are on their way in, in kibibytes.
+    /// Room for bodies that are being read, in kibibytes.
     pub(super) room: Arc<Semaphore>,
-    /// Who is called that events are forwarded to, by URL.
+    /// The callers of forwarding URLs.
     callers: HashMap<String, Caller>,
     handlers: HashMap<String, Arc<dyn Handler>>,
 }
 
-/// What becomes of an event, with whoever does it.
+/// The way of an event, with the part that executes it.
 pub(super) enum Way<'a> {
-    /// It is kept as it is.
+    /// It is only stored.
     Store,
     /// It goes to the outbox.
     Outbox(Option<&'a semel::messaging::Topic>),
@@ -53,7 +53,7 @@ pub(super) enum Way<'a> {
 }
 
 impl Way<'_> {
-    /// Whether it happens in the transaction of its completion.
+    /// Whether it runs in the transaction of its completion.
     pub(super) fn mode(&self) -> Mode {
         match self {
             Self::Outbox(_) => Mode::Atomic,
@@ -88,22 +88,22 @@ impl Source {
         Ok(Self { name: name.to_owned(), config, verifier, seats, room, callers, handlers: known })
     }
 
-    /// Whether it takes events for a function of this name: its own always, and any where no names are configured.
+    /// Whether it accepts events for a function of this name: its own always, and any if no names are configured.
     pub(super) fn knows(&self, function: &str) -> bool {
         self.config.functions.0.is_empty() || self.names(function)
     }
 
-    /// Whether this is its own name, or that of a function that is configured.
+    /// Whether this is its own name, or that of a configured function.
     pub(super) fn names(&self, function: &str) -> bool {
         function == self.name || self.config.functions.0.contains(function)
     }
 
-    /// Whether nothing is signed, so that only this machine may send.
+    /// Whether events are unsigned, so that only this machine may send them.
     pub(super) fn is_unsigned(&self) -> bool {
         self.verifier.is_none()
     }
 
-    /// The scope of its events; the function is part of it only where each function takes effect by itself.
+    /// The scope of its events. The function is part of it only if events take effect once per function.
     ///
     /// # Errors
     /// Never for a function that a path may name.
@@ -111,18 +111,18 @@ impl Source {
         Scope::new(&self.config.tenant, SERVICE, &self.kind(function))
     }
 
-    /// The kind of operation that its events are.
+    /// The kind of its events' operations.
     #[must_use]
     pub fn kind(&self, function: &str) -> String {
         if self.config.dedup_per_function { format!("{}.{function}", self.name) } else { self.name.clone() }
     }
 
-    /// The scope of the body of one of its events, the second key. No function and no source has a slash in its name.
+    /// The scope of an event's body claim. No function and no source has a slash in its name.
     pub(super) fn body_scope(&self, event: &Event) -> Result<Scope> {
         Scope::new(&event.tenant, SERVICE, &format!("{}/body", self.kind(&event.function)))
     }
 
-    /// The rules of a claim that is made now.
+    /// The policy of a claim that is made now.
     #[must_use]
     pub fn policy(&self, now: SystemTime) -> Policy {
         let number = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
@@ -140,7 +140,7 @@ impl Source {
         }
     }
 
-    /// An event as the ledger is asked about it. A redelivery does not wait for our own backoff.
+    /// The claim of an event. A redelivery does not wait for the backoff.
     pub(super) fn work(&self, event: &Event, now: SystemTime) -> Result<Work> {
         let labels = Labels([Some(event.kind.clone()), Some(event.function.clone()), Some(self.name.clone()), None]);
         let work = Work::new(self.scope(&event.function)?, Key::new(&event.id)?, event.fingerprint)
@@ -154,12 +154,17 @@ impl Source {
         })
     }
 
+    /// Whether any of its events are forwarded.
+    pub(super) fn forwards(&self) -> bool {
+        !self.callers.is_empty()
+    }
+
     /// Whether events of this type are only stored.
     pub(super) fn stores(&self, kind: &str) -> bool {
         *self.config.handlers.of(kind) == Deed::Store
     }
 
-    /// What becomes of an event.
+    /// The way of an event.
     pub(super) fn way(&self, event: &Event) -> Option<Way<'_>> {
         Some(match self.config.handlers.of(&event.kind) {
             Deed::Store => Way::Store,
@@ -168,4 +173,14 @@ impl Source {
             Deed::Handler(name) => Way::Handler(self.handlers.get(name)?),
         })
     }
+}
+
+/// The source of a kind: all of it, or the part before the function.
+pub(super) fn source_of(kind: &str) -> &str {
+    kind.split_once('.').map_or(kind, |(source, _)| source)
+}
+
+/// Whether a kind is that of body claims, which are not events.
+pub(super) fn is_body(kind: &str) -> bool {
+    kind.contains('/')
 }

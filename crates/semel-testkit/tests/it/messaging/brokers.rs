@@ -1,4 +1,4 @@
-//! Brokers that do as they are told.
+//! Scripted brokers.
 
 use std::sync::{
     Arc, Mutex,
@@ -17,7 +17,7 @@ use super::tools::text;
 
 type Answering = dyn Fn(Vec<Envelope>, Uptime) -> BoxFuture<'static, Vec<Published>> + Send + Sync;
 
-/// Takes messages, answers as the test says, and writes down what it has confirmed.
+/// Takes messages, answers by the test's script, and records confirmed messages.
 pub(super) struct Script {
     answering: Mutex<Arc<Answering>>,
     health: Mutex<BrokerHealth>,
@@ -63,7 +63,7 @@ impl Script {
         *self.health.lock().unwrap() = health;
     }
 
-    /// The texts of what it has confirmed, in this order, as often as it came.
+    /// The texts of confirmed messages, in order, with repetitions.
     pub(super) fn texts(&self) -> Vec<String> {
         self.kept.lock().unwrap().iter().map(|envelope| text(&envelope.message.body)).collect()
     }
@@ -72,7 +72,7 @@ impl Script {
         self.kept.lock().unwrap().clone()
     }
 
-    /// How many batches it was given.
+    /// The number of its batches.
     pub(super) fn calls(&self) -> usize {
         self.calls.load(Ordering::SeqCst)
     }
@@ -111,23 +111,23 @@ impl Broker for Script {
     }
 }
 
-/// Delivers what the test hands it, and writes down what it is told.
-pub(super) struct Hand {
+/// Delivers the test's messages, and records the answers.
+pub(super) struct Feed {
     sender: mpsc::UnboundedSender<Delivery>,
     receiver: Arc<tokio::sync::Mutex<mpsc::UnboundedReceiver<Delivery>>>,
     words: Arc<Mutex<Vec<(String, Word)>>>,
 }
 
-/// What was said of a delivery.
+/// The answer to a delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Word {
     Acked,
     PutBack,
-    /// It was dropped without a word.
+    /// It was dropped unanswered.
     Dropped,
 }
 
-impl Hand {
+impl Feed {
     pub(super) fn new() -> Arc<Self> {
         let (sender, receiver) = mpsc::unbounded_channel();
         Arc::new(Self { sender, receiver: Arc::new(tokio::sync::Mutex::new(receiver)), words: Arc::default() })
@@ -141,7 +141,7 @@ impl Hand {
         self.give(message, true, false);
     }
 
-    /// Delivers what another consumer has by the time that this one sees it.
+    /// Delivers messages that another consumer has by the time this one receives them.
     pub(super) fn deliver_late(&self, message: &Received) {
         self.give(message, false, true);
     }
@@ -153,7 +153,7 @@ impl Hand {
         assert!(self.sender.send(delivery).is_ok());
     }
 
-    /// What was said, sorted by text.
+    /// The answers, sorted by text.
     pub(super) fn words(&self) -> Vec<(String, Word)> {
         let mut words = self.words.lock().unwrap().clone();
         words.sort();
@@ -219,7 +219,7 @@ impl Deliveries for Handed {
     }
 }
 
-impl Broker for Hand {
+impl Broker for Feed {
     fn declare(&self, _queues: Vec<Queue>) -> BoxFuture<'_, Result<()>> {
         Box::pin(std::future::ready(Ok(())))
     }

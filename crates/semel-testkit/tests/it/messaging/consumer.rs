@@ -1,16 +1,17 @@
-//! Broker to handler: once per key, and what becomes of what fails.
+//! Broker to handler: once per key; retries and dead letters.
 
 use std::time::Duration;
 
 use bytes::Bytes;
 use semel::{
     Fingerprint,
-    messaging::{ConsumerOptions, MessageStore as _, Received, Refusal},
+    messaging::{ConsumerOptions, Received, Refusal},
+    prelude::*,
 };
 use semel_testkit::Kind;
 
 use super::{
-    brokers::{Hand, Word},
+    brokers::{Feed, Word},
     tools::{Books, CONSUMER, Place, TENANT, eventually, quick_consumer, received, soon},
 };
 use crate::support::on_both_databases;
@@ -19,39 +20,39 @@ on_both_databases!(
     a_message_delivered_three_times_takes_effect_once,
     copies_in_one_batch_take_effect_once,
     two_copies_at_once_enter_the_handler_once,
-    what_fails_is_tried_again_until_it_works,
+    a_failing_message_is_retried_until_it_succeeds,
     one_bad_message_in_a_batch_spoils_none_of_the_others,
     poison_is_a_dead_letter_in_the_end_and_the_queue_goes_on,
-    what_never_will_work_is_a_dead_letter_at_once,
+    a_permanent_refusal_is_a_dead_letter_at_once,
     a_panic_is_a_failure,
-    what_cannot_be_understood_is_a_dead_letter,
+    an_unreadable_message_is_a_dead_letter,
     another_body_under_a_known_id_is_a_conflict,
-    a_consumer_that_stops_has_nothing_left_in_its_hands,
+    a_stopped_consumer_has_no_unacknowledged_messages,
     a_delivery_that_another_has_is_not_begun,
 );
 
-/// A consumer that was paused for longer than its lease finds deliveries that another one has by now.
+/// A consumer that was paused for longer than its lease skips deliveries that another one has by now.
 async fn a_delivery_that_another_has_is_not_begun(kind: Kind) {
     let place = Place::new(kind).await;
-    let (hand, books) = (Hand::new(), Books::new());
-    hand.deliver_late(&received("late"));
-    hand.deliver(&received("m"));
-    let running = place.consumer(&hand, &books, quick_consumer()).await;
-    eventually(async || hand.words().len() == 2).await;
+    let (feed, books) = (Feed::new(), Books::new());
+    feed.deliver_late(&received("late"));
+    feed.deliver(&received("m"));
+    let running = place.consumer(&feed, &books, quick_consumer()).await;
+    eventually(async || feed.words().len() == 2).await;
     running.stop().await;
-    assert_eq!(hand.words(), [("late".to_owned(), Word::Dropped), ("m".to_owned(), Word::Acked)]);
+    assert_eq!(feed.words(), [("late".to_owned(), Word::Dropped), ("m".to_owned(), Word::Acked)]);
     assert_eq!((books.entered("late"), books.entered("m")), (0, 1));
 }
 
 async fn a_message_delivered_three_times_takes_effect_once(kind: Kind) {
     let place = Place::new(kind).await;
-    let (hand, books) = (Hand::new(), Books::new());
-    let running = place.consumer(&hand, &books, quick_consumer()).await;
+    let (feed, books) = (Feed::new(), Books::new());
+    let running = place.consumer(&feed, &books, quick_consumer()).await;
     let all: Vec<_> = (0..40).map(|n| received(&format!("m{n}"))).collect();
     for _ in 0..3 {
-        all.iter().for_each(|message| hand.deliver(message));
+        all.iter().for_each(|message| feed.deliver(message));
     }
-    eventually(async || hand.acked() == 120).await;
+    eventually(async || feed.acked() == 120).await;
     running.stop().await;
     let effects = place.effects().await;
     assert_eq!((effects.len(), effects.values().max()), (40, Some(&1)));
@@ -62,14 +63,14 @@ async fn a_message_delivered_three_times_takes_effect_once(kind: Kind) {
 /// All wait before the consumer begins, so that it finds them together.
 async fn copies_in_one_batch_take_effect_once(kind: Kind) {
     let place = Place::new(kind).await;
-    let (hand, books) = (Hand::new(), Books::new());
+    let (feed, books) = (Feed::new(), Books::new());
     let message = received("m");
     let other = Received { body: Bytes::from_static(b"other"), ..message.clone() };
     for message in [&message, &message, &other, &message, &received("n")] {
-        hand.deliver(message);
+        feed.deliver(message);
     }
-    let running = place.consumer(&hand, &books, ConsumerOptions { concurrency: 1, ..quick_consumer() }).await;
-    eventually(async || hand.acked() == 5).await;
+    let running = place.consumer(&feed, &books, ConsumerOptions { concurrency: 1, ..quick_consumer() }).await;
+    eventually(async || feed.acked() == 5).await;
     running.stop().await;
     assert_eq!(place.effects().await, [("m".to_owned(), 1), ("n".to_owned(), 1)].into());
     let letters = place.letters().await;
@@ -77,30 +78,30 @@ async fn copies_in_one_batch_take_effect_once(kind: Kind) {
     assert_eq!(letters[0].message.body, "other");
 }
 
-/// The first is in the middle of it when the second comes, at another node.
+/// The first is running when the second comes, at another node.
 async fn two_copies_at_once_enter_the_handler_once(kind: Kind) {
     let place = Place::new(kind).await;
     let (books, entered, gate) = Books::that_wait();
-    let hands = [Hand::new(), Hand::new()];
-    let first = place.consumer(&hands[0], &books, quick_consumer()).await;
-    let second = place.consumer(&hands[1], &books, quick_consumer()).await;
+    let feeds = [Feed::new(), Feed::new()];
+    let first = place.consumer(&feeds[0], &books, quick_consumer()).await;
+    let second = place.consumer(&feeds[1], &books, quick_consumer()).await;
     let message = received("m");
-    hands[0].deliver(&message);
+    feeds[0].deliver(&message);
     soon(entered.notified()).await;
-    hands[1].deliver(&message);
-    // If the second were let in, this would be the time.
+    feeds[1].deliver(&message);
+    // If the second were let in, it would be now.
     tokio::time::sleep(Duration::from_millis(200)).await;
-    assert_eq!((books.entered("m"), hands[1].acked()), (1, 0));
+    assert_eq!((books.entered("m"), feeds[1].acked()), (1, 0));
     gate.close();
-    eventually(async || hands.iter().all(|hand| hand.acked() == 1)).await;
+    eventually(async || feeds.iter().all(|feed| feed.acked() == 1)).await;
     first.stop().await;
     second.stop().await;
     assert_eq!((books.entered("m"), place.effects().await), (1, [("m".to_owned(), 1)].into()));
 }
 
-async fn what_fails_is_tried_again_until_it_works(kind: Kind) {
+async fn a_failing_message_is_retried_until_it_succeeds(kind: Kind) {
     let place = Place::new(kind).await;
-    let hand = Hand::new();
+    let feed = Feed::new();
     let books = Books::that(|_, run| async move {
         match run {
             1 | 2 => Err(Refusal::Retry("not yet".into())),
@@ -108,9 +109,9 @@ async fn what_fails_is_tried_again_until_it_works(kind: Kind) {
         }
     });
     let backoff = semel::Backoff { first: Duration::from_secs(10), cap: Duration::from_secs(60) };
-    let running = place.consumer(&hand, &books, ConsumerOptions { backoff, ..quick_consumer() }).await;
-    hand.deliver(&received("m"));
-    eventually(async || hand.acked() == 1).await;
+    let running = place.consumer(&feed, &books, ConsumerOptions { backoff, ..quick_consumer() }).await;
+    feed.deliver(&received("m"));
+    eventually(async || feed.acked() == 1).await;
     for runs in 1..=2 {
         eventually(async || place.db.next_retry(CONSUMER).await.unwrap().is_some()).await;
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -128,16 +129,16 @@ async fn what_fails_is_tried_again_until_it_works(kind: Kind) {
 
 async fn one_bad_message_in_a_batch_spoils_none_of_the_others(kind: Kind) {
     let place = Place::new(kind).await;
-    let hand = Hand::new();
+    let feed = Feed::new();
     let books = Books::that(|text, _| async move {
         match &*text {
             "m7" => Err(Refusal::Dead("seven".into())),
             _ => Ok(()),
         }
     });
-    (0..20).for_each(|n| hand.deliver(&received(&format!("m{n}"))));
-    let running = place.consumer(&hand, &books, ConsumerOptions { concurrency: 1, ..quick_consumer() }).await;
-    eventually(async || hand.acked() == 20).await;
+    (0..20).for_each(|n| feed.deliver(&received(&format!("m{n}"))));
+    let running = place.consumer(&feed, &books, ConsumerOptions { concurrency: 1, ..quick_consumer() }).await;
+    eventually(async || feed.acked() == 20).await;
     running.stop().await;
     let effects = place.effects().await;
     assert_eq!((effects.len(), effects.values().max(), effects.get("m7")), (19, Some(&1), None));
@@ -147,21 +148,21 @@ async fn one_bad_message_in_a_batch_spoils_none_of_the_others(kind: Kind) {
 
 async fn poison_is_a_dead_letter_in_the_end_and_the_queue_goes_on(kind: Kind) {
     let place = Place::new(kind).await;
-    let hand = Hand::new();
+    let feed = Feed::new();
     let books = Books::that(|text, run| async move {
         match text.starts_with("poison") {
             true => Err(Refusal::Retry(format!("run {run} was no good\n\0"))),
             false => Ok(()),
         }
     });
-    let options = ConsumerOptions { max_failures: 4, ..quick_consumer() };
-    let running = place.consumer(&hand, &books, options).await;
+    let options = ConsumerOptions { max_attempts: 4, ..quick_consumer() };
+    let running = place.consumer(&feed, &books, options).await;
     for n in 0..5 {
-        hand.deliver(&received(&format!("poison{n}")));
-        hand.deliver(&received(&format!("m{n}")));
+        feed.deliver(&received(&format!("poison{n}")));
+        feed.deliver(&received(&format!("m{n}")));
     }
     eventually(async || place.letters().await.len() == 5).await;
-    eventually(async || hand.acked() == 10).await;
+    eventually(async || feed.acked() == 10).await;
     running.stop().await;
     assert_eq!(place.effects().await.len(), 5);
     for letter in place.letters().await {
@@ -171,13 +172,13 @@ async fn poison_is_a_dead_letter_in_the_end_and_the_queue_goes_on(kind: Kind) {
     assert_eq!(place.db.next_retry(CONSUMER).await.unwrap(), None);
 }
 
-async fn what_never_will_work_is_a_dead_letter_at_once(kind: Kind) {
+async fn a_permanent_refusal_is_a_dead_letter_at_once(kind: Kind) {
     let place = Place::new(kind).await;
-    let hand = Hand::new();
+    let feed = Feed::new();
     let books = Books::that(|_, _| async { Err(Refusal::Dead("no such customer".into())) });
-    let running = place.consumer(&hand, &books, quick_consumer()).await;
-    hand.deliver(&received("m"));
-    eventually(async || hand.acked() == 1).await;
+    let running = place.consumer(&feed, &books, quick_consumer()).await;
+    feed.deliver(&received("m"));
+    eventually(async || feed.acked() == 1).await;
     running.stop().await;
     let letters = place.letters().await;
     assert_eq!((letters.len(), &*letters[0].reason, books.entered("m")), (1, "no such customer", 1));
@@ -186,16 +187,16 @@ async fn what_never_will_work_is_a_dead_letter_at_once(kind: Kind) {
 
 async fn a_panic_is_a_failure(kind: Kind) {
     let place = Place::new(kind).await;
-    let hand = Hand::new();
+    let feed = Feed::new();
     let books = Books::that(|text, _| async move {
         assert!(text != "poison", "cannot digest this");
         Ok(())
     });
     for text in ["m0", "poison", "m1"] {
-        hand.deliver(&received(text));
+        feed.deliver(&received(text));
     }
-    let running = place.consumer(&hand, &books, ConsumerOptions { max_failures: 2, ..quick_consumer() }).await;
-    eventually(async || hand.acked() == 3 && place.letters().await.len() == 1).await;
+    let running = place.consumer(&feed, &books, ConsumerOptions { max_attempts: 2, ..quick_consumer() }).await;
+    eventually(async || feed.acked() == 3 && place.letters().await.len() == 1).await;
     running.stop().await;
     let letters = place.letters().await;
     assert!(letters[0].reason.contains("cannot digest this"), "{}", letters[0].reason);
@@ -203,17 +204,17 @@ async fn a_panic_is_a_failure(kind: Kind) {
     assert_eq!(place.effects().await.keys().collect::<Vec<_>>(), ["m0", "m1"]);
 }
 
-async fn what_cannot_be_understood_is_a_dead_letter(kind: Kind) {
+async fn an_unreadable_message_is_a_dead_letter(kind: Kind) {
     let place = Place::new(kind).await;
-    let (hand, books) = (Hand::new(), Books::new());
-    let running = place.consumer(&hand, &books, quick_consumer()).await;
+    let (feed, books) = (Feed::new(), Books::new());
+    let running = place.consumer(&feed, &books, quick_consumer()).await;
     let nameless = Received { id: None, ..received("nameless") };
-    hand.deliver(&nameless);
-    hand.deliver(&nameless);
-    hand.deliver(&Received { id: Some("x".repeat(300)), ..received("long name") });
-    hand.deliver(&Received { id: Some("a\0b".into()), ..received("odd name") });
-    hand.deliver(&received("m"));
-    eventually(async || hand.acked() == 5).await;
+    feed.deliver(&nameless);
+    feed.deliver(&nameless);
+    feed.deliver(&Received { id: Some("x".repeat(300)), ..received("long name") });
+    feed.deliver(&Received { id: Some("a\0b".into()), ..received("odd name") });
+    feed.deliver(&received("m"));
+    eventually(async || feed.acked() == 5).await;
     running.stop().await;
     let mut letters: Vec<_> =
         place.letters().await.into_iter().map(|letter| (letter.message.body, letter.reason)).collect();
@@ -225,16 +226,16 @@ async fn what_cannot_be_understood_is_a_dead_letter(kind: Kind) {
 
 async fn another_body_under_a_known_id_is_a_conflict(kind: Kind) {
     let place = Place::new(kind).await;
-    let (hand, books) = (Hand::new(), Books::new());
-    let running = place.consumer(&hand, &books, quick_consumer()).await;
+    let (feed, books) = (Feed::new(), Books::new());
+    let running = place.consumer(&feed, &books, quick_consumer()).await;
     let first = received("first");
-    hand.deliver(&first);
-    eventually(async || hand.acked() == 1).await;
+    feed.deliver(&first);
+    eventually(async || feed.acked() == 1).await;
     let second = Received { body: Bytes::from_static(b"second"), ..first.clone() };
-    hand.deliver(&second);
+    feed.deliver(&second);
     let third = Received { body: Bytes::from_static(b"third"), ..first.clone() };
-    hand.deliver_again(&third);
-    eventually(async || hand.acked() == 3).await;
+    feed.deliver_again(&third);
+    eventually(async || feed.acked() == 3).await;
     running.stop().await;
     assert_eq!(place.effects().await, [("first".to_owned(), 1)].into());
     let letters = place.letters().await;
@@ -247,20 +248,20 @@ async fn another_body_under_a_known_id_is_a_conflict(kind: Kind) {
     }
 }
 
-async fn a_consumer_that_stops_has_nothing_left_in_its_hands(kind: Kind) {
+async fn a_stopped_consumer_has_no_unacknowledged_messages(kind: Kind) {
     let place = Place::new(kind).await;
     let (books, entered, gate) = Books::that_wait();
-    let hand = Hand::new();
+    let feed = Feed::new();
     let options = ConsumerOptions { concurrency: 1, batch: 1, prefetch: 4, ..quick_consumer() };
-    let running = place.consumer(&hand, &books, options).await;
-    (0..10).for_each(|n| hand.deliver(&received(&format!("m{n}"))));
+    let running = place.consumer(&feed, &books, options).await;
+    (0..10).for_each(|n| feed.deliver(&received(&format!("m{n}"))));
     soon(entered.notified()).await;
     running.ask_to_stop();
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert!(!running.has_ended(), "it ends what it has begun");
     gate.close();
     running.stop().await;
-    let words = hand.words();
+    let words = feed.words();
     assert_eq!(words[0], ("m0".to_owned(), Word::Acked));
     assert!(words[1..].iter().all(|(_, word)| *word == Word::PutBack), "{words:?}");
     assert!((1..=5).contains(&words.len()), "no more was taken than may be: {words:?}");
@@ -277,12 +278,12 @@ async fn a_run_that_takes_too_long_is_a_failure() {
         }
         Ok(())
     });
-    let hand = Hand::new();
-    let running = place.consumer(&hand, &books, ConsumerOptions { max_failures: 1, ..quick_consumer() }).await;
-    hand.deliver(&received("slow"));
+    let feed = Feed::new();
+    let running = place.consumer(&feed, &books, ConsumerOptions { max_attempts: 1, ..quick_consumer() }).await;
+    feed.deliver(&received("slow"));
     eventually(async || place.letters().await.len() == 1).await;
-    hand.deliver(&received("m"));
-    eventually(async || hand.acked() == 2).await;
+    feed.deliver(&received("m"));
+    eventually(async || feed.acked() == 2).await;
     running.stop().await;
     let letters = place.letters().await;
     assert!(letters[0].reason.contains("open for more than"), "{}", letters[0].reason);

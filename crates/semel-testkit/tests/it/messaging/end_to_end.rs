@@ -4,16 +4,14 @@ use std::{sync::Arc, time::Duration};
 
 use semel::{
     Timestamp, Uptime,
-    messaging::{
-        Broker as _, ConsumerOptions, Envelope, LetterFilter, MessageStore as _, Published, Queue, Refusal,
-        RelayOptions,
-    },
+    messaging::{Broker as _, ConsumerOptions, Envelope, LetterFilter, Published, Queue, Refusal, RelayOptions},
+    prelude::*,
 };
 use semel_store::EmbeddedBroker;
 use semel_testkit::Kind;
 
 use super::{
-    brokers::Hand,
+    brokers::Feed,
     tools::{Books, Place, QUEUE, TENANT, eventually, message, messages, quick_consumer, quick_relay, received},
 };
 use crate::support::on_both_databases;
@@ -38,13 +36,13 @@ fn slow() -> Books {
     })
 }
 
-/// Another consumer waits for its message all the time, and never has it to handle.
+/// Another consumer waits for its message all the time, and never gets it.
 async fn a_handler_that_takes_three_leases_is_entered_once(kind: Kind) {
     let place = Place::in_real_time(kind).await;
     let books = slow();
     let mut running = Vec::new();
     for _ in 0..2 {
-        let broker = Arc::new(EmbeddedBroker::with_visibility(place.lab.open().await, LEASE));
+        let broker = Arc::new(EmbeddedBroker::with_lease(place.lab.open().await, LEASE));
         broker.declare(vec![Queue::new(QUEUE)]).await.unwrap();
         running.push(place.consumer(&broker, &books, quick_consumer()).await);
     }
@@ -60,11 +58,11 @@ async fn a_handler_that_takes_three_leases_is_entered_once(kind: Kind) {
 
 async fn a_retry_that_takes_three_leases_is_entered_once(kind: Kind) {
     let place = Place::in_real_time(kind).await;
-    let (hand, books) = (Hand::new(), slow());
-    let options = ConsumerOptions { retry_lease: LEASE, ..quick_consumer() };
+    let (feed, books) = (Feed::new(), slow());
+    let options = ConsumerOptions { lease: LEASE, ..quick_consumer() };
     let running =
-        [place.consumer(&hand, &books, options.clone()).await, place.consumer(&Hand::new(), &books, options).await];
-    hand.deliver_again(&received("m0"));
+        [place.consumer(&feed, &books, options.clone()).await, place.consumer(&Feed::new(), &books, options).await];
+    feed.deliver_again(&received("m0"));
     place.until_effects(1).await;
     for running in running {
         running.stop().await;
@@ -73,8 +71,8 @@ async fn a_retry_that_takes_three_leases_is_entered_once(kind: Kind) {
     assert_eq!(place.lab.number("SELECT count(*) FROM semel_retries").await, 0);
 }
 
-/// A letter of a message that could not be read is kept under the number of its row. Once it is mended and re-driven, it is
-/// known by the message's own id again.
+/// The letter of an unreadable message has the id of its row as its key. Once it is repaired and re-driven, it has the
+/// message's own id again.
 async fn damaged_copies_that_are_mended_and_redriven_take_effect_once(kind: Kind) {
     let place = Place::new(kind).await;
     let (broker, books) = (broker(&place).await, Books::new());
@@ -168,7 +166,7 @@ async fn nothing_is_lost_when_all_is_stopped_and_started(kind: Kind) {
         let broker = broker(&place).await;
         let relay = place.relay(&broker, RelayOptions { batch: 8, ..quick_relay() }).await;
         let consumer = place.consumer(&broker, &books, ConsumerOptions { batch: 4, ..quick_consumer() }).await;
-        // Longer each time, so that there is an end to it.
+        // Longer each time, so that it ends.
         rounds += 1;
         tokio::time::sleep(Duration::from_millis(20 * rounds)).await;
         relay.stop().await;

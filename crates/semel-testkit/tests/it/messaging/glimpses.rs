@@ -1,16 +1,16 @@
-//! A claim that waits for SQLite's writer looks whether it can be answered without it.
+//! A claim that waits for SQLite's writer is answered without it if possible.
 
-use semel::{Claim, Ledger, Options, Outcome, Policy, Settled, Store as _};
+use semel::{Claim, Ledger, Options, Outcome, Policy, Settled, prelude::*};
 use semel_testkit::{Kind, Lab, key, scope, work};
 
-use super::{moody::Moody, tools::eventually};
+use super::{tools::eventually, unreliable::Unreliable};
 
-/// The look may find the very claim it was made for, whose answer is still on its way. That is no second lease, and
-/// above all no reason to give the first one back.
+/// The read may find the very claim that it was made for, whose answer is still in flight. That is no second lease, and
+/// no reason to release the first one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_that_finds_itself_keeps_its_lease() {
     let lab = Lab::in_real_time(Kind::Sqlite).await;
-    let store = Moody::new(lab.open().await);
+    let store = Unreliable::new(lab.open().await);
     let ledger = Ledger::new(store.clone(), Options::default()).unwrap();
     let late = store.answer_late();
     let claim = tokio::spawn({
@@ -21,7 +21,7 @@ async fn a_claim_that_finds_itself_keeps_its_lease() {
     late.glimpsed.notified().await;
     late.end();
     let Claim::Acquired(lease) = claim.await.unwrap() else { panic!("it is its own") };
-    // Whoever would put it back does so through the same lane, before this.
+    // A release would go through the same lane, before this.
     drop(ledger.claim(work("another", Policy::default())).await.unwrap());
     assert_eq!(lease.complete(Outcome::kept("")).await.unwrap(), Settled::Yes { successor: false });
 }

@@ -5,7 +5,7 @@ mod brokers;
 mod consumer;
 mod end_to_end;
 mod glimpses;
-mod moody;
 mod relay;
 mod retries;
 mod tools;
+mod unreliable;

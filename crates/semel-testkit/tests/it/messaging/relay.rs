@@ -9,14 +9,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use semel::messaging::{BrokerHealth, MessageStore as _, OutboxState, Published, RelayOptions};
+use semel::{
+    messaging::{BrokerHealth, OutboxState, Published, RelayOptions},
+    prelude::*,
+};
 use semel_testkit::Kind;
 use tokio::sync::Semaphore;
 
 use super::{
     brokers::Script,
-    moody::Moody,
     tools::{Place, eventually, keyed, message, messages, quick_relay, relay, text},
+    unreliable::Unreliable,
 };
 use crate::support::on_both_databases;
 
@@ -24,17 +27,17 @@ on_both_databases!(
     every_message_is_published_once_and_leaves_the_outbox,
     a_commit_wakes_the_relay,
     a_batch_that_is_confirmed_late_holds_up_no_other,
-    what_is_refused_waits_longer_each_time_and_is_parked_in_the_end,
-    what_no_queue_wants_is_published_once_there_is_one,
-    a_broker_that_is_away_costs_no_message_a_failure,
+    a_refused_message_backs_off_and_is_parked_in_the_end,
+    an_unroutable_message_is_published_once_there_is_a_queue,
+    an_unreachable_broker_counts_no_failure,
     a_broker_that_asks_for_a_pause_gets_one,
     a_batch_that_outlives_its_lease_does_not_publish_its_tail,
-    a_broker_that_takes_three_leases_for_its_word_is_told_once,
+    a_confirmation_after_three_leases_is_published_once,
     a_silent_broker_is_asked_again_under_the_same_id,
     one_that_cuts_its_connection_does_not_hold_up_the_others,
     order_is_kept_per_key_by_two_relays,
-    a_store_that_is_away_for_a_while_loses_nothing,
-    a_relay_that_stops_has_nothing_left_in_its_hands,
+    a_short_outage_of_the_store_loses_nothing,
+    a_stopped_relay_has_no_leased_rows,
     a_message_with_a_time_is_published_at_that_time,
 );
 
@@ -63,7 +66,7 @@ async fn every_message_is_published_once_and_leaves_the_outbox(kind: Kind) {
     assert_eq!(sorted(script.texts()), texts_of(400));
 }
 
-/// The relay would not look by itself for an hour.
+/// The relay would not poll for an hour.
 async fn a_commit_wakes_the_relay(kind: Kind) {
     let place = Place::in_real_time(kind).await;
     let script = Script::new();
@@ -73,7 +76,7 @@ async fn a_commit_wakes_the_relay(kind: Kind) {
         place.put(vec![message(&format!("m{n}"))]).await;
         let committed = Instant::now();
         while script.texts().len() <= n {
-            assert!(committed.elapsed() < Duration::from_secs(20), "nobody woke the relay");
+            assert!(committed.elapsed() < Duration::from_secs(20), "the relay was not woken");
             tokio::time::sleep(Duration::from_micros(200)).await;
         }
         // Idle again, so that each has to wake it.
@@ -111,7 +114,7 @@ async fn a_batch_that_is_confirmed_late_holds_up_no_other(kind: Kind) {
     assert_eq!(sorted(script.texts()), texts_of(12));
 }
 
-async fn what_is_refused_waits_longer_each_time_and_is_parked_in_the_end(kind: Kind) {
+async fn a_refused_message_backs_off_and_is_parked_in_the_end(kind: Kind) {
     let place = Place::new(kind).await;
     let tries = Arc::new(AtomicUsize::new(0));
     let script = Script::that({
@@ -125,7 +128,7 @@ async fn what_is_refused_waits_longer_each_time_and_is_parked_in_the_end(kind: K
         }
     });
     place.put(vec![message("poison"), keyed("k", "poison"), keyed("k", "behind"), message("m0")]).await;
-    let options = RelayOptions { max_failures: 3, ..quick_relay() };
+    let options = RelayOptions { max_attempts: 3, ..quick_relay() };
     let running = place.relay(&script, options.clone()).await;
     for failures in 1..=3 {
         eventually(async || {
@@ -146,12 +149,12 @@ async fn what_is_refused_waits_longer_each_time_and_is_parked_in_the_end(kind: K
         place.lab.pass(Duration::from_secs(60));
     }
     tokio::time::sleep(Duration::from_millis(100)).await;
-    assert_eq!(tries.load(Ordering::SeqCst), 6, "what is parked is left alone");
+    assert_eq!(tries.load(Ordering::SeqCst), 6, "parked messages are not tried");
     assert_eq!(script.texts(), ["m0"]);
     running.stop().await;
 }
 
-async fn what_no_queue_wants_is_published_once_there_is_one(kind: Kind) {
+async fn an_unroutable_message_is_published_once_there_is_a_queue(kind: Kind) {
     let place = Place::new(kind).await;
     let script = Script::that(|_| Published::Unroutable("no such queue".into()));
     place.put(messages(2)).await;
@@ -171,13 +174,13 @@ async fn what_no_queue_wants_is_published_once_there_is_one(kind: Kind) {
     assert_eq!(sorted(script.texts()), texts_of(2));
 }
 
-async fn a_broker_that_is_away_costs_no_message_a_failure(kind: Kind) {
+async fn an_unreachable_broker_counts_no_failure(kind: Kind) {
     let place = Place::new(kind).await;
-    let script = Script::that(|_| Published::NotSent("nobody is there".into()));
-    script.set_health(BrokerHealth::Down("nobody is there".into()));
+    let script = Script::that(|_| Published::NotSent("no connection".into()));
+    script.set_health(BrokerHealth::Down("no connection".into()));
     place.put(messages(20)).await;
     let running = place.relay(&script, quick_relay()).await;
-    // The pauses grow: in half a second there is room for few tries.
+    // The delays grow: half a second has room for few attempts.
     let begun = Instant::now();
     tokio::time::sleep(Duration::from_millis(500)).await;
     let (tries, most) = (script.calls(), 2 + begun.elapsed().as_millis() / 75);
@@ -186,7 +189,7 @@ async fn a_broker_that_is_away_costs_no_message_a_failure(kind: Kind) {
     assert_eq!(place.outbox().await.len(), 20);
     script.answer(|_| Published::Confirmed);
     script.set_health(BrokerHealth::Up);
-    // Sooner than the next try would have been.
+    // Sooner than the next attempt would have been.
     place.until_outbox_is_empty().await;
     running.stop().await;
     assert_eq!(sorted(script.texts()), texts_of(20));
@@ -200,7 +203,7 @@ async fn a_broker_that_asks_for_a_pause_gets_one(kind: Kind) {
     place.put(messages(5)).await;
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(script.calls(), 0);
-    // Nothing is leased meanwhile, either: it could go elsewhere.
+    // Nothing is leased meanwhile, either: another relay could publish it.
     assert_eq!(place.db.take(10, Duration::from_secs(1)).await.unwrap().rows.len(), 5);
     place.lab.pass(Duration::from_secs(1));
     script.set_health(BrokerHealth::Up);
@@ -209,7 +212,7 @@ async fn a_broker_that_asks_for_a_pause_gets_one(kind: Kind) {
     assert_eq!(sorted(script.texts()), texts_of(5));
 }
 
-/// A broker that takes its time for each message, and keeps to the time that it is given.
+/// A broker that is slow for each message, and respects its deadline.
 async fn a_batch_that_outlives_its_lease_does_not_publish_its_tail(kind: Kind) {
     let place = Place::in_real_time(kind).await;
     // Long enough for a slow disk; twenty messages of a twentieth of it each are too many for the time to send.
@@ -247,8 +250,8 @@ async fn a_batch_that_outlives_its_lease_does_not_publish_its_tail(kind: Kind) {
     assert_eq!(sorted(script.texts()), texts_of(20), "each once: {batches:?}");
 }
 
-/// The broker takes three leases for its word. The first relay keeps its row; the second finds nothing to publish.
-async fn a_broker_that_takes_three_leases_for_its_word_is_told_once(kind: Kind) {
+/// The broker confirms after three leases. The first relay keeps its row; the second finds nothing to publish.
+async fn a_confirmation_after_three_leases_is_published_once(kind: Kind) {
     let place = Place::in_real_time(kind).await;
     let lease = Duration::from_secs(3);
     let script = Script::doing(move |batch, _| async move {
@@ -351,10 +354,10 @@ async fn order_is_kept_per_key_by_two_relays(kind: Kind) {
     }
 }
 
-/// It goes away while a batch is at the broker, so that its marks cannot be made.
-async fn a_store_that_is_away_for_a_while_loses_nothing(kind: Kind) {
+/// It becomes unavailable while a batch is at the broker, so that its marks cannot be stored.
+async fn a_short_outage_of_the_store_loses_nothing(kind: Kind) {
     let place = Place::new(kind).await;
-    let moody = Moody::new(place.lab.open().await);
+    let unreliable = Unreliable::new(place.lab.open().await);
     let gate = Arc::new(Semaphore::new(0));
     let script = Script::doing({
         let gate = gate.clone();
@@ -367,20 +370,20 @@ async fn a_store_that_is_away_for_a_while_loses_nothing(kind: Kind) {
         }
     });
     place.put(messages(10)).await;
-    let running = relay(moody.clone(), &script, quick_relay());
+    let running = relay(unreliable.clone(), &script, quick_relay());
     eventually(async || script.calls() == 1).await;
-    moody.go_away();
+    unreliable.go_away();
     gate.close();
-    eventually(async || script.texts().len() == 10 && moody.refused() > 3).await;
+    eventually(async || script.texts().len() == 10 && unreliable.refused() > 3).await;
     assert_eq!(place.outbox().await.len(), 10);
     place.put(vec![message("m10")]).await;
-    moody.come_back();
+    unreliable.come_back();
     place.until_outbox_is_empty().await;
     running.stop().await;
     assert_eq!(sorted(script.texts()), texts_of(11), "each once: the marks were made in time");
 }
 
-async fn a_relay_that_stops_has_nothing_left_in_its_hands(kind: Kind) {
+async fn a_stopped_relay_has_no_leased_rows(kind: Kind) {
     let place = Place::new(kind).await;
     let gate = Arc::new(Semaphore::new(0));
     let script = Script::doing({
@@ -398,13 +401,13 @@ async fn a_relay_that_stops_has_nothing_left_in_its_hands(kind: Kind) {
     eventually(async || script.calls() == 2).await;
     running.ask_to_stop();
     tokio::time::sleep(Duration::from_millis(100)).await;
-    assert!(!running.has_ended(), "it waits for the broker's word on what is on its way");
+    assert!(!running.has_ended(), "it waits for the confirmation of published batches");
     gate.close();
     running.stop().await;
     assert_eq!((script.calls(), script.texts().len()), (2, 8), "nothing new was taken");
     assert_eq!(place.outbox().await.len(), 12);
     let free = place.db.take(100, Duration::from_secs(1)).await.unwrap();
-    assert_eq!(free.rows.len(), 12, "what it did not publish is leased to nobody");
+    assert_eq!(free.rows.len(), 12, "unpublished rows are not leased");
 }
 
 async fn a_message_with_a_time_is_published_at_that_time(kind: Kind) {

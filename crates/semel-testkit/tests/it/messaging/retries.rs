@@ -1,4 +1,4 @@
-//! What is begun again: counted before it runs, and counted right.
+//! Retries: their starts are counted before they run, and counted correctly.
 
 use std::{
     sync::{
@@ -10,21 +10,22 @@ use std::{
 
 use semel::{
     Fingerprint,
-    messaging::{ConsumerOptions, MessageStore as _, NewLetter, Refusal, Retry},
+    messaging::{ConsumerOptions, NewLetter, Refusal, Retry},
+    prelude::*,
 };
 use semel_testkit::Kind;
 use tokio::sync::Semaphore;
 
 use super::{
-    brokers::{Hand, Word},
-    moody::Moody,
+    brokers::{Feed, Word},
     tools::{Books, CONSUMER, Place, Running, TENANT, consumer, eventually, quick_consumer, received, soon},
+    unreliable::Unreliable,
 };
 use crate::support::on_both_databases;
 
 on_both_databases!(
-    what_was_delivered_before_is_counted_before_it_runs,
-    what_was_delivered_before_and_done_is_acknowledged,
+    a_redelivered_message_is_counted_before_it_runs,
+    a_redelivery_of_a_handled_message_is_acknowledged,
     one_that_kills_its_process_is_parked,
     a_retry_that_stops_before_its_turn_is_not_counted,
     a_retry_that_gets_no_turn_is_not_counted,
@@ -33,39 +34,39 @@ on_both_databases!(
     a_letter_that_is_redriven_is_handled,
 );
 
-async fn what_was_delivered_before_is_counted_before_it_runs(kind: Kind) {
+async fn a_redelivered_message_is_counted_before_it_runs(kind: Kind) {
     let place = Place::new(kind).await;
     let (books, entered, gate) = Books::that_wait();
-    let hand = Hand::new();
-    let running = place.consumer(&hand, &books, quick_consumer()).await;
+    let feed = Feed::new();
+    let running = place.consumer(&feed, &books, quick_consumer()).await;
     let message = received("m");
-    hand.deliver_again(&message);
+    feed.deliver_again(&message);
     soon(entered.notified()).await;
-    assert_eq!(hand.words(), [("m".to_owned(), Word::Acked)], "it is ours before it is begun");
+    assert_eq!(feed.words(), [("m".to_owned(), Word::Acked)], "it is stored as a retry before it is begun");
     gate.close();
     place.until_effects(1).await;
-    hand.deliver_again(&message);
-    eventually(async || hand.acked() == 2).await;
+    feed.deliver_again(&message);
+    eventually(async || feed.acked() == 2).await;
     running.stop().await;
     assert_eq!((books.entered("m"), books.committed()), (1, 1));
     assert_eq!(place.effects().await, [("m".to_owned(), 1)].into());
 }
 
-async fn what_was_delivered_before_and_done_is_acknowledged(kind: Kind) {
+async fn a_redelivery_of_a_handled_message_is_acknowledged(kind: Kind) {
     let place = Place::new(kind).await;
-    let (hand, books) = (Hand::new(), Books::new());
-    let running = place.consumer(&hand, &books, quick_consumer()).await;
+    let (feed, books) = (Feed::new(), Books::new());
+    let running = place.consumer(&feed, &books, quick_consumer()).await;
     let message = received("m");
-    hand.deliver(&message);
-    eventually(async || hand.acked() == 1).await;
-    hand.deliver_again(&message);
-    eventually(async || hand.acked() == 2).await;
+    feed.deliver(&message);
+    eventually(async || feed.acked() == 1).await;
+    feed.deliver_again(&message);
+    eventually(async || feed.acked() == 2).await;
     running.stop().await;
     assert_eq!(books.entered("m"), 1);
-    assert_eq!(place.db.next_retry(CONSUMER).await.unwrap(), None, "nobody has to look at it again");
+    assert_eq!(place.db.next_retry(CONSUMER).await.unwrap(), None, "no retry is left");
 }
 
-/// Takes a retry as a consumer would that dies before it says how it ended.
+/// Takes a retry like a consumer that dies before it stores the end.
 async fn begin_and_die(place: &Place) {
     let lease = Duration::from_secs(10);
     let taken = place.db.take_retries(CONSUMER, 10, lease).await.unwrap();
@@ -94,7 +95,7 @@ async fn somebody_at_it() -> (Place, Running, Arc<Semaphore>) {
     let place = Place::new(Kind::Postgres).await;
     let (books, entered, gate) = Books::that_wait();
     put_retry(&place, "long").await;
-    let running = place.consumer(&Hand::new(), &books, quick_consumer()).await;
+    let running = place.consumer(&Feed::new(), &books, quick_consumer()).await;
     soon(entered.notified()).await;
     (place, running, gate)
 }
@@ -104,19 +105,19 @@ const STARTS: &str = "SELECT starts FROM semel_retries";
 async fn a_retry_that_stops_before_its_turn_is_not_counted(kind: Kind) {
     let (_elsewhere, long, gate) = somebody_at_it().await;
     let place = Place::new(kind).await;
-    let (hand, books) = (Hand::new(), Books::new());
+    let (feed, books) = (Feed::new(), Books::new());
     put_retry(&place, "unlucky").await;
     begin_and_die(&place).await;
     let lease = Duration::from_secs(3600);
-    let options = ConsumerOptions { retry_lease: lease, max_crashes: 2, ..quick_consumer() };
+    let options = ConsumerOptions { lease, max_crashes: 2, ..quick_consumer() };
     for _ in 0..2 {
-        let running = place.consumer(&hand, &books, options.clone()).await;
+        let running = place.consumer(&feed, &books, options.clone()).await;
         eventually(async || place.lab.number(STARTS).await == 2).await;
         running.stop().await;
         assert_eq!((place.lab.number(STARTS).await, books.entered("unlucky")), (1, 0));
     }
     gate.close();
-    let running = place.consumer(&hand, &books, options).await;
+    let running = place.consumer(&feed, &books, options).await;
     place.until_effects(1).await;
     running.stop().await;
     long.stop().await;
@@ -126,14 +127,14 @@ async fn a_retry_that_stops_before_its_turn_is_not_counted(kind: Kind) {
 async fn a_retry_that_gets_no_turn_is_not_counted(kind: Kind) {
     let (_elsewhere, long, gate) = somebody_at_it().await;
     let place = Place::new(kind).await;
-    let moody = Moody::new(place.lab.open().await);
-    let (hand, books) = (Hand::new(), Books::new());
+    let unreliable = Unreliable::new(place.lab.open().await);
+    let (feed, books) = (Feed::new(), Books::new());
     put_retry(&place, "unlucky").await;
     begin_and_die(&place).await;
     let lease = Duration::from_millis(200);
-    let options = ConsumerOptions { retry_lease: lease, max_crashes: 2, ..quick_consumer() };
-    let running = consumer(moody.clone(), &hand, &books, options);
-    eventually(async || moody.given_back() > 2).await;
+    let options = ConsumerOptions { lease, max_crashes: 2, ..quick_consumer() };
+    let running = consumer(unreliable.clone(), &feed, &books, options);
+    eventually(async || unreliable.given_back() > 2).await;
     assert_eq!(books.entered("unlucky"), 0);
     gate.close();
     place.until_effects(1).await;
@@ -142,29 +143,29 @@ async fn a_retry_that_gets_no_turn_is_not_counted(kind: Kind) {
     assert_eq!((books.entered("unlucky"), place.letters().await.len()), (1, 0));
 }
 
-/// The clock stands, so that what is not given back does not come again by itself.
+/// The clock stands still, so that a retry that is not released does not become due.
 async fn a_retry_that_the_store_cut_off_is_not_counted(kind: Kind) {
     let place = Place::new(kind).await;
-    let moody = Moody::new(place.lab.open().await);
+    let unreliable = Unreliable::new(place.lab.open().await);
     let books = Books::that({
-        let moody = moody.clone();
+        let unreliable = unreliable.clone();
         move |_, run| {
             if run <= 3 {
-                moody.go_away();
+                unreliable.go_away();
             }
             async { Ok(()) }
         }
     });
-    let hand = Hand::new();
+    let feed = Feed::new();
     put_retry(&place, "m").await;
     // One crash would be too many.
     let lease = Duration::from_millis(200);
-    let options = ConsumerOptions { retry_lease: lease, max_crashes: 1, ..quick_consumer() };
-    let running = consumer(moody.clone(), &hand, &books, options);
+    let options = ConsumerOptions { lease, max_crashes: 1, ..quick_consumer() };
+    let running = consumer(unreliable.clone(), &feed, &books, options);
     for run in 1..=3 {
-        let before = moody.given_back();
-        eventually(async || books.entered("m") == run && moody.given_back() > before).await;
-        moody.come_back();
+        let before = unreliable.given_back();
+        eventually(async || books.entered("m") == run && unreliable.given_back() > before).await;
+        unreliable.come_back();
         eventually(async || books.entered("m") > run).await;
     }
     place.until_effects(1).await;
@@ -176,11 +177,11 @@ async fn a_retry_that_the_store_cut_off_is_not_counted(kind: Kind) {
 async fn one_that_kills_its_process_is_parked(kind: Kind) {
     let place = Place::new(kind).await;
     let options = ConsumerOptions { max_crashes: 2, ..quick_consumer() };
-    let (hand, books) = (Hand::new(), Books::new());
+    let (feed, books) = (Feed::new(), Books::new());
     put_retry(&place, "killer").await;
     begin_and_die(&place).await;
     begin_and_die(&place).await;
-    let running = place.consumer(&hand, &books, options.clone()).await;
+    let running = place.consumer(&feed, &books, options.clone()).await;
     eventually(async || place.letters().await.len() == 1).await;
     running.stop().await;
     let letters = place.letters().await;
@@ -189,25 +190,25 @@ async fn one_that_kills_its_process_is_parked(kind: Kind) {
 
     put_retry(&place, "unlucky").await;
     begin_and_die(&place).await;
-    let running = place.consumer(&hand, &books, options).await;
+    let running = place.consumer(&feed, &books, options).await;
     place.until_effects(1).await;
     running.stop().await;
-    assert_eq!(place.letters().await.len(), 1, "one crash may happen to anybody");
+    assert_eq!(place.letters().await.len(), 1, "one crash is allowed");
 }
 
 async fn a_retry_whose_commit_has_no_answer_takes_effect_once(kind: Kind) {
     let place = Place::new(kind).await;
-    let moody = Moody::new(place.lab.open().await);
+    let unreliable = Unreliable::new(place.lab.open().await);
     let books = Books::that({
-        let moody = moody.clone();
+        let unreliable = unreliable.clone();
         move |_, _| {
-            moody.make_commits_silent(1);
+            unreliable.make_commits_silent(1);
             async { Ok(()) }
         }
     });
-    let hand = Hand::new();
-    let running = consumer(moody, &hand, &books, quick_consumer());
-    hand.deliver_again(&received("m"));
+    let feed = Feed::new();
+    let running = consumer(unreliable, &feed, &books, quick_consumer());
+    feed.deliver_again(&received("m"));
     eventually(async || books.committed() == 1).await;
     running.stop().await;
     assert_eq!((books.entered("m"), place.effects().await), (1, [("m".to_owned(), 1)].into()));
@@ -225,9 +226,9 @@ async fn a_letter_that_is_redriven_is_handled(kind: Kind) {
             async move { if works { Ok(()) } else { Err(Refusal::Dead("out of order".into())) } }
         }
     });
-    let hand = Hand::new();
-    let running = place.consumer(&hand, &books, quick_consumer()).await;
-    (0..3).for_each(|n| hand.deliver(&received(&format!("m{n}"))));
+    let feed = Feed::new();
+    let running = place.consumer(&feed, &books, quick_consumer()).await;
+    (0..3).for_each(|n| feed.deliver(&received(&format!("m{n}"))));
     eventually(async || place.letters().await.len() == 3).await;
     mended.store(1, Ordering::SeqCst);
     let filter = semel::messaging::LetterFilter { tenant: TENANT.into(), ..Default::default() };

@@ -1,4 +1,4 @@
-//! What these tests have in common.
+//! Helpers of these tests.
 
 use std::{
     collections::BTreeMap,
@@ -11,12 +11,14 @@ use std::{
 
 use bytes::Bytes;
 use semel::{
-    Backoff, Fence, Ledger, Options, Store as _,
+    Backoff, Fence, Ledger, Options,
     messaging::{
-        BoxFuture, Broker, Consumer, ConsumerOptions, DeadLetter, Handler, LetterFilter, Message, MessageId,
-        MessageStore, OutboxFilter, OutboxRow, Received, Refusal, Relay, RelayOptions, Topic,
+        BoxFuture, Broker, Consumer, ConsumerOptions, ConsumerStore, DeadLetter, Handler, LetterFilter, Message,
+        MessageId, OutboxFilter, OutboxRow, Received, Refusal, Relay, RelayOptions, RelayStore, Topic,
     },
+    prelude::*,
     store::Commit,
+    store::Transactions,
 };
 use semel_store::{Database, Tx};
 use semel_testkit::{
@@ -32,12 +34,12 @@ pub(super) const TENANT: &str = "acme";
 pub(super) const QUEUE: &str = "orders";
 pub(super) const CONSUMER: &str = "books";
 
-/// Something that must happen and soon. A law that is broken fails instead of hanging.
+/// Awaits something that must happen soon. A broken law fails instead of hanging.
 pub(super) async fn soon<T>(what: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(60), what).await.expect("this should have happened long ago")
 }
 
-/// Asks until it is so.
+/// Polls until it is true.
 pub(super) async fn eventually(mut is_so: impl AsyncFnMut() -> bool) {
     soon(async {
         while !is_so().await {
@@ -54,7 +56,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// With a clock that stands.
+    /// With a manual clock.
     pub(super) async fn new(kind: Kind) -> Self {
         Self::of(Lab::new(kind).await).await
     }
@@ -76,7 +78,7 @@ impl Place {
         assert!(matches!(self.db.commit(&tx).await, Commit::Done));
     }
 
-    /// What is in the outbox.
+    /// The rows of the outbox.
     pub(super) async fn outbox(&self) -> Vec<OutboxRow> {
         let filter = OutboxFilter { tenant: TENANT.into(), ..OutboxFilter::default() };
         let (mut rows, mut after) = (Vec::new(), None);
@@ -105,28 +107,28 @@ impl Place {
         effect_rows(&self.db).await
     }
 
-    /// Waits until there are so many effects, of so many messages.
+    /// Waits until there are this many effects, of this many messages.
     pub(super) async fn until_effects(&self, n: usize) {
         eventually(async || self.effects().await.len() >= n).await;
     }
 
-    /// A relay on a store of its own.
+    /// A relay on a given store.
     pub(super) async fn relay(&self, broker: &Arc<impl Broker>, options: RelayOptions) -> Running {
         relay(self.lab.open().await, broker, options)
     }
 
-    /// A consumer on a store of its own.
+    /// A consumer on a given store.
     pub(super) async fn consumer(&self, broker: &Arc<impl Broker>, books: &Books, options: ConsumerOptions) -> Running {
         consumer(self.lab.open().await, broker, books, options)
     }
 }
 
-pub(super) fn relay<S: MessageStore>(store: S, broker: &Arc<impl Broker>, options: RelayOptions) -> Running {
+pub(super) fn relay<S: RelayStore>(store: S, broker: &Arc<impl Broker>, options: RelayOptions) -> Running {
     let broker: Arc<dyn Broker> = broker.clone();
     Running::start(|stop| Relay::new(store, broker, options).run(stop))
 }
 
-pub(super) fn consumer<S: MessageStore<Tx = Tx>>(
+pub(super) fn consumer<S: ConsumerStore<Tx = Tx>>(
     store: S,
     broker: &Arc<impl Broker>,
     books: &Books,
@@ -197,7 +199,7 @@ pub(super) fn received(text: &str) -> Received {
     }
 }
 
-/// Looks often, waits little.
+/// Polls often, waits little.
 pub(super) fn quick_relay() -> RelayOptions {
     RelayOptions {
         poll: Duration::from_millis(20),
@@ -212,7 +214,7 @@ pub(super) fn quick_consumer() -> ConsumerOptions {
 
 type Behaviour = dyn Fn(String, usize) -> BoxFuture<'static, Result<(), Refusal>> + Send + Sync;
 
-/// A handler that writes down what it was told: a row in the transaction, and a count beside it.
+/// A handler that records its calls: a row in the transaction, and a count beside it.
 #[derive(Clone)]
 pub(super) struct Books {
     behaviour: Arc<Behaviour>,
@@ -226,7 +228,7 @@ impl Books {
         Self::that(|_, _| async { Ok(()) })
     }
 
-    /// One that, after it has written, does this: told the text and which run of it this is, from 1.
+    /// One that, after its write, does this: with the text and the number of the run, from 1.
     pub(super) fn that<F: Future<Output = Result<(), Refusal>> + Send + 'static>(
         behaviour: impl Fn(String, usize) -> F + Send + Sync + 'static,
     ) -> Self {
@@ -236,7 +238,7 @@ impl Books {
         Self { behaviour, entered: Arc::default(), committed: Arc::default() }
     }
 
-    /// One that, after it has written, says so and waits until the semaphore is closed.
+    /// One that, after its write, signals and waits until the semaphore is closed.
     pub(super) fn that_wait() -> (Self, Arc<Notify>, Arc<Semaphore>) {
         let (entered, gate) = (Arc::new(Notify::new()), Arc::new(Semaphore::new(0)));
         let (says, waits) = (entered.clone(), gate.clone());
@@ -251,7 +253,7 @@ impl Books {
         (books, entered, gate)
     }
 
-    /// How often the handler was entered with a text.
+    /// How often the handler was called with a text.
     pub(super) fn entered(&self, text: &str) -> usize {
         self.entered.lock().unwrap().get(text).copied().unwrap_or(0)
     }
@@ -260,13 +262,13 @@ impl Books {
         self.entered.lock().unwrap().values().sum()
     }
 
-    /// How often it was told of a commit.
+    /// How often its after-commit hook was called.
     pub(super) fn committed(&self) -> usize {
         self.committed.load(Ordering::SeqCst)
     }
 }
 
-impl<S: MessageStore<Tx = Tx>> Handler<S> for Books {
+impl<S: Transactions<Tx = Tx>> Handler<S> for Books {
     fn handle<'a>(&'a self, message: &'a Received, tx: &'a Tx) -> BoxFuture<'a, Result<(), Refusal>> {
         Box::pin(async move {
             let text = text(&message.body);

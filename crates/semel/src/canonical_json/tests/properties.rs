@@ -5,10 +5,10 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use serde_json::{Map, Value, json};
 
-use super::super::{JsonError, canonicalize};
-use super::canonical;
+use super::super::JsonError;
+use super::{canonical, canonicalize};
 
-/// Any JSON value whose numbers survive the way through serde_json.
+/// Any JSON value whose numbers survive serde_json.
 fn value() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
@@ -27,8 +27,7 @@ fn value() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Prints a value with its members in an order, and white space and escapes in places, that `dice`
-/// decide.
+/// Prints a value with member order, white space and escapes that `dice` decide.
 fn print(value: &Value, dice: &mut impl Iterator<Item = u8>, out: &mut String) {
     out.push_str(["", " ", "\n\t", "\r "][usize::from(dice.next().unwrap() % 4)]);
     match value {
@@ -70,7 +69,7 @@ proptest! {
         print(&value, &mut dice.into_iter().cycle(), &mut printed);
         let plain = canonicalize(value.to_string().as_bytes()).unwrap();
         prop_assert_eq!(&canonicalize(printed.as_bytes()).unwrap(), &plain);
-        // Nothing was lost on the way either, by another reader's judgement.
+        // Nothing was lost, according to another reader.
         let read_back: Value = serde_json::from_slice(&plain.bytes).unwrap();
         prop_assert_eq!(as_doubles(read_back), as_doubles(value));
     }
@@ -114,7 +113,7 @@ proptest! {
         let _ = canonicalize(&bytes);
     }
 
-    /// Texts that are nearly JSON reach the corners that random bytes do not.
+    /// Nearly valid JSON reaches cases that random bytes do not.
     #[test]
     fn nearly_json_is_taken_or_refused_as_by_another_reader(
         value in value(),

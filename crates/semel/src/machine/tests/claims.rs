@@ -1,4 +1,4 @@
-//! Who executes.
+//! Claims.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::{
 use crate::{OnLost, OnMismatch};
 
 #[test]
-fn the_first_to_ask_gets_the_lease_and_the_others_learn_until_when() {
+fn the_first_claim_gets_the_lease_and_others_get_its_deadline() {
     let mut life = Life::new();
     let fence = life.acquire(&ask("a"));
     assert_eq!(life.row().id, fence.0, "the id is the fence of the first claim");
@@ -21,7 +21,7 @@ fn the_first_to_ask_gets_the_lease_and_the_others_learn_until_when() {
 }
 
 #[test]
-fn who_takes_over_is_the_owner_from_then_on_and_by_its_own_terms() {
+fn a_takeover_sets_the_owner_and_the_terms() {
     let mut life = Life::new();
     let began = life.now;
     life.acquire(&ask("a"));
@@ -35,7 +35,7 @@ fn who_takes_over_is_the_owner_from_then_on_and_by_its_own_terms() {
 }
 
 #[test]
-fn a_claim_whose_answer_was_lost_is_known_by_its_token() {
+fn a_claim_whose_answer_was_lost_is_recognised_by_its_token() {
     let mut life = Life::new();
     let fence = life.acquire(&ask("a"));
     let before = life.row.clone();
@@ -49,7 +49,7 @@ fn a_claim_whose_answer_was_lost_is_known_by_its_token() {
 }
 
 #[test]
-fn what_took_effect_is_replayed_and_keeps_its_outcome() {
+fn a_completed_operation_is_replayed_with_its_outcome() {
     let mut life = Life::new();
     let fence = life.acquire(&ask("a"));
     life.settle(fence, complete("done"));
@@ -83,7 +83,7 @@ fn expired_is_absent() {
 }
 
 #[test]
-fn a_time_out_expires_and_pending_and_doubt_never_do() {
+fn timed_out_expires_but_pending_and_in_doubt_never_do() {
     let ages = RETENTION * 1000;
     for (on_lost, expected) in [(OnLost::Rerun, Answer::Acquired), (OnLost::Hold, Answer::Mismatch)] {
         let mut life = Life::new();
@@ -96,7 +96,7 @@ fn a_time_out_expires_and_pending_and_doubt_never_do() {
     let fence = life.acquire(&ask("a"));
     life.settle(fence, Write::Release { delay: TICK, why: None });
     life.pass(ages);
-    assert_eq!(life.claim(&ask("b")), Answer::Mismatch, "what is pending waits for ever");
+    assert_eq!(life.claim(&ask("b")), Answer::Mismatch, "a pending operation never expires");
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn a_crash_loop_is_slowed_down_and_then_parked() {
     life.acquire(&request);
     life.crash();
     let careful = Request { policy: Policy { max_crashes: 1, ..policy() }, ..ask("a") };
-    assert_eq!(life.claim(&careful), Answer::Exhausted, "who claims says how many are too many");
+    assert_eq!(life.claim(&careful), Answer::Exhausted, "the limit is that of the claim's policy");
     life.acquire(&request);
     life.crash();
     let until = life.now + policy().backoff.after(1, 1);
@@ -170,7 +170,7 @@ fn a_crash_loop_is_slowed_down_and_then_parked() {
 }
 
 #[test]
-fn a_lapsed_lease_lapses_first_whatever_the_claim_gets() {
+fn a_claim_ends_an_expired_lease_first() {
     for (on_lost, state, expected) in [
         (OnLost::Rerun, State::Processing, Answer::Acquired),
         (OnLost::Hold, State::InDoubt, Answer::InDoubt { kept: false }),
@@ -184,16 +184,16 @@ fn a_lapsed_lease_lapses_first_whatever_the_claim_gets() {
 
         let mut refused = life.clone();
         assert_eq!(refused.claim(&ask("b")), Answer::Mismatch);
-        assert_eq!((refused.row().crashes, refused.row().lease.is_none()), (1, true), "the lapse is kept");
+        assert_eq!((refused.row().crashes, refused.row().lease.is_none()), (1, true), "the lease expiry is stored");
 
         assert_eq!(life.claim(&ask("a")), expected);
         assert_eq!((life.row().state, life.row().crashes), (state, 1));
-        assert!(life.row().fence > fence, "so that the former owner is told apart");
+        assert!(life.row().fence > fence, "so that writes of the former owner are refused");
     }
 }
 
 #[test]
-fn another_payload_is_refused_whatever_the_state() {
+fn another_payload_is_refused_in_every_state() {
     for (name, mut life) in situations() {
         let counts = life.row.as_ref().is_some_and(|op| !op.has_expired(life.now));
         let expected = if counts { Answer::Mismatch } else { Answer::Acquired };
@@ -219,7 +219,7 @@ fn under_replay_another_payload_is_answered_as_if_it_were_equal() {
             life.row().payload == other.payload,
             life.row().order == other.order,
         ];
-        assert_eq!(is_other, [runs; 3], "where nothing took effect, what runs is what counts: {name}");
+        assert_eq!(is_other, [runs; 3], "if nothing took effect, the claimed payload runs: {name}");
     }
     let mut life = Life::new();
     let fence = life.acquire(&ask("a"));
@@ -249,7 +249,7 @@ fn an_inline_claim_is_completed_at_once_or_answered_like_any_other() {
 
 #[test]
 fn an_inline_claim_never_takes_a_lease_for_its_own() {
-    // Its effect would be made under a row that still counts as running, and made again later.
+    // Its effect would be made while the row still counts as running, and repeated later.
     let mut life = Life::new();
     life.acquire(&ask("a"));
     life.token -= 1;
@@ -257,7 +257,7 @@ fn an_inline_claim_never_takes_a_lease_for_its_own() {
 }
 
 #[test]
-fn a_doubt_is_told_to_everybody_and_rerun_by_nobody() {
+fn an_operation_in_doubt_is_never_rerun_by_a_claim() {
     for on_lost in [OnLost::Rerun, OnLost::Hold, OnLost::Probe] {
         let mut life = Life::new();
         let fence = life.acquire(&ask("a"));

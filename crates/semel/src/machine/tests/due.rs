@@ -1,4 +1,4 @@
-//! From when on what nobody runs may be claimed, and who need not wait for that.
+//! When an operation is due, and claims that ignore the backoff.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ fn due_of(life: &Life) -> Option<Timestamp> {
 }
 
 #[test]
-fn a_claim_at_once_waits_for_no_backoff_and_changes_no_other_answer() {
+fn a_claim_at_once_ignores_the_backoff_and_changes_no_other_answer() {
     let mut waited = 0;
     for (name, life) in situations() {
         for request in [ask_newer("first", 1), ask_newer("second", 2), ask("other")] {
@@ -32,7 +32,7 @@ fn a_claim_at_once_waits_for_no_backoff_and_changes_no_other_answer() {
 }
 
 #[test]
-fn a_backoff_that_was_skipped_still_counts_its_failure() {
+fn a_failure_counts_even_if_its_backoff_is_ignored() {
     let mut life = Life::new();
     for attempt in 1..=2 {
         let fence = life.acquire(&Request { at_once: true, ..ask("a") });
@@ -43,7 +43,7 @@ fn a_backoff_that_was_skipped_still_counts_its_failure() {
 }
 
 #[test]
-fn what_has_failed_is_due_after_its_backoff_and_never_when_it_is_given_up() {
+fn a_failed_operation_is_due_after_its_backoff_unless_it_is_exhausted() {
     let mut life = Life::new();
     let fence = life.acquire(&ask("a"));
     let mut for_good = life.clone();
@@ -57,11 +57,11 @@ fn what_has_failed_is_due_after_its_backoff_and_never_when_it_is_given_up() {
     life.settle(fence, fail(Retry::Backoff));
     assert_eq!(due_of(&life), None, "two failures are too many");
     assert_eq!(life.resolve(Verdict::Retry), Answer::Resolved);
-    assert_eq!(due(life.row(), None, life.now), Some(life.now), "until a person says so");
+    assert_eq!(due(life.row(), None, life.now), Some(life.now), "until a person decides");
 }
 
 #[test]
-fn what_waits_for_nothing_is_due_at_once() {
+fn a_pending_operation_without_a_delay_is_due_at_once() {
     let claimed = || {
         let mut life = Life::new();
         let fence = life.acquire(&Request { payload: Some("a".into()), ..ask_newer("a", 1) });
@@ -83,7 +83,7 @@ fn what_waits_for_nothing_is_due_at_once() {
 }
 
 #[test]
-fn what_runs_or_is_completed_or_in_doubt_is_never_due() {
+fn processing_completed_and_in_doubt_are_never_due() {
     let mut life = Life::new();
     let fence = life.acquire(&ask("a"));
     assert_eq!(due_of(&life), None, "it runs");
@@ -95,13 +95,13 @@ fn what_runs_or_is_completed_or_in_doubt_is_never_due() {
 }
 
 #[test]
-fn newer_data_is_told_of_with_both_fingerprints_and_orders() {
+fn a_superseded_note_names_both_fingerprints_and_orders() {
     let (older, newer) = (ask_newer("first", 1), ask_newer("second", 2));
     let mut life = Life::new();
     let fence = life.acquire(&older);
     let _ = life.claim(&newer);
     let step = life.happens(&super::life::Happening::Write(fence, complete("first")));
-    let told = &step.notes.last().expect("a note").detail;
+    let detail = &step.notes.last().expect("a note").detail;
     let (new, old) = (newer.fingerprint.to_hex(), older.fingerprint.to_hex());
-    assert_eq!(*told, format!("order 2 takes over from order 1: fingerprint {new} in place of {old}"));
+    assert_eq!(*detail, format!("order 2 takes over from order 1: fingerprint {new} in place of {old}"));
 }

@@ -1,5 +1,5 @@
-//! Every event on every kind of row. The rows come from a grid and not from a history: whatever
-//! keeps the invariants is tried, so the invariants are shown to follow from themselves alone.
+//! Every event on every kind of row. The rows come from a grid, not from a history: every row that
+//! satisfies the invariants is tried, so the invariants are shown to be inductive.
 
 use std::time::Duration;
 
@@ -19,12 +19,12 @@ fn at(seconds: i64) -> Timestamp {
     Timestamp::from_micros(NOW + seconds * 1_000_000)
 }
 
-/// Not at all, past, just now, and to come.
+/// Absent, past, now and future.
 fn times() -> [Option<Timestamp>; 4] {
     [None, Some(at(-5)), Some(at(0)), Some(at(5))]
 }
 
-/// Rows that differ in what any state can have.
+/// Rows that differ in columns that any state can have.
 fn any_state(state: State) -> Vec<Operation> {
     let step = Happening::Claim(ask_newer("first", 5)).step(None, PRESENT, at(-8));
     let Next::Anew(first) = step.next else { panic!("{step:?}") };
@@ -157,15 +157,15 @@ fn every_event_on_every_kind_of_row_keeps_the_invariants() {
 }
 
 #[test]
-fn every_event_on_nothing_keeps_the_invariants() {
+fn every_event_without_a_row_keeps_the_invariants() {
     for happening in happenings() {
         invariants::step(None, &happening, NEW, at(0), &happening.step(None, NEW, at(0)));
     }
 }
 
 #[test]
-fn no_time_and_no_policy_is_too_extreme() {
-    // The machine is total: it must not overflow where somebody's clock or rule is absurd.
+fn extreme_times_and_policies_do_not_overflow() {
+    // The machine is total: it must not overflow with an absurd clock or policy.
     let absurd = [Duration::ZERO, Duration::from_micros(1), Duration::MAX];
     let moments = [i64::MIN, -1, 0, 1, i64::MAX].map(Timestamp::from_micros);
     let writes = [complete("done"), fail(Retry::Backoff), fail(Retry::After(Duration::MAX)), release(), doubt()];

@@ -1,4 +1,4 @@
-//! Every write names its fence, and a fence is good for one end.
+//! Every write names its fence, and a fence settles once.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::{
 use crate::OnLost;
 
 #[test]
-fn a_write_under_an_old_fence_changes_nothing_whatever_the_state() {
+fn a_write_under_an_old_fence_changes_nothing_in_any_state() {
     for (name, life) in situations() {
         let present = life.row.as_ref().map_or(5, |op| op.fence.0);
         for write in writes() {
@@ -20,7 +20,7 @@ fn a_write_under_an_old_fence_changes_nothing_whatever_the_state() {
                 let step = life.happens(&Happening::Write(Fence(other), write.clone()));
                 assert_eq!(life.row, before, "{name}: {write:?}");
                 match (&before, &write) {
-                    // A first run that is put back leaves no row: this may be the same write again.
+                    // A first run that is released leaves no row: this may be the same write again.
                     (None, Write::Release { .. } | Write::Withdraw) => {
                         assert_eq!(step.answer, Answer::Settled { successor: false })
                     }
@@ -72,13 +72,13 @@ fn settling_again_with_the_same_fence_gets_the_same_answer() {
 }
 
 #[test]
-fn a_lease_that_was_ended_in_one_way_cannot_be_ended_in_another() {
+fn a_settled_lease_cannot_be_settled_in_another_way() {
     for first in settles() {
         for second in writes() {
-            // Both of these put it back.
-            let put_back = |write: &Write| matches!(write, Write::Release { .. } | Write::Withdraw);
+            // Both of these release it.
+            let releases = |write: &Write| matches!(write, Write::Release { .. } | Write::Withdraw);
             let same = std::mem::discriminant(&first) == std::mem::discriminant(&second);
-            if same || put_back(&first) && put_back(&second) {
+            if same || releases(&first) && releases(&second) {
                 continue;
             }
             let mut life = Life::new();
@@ -94,13 +94,13 @@ fn a_lease_that_was_ended_in_one_way_cannot_be_ended_in_another() {
 }
 
 #[test]
-fn what_ends_over_its_owners_head_is_lost_for_the_owner() {
+fn the_owner_of_a_lease_that_another_ended_gets_lost() {
     for write in writes() {
         for on_lost in [OnLost::Rerun, OnLost::Hold, OnLost::Probe] {
             let mut life = Life::new();
             let fence = life.acquire(&ask_under("a", on_lost));
             life.crash();
-            assert_eq!(life.write(fence, write.clone()), Answer::Lost, "{write:?} after a lapse");
+            assert_eq!(life.write(fence, write.clone()), Answer::Lost, "{write:?} after lease expiry");
             for verdict in [Verdict::Completed(Outcome::kept("done")), Verdict::Failed, Verdict::Retry] {
                 let mut life = life.clone();
                 assert_eq!(life.resolve(verdict.clone()), Answer::Resolved);
@@ -111,16 +111,16 @@ fn what_ends_over_its_owners_head_is_lost_for_the_owner() {
 }
 
 #[test]
-fn a_lapsed_lease_cannot_be_renewed_but_can_be_completed_until_taken_over() {
+fn an_expired_lease_cannot_be_renewed_but_can_be_completed_until_taken_over() {
     for on_lost in [OnLost::Rerun, OnLost::Hold] {
         let mut life = Life::new();
         let fence = life.acquire(&ask_under("a", on_lost));
         life.pass(LEASE);
-        assert_eq!(life.write(fence, Write::Renew), Answer::Lost, "others were told that it ends by now");
+        assert_eq!(life.write(fence, Write::Renew), Answer::Lost, "others rely on its deadline");
         life.pass(LEASE * 5);
         let mut late = life.clone();
         assert_eq!(late.write(fence, complete("late")), Answer::Settled { successor: false });
-        assert_eq!(late.row().outcome, Some(Outcome::kept("late")), "what happened is the truth");
+        assert_eq!(late.row().outcome, Some(Outcome::kept("late")), "a late result that was not taken over is stored");
 
         let _ = life.claim(&ask("a"));
         assert_eq!(life.write(fence, complete("late")), Answer::Lost);
@@ -143,7 +143,7 @@ fn a_renewal_counts_from_now_and_renewals_end_at_max_run() {
 }
 
 #[test]
-fn a_renewal_is_noted_when_it_came_later_than_half_a_lease_and_only_then() {
+fn a_renewal_is_noted_only_if_it_came_later_than_half_a_lease() {
     for (pauses, noted) in [
         (vec![5, 5, 5], vec![false, false, false]),
         (vec![6, 5, 9], vec![true, false, true]),
@@ -152,7 +152,7 @@ fn a_renewal_is_noted_when_it_came_later_than_half_a_lease_and_only_then() {
     ] {
         let mut life = Life::new();
         let fence = life.acquire(&ask("a"));
-        let told: Vec<bool> = pauses
+        let late: Vec<bool> = pauses
             .iter()
             .map(|pause| {
                 life.pass(Duration::from_secs(*pause));
@@ -161,12 +161,12 @@ fn a_renewal_is_noted_when_it_came_later_than_half_a_lease_and_only_then() {
                 step.notes.iter().any(|note| note.event == journal::Event::RenewedLate)
             })
             .collect();
-        assert_eq!(told, noted, "{pauses:?}");
+        assert_eq!(late, noted, "{pauses:?}");
     }
 }
 
 #[test]
-fn a_checkpoint_is_there_for_the_next_attempt_and_gone_when_it_is_done() {
+fn a_checkpoint_lasts_until_the_operation_completes() {
     for crash in [false, true] {
         let mut life = Life::new();
         let fence = life.acquire(&ask("a"));

@@ -1,4 +1,4 @@
-//! Random lives: whatever happens in whatever order, what took effect did so once.
+//! Random histories: whatever the order of events, an operation takes effect once.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{OnLost, OnMismatch};
 
-/// One turn of a life, before it is known what it meets.
+/// One event of a history, before its context is known.
 #[derive(Clone, Debug)]
 enum Turn {
     /// `again` sends the last token once more.
@@ -23,7 +23,7 @@ enum Turn {
         inline: bool,
         at_once: bool,
     },
-    /// Under the fence of one of the claims so far, the last one first, or under one to come.
+    /// Under the fence of an earlier claim, the last one first, or under a future one.
     Write {
         back: usize,
         write: Write,
@@ -35,7 +35,7 @@ enum Turn {
     Purge,
     Sweep,
     Wait(Duration),
-    /// To one of the times that the row has written on it, or just before.
+    /// Moves the clock to one of the times in the row, or just before it.
     WaitFor {
         which: usize,
         just_before: bool,
@@ -50,7 +50,7 @@ fn writes() -> impl Strategy<Value = Write> {
     let retries = [Retry::Backoff, Retry::After(LEASE), Retry::Never];
     let delays = [Duration::ZERO, LEASE];
     prop_oneof![
-        // Every completion has an outcome of its own, given when its turn comes.
+        // Every completion has its own outcome, assigned when it is made.
         4 => Just(Write::Complete(Outcome::kept(""))),
         2 => one_of(&retries).prop_map(|retry| Write::Fail(Failure { error: "it broke".into(), retry })),
         2 => one_of(&delays).prop_map(|delay| Write::Release { delay, why: None }),
@@ -63,7 +63,7 @@ fn writes() -> impl Strategy<Value = Write> {
 
 fn turns() -> impl Strategy<Value = Turn> {
     let on_lost = one_of(&[OnLost::Rerun, OnLost::Hold, OnLost::Probe]);
-    // The order belongs to the payload, as an event's time belongs to the event.
+    // The order belongs to the payload, like the creation time of an event.
     let payloads = [("a", Some(1)), ("b", Some(2)), ("c", Some(2)), ("d", Some(3)), ("e", None)];
     let rare = prop::bool::weighted(0.1);
     let claims =
@@ -86,7 +86,7 @@ fn turns() -> impl Strategy<Value = Turn> {
     ]
 }
 
-/// Something that took effect, and what was promised with it.
+/// A payload that took effect, and its promised outcome.
 #[derive(Clone, Debug)]
 struct Effect {
     id: i64,
@@ -101,13 +101,13 @@ struct History {
     life: Life,
     mismatch: OnMismatch,
     turn: u32,
-    /// The fences that claims have got.
+    /// The fences of all claims.
     held: Vec<Fence>,
     /// How often a write under a fence ended a lease.
     settled: HashMap<Fence, u32>,
     /// How often each operation took effect with each payload.
     effects: HashMap<(i64, Fingerprint), u32>,
-    /// The last of them, while it is to be replayed.
+    /// The last of them, while it must be replayed.
     promised: Option<Effect>,
 }
 
@@ -120,7 +120,7 @@ impl History {
 
     fn take(&mut self, turn: &Turn) {
         self.turn += 1;
-        // A new outcome each time: one that was changed would show.
+        // A new outcome each time, so that a change would show.
         let outcome = Outcome::kept(self.turn.to_string());
         match turn.clone() {
             Turn::Claim { payload, order, on_lost, pinned, again, inline, at_once } => {
@@ -180,7 +180,7 @@ impl History {
         }
     }
 
-    /// The invariants are checked by the life itself; what follows is what only a history knows.
+    /// The driver checks the invariants; the following checks need the history.
     fn happens(&mut self, what: &Happening) {
         let before = self.life.row.clone();
         let step = self.life.happens(what);
@@ -200,12 +200,12 @@ impl History {
             let times = self.effects.entry((effect.id, effect.fingerprint)).or_default();
             *times += 1;
             assert_eq!(*times, 1, "took effect twice: {what:?} on {before:?}");
-            // With newer data waiting, nobody is ever told.
+            // With newer data waiting, no caller gets this outcome.
             self.promised = after.filter(|op| op.state == State::Completed).map(|_| effect);
         }
     }
 
-    /// What was given as an outcome stays the outcome, until newer data, expiry or a purge ends it.
+    /// A given outcome stays, until newer data, expiry or a purge ends it.
     fn keeps_its_promise(&mut self, before: Option<&Operation>, what: &Happening) {
         let Some(promised) = &self.promised else { return };
         let (now, after) = (self.life.now, self.life.row.as_ref());
@@ -226,10 +226,10 @@ impl History {
     }
 }
 
-/// What took effect in a step: a completion (also one that newer data waited for), an inline
-/// claim, or a verdict that it had.
+/// The payload that took effect in a step: by a completion (also one with newer data waiting), an inline claim, or a
+/// verdict.
 fn took_effect(before: Option<&Operation>, what: &Happening, step: &Step, after: Option<&Operation>) -> Option<Effect> {
-    let as_told = |op: &Operation, outcome: &Outcome| Effect {
+    let effect = |op: &Operation, outcome: &Outcome| Effect {
         id: op.id,
         fingerprint: op.fingerprint,
         order: op.order,
@@ -238,16 +238,16 @@ fn took_effect(before: Option<&Operation>, what: &Happening, step: &Step, after:
     };
     match (what, &step.answer, before, after) {
         _ if step.next == Next::Same => None,
-        (Happening::Inline(_), Answer::Acquired, _, Some(op)) => op.outcome.as_ref().map(|given| as_told(op, given)),
+        (Happening::Inline(_), Answer::Acquired, _, Some(op)) => op.outcome.as_ref().map(|given| effect(op, given)),
         (Happening::Write(_, Write::Complete(given)), Answer::Settled { .. }, Some(op), _)
-        | (Happening::Resolve(_, Verdict::Completed(given)), Answer::Resolved, Some(op), _) => Some(as_told(op, given)),
+        | (Happening::Resolve(_, Verdict::Completed(given)), Answer::Resolved, Some(op), _) => Some(effect(op, given)),
         _ => None,
     }
 }
 
 proptest! {
     #[test]
-    fn prop_whatever_happens_what_took_effect_did_so_once_and_keeps_its_outcome(
+    fn prop_every_history_takes_effect_once_and_keeps_its_outcome(
         mismatch in one_of(&[OnMismatch::Reject, OnMismatch::Replay, OnMismatch::SupersedeIfNewer]),
         turns in vec(turns(), 1..80),
     ) {

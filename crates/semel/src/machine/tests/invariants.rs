@@ -1,9 +1,9 @@
-//! What is true of every row and of every step, whatever led to it.
+//! Invariants of every row and of every step.
 
 use super::{super::*, life::Happening};
 use crate::OnMismatch;
 
-/// What is true of every row. The databases' constraints say the same.
+/// Holds for every row. The databases' constraints say the same.
 pub(super) fn row(op: &Operation) {
     use State::{Completed, Failed, InDoubt, Pending, Processing, TimedOut};
     let only_in = |there: bool, states: &[State], what: &str| {
@@ -24,7 +24,7 @@ pub(super) fn row(op: &Operation) {
     only_in(op.checkpoint.is_some(), &[Pending, Processing, Failed, TimedOut, InDoubt], "a checkpoint");
 
     assert!(op.fence.0 >= op.id, "the id is the first fence: {op:?}");
-    assert!(op.look_at.is_some() || !has_an_end(op), "nobody would see it end: {op:?}");
+    assert!(op.look_at.is_some() || !has_an_end(op), "the sweep would never look at it: {op:?}");
     if op.archived {
         assert_eq!((op.outcome.as_ref().map(|o| o.kept), &op.payload, op.archive_at), (Some(false), &None, None));
     }
@@ -36,16 +36,16 @@ pub(super) fn row(op: &Operation) {
     }
 }
 
-/// Whether the sweep will have something to do with it one day, as far as is known.
+/// Whether the sweep will have something to do for it, as far as is known.
 pub(super) fn has_an_end(op: &Operation) -> bool {
     let terms = op.lease.as_ref().map(|lease| &lease.terms);
     let will_have = terms.is_some_and(|terms| terms.retention.or(terms.tombstone).is_some());
     op.expires_at.or(op.archive_at).is_some() || will_have
 }
 
-/// What is true of every step. `fence` is the new one that it may use.
+/// Holds for every step. `fence` is the new one that it may use.
 pub(super) fn step(before: Option<&Operation>, what: &Happening, fence: Fence, now: Timestamp, step: &Step) {
-    let told = || format!("{what:?}\nat {} with {fence}, on {before:?}\nmade {step:?}", now.as_micros());
+    let context = || format!("{what:?}\nat {} with {fence}, on {before:?}\nmade {step:?}", now.as_micros());
     let claims = matches!(what, Happening::Claim(_) | Happening::Inline(_));
     let live = before.is_some_and(|op| op.lease.is_some() && !lapsed(op, now));
     match (before, &step.next) {
@@ -56,35 +56,35 @@ pub(super) fn step(before: Option<&Operation>, what: &Happening, fence: Fence, n
                 (old.id, &old.scope, &old.key, old.created_at),
                 (new.id, &new.scope, &new.key, new.created_at),
                 "{}",
-                told()
+                context()
             );
-            changes(old, new, what, fence, now).unwrap_or_else(|law| panic!("{law}: {}", told()));
-            due_is_when_a_claim_gets_it(old, new, now).unwrap_or_else(|law| panic!("{law}: {}", told()));
+            changes(old, new, what, fence, now).unwrap_or_else(|law| panic!("{law}: {}", context()));
+            due_is_when_a_claim_gets_it(old, new, now).unwrap_or_else(|law| panic!("{law}: {}", context()));
         }
-        (None, Next::Put(_)) => panic!("a change of nothing: {}", told()),
+        (None, Next::Put(_)) => panic!("a change of nothing: {}", context()),
         (_, Next::Anew(new)) => {
             row(new);
-            assert!(before.is_none_or(|op| op.has_expired(now)), "only nothing is replaced: {}", told());
-            assert!(claims && step.answer == Answer::Acquired, "only a claim begins a life: {}", told());
-            assert_eq!((Fence(new.id), new.fence), (fence, fence), "{}", told());
+            assert!(before.is_none_or(|op| op.has_expired(now)), "only nothing is replaced: {}", context());
+            assert!(claims && step.answer == Answer::Acquired, "only a claim begins a life: {}", context());
+            assert_eq!((Fence(new.id), new.fence), (fence, fence), "{}", context());
         }
         (_, Next::Gone) => match what {
             Happening::Write(fence, Write::Release { .. } | Write::Withdraw) => {
                 let own = before.is_some_and(|op| op.fence == *fence && op.lease.is_some());
-                assert!(own, "only its holder releases it: {}", told());
+                assert!(own, "only its holder releases it: {}", context());
             }
-            Happening::Tend => assert!(before.is_some_and(|op| op.has_expired(now)), "{}", told()),
+            Happening::Tend => assert!(before.is_some_and(|op| op.has_expired(now)), "{}", context()),
             Happening::Purge => {
-                assert!(!live, "somebody runs it: {}", told());
-                assert!(before.is_none_or(|op| !op.is_final(now)), "it is pinned: {}", told());
+                assert!(!live, "it has a live lease: {}", context());
+                assert!(before.is_none_or(|op| !op.is_final(now)), "it is pinned: {}", context());
             }
-            _ => panic!("nothing else removes a row: {}", told()),
+            _ => panic!("nothing else removes a row: {}", context()),
         },
     }
-    answers(before, what, now, step).unwrap_or_else(|law| panic!("{law}: {}", told()));
+    answers(before, what, now, step).unwrap_or_else(|law| panic!("{law}: {}", context()));
 }
 
-/// What is true of every change of a row.
+/// Holds for every change of a row.
 fn changes(
     old: &Operation,
     new: &Operation,
@@ -95,7 +95,7 @@ fn changes(
     let law = |kept: bool, law| if kept { Ok(()) } else { Err(law) };
     let superseded = old.fingerprint != new.fingerprint;
     let claims = matches!(what, Happening::Claim(_) | Happening::Inline(_));
-    // Under replay, whatever comes runs if nothing has taken effect.
+    // Under replay, any payload runs if nothing has taken effect.
     let replaces = matches!(what, Happening::Claim(request) | Happening::Inline(request)
         if request.policy.on_mismatch == OnMismatch::Replay);
     law(!old.has_expired(now), "expired is absent, and not to be changed")?;
@@ -104,10 +104,10 @@ fn changes(
         law(*named == old.fence && new.fence == old.fence, "a write is made under the present fence only")?;
         law(old.lease.is_some(), "a write needs a lease")?;
     } else if old.lease.is_some() && new.lease.is_none() {
-        law(lapsed(old, now), "nobody ends a live lease but its holder")?;
+        law(lapsed(old, now), "only its holder ends a live lease")?;
     }
     if old.lease.is_some() && new.lease.is_none() && !matches!(what, Happening::Write(..)) {
-        law(new.fence == fence, "what ends over its owner's head has a new fence")?;
+        law(new.fence == fence, "a lease ended by another gets a new fence")?;
     }
     let doubted = old.lease.as_ref().is_some_and(|lease| lease.terms.on_lost.doubts() && lapsed(old, now));
     if doubted && !matches!(what, Happening::Write(..) | Happening::Resolve(..) | Happening::Tend) {
@@ -116,7 +116,7 @@ fn changes(
     if old.is_final(now) {
         let archived = matches!(what, Happening::Tend) && new.archived;
         let tended = Operation { look_at: old.look_at, ..new.clone() } == *old;
-        law(archived || tended, "what is pinned stays as it is")?;
+        law(archived || tended, "a pinned operation does not change")?;
     }
     let again = matches!(what, Happening::Resolve(_, Verdict::Rerun { .. })) && new.state == State::Pending;
     if old.state == State::Completed && new.state != State::Completed && !again {
@@ -149,7 +149,7 @@ fn changes(
     Ok(())
 }
 
-/// When a lease ends, what is due is told by what a claim under the same terms would be answered.
+/// When a lease ends, the due time agrees with the answer to a claim under the same terms.
 fn due_is_when_a_claim_gets_it(old: &Operation, new: &Operation, now: Timestamp) -> Result<(), &'static str> {
     let law = |kept: bool, law| if kept { Ok(()) } else { Err(law) };
     let (Some(lease), None) = (&old.lease, &new.lease) else { return Ok(()) };
@@ -162,19 +162,19 @@ fn due_is_when_a_claim_gets_it(old: &Operation, new: &Operation, now: Timestamp)
     match due(new, Some(&lease.terms), now) {
         Some(at) => {
             law(at >= now, "due is not in the past")?;
-            law(claim(at, false) == Answer::Acquired, "what is due is acquired")?;
-            law(claim(now, true) == Answer::Acquired, "and by who claims at once, now")?;
+            law(claim(at, false) == Answer::Acquired, "a due operation is acquired")?;
+            law(claim(now, true) == Answer::Acquired, "and a claim that ignores the backoff acquires it now")?;
             let before = Timestamp::from_micros(at.as_micros() - 1);
             law(at == now || claim(before, false) == Answer::NotYet { until: at }, "and not before")
         }
         None => {
             let never = matches!(new.state, State::Completed | State::InDoubt);
-            law(never || claim(now, true) == Answer::Exhausted, "what is never due is out of attempts")
+            law(never || claim(now, true) == Answer::Exhausted, "an operation that is never due is out of attempts")
         }
     }
 }
 
-/// What is true of every answer.
+/// Holds for every answer.
 fn answers(before: Option<&Operation>, what: &Happening, now: Timestamp, step: &Step) -> Result<(), &'static str> {
     let law = |kept: bool, law| if kept { Ok(()) } else { Err(law) };
     let after = match &step.next {
@@ -187,7 +187,7 @@ fn answers(before: Option<&Operation>, what: &Happening, now: Timestamp, step: &
             Happening::Claim(request) => {
                 let lease = after.and_then(|op| op.lease.as_ref());
                 let held = lease.is_some_and(|lease| lease.token == request.token && lease.deadline > now);
-                law(held, "who acquires holds the lease")
+                law(held, "the acquirer holds the lease")
             }
             _ => law(
                 after.is_some_and(|op| op.settled_at == Some(now) && op.outcome.is_some()),
@@ -199,10 +199,13 @@ fn answers(before: Option<&Operation>, what: &Happening, now: Timestamp, step: &
         Answer::InDoubt { .. } => law(after.is_some_and(|op| op.state == State::InDoubt), "in doubt"),
         Answer::NotYet { until } => {
             let at_once = matches!(what, Happening::Claim(request) | Happening::Inline(request) if request.at_once);
-            law(*until > now && !at_once, "not yet, and who claims at once is not told so")
+            law(
+                *until > now && !at_once,
+                "not yet is in the future, and never the answer to a claim that ignores the backoff",
+            )
         }
-        Answer::Lost | Answer::NotNow(_) => law(step.next == Next::Same, "what is refused changes nothing"),
-        Answer::Settled { .. } => law(after.is_none_or(|op| op.lease.is_none()), "what is settled has no lease"),
+        Answer::Lost | Answer::NotNow(_) => law(step.next == Next::Same, "a refusal changes nothing"),
+        Answer::Settled { .. } => law(after.is_none_or(|op| op.lease.is_none()), "a settled operation has no lease"),
         _ => Ok(()),
     }
 }

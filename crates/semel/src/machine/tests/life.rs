@@ -1,4 +1,4 @@
-//! A life to tell: one row, a clock and a counter of fences.
+//! The test driver: one row, a clock and a counter of fences.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ pub(super) const MAX_RUN: Duration = Duration::from_secs(25);
 pub(super) const RETENTION: Duration = Duration::from_secs(1000);
 pub(super) const TICK: Duration = Duration::from_micros(1);
 
-/// The rules of most lives: two failures or two crashes are too many.
+/// The default policy: exhausted after two failures or two crashes.
 pub(super) fn policy() -> Policy {
     Policy {
         lease: LEASE,
@@ -26,7 +26,7 @@ pub(super) fn policy() -> Policy {
     }
 }
 
-/// A claim for a payload, which is not kept with the row.
+/// A claim for a payload that is not stored.
 pub(super) fn ask(payload: &str) -> Request {
     Request {
         scope: Scope::new("acme", "tests", "law").unwrap(),
@@ -47,7 +47,7 @@ pub(super) fn ask_under(payload: &str, on_lost: OnLost) -> Request {
     Request { policy: Policy { on_lost, ..policy() }, ..ask(payload) }
 }
 
-/// A claim for a payload that has a place in time and replaces older ones.
+/// A claim for a payload with an order, which replaces older ones.
 pub(super) fn ask_newer(payload: &str, order: i64) -> Request {
     let policy = Policy { on_mismatch: OnMismatch::SupersedeIfNewer, ..policy() };
     Request { order: Some(order), policy, ..ask(payload) }
@@ -80,7 +80,7 @@ pub(super) fn settles() -> [Write; 5] {
     [complete("done"), fail(Retry::Backoff), release(), Write::Withdraw, doubt()]
 }
 
-/// An event that owns what it is about.
+/// An event that owns its data.
 #[derive(Clone, Debug)]
 pub(super) enum Happening {
     Claim(Request),
@@ -108,7 +108,7 @@ impl Happening {
     }
 }
 
-/// A life, told step by step. Every step is checked against the invariants.
+/// One operation, step by step. Every step is checked against the invariants.
 #[derive(Clone, Debug)]
 pub(super) struct Life {
     pub(super) row: Option<Operation>,
@@ -149,7 +149,7 @@ impl Life {
         self.happens(what).answer
     }
 
-    /// A new claim, with a token of its own.
+    /// A new claim with a new token.
     pub(super) fn claim(&mut self, request: &Request) -> Answer {
         self.token += 1;
         self.claim_again(request)
@@ -177,15 +177,15 @@ impl Life {
         self.answer(&Happening::Write(fence, write))
     }
 
-    /// A run that ends as it should.
+    /// A run that completes.
     pub(super) fn settle(&mut self, fence: Fence, write: Write) {
         let answer = self.write(fence, write);
         assert!(matches!(answer, Answer::Settled { .. }), "{answer:?}");
     }
 
-    /// The lease ends without a word, and the sweep comes by.
+    /// The lease expires, and the sweep ends it.
     pub(super) fn crash(&mut self) {
-        self.now = self.row().lease.as_ref().expect("somebody should be running").deadline;
+        self.now = self.row().lease.as_ref().expect("it should be running").deadline;
         assert_eq!(self.lapse(), Answer::Lapsed);
     }
 

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{OnLost, OnMismatch};
 
-/// A claim that brings its payload along.
+/// A claim that stores its payload.
 fn bring(payload: &'static str, order: i64) -> Request {
     Request { payload: Some(payload.into()), ..ask_newer(payload, order) }
 }
@@ -19,7 +19,7 @@ fn has(life: &Life, payload: &'static str, order: i64) -> bool {
 }
 
 #[test]
-fn equal_order_is_not_newer_nor_is_older_nor_is_none() {
+fn an_equal_an_older_or_a_missing_order_is_not_newer() {
     for (name, life) in situations() {
         if life.row.as_ref().is_none_or(|op| op.has_expired(life.now)) {
             continue;
@@ -33,11 +33,11 @@ fn equal_order_is_not_newer_nor_is_older_nor_is_none() {
     let mut life = Life::new();
     let no_order = Request { order: None, ..ask_newer("first", 1) };
     life.acquire(&no_order);
-    assert_eq!(life.claim(&ask_newer("other", 1)), Answer::Mismatch, "nothing is newer than what has no order");
+    assert_eq!(life.claim(&ask_newer("other", 1)), Answer::Mismatch, "no order is newer than data without an order");
 }
 
 #[test]
-fn newer_data_runs_at_once_where_nothing_runs_or_is_in_doubt_or_pinned() {
+fn newer_data_runs_at_once_unless_it_runs_is_in_doubt_or_pinned() {
     for (name, mut life) in situations() {
         let Some(row) = life.row.clone() else { continue };
         let busy = row.lease.is_some() || row.state == State::InDoubt || row.has_expired(life.now);
@@ -116,7 +116,7 @@ fn newer_data_waits_for_the_end_of_a_doubt() {
 }
 
 #[test]
-fn a_crash_under_hold_is_a_doubt_also_when_newer_data_waits() {
+fn a_crash_under_hold_is_a_doubt_even_with_a_successor() {
     for swept in [false, true] {
         let mut life = Life::new();
         let mut first = bring("first", 1);
@@ -128,12 +128,12 @@ fn a_crash_under_hold_is_a_doubt_also_when_newer_data_waits() {
             false => life.pass(LEASE),
         }
         assert_eq!(life.claim(&bring("second", 2)), Answer::InDoubt { kept: true });
-        assert!(has(&life, "first", 1), "it is the older that nobody knows about");
+        assert!(has(&life, "first", 1), "the older data is in doubt");
     }
 }
 
 #[test]
-fn a_verdict_about_a_lapsed_run_is_not_one_about_the_newer_data() {
+fn a_verdict_about_a_lost_run_does_not_apply_to_the_newer_data() {
     for on_lost in [OnLost::Rerun, OnLost::Hold, OnLost::Probe] {
         for verdict in [Verdict::Completed(Outcome::kept("yes")), Verdict::Failed, Verdict::Retry] {
             let mut life = Life::new();
@@ -150,16 +150,20 @@ fn a_verdict_about_a_lapsed_run_is_not_one_about_the_newer_data() {
 }
 
 #[test]
-fn the_newest_of_those_that_wait_is_the_one_that_runs() {
+fn the_newest_successor_runs() {
     for settle in settles() {
         let mut life = Life::new();
         let fence = life.acquire(&bring("first", 1));
         let until = life.now + LEASE;
         let kept = Answer::InFlight { until, kept: true };
         assert_eq!(life.claim(&bring("third", 3)), kept);
-        assert_eq!(life.claim(&bring("second", 2)), Answer::Mismatch, "newer than what runs, not than what waits");
+        assert_eq!(
+            life.claim(&bring("second", 2)),
+            Answer::Mismatch,
+            "newer than the running data, not than the waiting"
+        );
         assert_eq!(life.claim(&bring("fourth", 4)), kept);
-        assert_eq!(life.claim(&bring("fourth", 4)), kept, "who brings it again is told so again");
+        assert_eq!(life.claim(&bring("fourth", 4)), kept, "a repeated claim gets the same answer");
         assert_eq!(life.claim(&bring("third", 3)), Answer::Mismatch);
         assert_eq!(life.claim(&bring("first", 1)), Answer::InFlight { until, kept: false });
         life.settle(fence, settle.clone());
@@ -172,7 +176,7 @@ fn the_newest_of_those_that_wait_is_the_one_that_runs() {
 }
 
 #[test]
-fn newer_data_is_a_mismatch_where_the_policy_does_not_supersede() {
+fn newer_data_is_a_mismatch_unless_the_policy_supersedes() {
     let mut life = Life::new();
     let fence = life.acquire(&bring("first", 1));
     let reject = Policy { on_mismatch: OnMismatch::Reject, ..policy() };

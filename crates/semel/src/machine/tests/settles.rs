@@ -1,4 +1,4 @@
-//! How a run can end.
+//! Settles.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn release_of_a_first_run_frees_the_key_unless_data_was_stored() {
     let fence = life.acquire(&keeping);
     life.settle(fence, release());
     assert_eq!(life.state(), Some(State::Pending));
-    assert_eq!(life.row().payload, keeping.payload, "what was accepted is never lost");
+    assert_eq!(life.row().payload, keeping.payload, "accepted data is never lost");
 
     let mut life = Life::new();
     let fence = life.acquire(&ask("a"));
@@ -43,7 +43,7 @@ fn release_for_later_keeps_the_key_and_the_time() {
 }
 
 #[test]
-fn release_costs_no_attempt_and_forgets_none() {
+fn release_counts_no_attempt_and_resets_none() {
     let mut life = Life::new();
     let fence = life.acquire(&ask("a"));
     life.settle(fence, fail(Retry::After(TICK)));
@@ -56,7 +56,7 @@ fn release_costs_no_attempt_and_forgets_none() {
 }
 
 #[test]
-fn release_never_forgets_what_took_effect_before_newer_data_came() {
+fn release_keeps_the_row_of_data_that_took_effect_before_newer_data() {
     let mut life = Life::new();
     let fence = life.acquire(&ask_newer("first", 1));
     life.settle(fence, complete("first"));
@@ -67,7 +67,7 @@ fn release_never_forgets_what_took_effect_before_newer_data_came() {
 }
 
 #[test]
-fn release_never_forgets_what_a_person_asked_for() {
+fn release_keeps_the_row_that_a_person_had_run_again() {
     let mut life = Life::new();
     life.acquire(&ask_under("a", OnLost::Hold));
     life.crash();
@@ -78,7 +78,7 @@ fn release_never_forgets_what_a_person_asked_for() {
 }
 
 #[test]
-fn a_doubt_is_a_doubt_whatever_the_policy() {
+fn a_doubt_is_in_doubt_under_every_policy() {
     for on_lost in [OnLost::Rerun, OnLost::Hold, OnLost::Probe] {
         let mut life = Life::new();
         let fence = life.acquire(&ask_under("a", on_lost));
@@ -90,7 +90,7 @@ fn a_doubt_is_a_doubt_whatever_the_policy() {
 }
 
 #[test]
-fn a_failure_says_when_it_runs_again() {
+fn a_failure_decides_when_it_runs_again() {
     for (retry, parked) in [(Retry::Backoff, false), (Retry::After(LEASE), false), (Retry::Never, true)] {
         let mut life = Life::new();
         let fence = life.acquire(&ask("a"));
@@ -104,7 +104,7 @@ fn a_failure_says_when_it_runs_again() {
 }
 
 #[test]
-fn retention_and_tombstone_count_from_the_end_and_by_the_terms_of_the_lease() {
+fn retention_and_tombstone_count_from_the_settle_by_the_terms_of_the_lease() {
     let terms = Policy { retention: Some(LEASE * 9), tombstone: Some(LEASE * 3), ..policy() };
     let mut life = Life::new();
     let fence = life.acquire(&Request { policy: terms, ..ask("a") });
@@ -115,10 +115,10 @@ fn retention_and_tombstone_count_from_the_end_and_by_the_terms_of_the_lease() {
 }
 
 #[test]
-fn an_ordinary_life_leaves_nothing_in_the_journal_and_any_other_does() {
+fn only_an_ordinary_life_writes_no_note() {
     use super::life::Happening::{Claim, Write as Writes};
     use journal::Event::{Doubted, Failed, Released, TakenOver};
-    let told = |life: &mut Life, what| life.happens(&what).notes.iter().map(|note| note.event).collect::<Vec<_>>();
+    let noted_by = |life: &mut Life, what| life.happens(&what).notes.iter().map(|note| note.event).collect::<Vec<_>>();
     for (write, noted) in [
         (complete("done"), vec![]),
         (release(), vec![]),
@@ -127,19 +127,19 @@ fn an_ordinary_life_leaves_nothing_in_the_journal_and_any_other_does() {
         (Write::Release { delay: LEASE, why: None }, vec![Released]),
     ] {
         let mut life = Life::new();
-        assert_eq!(told(&mut life, Claim(ask("a"))), []);
+        assert_eq!(noted_by(&mut life, Claim(ask("a"))), []);
         let fence = life.row().fence;
-        assert_eq!(told(&mut life, Writes(fence, write.clone())), noted, "{write:?}");
+        assert_eq!(noted_by(&mut life, Writes(fence, write.clone())), noted, "{write:?}");
     }
     let mut life = Life::new();
     let fence = life.acquire(&ask("a"));
     life.settle(fence, fail(Retry::After(TICK)));
     life.pass(TICK);
-    assert_eq!(told(&mut life, Claim(ask("a"))), [TakenOver]);
+    assert_eq!(noted_by(&mut life, Claim(ask("a"))), [TakenOver]);
 }
 
 #[test]
-fn a_first_claim_that_is_withdrawn_leaves_no_trace_but_stored_data_that_may_run_again() {
+fn a_withdrawn_first_claim_leaves_only_stored_data_that_may_run_again() {
     let bare = ask("first");
     let stored = Request { payload: Some("data".into()), ..ask("first") };
     let held = |on_lost| Request { policy: Policy { on_lost, ..stored.policy.clone() }, ..stored.clone() };
@@ -149,7 +149,7 @@ fn a_first_claim_that_is_withdrawn_leaves_no_trace_but_stored_data_that_may_run_
         life.settle(fence, Write::Withdraw);
         assert_eq!(life.row, None, "{gone:?}");
     }
-    // Its sender may have been told that it is in flight, and sends it no more.
+    // Its sender may have been answered in flight, and does not send it again.
     let mut life = Life::new();
     let fence = life.acquire(&stored);
     assert!(matches!(life.claim(&Request { token: Token([9; 16]), ..stored.clone() }), Answer::InFlight { .. }));
@@ -159,7 +159,7 @@ fn a_first_claim_that_is_withdrawn_leaves_no_trace_but_stored_data_that_may_run_
 }
 
 #[test]
-fn newer_data_keeps_its_turn_when_the_first_claim_is_withdrawn() {
+fn the_successor_of_a_withdrawn_claim_is_pending() {
     let stored = Request { payload: Some("data".into()), ..ask_newer("first", 1) };
     let mut life = Life::new();
     let fence = life.acquire(&stored);
@@ -170,7 +170,7 @@ fn newer_data_keeps_its_turn_when_the_first_claim_is_withdrawn() {
 }
 
 #[test]
-fn a_takeover_that_is_withdrawn_costs_no_attempt() {
+fn a_withdrawn_takeover_counts_no_attempt() {
     for first in [fail(Retry::After(TICK)), Write::Release { delay: TICK, why: None }] {
         let mut life = Life::new();
         let fence = life.acquire(&Request { payload: Some("data".into()), ..ask("a") });
@@ -186,31 +186,31 @@ fn a_takeover_that_is_withdrawn_costs_no_attempt() {
 }
 
 #[test]
-fn while_a_row_is_busy_only_what_is_stored_is_told_to_be_in_flight() {
+fn a_busy_row_answers_in_flight_only_to_its_stored_payload() {
     let mut life = Life::new();
     life.acquire(&ask_newer("first", 1));
     assert!(matches!(life.claim(&ask_newer("second", 2)), Answer::InFlight { kept: true, .. }));
-    let told = |life: &Life, payload, order| while_busy(life.row(), &ask_newer(payload, order), life.now);
-    assert!(matches!(told(&life, "first", 1), Answer::InFlight { kept: false, .. }));
-    assert!(matches!(told(&life, "second", 2), Answer::InFlight { kept: true, .. }));
-    assert_eq!(told(&life, "third", 3), Answer::Busy);
-    assert_eq!(told(&life, "older", 0), Answer::Busy, "what is there may have changed since it was read");
+    let answer = |life: &Life, payload, order| while_busy(life.row(), &ask_newer(payload, order), life.now);
+    assert!(matches!(answer(&life, "first", 1), Answer::InFlight { kept: false, .. }));
+    assert!(matches!(answer(&life, "second", 2), Answer::InFlight { kept: true, .. }));
+    assert_eq!(answer(&life, "third", 3), Answer::Busy);
+    assert_eq!(answer(&life, "older", 0), Answer::Busy, "the row may have changed since it was read");
 
     let mut life = Life::new();
     let fence = life.acquire(&ask_newer("first", 1));
     life.settle(fence, complete("done"));
     life.pass(RETENTION);
-    assert_eq!(told(&life, "first", 1), Answer::Busy, "what has expired counts as absent");
+    assert_eq!(answer(&life, "first", 1), Answer::Busy, "an expired operation counts as absent");
 }
 
 #[test]
-fn texts_and_what_is_stored_weigh_in_a_batch() {
+fn texts_and_stored_data_count_toward_the_size_of_a_batch() {
     let text = "x".repeat(1000);
     let fail = |error: &str| Write::Fail(Failure { error: error.into(), retry: Retry::Never });
     assert!(fail(&text).weight(0) >= fail("").weight(0) + 2 * text.len(), "to the row and to the journal");
     let doubt = |reason: &str| Write::Doubt { reason: reason.into() };
     assert!(doubt(&text).weight(0) >= doubt("").weight(0) + 2 * text.len());
-    // These load what is stored and save it again.
+    // These load and save the stored data.
     for write in [fail(""), doubt(""), release(), Write::Withdraw, Write::Checkpoint("so far".into())] {
         assert!(write.weight(1 << 20) >= 1 << 20, "{write:?}");
     }

@@ -20,10 +20,10 @@ fn pinned(request: &Request) -> Request {
     Request { policy, ..request.clone() }
 }
 
-/// Every situation an operation can be in, under each rule for a lost lease, with its name.
+/// Every situation of an operation, under each `on_lost`, with its name.
 ///
-/// Only what runs or is in doubt can have newer data waiting: whatever else settles, the newer
-/// data takes its place at once.
+/// Only a running or doubtful operation can have newer data waiting: in any other state the newer data replaces the
+/// older at once.
 pub(super) fn situations() -> Vec<(String, Life)> {
     let mut all = vec![("absent".to_owned(), Life::new())];
     for on_lost in [OnLost::Rerun, OnLost::Hold, OnLost::Probe] {
@@ -57,7 +57,7 @@ pub(super) fn situations() -> Vec<(String, Life)> {
             life.acquire(first);
             lapsing(life);
         });
-        there("lapsed, newer data waits", &|life, first| {
+        there("expired lease, newer data waits", &|life, first| {
             life.acquire(first);
             newer(life);
             lapsing(life);

@@ -1,4 +1,4 @@
-//! What the sweep does, and what it leaves alone.
+//! The sweep.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::{
 use crate::OnLost;
 
 #[test]
-fn a_lapse_under_hold_is_doubt_and_under_rerun_a_time_out() {
+fn lease_expiry_is_in_doubt_under_hold_and_timed_out_under_rerun() {
     for (on_lost, state, noted) in [
         (OnLost::Rerun, State::TimedOut, journal::Event::TimedOut),
         (OnLost::Hold, State::InDoubt, journal::Event::Doubted),
@@ -25,14 +25,14 @@ fn a_lapse_under_hold_is_doubt_and_under_rerun_a_time_out() {
         assert_eq!((step.answer, step.notes[0].event), (Answer::Lapsed, noted));
         assert_eq!((life.row().state, life.row().crashes), (state, 1));
         assert_eq!(life.row().settled_at, Some(life.now));
-        assert_eq!(life.row().error.as_deref(), Some("the lease of worker ended without a word"));
+        assert_eq!(life.row().error.as_deref(), Some("the lease of worker expired"));
         assert_eq!(life.row().expires_at.is_some(), on_lost == OnLost::Rerun, "a doubt never expires");
         assert_eq!(life.lapse(), Answer::NothingDue, "once is enough");
     }
 }
 
 #[test]
-fn nothing_lapses_but_a_lease() {
+fn only_a_lease_can_expire() {
     for (name, mut life) in situations() {
         let lapsed = life.row.as_ref().is_some_and(|op| lapsed(op, life.now));
         let expected = if lapsed { Answer::Lapsed } else { Answer::NothingDue };
@@ -92,7 +92,7 @@ fn archiving_never_frees_a_key() {
 }
 
 #[test]
-fn what_runs_again_after_being_archived_is_archived_again() {
+fn an_archived_operation_that_runs_again_is_archived_again() {
     let mut life = Life::new();
     let terms = |request: Request| {
         let policy = Policy { retention: None, tombstone: Some(LEASE), ..request.policy.clone() };
@@ -107,8 +107,8 @@ fn what_runs_again_after_being_archived_is_archived_again() {
 }
 
 #[test]
-fn what_ran_again_after_the_sweep_had_given_it_up_is_still_swept() {
-    // Parked and kept for ever, the sweep has no reason to look at it again; until a person has it run.
+fn a_parked_operation_that_ran_again_is_swept() {
+    // Parked and kept for ever, it needs no sweep until a person has it run again.
     let for_ever = Policy { retention: None, tombstone: Some(LEASE), ..policy() };
     let request = Request { policy: for_ever, ..ask("a") };
     let mut life = Life::new();
@@ -124,7 +124,7 @@ fn what_ran_again_after_the_sweep_had_given_it_up_is_still_swept() {
 }
 
 #[test]
-fn a_claim_with_a_shorter_retention_is_looked_at_in_its_own_time() {
+fn a_claim_with_a_shorter_retention_is_swept_at_its_end() {
     let short = Policy { retention: Some(LEASE), ..policy() };
     let mut life = Life::new();
     life.acquire(&ask("a"));
@@ -136,7 +136,7 @@ fn a_claim_with_a_shorter_retention_is_looked_at_in_its_own_time() {
 }
 
 #[test]
-fn whatever_has_an_end_is_seen_to_end_by_the_sweep() {
+fn the_sweep_finds_every_operation_with_an_end() {
     for (name, mut life) in situations() {
         for _ in 0..6 {
             life.pass(RETENTION + Duration::from_secs(3600));
@@ -151,7 +151,7 @@ fn whatever_has_an_end_is_seen_to_end_by_the_sweep() {
 }
 
 #[test]
-fn the_sweep_leaves_alone_what_runs_or_waits_or_is_in_doubt() {
+fn the_sweep_keeps_operations_that_run_wait_or_are_in_doubt() {
     for (name, mut life) in situations() {
         let Some(before) = life.row.clone().filter(|op| op.expires_at.is_none()) else { continue };
         life.row.as_mut().unwrap().look_at = Some(life.now);

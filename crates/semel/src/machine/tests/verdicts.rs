@@ -1,4 +1,4 @@
-//! What a person or a probe decides.
+//! Verdicts of a person or a probe.
 
 use super::{
     super::*,
@@ -12,7 +12,7 @@ fn verdicts() -> [Verdict; 3] {
 }
 
 #[test]
-fn a_verdict_needs_an_operation_that_nobody_runs_and_that_has_not_completed() {
+fn a_verdict_needs_an_operation_that_neither_runs_nor_has_completed() {
     for (name, life) in situations() {
         for verdict in verdicts() {
             let mut life = life.clone();
@@ -29,14 +29,14 @@ fn a_verdict_needs_an_operation_that_nobody_runs_and_that_has_not_completed() {
             assert_eq!(answer, expected, "{verdict:?} on {name}");
             if answer == Answer::Resolved {
                 let (before, after) = (before.unwrap(), life.row());
-                assert!(after.fence > before.fence, "the former owner is told apart: {name}");
+                assert!(after.fence > before.fence, "writes of the former owner are refused: {name}");
             }
         }
     }
 }
 
 #[test]
-fn only_a_person_who_says_so_has_what_completed_run_once_more() {
+fn a_completed_operation_runs_again_only_by_an_explicit_verdict() {
     let mut life = Life::new();
     let fence = life.acquire(&ask("a"));
     assert_eq!(life.write(fence, complete("nothing to do")), Answer::Settled { successor: false });
@@ -46,7 +46,7 @@ fn only_a_person_who_says_so_has_what_completed_run_once_more() {
     let row = life.row();
     assert_eq!((row.state, row.failures, row.crashes, &row.outcome), (State::Pending, 0, 0, &None));
     assert!(row.fence > done);
-    // The same word a second time is about a run that is over.
+    // The same verdict again is about a run that has ended.
     let twice = life.happens(&Happening::Resolve(Some(done), again.clone())).answer;
     assert_eq!(twice, Answer::NotNow(NotNow::MovedOn));
     let fence = life.acquire(&ask("a"));
@@ -55,7 +55,7 @@ fn only_a_person_who_says_so_has_what_completed_run_once_more() {
 }
 
 #[test]
-fn what_is_pinned_never_runs_once_more_and_what_was_archived_has_its_data_back() {
+fn a_pinned_operation_never_runs_again_and_an_archived_one_gets_its_data_back() {
     for (name, life) in situations() {
         let Some(row) = life.row.clone().filter(|op| op.state == State::Completed && !op.has_expired(life.now)) else {
             continue;
@@ -92,7 +92,7 @@ fn a_verdict_about_another_run_changes_nothing() {
 }
 
 #[test]
-fn a_run_that_a_person_settles_as_completed_keeps_its_number() {
+fn a_run_that_a_person_resolves_as_completed_keeps_its_number() {
     for on_lost in [OnLost::Hold, OnLost::Rerun] {
         let mut life = Life::new();
         life.acquire(&ask_under("a", on_lost));
@@ -115,7 +115,7 @@ fn of_two_probes_one_decides() {
 }
 
 #[test]
-fn it_took_effect_is_kept_until_a_person_purges_it() {
+fn an_operation_resolved_as_completed_is_kept_until_a_person_purges_it() {
     let mut life = Life::new();
     life.acquire(&ask_under("a", OnLost::Hold));
     life.crash();
@@ -128,9 +128,9 @@ fn it_took_effect_is_kept_until_a_person_purges_it() {
     assert_eq!(life.claim(&ask("a")), Answer::Acquired);
 }
 
-/// Nothing tells how long it was to be kept. It makes no difference whether the sweep was there before the person.
+/// Its retention is unknown. It makes no difference whether the sweep came before the person.
 #[test]
-fn what_was_in_doubt_or_pending_is_kept_until_a_person_purges_it() {
+fn a_resolved_doubt_or_pending_operation_is_kept_until_a_person_purges_it() {
     for verdict in [Verdict::Completed(Outcome::kept("yes")), Verdict::Failed] {
         for on_lost in [OnLost::Hold, OnLost::Probe, OnLost::Rerun] {
             for how in ["swept", "not swept", "doubted", "pending"] {
@@ -142,7 +142,7 @@ fn what_was_in_doubt_or_pending_is_kept_until_a_person_purges_it() {
                         life.settle(fence, doubt());
                         assert_eq!(life.resolve(Verdict::Retry), Answer::Resolved);
                     }
-                    // That is not in doubt.
+                    // It is not in doubt.
                     _ if on_lost == OnLost::Rerun => continue,
                     "swept" => life.crash(),
                     _ => life.pass(LEASE),
@@ -158,11 +158,11 @@ fn what_was_in_doubt_or_pending_is_kept_until_a_person_purges_it() {
     }
 }
 
-/// Of a run that failed or was lost, the retention is still known.
+/// The retention of a run that failed or was lost is still known.
 #[test]
-fn what_a_person_settled_that_was_not_in_doubt_is_kept_for_its_retention() {
+fn a_resolved_operation_that_was_not_in_doubt_is_kept_for_its_retention() {
     for verdict in [Verdict::Completed(Outcome::kept("yes")), Verdict::Failed] {
-        for how in ["failed", "lost", "not heard of"] {
+        for how in ["failed", "lost", "expired"] {
             let mut life = Life::new();
             let fence = life.acquire(&ask("a"));
             match how {
@@ -182,20 +182,20 @@ fn what_a_person_settled_that_was_not_in_doubt_is_kept_for_its_retention() {
 }
 
 #[test]
-fn the_end_of_a_run_is_noted_when_another_is_to_follow() {
+fn the_end_of_a_run_is_noted_before_another_run() {
     let mut life = Life::new();
     let fence = life.acquire(&ask("a"));
     life.settle(fence, complete("yes"));
     let ended = life.row().settled_at.unwrap();
     life.pass(LEASE);
     let step = life.happens(&Happening::Resolve(None, Verdict::Rerun { archived: None }));
-    let told: Vec<_> = step.notes.iter().map(|note| (note.event, note.at, note.fence, note.actor.as_str())).collect();
+    let noted: Vec<_> = step.notes.iter().map(|note| (note.event, note.at, note.fence, note.actor.as_str())).collect();
     let completed = (journal::Event::Completed, ended, fence, "worker");
-    assert_eq!((told.len(), told[0], told[1].0), (2, completed, journal::Event::Resolved));
+    assert_eq!((noted.len(), noted[0], noted[1].0), (2, completed, journal::Event::Resolved));
 }
 
 #[test]
-fn what_a_person_settled_is_not_pinned() {
+fn an_operation_resolved_as_completed_is_not_pinned() {
     let mut life = Life::new();
     life.acquire(&Request { policy: Policy { on_lost: OnLost::Hold, pinned: true, ..policy() }, ..ask("a") });
     life.crash();
@@ -204,7 +204,7 @@ fn what_a_person_settled_is_not_pinned() {
 }
 
 #[test]
-fn it_failed_stays_so_until_a_person_says_otherwise() {
+fn an_operation_resolved_as_failed_stays_failed_until_another_verdict() {
     let mut life = Life::new();
     let fence = life.acquire(&ask("a"));
     life.settle(fence, doubt());
@@ -218,7 +218,7 @@ fn it_failed_stays_so_until_a_person_says_otherwise() {
 }
 
 #[test]
-fn retry_gives_all_attempts_back_at_once() {
+fn a_retry_verdict_resets_all_attempts() {
     let mut life = Life::new();
     for _ in 0..2 {
         let fence = life.acquire(&ask("a"));
@@ -235,13 +235,13 @@ fn retry_gives_all_attempts_back_at_once() {
 }
 
 #[test]
-fn a_verdict_on_a_lapsed_lease_lapses_it_first() {
+fn a_verdict_ends_an_expired_lease_first() {
     for on_lost in [OnLost::Rerun, OnLost::Hold] {
         let mut life = Life::new();
         let fence = life.acquire(&ask_under("a", on_lost));
         life.pass(LEASE);
         let step = life.happens(&Happening::Resolve(Some(fence), Verdict::Completed(Outcome::kept("yes"))));
-        assert_eq!((step.answer, step.notes.len()), (Answer::Resolved, 2), "the journal is told of both");
+        assert_eq!((step.answer, step.notes.len()), (Answer::Resolved, 2), "the journal has both");
         assert_eq!((life.row().state, life.row().crashes), (State::Completed, 0), "that run did not crash after all");
         assert_eq!(life.write(fence, complete("late")), Answer::Lost);
         assert_eq!(life.row().outcome, Some(Outcome::kept("yes")));
@@ -249,7 +249,7 @@ fn a_verdict_on_a_lapsed_lease_lapses_it_first() {
 }
 
 #[test]
-fn purge_frees_any_key_that_nobody_runs_under_and_that_is_not_pinned() {
+fn purge_frees_every_key_that_is_neither_leased_nor_pinned() {
     for (name, mut life) in situations() {
         let live = life.row.as_ref().is_some_and(|op| op.lease.is_some() && !lapsed(op, life.now));
         let pinned = name.starts_with("completed and pinned");
@@ -268,7 +268,7 @@ fn purge_frees_any_key_that_nobody_runs_under_and_that_is_not_pinned() {
 }
 
 #[test]
-fn in_doubt_ends_by_a_verdict_or_a_purge_and_by_nothing_else() {
+fn in_doubt_ends_only_by_a_verdict_or_a_purge() {
     for (name, life) in situations().into_iter().filter(|(_, life)| life.state() == Some(State::InDoubt)) {
         let fence = life.row().fence;
         let mut events = vec![Happening::Lapse, Happening::Tend];

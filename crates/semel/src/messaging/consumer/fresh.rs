@@ -1,4 +1,4 @@
-//! Deliveries, several in a transaction where several wait.
+//! Deliveries: handles several in one transaction if several wait.
 
 use std::{
     collections::HashSet,
@@ -14,41 +14,41 @@ use tokio::{
 use super::{
     Handler, Shared,
     attempt::{Handled, Item, Undone},
+    fault::Faults,
     letters::{Word, conflict, named, spread},
-    trouble::Trouble,
 };
 use crate::{
     Claim, Error, Outcome, Replay, State,
     messaging::{
-        Acknowledge, Delivery, MessageStore, Received, Retry,
+        Acknowledge, ConsumerStore, Delivery, Received, Retry,
         pause::{Pause, Stop},
     },
 };
 
-/// How often a message is run again whose failure may have been the store's: it could not be written down, or it was a
-/// passing one. A message that takes its database down with it must not be run for ever.
-pub(super) const BENEFITS_OF_THE_DOUBT: u32 = 3;
+/// How many times a message is retried in place after a transient failure, or a failure that could not be stored.
+/// Limited, because a message may be what takes the database down.
+pub(super) const MOST_STRIKES: u32 = 3;
 
-/// How long a delivery is held that can be neither handled nor kept.
+/// How long to hold a delivery that can be neither handled nor stored.
 const LATER: Duration = Duration::from_secs(30);
 
-/// A delivery that is known.
+/// A delivery with its inbox key.
 struct Fresh {
     item: Item,
     acknowledge: Box<dyn Acknowledge>,
 }
 
-/// Whether a delivery is, or may be, another consumer's by now: then it is not begun, and comes again by itself.
+/// Whether another consumer has or may have the delivery by now. It is not begun then; the broker delivers it again.
 fn is_lost(acknowledge: &dyn Acknowledge, message: &Received) -> bool {
     let lost = acknowledge.is_lost();
     if lost {
-        tracing::warn!(message_id = named(message), "a delivery was lost before it was begun: its lease had ended");
+        tracing::warn!(message_id = named(message), "skipped a delivery whose lease expired before it was begun");
     }
     lost
 }
 
-/// A worker: handles deliveries until it is time to stop.
-pub(super) async fn work<S: MessageStore, H: Handler<S>>(
+/// A task that handles deliveries until it is stopped.
+pub(super) async fn work<S: ConsumerStore, H: Handler<S>>(
     shared: Arc<Shared<S, H>>,
     waiting: Arc<Mutex<mpsc::Receiver<Delivery>>>,
     stop: Stop,
@@ -71,16 +71,16 @@ pub(super) async fn work<S: MessageStore, H: Handler<S>>(
     while worker.words.join_next().await.is_some() {}
 }
 
-struct Worker<S: MessageStore, H> {
+struct Worker<S: ConsumerStore, H> {
     shared: Arc<Shared<S, H>>,
     stop: Stop,
-    /// Acknowledgements on their way to the broker.
+    /// Acknowledgements that are being sent.
     words: JoinSet<()>,
-    /// How many messages share a transaction at most: fewer where they take long.
+    /// The most messages per transaction; fewer if they take long.
     batch: usize,
 }
 
-impl<S: MessageStore, H: Handler<S>> Worker<S, H> {
+impl<S: ConsumerStore, H: Handler<S>> Worker<S, H> {
     async fn deal_with(&mut self, deliveries: Vec<Delivery>) {
         let (mut together, mut later, mut known) = (Vec::new(), Vec::new(), HashSet::new());
         for Delivery { message, redelivered, acknowledge } in deliveries {
@@ -102,7 +102,8 @@ impl<S: MessageStore, H: Handler<S>> Worker<S, H> {
             } else if known.insert((fresh.item.scope.clone(), fresh.item.key.clone())) {
                 together.push(fresh);
             } else {
-                // A key is claimed once per transaction: the second finds what the first has done.
+                // A transaction claims each key once. The second message of a key follows and finds the first one's
+                // inbox row.
                 later.push(fresh);
             }
         }
@@ -121,7 +122,7 @@ impl<S: MessageStore, H: Handler<S>> Worker<S, H> {
             let items = Arc::new(items);
             let ended = self.shared.attempt(&items, None).await;
             self.adapt(items.len(), begun.elapsed());
-            // Nobody else has them any more.
+            // No other task shares them any more.
             let items = Arc::into_inner(items).unwrap_or_default();
             let batch = items.into_iter().zip(words).map(|(item, acknowledge)| Fresh { item, acknowledge });
             match ended {
@@ -143,7 +144,7 @@ impl<S: MessageStore, H: Handler<S>> Worker<S, H> {
         }
     }
 
-    /// A transaction of its own, as often as the store is away.
+    /// In its own transaction, retried while the store is unavailable.
     async fn alone(&mut self, Fresh { item, acknowledge }: Fresh) {
         // The messages before it may have taken long.
         if is_lost(&*acknowledge, &item.message) {
@@ -152,11 +153,11 @@ impl<S: MessageStore, H: Handler<S>> Worker<S, H> {
         let items = Arc::new(vec![item]);
         let item = &items[0];
         let (mut pause, mut unknown, mut doubts) = (Pause::new(), false, 0);
-        let mut trouble = Trouble::default();
+        let mut faults = Faults::default();
         let word = loop {
             match self.shared.attempt(&items, None).await {
                 Ok(handled) => {
-                    // The commit whose fate was unknown was made.
+                    // The commit with the unknown result was made.
                     if unknown && handled == [Handled::Duplicate] {
                         self.shared.committed(&item.message);
                     }
@@ -177,7 +178,7 @@ impl<S: MessageStore, H: Handler<S>> Worker<S, H> {
                     match self.shared.put_letter(&letter).await {
                         Ok(()) => break Word::Done,
                         Err(error) if !error.is_transient() => break self.shared.letter_refused(&letter, &error),
-                        Err(_) if doubts >= BENEFITS_OF_THE_DOUBT => {
+                        Err(_) if doubts >= MOST_STRIKES => {
                             break self.shared.put_letter_patiently(&letter, &mut self.stop).await;
                         }
                         Err(error) => {
@@ -189,22 +190,22 @@ impl<S: MessageStore, H: Handler<S>> Worker<S, H> {
                 Err(Undone::Store(Error::Stopping)) => break Word::Back,
                 Err(Undone::Store(error)) => {
                     unknown |= matches!(error, Error::OutcomeUnknown(_));
-                    if self.shared.is_its_own(&mut trouble, item, &error).await {
-                        // Where it costs the others no time, and is counted.
+                    if self.shared.is_at_fault(&mut faults, item, &error).await {
+                        // As a retry it delays no other message, and its runs are counted.
                         let retry = Retry::After(self.shared.options.backoff.after(1, spread(item)));
                         let letter = self.shared.letter(item, 0, (error.to_string(), retry));
                         match self.shared.put_letter(&letter).await {
                             Ok(()) => break Word::Done,
                             Err(error) if !error.is_transient() => break self.shared.letter_refused(&letter, &error),
-                            // It was the store after all.
+                            // The store was at fault, not the message.
                             Err(error) => {
-                                trouble = Trouble::default();
+                                faults = Faults::default();
                                 self.shared.store_is_away(&error);
                             }
                         }
                     }
                 }
-                // Only a retry can be lost, and only it has conflicts of this kind.
+                // Only retries return these two.
                 Err(Undone::Lost | Undone::Conflict(_)) => break Word::Back,
             }
             if !pause.wait(&mut self.stop).await {
@@ -214,8 +215,8 @@ impl<S: MessageStore, H: Handler<S>> Worker<S, H> {
         self.say(acknowledge, word);
     }
 
-    /// It may have been begun by somebody who died of it. If the inbox does not know it, it goes to the retries, where
-    /// it is counted before it runs.
+    /// A consumer may have begun it and crashed because of it. If the inbox does not have it, it becomes a retry, where
+    /// runs are counted before they start.
     async fn again(&mut self, Fresh { item, acknowledge }: Fresh) {
         let mut pause = Pause::new();
         let letter = loop {
@@ -239,7 +240,7 @@ impl<S: MessageStore, H: Handler<S>> Worker<S, H> {
                     }
                 }
                 Ok(_) | Err(_) => {
-                    let reason = "it was delivered before, and nobody said what became of it".to_owned();
+                    let reason = "it was delivered before, and its result is unknown".to_owned();
                     break Some(self.shared.letter(&item, 0, (reason, Retry::After(Duration::ZERO))));
                 }
             }
@@ -251,7 +252,7 @@ impl<S: MessageStore, H: Handler<S>> Worker<S, H> {
         self.say(acknowledge, word);
     }
 
-    /// What becomes of a delivery whose transaction is committed.
+    /// Answers a delivery whose transaction has committed.
     async fn ended(&mut self, Fresh { item, acknowledge }: Fresh, handled: &Handled) {
         let word = match handled {
             Handled::Done => {
@@ -267,8 +268,8 @@ impl<S: MessageStore, H: Handler<S>> Worker<S, H> {
         self.say(acknowledge, word);
     }
 
-    /// Acknowledges a delivery, or gives it back. Without waiting: if the broker does not hear it, the message comes
-    /// again and is found in the inbox.
+    /// Acknowledges or returns a delivery, without waiting for the result: if it fails, the message is delivered again
+    /// and found in the inbox.
     fn say(&mut self, acknowledge: Box<dyn Acknowledge>, word: Word) {
         let mut stop = self.stop.clone();
         self.words.spawn(async move {
@@ -278,12 +279,12 @@ impl<S: MessageStore, H: Handler<S>> Worker<S, H> {
             let said = if word == Word::Done { acknowledge.ack() } else { acknowledge.put_back() };
             match said.await {
                 Ok(()) => crate::crash_point!("consumer.acked"),
-                Err(error) => tracing::debug!(%error, "the broker did not hear what became of a delivery"),
+                Err(error) => tracing::debug!(%error, "a delivery could not be acknowledged; it is delivered again"),
             }
         });
     }
 
-    /// Fewer share a transaction where that took long, so that none comes near its limit and others get their turn.
+    /// Slow transactions get fewer messages, so that none comes near its time limit.
     fn adapt(&mut self, n: usize, took: Duration) {
         let long = self.shared.store().longest_transaction() / 8;
         self.batch = match took {

@@ -1,28 +1,28 @@
-//! Keeping what could not be handled.
+//! Stores messages that could not be handled.
 
 use super::{Handler, Refusal, Shared, attempt::Item};
 use crate::{
     Error, Fingerprint, Result, Scope, crash_point,
     messaging::{
-        MessageStore, NewLetter, Received, Retry,
+        ConsumerStore, NewLetter, Received, Retry,
         pause::{Pause, Stop},
     },
 };
 
-/// The longest reason that is kept, in bytes: a handler may put a whole answer of somebody else's into it.
+/// The longest stored reason, in bytes: a handler may put a whole HTTP response into it.
 const LONGEST_REASON: usize = 4 << 10;
 
-impl<S: MessageStore, H: Handler<S>> Shared<S, H> {
-    /// What is to become of a message whose run failed for the `nth` time.
+impl<S: ConsumerStore, H: Handler<S>> Shared<S, H> {
+    /// Retry or dead letter, after the `nth` failed run.
     pub(super) fn after(&self, refusal: Refusal, nth: u32, id: i64) -> (String, Retry) {
         match refusal {
             Refusal::Dead(why) => (why, Retry::Dead),
-            Refusal::Retry(why) if nth >= self.options.max_failures => (why, Retry::Dead),
+            Refusal::Retry(why) if nth >= self.options.max_attempts => (why, Retry::Dead),
             Refusal::Retry(why) => (why, Retry::After(self.options.backoff.after(nth, id))),
         }
     }
 
-    /// A letter about a message that is known.
+    /// A letter for a message with an inbox key.
     pub(super) fn letter(&self, item: &Item, failures: u32, (reason, retry): (String, Retry)) -> NewLetter {
         NewLetter {
             tenant: item.scope.tenant().to_owned(),
@@ -36,8 +36,8 @@ impl<S: MessageStore, H: Handler<S>> Shared<S, H> {
         }
     }
 
-    /// A dead letter about a message that cannot be understood. It goes by its body: whatever it calls itself, that
-    /// was not understood.
+    /// A dead letter for a message that cannot be read. Its key is the hash of its body, because its id cannot be
+    /// trusted.
     pub(super) fn letter_of_unknown(&self, message: Received, reason: &str) -> NewLetter {
         let fingerprint = Fingerprint::of_bytes(&message.body);
         let tenant = message.tenant.as_deref().filter(|tenant| Scope::new(tenant, "inbox", "any").is_ok());
@@ -53,13 +53,13 @@ impl<S: MessageStore, H: Handler<S>> Shared<S, H> {
         }
     }
 
-    /// Writes a letter, once.
+    /// Stores a letter; tries once.
     pub(super) async fn put_letter(&self, letter: &NewLetter) -> Result<()> {
         self.store().put_letter(letter.clone()).await?;
         crash_point!("consumer.letter_put");
         self.store_is_back();
         match letter.retry {
-            // Our own retries look at once: the store's wake may be taken by another consumer.
+            // Wakes this consumer's own retries: another consumer may receive the store's wake.
             Retry::After(_) => self.retry.notify_one(),
             Retry::Dead => {}
         }
@@ -68,22 +68,21 @@ impl<S: MessageStore, H: Handler<S>> Shared<S, H> {
         Ok(())
     }
 
-    /// Logs what became of a message that could not be handled. What was only moved to the retries is no failure, and
-    /// what was not understood had no attempt. The field is not called `message`: that is the name of the line's own
-    /// text, and the id would be printed without a name.
+    /// Logs a message that could not be handled. Moving it to the retries is no failure, and an unreadable message had
+    /// no attempt. The field is not called `message`, because that is the name of the log line's text.
     pub(super) fn tell(&self, message: &Received, attempt: u32, error: &str, retry: Retry, failed: bool) {
         let (consumer, message_id) = (&*self.name, named(message));
         let attempt = Some(attempt).filter(|attempt| *attempt > 0);
         match retry {
             Retry::Dead => tracing::warn!(consumer, message_id, attempt, error, "a message became a dead letter"),
             Retry::After(_) if failed => {
-                tracing::warn!(consumer, message_id, attempt, error, "a message was not handled; it is tried again");
+                tracing::warn!(consumer, message_id, attempt, error, "a message failed; it is retried");
             }
-            Retry::After(_) => tracing::info!(consumer, message_id, error, "a message goes to the retries"),
+            Retry::After(_) => tracing::info!(consumer, message_id, error, "a message moves to the retries"),
         }
     }
 
-    /// Writes a letter, however long the store is away.
+    /// Stores a letter, and retries while the store is unavailable.
     pub(super) async fn put_letter_patiently(&self, letter: &NewLetter, stop: &mut Stop) -> Word {
         let mut pause = Pause::new();
         loop {
@@ -100,48 +99,48 @@ impl<S: MessageStore, H: Handler<S>> Shared<S, H> {
         }
     }
 
-    /// Nothing is lost, since it is not acknowledged either.
+    /// Nothing is lost, because the delivery is not acknowledged.
     pub(super) fn letter_refused(&self, letter: &NewLetter, error: &Error) -> Word {
         let (consumer, message_id) = (&*self.name, named(&letter.message));
         let attempt = Some(letter.failures).filter(|attempt| *attempt > 0);
         tracing::error!(
             %error, consumer, message_id, attempt,
-            "a message can neither be handled nor kept; the broker has it"
+            "a message can be neither handled nor stored; it stays with the broker"
         );
         Word::BackLater
     }
 }
 
-/// What is to be said of a delivery.
+/// The answer to a delivery.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Word {
-    /// It is done with.
+    /// Acknowledge it.
     Done,
-    /// Somebody else may have it.
+    /// Return it to the queue.
     Back,
-    /// So it is, but not at once: it would only come round and round.
+    /// Return it after a delay: it would be delivered again at once.
     BackLater,
 }
 
-/// What a conflict is called.
+/// The reason text of a conflict.
 pub(super) fn conflict(first: Fingerprint, item: &Item) -> (String, Retry) {
     let second = item.fingerprint;
     (format!("conflict: the key belongs to a message with fingerprint {first}, this one has {second}"), Retry::Dead)
 }
 
-/// A number of a message's own, to spread its retries by.
+/// A number derived from a message's fingerprint, which spreads retries over time.
 pub(super) fn spread(item: &Item) -> i64 {
     item.fingerprint.as_bytes().iter().rev().take(8).fold(0, |number, byte| (number << 8) | i64::from(*byte))
 }
 
-/// What a message is called in a log: its id, which may be anything that another program has sent.
+/// A message's id for the log. Other programs choose it, so it may be any text.
 pub(super) fn named(message: &Received) -> String {
     const LONGEST: usize = 64;
     let id = message.id.as_deref().unwrap_or("without an id");
     id.chars().map(|c| if c.is_control() { ' ' } else { c }).take(LONGEST).collect()
 }
 
-/// A reason that any database keeps and any page shows.
+/// A reason without control characters, which any database stores.
 pub(super) fn tidy(reason: &str) -> String {
     let mut end = reason.len().min(LONGEST_REASON);
     while !reason.is_char_boundary(end) {

@@ -1,54 +1,52 @@
 //! The consumer: broker to handler, once per key.
 //!
-//! - `mod.rs`: what a consumer is given, and how its tasks hang together
+//! - `mod.rs`: options, the handler trait, and the tasks of a consumer
 //! - `attempt.rs`: the transaction: inbox, handler, commit
-//! - `fresh.rs`: deliveries, several in a transaction where several wait
-//! - `retries.rs`: what failed or may have killed its process, each alone
-//! - `letters.rs`: keeping what could not be handled
-//! - `trouble.rs`: a message that always fails in passing, or a store that is away
+//! - `fresh.rs`: deliveries, several per transaction
+//! - `retries.rs`: messages that failed or may have killed their process, each alone
+//! - `letters.rs`: stores messages that could not be handled
+//! - `fault.rs`: tells a message that always fails from an unavailable store
 
 mod attempt;
+mod fault;
 mod fresh;
 mod letters;
 mod retries;
-mod trouble;
 
-use std::{
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use tokio::{
     sync::{Notify, mpsc, watch},
     task::JoinSet,
 };
 
 use super::{
-    BoxFuture, Broker, Deliveries, Delivery, MessageStore, Received,
+    BoxFuture, Broker, ConsumerStore, Deliveries, Delivery, Received,
     away::Away,
     pause::{Pause, Stop},
 };
-use crate::{Backoff, Fingerprint, Ledger, Scope};
+use crate::{Backoff, Fingerprint, Ledger, Scope, store::Transactions};
 
-/// How a consumer works.
+/// Options of a consumer.
 #[derive(Clone, Debug)]
 pub struct ConsumerOptions {
-    /// Messages that are taken and not acknowledged yet.
+    /// The most unacknowledged messages.
     pub prefetch: u16,
-    /// Transactions at the same time. On a database with one writer there is one.
+    /// The most concurrent transactions. A database with one writer uses one.
     pub concurrency: usize,
-    /// Messages that share a transaction, where more than one waits.
+    /// The most messages per transaction.
     pub batch: usize,
-    /// How many runs may fail before a message is a dead letter.
-    pub max_failures: u32,
-    /// How many runs may be cut off, or kill their process, before it is one.
+    /// How many runs may fail before a message becomes a dead letter.
+    pub max_attempts: u32,
+    /// How many runs may be cut off or kill their process before it becomes one.
     pub max_crashes: u32,
-    /// How long to wait after a failure.
+    /// The delay after a failure.
     pub backoff: Backoff,
-    /// How long a retry that was taken is kept from other consumers. Short, because the retries of a killed process wait
-    /// for it. A run needs no renewals: its transaction has the row locked, however long it takes.
-    pub retry_lease: Duration,
-    /// How long a key is remembered.
+    /// The lease of a retry. Short, because the retries of a killed process wait for it. A run needs no renewal: its
+    /// transaction has locked the row.
+    pub lease: Duration,
+    /// The retention of inbox keys.
     pub retention: Option<Duration>,
 }
 
@@ -58,28 +56,28 @@ impl Default for ConsumerOptions {
             prefetch: 256,
             concurrency: 4,
             batch: 64,
-            max_failures: 10,
+            max_attempts: 10,
             max_crashes: 5,
             backoff: Backoff::default(),
-            retry_lease: Duration::from_secs(10),
+            lease: Duration::from_secs(10),
             retention: Some(super::inbox::RETENTION),
         }
     }
 }
 
-/// By what a message is known.
+/// How the inbox identifies a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InboxKey {
-    /// Whose it is.
+    /// The tenant.
     pub tenant: String,
-    /// Its name in the consumer's inbox.
+    /// The key in the consumer's inbox.
     pub key: String,
-    /// What tells a repeat from another message under the same name.
+    /// Distinguishes a duplicate from another message with the same key.
     pub fingerprint: Fingerprint,
 }
 
 impl InboxKey {
-    /// The message's own id, of the tenant that it names, and its body: right for what comes through an outbox.
+    /// The message's id, its tenant and the hash of its body: right for messages from an outbox.
     ///
     /// # Errors
     /// [`Refusal::Dead`] for a message without an id.
@@ -93,19 +91,19 @@ impl InboxKey {
 /// Why a message was not handled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// It may work later.
+    /// A retry may succeed.
     Retry(String),
-    /// It never will: it goes to the dead letters at once.
+    /// A retry cannot succeed: the message becomes a dead letter at once.
     Dead(String),
 }
 
 impl Refusal {
-    /// A refusal for now, because of an error.
+    /// [`Refusal::Retry`] with the text of an error.
     pub fn retry(why: impl std::fmt::Display) -> Self {
         Self::Retry(why.to_string())
     }
 
-    /// A refusal for good, because of an error.
+    /// [`Refusal::Dead`] with the text of an error.
     pub fn dead(why: impl std::fmt::Display) -> Self {
         Self::Dead(why.to_string())
     }
@@ -113,40 +111,40 @@ impl Refusal {
 
 /// Handles the messages of a queue.
 ///
-/// A panic counts as a failure, and so does a run that takes longer than a transaction may.
-pub trait Handler<S: MessageStore>: Send + Sync + 'static {
-    /// By what a message is known: [its own id](InboxKey::of), if nothing else is said. It is asked again for every
-    /// run, and must answer the same.
+/// A panic counts as a failure, and so does a run that exceeds the time limit of a transaction.
+pub trait Handler<S: Transactions>: Send + Sync + 'static {
+    /// The inbox key of a message, by default [its own id](InboxKey::of). Called for every run; must return the same
+    /// key each time.
     ///
     /// # Errors
-    /// A message that has none is a dead letter, whichever refusal it is.
+    /// The message becomes a dead letter, whichever refusal this is.
     fn key(&self, message: &Received) -> Result<InboxKey, Refusal> {
         InboxKey::of(message)
     }
 
-    /// Does what the message asks for, in the transaction that also remembers its key. Runs once per key, if it
-    /// succeeds. It must not use the ledger.
+    /// Handles the message, in the transaction that also stores its inbox key. Succeeds once per key. It must not use
+    /// the ledger.
     fn handle<'a>(&'a self, message: &'a Received, tx: &'a S::Tx) -> BoxFuture<'a, Result<(), Refusal>>;
 
-    /// It is committed: the moment to wake whoever waits for what it did. Not called if the process dies before.
+    /// Called after the commit, to wake tasks that wait for the effect. Not called if the process dies before.
     fn committed(&self, _message: &Received) {}
 }
 
-/// Takes messages from a queue and has them handled, once per key, until it is stopped.
+/// Consumes a queue and runs the handler once per key, until it is stopped.
 ///
 /// ```
 /// use std::sync::Arc;
 ///
 /// use semel::{
 ///     Ledger,
-///     messaging::{BoxFuture, Broker, Consumer, ConsumerOptions, Handler, Message, MessageStore, Received, Refusal, Topic},
+///     messaging::{BoxFuture, Broker, Consumer, ConsumerOptions, ConsumerStore, Handler, Message, OutboxStore, Received, Refusal, Topic},
 /// };
 /// use tokio::sync::watch;
 ///
 /// /// Answers every message with another one, once, however often it is delivered.
 /// struct Answers<S>(S);
 ///
-/// impl<S: MessageStore> Handler<S> for Answers<S> {
+/// impl<S: OutboxStore> Handler<S> for Answers<S> {
 ///     fn handle<'a>(&'a self, message: &'a Received, tx: &'a S::Tx) -> BoxFuture<'a, Result<(), Refusal>> {
 ///         Box::pin(async move {
 ///             let topic = Topic::new("answers").map_err(Refusal::dead)?;
@@ -156,13 +154,13 @@ pub trait Handler<S: MessageStore>: Send + Sync + 'static {
 ///     }
 /// }
 ///
-/// async fn consume<S: MessageStore>(ledger: Ledger<S>, broker: Arc<dyn Broker>, stop: watch::Receiver<bool>) {
+/// async fn consume<S: ConsumerStore + OutboxStore>(ledger: Ledger<S>, broker: Arc<dyn Broker>, stop: watch::Receiver<bool>) {
 ///     let handler = Answers(ledger.store().clone());
 ///     let consumer = Consumer::new(ledger, broker, "answers", "questions", handler, ConsumerOptions::default());
 ///     consumer.run(stop).await;
 /// }
 /// ```
-pub struct Consumer<S: MessageStore, H> {
+pub struct Consumer<S: ConsumerStore, H> {
     ledger: Ledger<S>,
     broker: Arc<dyn Broker>,
     name: String,
@@ -171,22 +169,22 @@ pub struct Consumer<S: MessageStore, H> {
     options: ConsumerOptions,
 }
 
-/// What the tasks of a consumer share.
-struct Shared<S: MessageStore, H> {
+/// The state that the tasks of a consumer share.
+struct Shared<S: ConsumerStore, H> {
     ledger: Ledger<S>,
     name: String,
     handler: Arc<H>,
     options: ConsumerOptions,
-    /// Wakes our own retries: those that we have just put.
+    /// Wakes this consumer's retries after it has stored one.
     retry: Notify,
-    /// Retries that were not begun, by row and token, and of which the store could not be told yet.
+    /// Retries that were not begun and whose release could not be stored yet, by row and token.
     owed: Mutex<Vec<(i64, i64)>>,
     away: Away,
 }
 
-impl<S: MessageStore, H: Handler<S>> Consumer<S, H> {
-    /// A consumer of this name: the inbox, the retries and the dead letters of a name belong together, whatever queue
-    /// their messages came from.
+impl<S: ConsumerStore, H: Handler<S>> Consumer<S, H> {
+    /// A consumer of this name. Its inbox, retries and dead letters go by this name, whatever queue the messages came
+    /// from.
     pub fn new(
         ledger: Ledger<S>,
         broker: Arc<dyn Broker>,
@@ -199,7 +197,8 @@ impl<S: MessageStore, H: Handler<S>> Consumer<S, H> {
         Self { ledger, broker, name: name.into(), queue: queue.into(), handler, options }
     }
 
-    /// Works until `stop` turns true; then takes nothing new, ends what it has begun, and puts the rest back.
+    /// Works until `stop` turns true; then takes nothing new, finishes running messages, and returns the rest to the
+    /// queue.
     pub async fn run(self, stop: watch::Receiver<bool>) {
         let mut stop = Stop::new(stop);
         let workers = if self.ledger.store().one_writer() { 1 } else { self.options.concurrency.max(1) };
@@ -225,31 +224,31 @@ impl<S: MessageStore, H: Handler<S>> Consumer<S, H> {
                 }
             }));
         }
-        // Held to the end: what is not acknowledged goes back when it is dropped.
+        // Held to the end: dropping it returns unacknowledged messages to the queue.
         let deliveries = pull(&*self.broker, (&shared.name, &self.queue), prefetch, sender, &mut stop).await;
         while tasks.join_next().await.is_some() {}
         let mut receiver = receiver.lock().await;
         let mut back = JoinSet::new();
         while let Ok(delivery) = receiver.try_recv() {
-            put_back(&mut back, delivery);
+            return_to_queue(&mut back, delivery);
         }
         while back.join_next().await.is_some() {}
         drop(deliveries);
     }
 }
 
-/// Runs a task until it ends by itself. One that panics is begun anew: whatever it had in its hands comes again, and
-/// the queue must go on.
+/// Runs a task until it ends. A task that panics is restarted: the broker delivers its messages again, and the queue
+/// must go on.
 async fn kept_alive(task: impl Fn() -> BoxFuture<'static, ()>) {
     let mut running = JoinSet::new();
     running.spawn(task());
     while let Some(Err(error)) = running.join_next().await {
-        tracing::error!(%error, "a task of a consumer ended early, and is begun anew");
+        tracing::error!(%error, "a consumer task panicked; restarting it");
         running.spawn(task());
     }
 }
 
-/// Takes deliveries for the workers until it is time to stop.
+/// Takes deliveries for the tasks until it is stopped.
 async fn pull(
     broker: &dyn Broker,
     (consumer, queue): (&str, &str),
@@ -271,7 +270,7 @@ async fn pull(
             }
             Err(error) => {
                 if !std::mem::replace(&mut said, true) {
-                    tracing::warn!(%error, queue, "messages cannot be taken; the consumer waits for the broker");
+                    tracing::warn!(%error, queue, "the broker cannot be reached; the consumer waits");
                 }
                 if !pause.wait(stop).await {
                     return None;
@@ -280,7 +279,7 @@ async fn pull(
         }
     };
     loop {
-        // A place first: what is taken from the broker is in somebody's hands at once.
+        // Reserves a place before it takes a message, so that no taken message waits.
         let place = tokio::select! {
             () = stop.come() => break,
             place = workers.reserve() => place,
@@ -294,17 +293,17 @@ async fn pull(
     Some(deliveries)
 }
 
-/// Gives a delivery back that has not been begun.
-fn put_back(back: &mut JoinSet<()>, delivery: Delivery) {
-    let back_it_goes = delivery.acknowledge.put_back();
+/// Returns a delivery that was not begun.
+fn return_to_queue(back: &mut JoinSet<()>, delivery: Delivery) {
+    let returned = delivery.acknowledge.put_back();
     back.spawn(async move {
-        if let Err(error) = back_it_goes.await {
-            tracing::debug!(%error, "a delivery was not put back; it comes back by itself");
+        if let Err(error) = returned.await {
+            tracing::debug!(%error, "a delivery could not be returned; the broker delivers it again");
         }
     });
 }
 
-impl<S: MessageStore, H: Handler<S>> Shared<S, H> {
+impl<S: ConsumerStore, H: Handler<S>> Shared<S, H> {
     fn store(&self) -> &S {
         self.ledger.store()
     }
@@ -312,13 +311,13 @@ impl<S: MessageStore, H: Handler<S>> Shared<S, H> {
     fn store_is_away(&self, error: &crate::Error) {
         let error = error.to_string();
         self.away.begins(&error, || {
-            tracing::warn!(error, consumer = self.name, "the store cannot be reached; the consumer holds what it has");
+            tracing::warn!(error, consumer = self.name, "the store cannot be reached; the consumer waits");
         });
     }
 
     fn store_is_back(&self) {
         self.away.ends(|after| {
-            tracing::info!(after, consumer = self.name, "the store is back; the consumer goes on");
+            tracing::info!(after, consumer = self.name, "the store is back; the consumer continues");
         });
     }
 }

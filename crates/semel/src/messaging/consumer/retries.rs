@@ -1,9 +1,6 @@
-//! What failed or may have killed its process, each alone.
+//! Retries: messages that failed or may have killed their process, each alone.
 
-use std::{
-    sync::{Arc, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use tokio::{
     sync::{Semaphore, SemaphorePermit},
@@ -13,38 +10,38 @@ use tokio::{
 use super::{
     Handler, Refusal, Shared,
     attempt::{Item, Undone},
-    fresh::BENEFITS_OF_THE_DOUBT,
+    fault::Faults,
+    fresh::MOST_STRIKES,
     letters::{conflict, named, tidy},
-    trouble::Trouble,
 };
 use crate::{
     Error, Result, Uptime, crash_point,
     messaging::{
-        MessageStore, Retry, RetryRow,
+        ConsumerStore, Retry, RetryRow,
         pause::{Pause, Stop},
     },
 };
 
-/// How often to look without being woken.
+/// The polling interval, without a wake.
 const POLL: Duration = Duration::from_secs(1);
 
-/// The first retry of each consumer of a process: one after the other. If one of them kills the process, none of the
-/// others was begun, and none is counted as having done so.
+/// Consumers of a process start their first retry one after the other. If one kills the process, the others have not
+/// begun, so no crash is counted for them.
 static FIRST: Semaphore = Semaphore::const_new(1);
 
-/// How long to wait for one's turn at the first: another consumer's handler may take long.
+/// How long to wait for the turn to start a first retry: another consumer's handler may take long.
 const TURN: Duration = Duration::from_secs(1);
 
-/// Every retry of a process that is counted has one of these; one that was cut off before has all of them. So it runs
-/// alone: if it is what kills the process, nobody else is counted with it, again and again, until they count as killers.
+/// Each counted retry of a process holds one permit; a retry that was cut off before holds all of them, so it runs
+/// alone. If it kills the process, no other retry is counted as a crash with it.
 static LIVES: Semaphore = Semaphore::const_new(ALL as usize);
 const ALL: u32 = 1 << 16;
 
-/// Runs the retries of a consumer until it is time to stop; up to `most` at once.
+/// Runs the retries of a consumer until it is stopped, up to `most` concurrently.
 ///
-/// What is taken is begun at once, since it is counted. After a start there is one, then two, and so on for as long as
-/// the process lives: a message that kills it should take few others down with it, and none of them twice.
-pub(super) async fn work<S: MessageStore, H: Handler<S>>(shared: Arc<Shared<S, H>>, most: usize, mut stop: Stop) {
+/// A taken retry begins at once, because its start is counted. After a start of the process the limit is one, then two,
+/// and so on: a message that kills the process should take few others down with it, and none of them twice.
+pub(super) async fn work<S: ConsumerStore, H: Handler<S>>(shared: Arc<Shared<S, H>>, most: usize, mut stop: Stop) {
     let wake = shared.store().retry_wake();
     let mut runs: JoinSet<()> = JoinSet::new();
     let (mut width, mut pause) = (1, Pause::new());
@@ -83,7 +80,7 @@ pub(super) async fn work<S: MessageStore, H: Handler<S>>(shared: Arc<Shared<S, H
     while runs.join_next().await.is_some() {}
 }
 
-/// A run ended, and we are still there.
+/// A run ended, and the process is still alive.
 fn survived(ended: Result<(), tokio::task::JoinError>, width: usize, most: usize) -> usize {
     if let Err(error) = ended {
         tracing::error!(%error, "a retry ended early");
@@ -91,15 +88,15 @@ fn survived(ended: Result<(), tokio::task::JoinError>, width: usize, most: usize
     (width * 2).min(most)
 }
 
-/// Begins one that is due; how long to wait if there was none.
-async fn next<S: MessageStore, H: Handler<S>>(
+/// Begins one due retry; returns how long to wait if there was none.
+async fn next<S: ConsumerStore, H: Handler<S>>(
     shared: &Arc<Shared<S, H>>,
     first: bool,
     runs: &mut JoinSet<()>,
     stop: &mut Stop,
 ) -> Result<Option<Duration>> {
     shared.settle().await?;
-    // Looking is cheaper than taking, and there is nothing most of the time.
+    // Reading is cheaper than taking, and most of the time nothing is due.
     let Some(due) = shared.store().next_retry(&shared.name).await? else { return Ok(Some(POLL)) };
     let wait = due.since(shared.store().now().await?);
     if !wait.is_zero() {
@@ -109,15 +106,15 @@ async fn next<S: MessageStore, H: Handler<S>>(
         true => tokio::time::timeout(TURN, FIRST.acquire()).await.ok().and_then(Result::ok),
         false => None,
     };
-    // Before it is taken, and so counted.
+    // Before the take, which counts the start.
     let Ok(Ok(life)) = tokio::time::timeout(TURN, LIVES.acquire()).await else { return Ok(Some(Duration::ZERO)) };
-    // From here to the beginning of its transaction. That has the row locked, so that no other consumer takes it,
-    // however long the run is; and if this process dies, its locks go with it.
-    let lease = shared.options.retry_lease;
+    // The lease has to last until the transaction begins. From then on the row is locked, however long the run is, and
+    // the lock ends with the process.
+    let lease = shared.options.lease;
     let deadline = Uptime::now() + lease;
     let Some(row) = shared.store().take_retries(&shared.name, 1, lease).await?.pop() else {
         shared.store_is_back();
-        // Somebody else has it.
+        // Another consumer has it.
         return Ok(Some(POLL));
     };
     shared.store_is_back();
@@ -126,7 +123,7 @@ async fn next<S: MessageStore, H: Handler<S>>(
         drop(life);
         let alone = tokio::select! {
             () = stop.come() => None,
-            // In time to run before the lease ends. If somebody else's handler never does, another process may have it.
+            // Before the lease ends. If another handler never returns, another process may take this retry.
             alone = tokio::time::timeout(lease / 2, LIVES.acquire_many(ALL)) => alone.ok().and_then(Result::ok),
         };
         match alone {
@@ -143,12 +140,12 @@ async fn next<S: MessageStore, H: Handler<S>>(
     Ok(None)
 }
 
-/// How many runs of it were begun before this one, and neither failed nor ended.
+/// The number of earlier runs that neither failed nor completed.
 fn crashes(row: &RetryRow) -> u32 {
     row.starts.saturating_sub(row.failures).saturating_sub(1)
 }
 
-impl<S: MessageStore, H: Handler<S>> Shared<S, H> {
+impl<S: ConsumerStore, H: Handler<S>> Shared<S, H> {
     async fn retry(self: &Arc<Self>, row: RetryRow, deadline: Uptime) {
         let crashes = crashes(&row);
         if crashes >= self.options.max_crashes {
@@ -163,12 +160,12 @@ impl<S: MessageStore, H: Handler<S>> Shared<S, H> {
         let item: &Item = &items[0];
         let nth = row.failures.saturating_add(1);
         let mut pause = Duration::from_millis(50);
-        let (mut unknown, mut trouble) = (false, Trouble::default());
+        let (mut unknown, mut faults) = (false, Faults::default());
         loop {
             match self.attempt(&items, Some(&row)).await {
                 Ok(_) => return self.committed(&item.message),
                 Err(Undone::Lost) => {
-                    // By the commit whose fate was unknown, if there was one.
+                    // By the commit with the unknown result, if there was one.
                     if unknown {
                         self.committed(&item.message);
                     }
@@ -185,22 +182,22 @@ impl<S: MessageStore, H: Handler<S>> Shared<S, H> {
                 Err(Undone::Store(Error::Stopping)) => return self.not_begun(&row).await,
                 Err(Undone::Store(error)) => {
                     unknown |= matches!(error, Error::OutcomeUnknown(_));
-                    if self.is_its_own(&mut trouble, item, &error).await {
+                    if self.is_at_fault(&mut faults, item, &error).await {
                         let (why, retry) = self.after(Refusal::retry(&error), nth, row.id);
                         match self.say_failed(&row, &why, retry).await {
                             Ok(()) => return,
-                            // It was the store after all.
+                            // The store was at fault, not the message.
                             Err(error) => {
-                                trouble = Trouble::default();
+                                faults = Faults::default();
                                 self.store_is_away(&error);
                             }
                         }
                     }
-                    // Past the deadline another consumer may have it, and it comes back by itself. That the store was
-                    // away says nothing about the message, unless it is the message that takes it down. One that is in
-                    // trouble by itself is tried on: its next transaction finds out whether it is still ours.
-                    if deadline.has_passed() && !trouble.is_suspected() {
-                        if item.entered() <= BENEFITS_OF_THE_DOUBT {
+                    // Past the deadline another consumer may take it. An unavailable store is not the message's fault,
+                    // unless the message takes it down. A message at fault is tried again: its next transaction checks
+                    // whether the lease is still held.
+                    if deadline.has_passed() && !faults.is_suspected() {
+                        if item.entered() <= MOST_STRIKES {
                             self.not_begun(&row).await;
                         }
                         return;
@@ -212,42 +209,42 @@ impl<S: MessageStore, H: Handler<S>> Shared<S, H> {
         }
     }
 
-    /// Gives back a retry that did not really happen, so that nobody takes it for one that killed its process; later, if
-    /// the store is away. Whoever has it by then has another token, and keeps it.
+    /// Releases a retry that did not run, so that no crash is counted; later, if the store is unavailable. A consumer
+    /// that has taken it by then has another token and keeps it.
     async fn not_begun(&self, row: &RetryRow) {
         match self.store().retry_not_begun(row.id, row.token).await {
             Ok(_) => self.retry.notify_one(),
             Err(error) if error.is_transient() => {
-                self.owed.lock().unwrap_or_else(PoisonError::into_inner).push((row.id, row.token));
+                self.owed.lock().push((row.id, row.token));
             }
-            Err(error) => tracing::error!(%error, consumer = self.name, "a retry could not be given back"),
+            Err(error) => tracing::error!(%error, consumer = self.name, "a retry could not be released"),
         }
     }
 
-    /// Gives back what could not be given back before.
+    /// Releases the retries whose release could not be stored before.
     async fn settle(&self) -> Result<()> {
         loop {
-            let Some((id, token)) = self.owed.lock().unwrap_or_else(PoisonError::into_inner).last().copied() else {
+            let Some((id, token)) = self.owed.lock().last().copied() else {
                 return Ok(());
             };
             match self.store().retry_not_begun(id, token).await {
                 Err(error) if error.is_transient() => return Err(error),
-                Err(error) => tracing::error!(%error, consumer = self.name, "a retry could not be given back"),
+                Err(error) => tracing::error!(%error, consumer = self.name, "a retry could not be released"),
                 Ok(_) => {}
             }
-            // By name: a run may have ended meanwhile, and owe another.
-            self.owed.lock().unwrap_or_else(PoisonError::into_inner).retain(|owed| *owed != (id, token));
+            // By row and token: a run may have ended meanwhile and added another one.
+            self.owed.lock().retain(|owed| *owed != (id, token));
         }
     }
 
-    /// Writes down that a retry failed; not for ever, for it comes back by itself.
+    /// Stores the failure of a retry. Gives up at the deadline: the lease expires, and the retry is due again.
     async fn failed(&self, row: &RetryRow, why: &str, retry: Retry) {
-        let until = Uptime::now() + self.options.retry_lease;
+        let until = Uptime::now() + self.options.lease;
         let mut pause = Duration::from_millis(50);
         while let Err(error) = self.say_failed(row, why, retry).await {
             if !error.is_transient() || until.has_passed() {
                 let (consumer, message_id) = (&*self.name, named(&row.message));
-                return tracing::error!(%error, consumer, message_id, "the failure of a retry was not kept");
+                return tracing::error!(%error, consumer, message_id, "the failure of a retry could not be stored");
             }
             self.store_is_away(&error);
             tokio::time::sleep(pause.min(until.remaining())).await;
@@ -255,7 +252,7 @@ impl<S: MessageStore, H: Handler<S>> Shared<S, H> {
         }
     }
 
-    /// Writes down that a retry failed, once.
+    /// Stores the failure of a retry; tries once.
     async fn say_failed(&self, row: &RetryRow, why: &str, retry: Retry) -> Result<()> {
         let why = tidy(why);
         let ours = self.store().retry_failed(row.id, row.token, &why, retry).await?;

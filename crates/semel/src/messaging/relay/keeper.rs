@@ -1,23 +1,25 @@
-//! Renews the leases of batches that a relay has in its hands.
+//! Renews the leases of a relay's batches.
 //!
-//! A lease is short, so that the rows of a killed relay are published by another one soon. A batch that is published and
-//! marked at once costs nothing more; one that waits longer for the broker's word is renewed, together with all others
-//! that do, in one statement every few seconds.
+//! A lease is short, so that another relay soon publishes the rows of a killed one. A batch that is confirmed at once
+//! needs no renewal. Batches that wait longer for the broker's confirmation are renewed together, in one statement
+//! every few seconds.
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
-use super::super::{MessageStore, Taken};
+use parking_lot::Mutex;
+
+use super::super::{RelayStore, Taken};
 use crate::Uptime;
 
-/// How many rounds of renewals fit into a lease: a batch is renewed in the first or second one after it was taken, and
-/// three more may fail before it is lost.
+/// Renewal rounds per lease: a batch is renewed in the first or second round after it was taken, and three more rounds
+/// may fail before its lease expires.
 const ROUNDS: u32 = 5;
 
-/// The batches of a relay.
+/// The leased batches of a relay.
 pub(super) struct Keeper {
     lease: Duration,
     /// By token.
@@ -26,11 +28,11 @@ pub(super) struct Keeper {
 
 struct Held {
     rows: Vec<i64>,
-    /// When the lease was begun or last renewed, counted from before that was asked.
+    /// The time before the lease or its last renewal was requested.
     leased: Uptime,
 }
 
-/// A batch in the relay's hands, renewed until this is dropped.
+/// A leased batch; renewed until this is dropped.
 pub(super) struct InHand {
     token: i64,
     keeper: Arc<Keeper>,
@@ -41,18 +43,18 @@ impl Keeper {
         Arc::new(Self { lease, held: Mutex::default() })
     }
 
-    /// Begins to renew what was leased by a take that was sent at `sent`.
+    /// Starts to renew the rows of a take that was sent at `sent`.
     pub(super) fn keep(self: &Arc<Self>, taken: &Taken, sent: Uptime) -> InHand {
         let rows = taken.rows.iter().map(|row| row.id).collect();
-        self.lock().insert(taken.token, Held { rows, leased: sent });
+        self.held.lock().insert(taken.token, Held { rows, leased: sent });
         InHand { token: taken.token, keeper: self.clone() }
     }
 
-    /// Renews whatever has been in hand for a round or longer. Never ends.
-    pub(super) async fn work<S: MessageStore>(self: Arc<Self>, store: S) {
+    /// Renews every batch that was leased a round ago or longer. Never ends.
+    pub(super) async fn work<S: RelayStore>(self: Arc<Self>, store: S) {
         let mut round = tokio::time::interval(self.lease / ROUNDS);
         round.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        // Whether it was said already: once, not every round.
+        // Whether the failure was logged: once, not every round.
         let mut said = false;
         loop {
             round.tick().await;
@@ -61,7 +63,7 @@ impl Keeper {
                 continue;
             }
             let sent = Uptime::now();
-            // An answer that does not come must not keep us from asking again before the lease ends.
+            // A lost answer must not delay the next attempt beyond the lease.
             let why = match tokio::time::timeout(self.lease / 2, store.hold(rows.clone(), self.lease)).await {
                 Ok(Ok(ours)) => {
                     self.renewed(&rows, &ours.into_iter().collect(), sent);
@@ -83,14 +85,14 @@ impl Keeper {
 
     fn due(&self) -> Vec<(i64, i64)> {
         let round = self.lease / ROUNDS;
-        let held = self.lock();
+        let held = self.held.lock();
         let due = held.iter().filter(|(_, batch)| (batch.leased + round).has_passed());
         due.flat_map(|(token, batch)| batch.rows.iter().map(|id| (*id, *token))).collect()
     }
 
-    /// Rows that another relay has by now are renewed no more; whatever is said of them is refused by their token.
+    /// Rows that another relay has leased are not renewed; marks for them are refused by their token.
     fn renewed(&self, asked: &[(i64, i64)], ours: &HashSet<i64>, sent: Uptime) {
-        let mut held = self.lock();
+        let mut held = self.held.lock();
         let tokens: HashSet<i64> = asked.iter().map(|(_, token)| *token).collect();
         for token in tokens {
             let Some(batch) = held.get_mut(&token) else { continue };
@@ -98,30 +100,26 @@ impl Keeper {
             batch.rows.retain(|id| ours.contains(id));
             if batch.rows.len() < before {
                 let lost = before - batch.rows.len();
-                // Another relay has them, or they were marked a moment ago.
-                tracing::debug!(rows = lost, "rows of the outbox are not ours any more");
+                // Another relay has them, or they have just been marked.
+                tracing::debug!(rows = lost, "leases of outbox rows were lost or already marked");
             }
             if !batch.rows.is_empty() {
                 batch.leased = sent;
             }
         }
     }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<i64, Held>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl InHand {
-    /// Whether any of its rows is still leased, by our own clock.
+    /// Whether any of its rows is still leased, by the node's clock.
     pub(super) fn is_ours(&self) -> bool {
-        let held = self.keeper.lock();
+        let held = self.keeper.held.lock();
         held.get(&self.token).is_some_and(|batch| !(batch.leased + self.keeper.lease).has_passed())
     }
 }
 
 impl Drop for InHand {
     fn drop(&mut self) {
-        self.keeper.lock().remove(&self.token);
+        self.keeper.held.lock().remove(&self.token);
     }
 }

@@ -1,32 +1,33 @@
-//! Says what became of batches, of several at once where several are done.
+//! Marks published batches, several in one commit.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 
 use super::{
-    super::{Mark, MarkRow, MessageStore, away::Away},
+    super::{Mark, MarkRow, RelayStore, away::Away},
     keeper::InHand,
 };
 use crate::{Error, Uptime, crash_point};
 
-/// How many batches are marked together at most: several share a commit, and none waits for long.
+/// The most batches per commit: several share one, and none waits for long.
 const TOGETHER: usize = 8;
 
-/// A batch that came back from the broker.
+/// A batch that the broker has answered.
 pub(super) struct Finished {
-    /// What is to be said of its rows.
+    /// The marks of its rows.
     pub(super) marks: Vec<MarkRow>,
-    /// How long to go on trying, at most.
+    /// How long to retry, at most.
     pub(super) until: Uptime,
     /// Renews its rows until they are marked.
     pub(super) in_hand: InHand,
 }
 
-/// How long marks are tried: until their time is up, or until none of the rows is ours any more.
+/// How long to retry marks: until the time is up, or until no row is leased any more.
 struct Patience {
     until: Uptime,
     in_hand: Vec<InHand>,
@@ -38,7 +39,7 @@ impl Patience {
     }
 }
 
-/// What the loop should know of marks.
+/// What the relay's loop needs to know about marks.
 #[derive(Default)]
 pub(super) struct Marked {
     more: Notify,
@@ -52,14 +53,14 @@ impl Marked {
         self.more.notified().await;
     }
 
-    /// When the next row that was marked to be tried later is due.
+    /// When the next row that was marked for a later retry is due.
     pub(super) fn due(&self) -> Option<Instant> {
-        *self.due.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.due.lock()
     }
 
-    /// The next one was seen to.
+    /// The relay's loop has handled the next one.
     pub(super) fn forget_due(&self) {
-        *self.due.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.due.lock() = None;
     }
 
     pub(super) fn store_is_away(&self, error: &Error) {
@@ -68,23 +69,23 @@ impl Marked {
     }
 
     pub(super) fn store_is_back(&self) {
-        self.away.ends(|after| tracing::info!(after, "the outbox is back; the relay goes on"));
+        self.away.ends(|after| tracing::info!(after, "the outbox is back; the relay continues"));
     }
 
-    fn made(&self, ready: u64, put_back: bool, after: Option<Duration>) {
+    fn made(&self, ready: u64, released: bool, after: Option<Duration>) {
         if let Some(due) = after.map(|after| Instant::now() + after) {
-            let mut next = self.due.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut next = self.due.lock();
             *next = Some(next.map_or(due, |next| next.min(due)));
         }
-        if ready > 0 || put_back || after.is_some() {
-            // Also where something waits: the loop has to know until when.
+        if ready > 0 || released || after.is_some() {
+            // Also if a row waits: the loop needs to know until when.
             self.more.notify_one();
         }
     }
 }
 
-/// Marks until nobody is left to send.
-pub(super) async fn work<S: MessageStore>(store: S, mut finished: mpsc::Receiver<Finished>, marked: Arc<Marked>) {
+/// Marks until all senders are gone.
+pub(super) async fn work<S: RelayStore>(store: S, mut finished: mpsc::Receiver<Finished>, marked: Arc<Marked>) {
     let mut batches = Vec::new();
     while finished.recv_many(&mut batches, TOGETHER).await > 0 {
         let Some(until) = batches.iter().map(|batch| batch.until).max() else { continue };
@@ -93,22 +94,22 @@ pub(super) async fn work<S: MessageStore>(store: S, mut finished: mpsc::Receiver
     }
 }
 
-/// Marks; what the database refuses is halved until only the culprit is left. Those that cannot be marked come back
-/// when their lease ends, and are published again under the same id.
-async fn mark_all<S: MessageStore>(store: &S, marks: Vec<MarkRow>, patience: &Patience, marked: &Marked) {
+/// Marks. A batch that the database refuses is halved until only the offending row is left. Rows that cannot be marked
+/// are published again under the same id when their lease expires.
+async fn mark_all<S: RelayStore>(store: &S, marks: Vec<MarkRow>, patience: &Patience, marked: &Marked) {
     let mut todo = vec![marks];
     while let Some(mut marks) = todo.pop() {
         match patiently(store, &marks, patience, marked).await {
             Ok(ready) => {
                 crash_point!("relay.marked");
-                let put_back = marks.iter().any(|row| row.mark == Mark::PutBack);
+                let released = marks.iter().any(|row| row.mark == Mark::PutBack);
                 let after = marks.iter().filter_map(|row| match row.mark {
                     Mark::Retry { after, .. } | Mark::Later { after, .. } | Mark::Unroutable { after, .. } => {
                         Some(after)
                     }
                     Mark::Sent | Mark::PutBack | Mark::Park { .. } => None,
                 });
-                marked.made(ready, put_back, after.min());
+                marked.made(ready, released, after.min());
             }
             Err(error) if !error.is_transient() && marks.len() > 1 => {
                 let second = marks.split_off(marks.len() / 2);
@@ -119,8 +120,8 @@ async fn mark_all<S: MessageStore>(store: &S, marks: Vec<MarkRow>, patience: &Pa
     }
 }
 
-/// Asks a store that is away again until the rows are not ours any more.
-async fn patiently<S: MessageStore>(
+/// Retries an unavailable store until the leases have expired.
+async fn patiently<S: RelayStore>(
     store: &S,
     marks: &[MarkRow],
     patience: &Patience,

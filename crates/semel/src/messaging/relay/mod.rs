@@ -1,10 +1,10 @@
 //! The relay: outbox to broker.
 //!
-//! - `mod.rs`: the loop that takes
-//! - `publish.rs`: a batch on its way, and what is said of its rows
-//! - `marker.rs`: says it, for several batches at once
-//! - `keeper.rs`: renews the leases of batches that wait for the broker's word
-//! - `pace.rs`: how much at once, and when to pause
+//! - `mod.rs`: the loop that leases rows
+//! - `publish.rs`: publishes a batch and turns the broker's answers into marks
+//! - `marker.rs`: stores marks, several batches per commit
+//! - `keeper.rs`: renews the leases of batches that wait for confirmations
+//! - `pace.rs`: batch sizes and pauses
 
 mod keeper;
 mod marker;
@@ -25,33 +25,32 @@ use self::{
     publish::{Publisher, Summary},
 };
 use super::{
-    Broker, MessageStore, Wake,
+    Broker, RelayStore, Wake,
     pause::{Pause, Stop},
 };
 use crate::{Backoff, Result, Uptime, crash_point};
 
-/// The shortest time between two looks at what is due.
+/// The shortest interval between two looks for due rows.
 const SOONEST: Duration = Duration::from_millis(10);
 
-/// How a relay works.
+/// Options of a relay.
 #[derive(Clone, Debug)]
 pub struct RelayOptions {
-    /// Rows that are leased at once.
+    /// The most rows per batch.
     pub batch: u32,
-    /// Batches that are on their way to the broker at the same time.
+    /// The most concurrent batches.
     pub in_flight: usize,
-    /// How long rows are leased. Short, because the rows of a killed relay wait for it; renewed for as long as the relay
-    /// has them.
+    /// The lease of a row. Short, because the rows of a killed relay wait for it; renewed while the relay has them.
     pub lease: Duration,
-    /// How long the broker may take for its word on a batch.
+    /// How long to wait for the broker's confirmations of a batch.
     pub patience: Duration,
-    /// How often to look without being woken.
+    /// The polling interval, without a wake.
     pub poll: Duration,
-    /// How many times the broker may refuse a message before a person decides.
-    pub max_failures: u32,
-    /// How long to wait after a refusal.
+    /// How many times the broker may refuse a message before it is parked.
+    pub max_attempts: u32,
+    /// The delay after a refusal.
     pub backoff: Backoff,
-    /// How long to wait before an unroutable message is tried again.
+    /// The delay before an unroutable message is tried again.
     pub unroutable: Duration,
 }
 
@@ -63,56 +62,56 @@ impl Default for RelayOptions {
             lease: Duration::from_secs(10),
             patience: Duration::from_secs(30),
             poll: Duration::from_secs(1),
-            max_failures: 10,
+            max_attempts: 10,
             backoff: Backoff::default(),
             unroutable: Duration::from_secs(60),
         }
     }
 }
 
-/// Brings messages from the outbox to the broker, until it is stopped. There may be any number of them, on any number
+/// Publishes messages from the outbox to the broker, until it is stopped. Any number of relays may run, on any number
 /// of nodes.
 ///
-/// A message is published at least once: a relay that dies between the broker's word and the mark leaves a row that is
-/// published again, under the same id. The inbox of the [`Consumer`](super::Consumer) makes that harmless.
+/// A message is published at least once: if a relay dies between the confirmation and the mark, the row is published
+/// again under the same id. The inbox of the [`Consumer`](super::Consumer) deduplicates it.
 ///
 /// ```
 /// use std::sync::Arc;
 ///
-/// use semel::messaging::{Broker, MessageStore, Relay, RelayOptions};
+/// use semel::messaging::{Broker, RelayStore, Relay, RelayOptions};
 /// use tokio::sync::watch;
 ///
-/// async fn relay<S: MessageStore>(store: S, broker: Arc<dyn Broker>, stop: watch::Receiver<bool>) {
+/// async fn relay<S: RelayStore>(store: S, broker: Arc<dyn Broker>, stop: watch::Receiver<bool>) {
 ///     Relay::new(store, broker, RelayOptions::default()).run(stop).await;
 /// }
 /// ```
-pub struct Relay<S: MessageStore> {
+pub struct Relay<S: RelayStore> {
     store: S,
     broker: Arc<dyn Broker>,
     options: RelayOptions,
 }
 
-/// What the loop remembers from round to round.
+/// The state of the loop between rounds.
 struct Loop {
     stop: Stop,
     /// To the marker.
     finished: mpsc::Sender<Finished>,
     marked: Arc<Marked>,
     keeper: Arc<Keeper>,
-    /// Asked for once: what it is woken for before the first wait is not missed.
+    /// Created once, so that a wake before the first wait is not missed.
     wake: Wake,
     publisher: Arc<Publisher>,
     publishing: JoinSet<Summary>,
     pace: Pace,
-    /// Between two tries at a store that is away.
+    /// The delay between two attempts at an unavailable store.
     store_pause: Pause,
-    /// When to tend the outbox, at the latest.
+    /// The latest time of the next tending of the outbox.
     tend_at: Instant,
 }
 
-/// What a take has found.
+/// The result of a take.
 enum Found {
-    /// As much as was asked for: there may be more.
+    /// As much as requested: there may be more.
     Full,
     /// Less than that.
     Some,
@@ -120,15 +119,15 @@ enum Found {
     Nothing,
 }
 
-impl<S: MessageStore> Relay<S> {
+impl<S: RelayStore> Relay<S> {
     /// A relay between a database's outbox and a broker.
     #[must_use]
     pub fn new(store: S, broker: Arc<dyn Broker>, options: RelayOptions) -> Self {
         Self { store, broker, options }
     }
 
-    /// Works until `stop` turns true; then takes nothing new, waits for the broker's word on what is on its way, and
-    /// puts the rest back.
+    /// Works until `stop` turns true; then takes nothing new, waits for confirmations of published batches, and
+    /// releases the rest.
     pub async fn run(self, stop: tokio::sync::watch::Receiver<bool>) {
         let in_flight = self.options.in_flight.max(1);
         let (finished, to_mark) = mpsc::channel(in_flight);
@@ -150,18 +149,19 @@ impl<S: MessageStore> Relay<S> {
             store_pause: Pause::new(),
             tend_at: Instant::now(),
         };
-        // Without its marker it would publish everything again and again: then it ends, and its owner sees that.
+        // Without its marker the relay would publish everything again and again. It ends instead, and its owner sees
+        // that.
         while !state.stop.is_now() && !marker.is_finished() {
             self.round(&mut state).await;
         }
-        // Each is bounded by the relay's patience, and so is the marker.
+        // Each is bounded by `patience`, and so is the marker.
         while state.publishing.join_next().await.is_some() {}
         drop(state);
         let _ = marker.await;
         drop(renewals);
     }
 
-    /// Takes once, and waits if there was nothing more to take.
+    /// Takes once, and waits if there is nothing more to take.
     async fn round(&self, state: &mut Loop) {
         state.pace.hold(&*self.broker, &mut state.stop).await;
         if !state.has_room().await {
@@ -188,14 +188,14 @@ impl<S: MessageStore> Relay<S> {
         let woken = state.pace.was_woken();
         let found = self.take(state).await?;
         state.marked.store_is_back();
-        // Woken for nothing that is ready: something waits, for a time or for what is before it.
+        // Woken, but nothing is ready: a row waits for a time or for an earlier row of its ordering key.
         if Instant::now() >= state.tend_at || (woken && matches!(found, Found::Nothing)) {
             let tended = self.store.tend().await?;
             let due = match tended.next_due {
                 Some(due) => due.since(self.store.now().await?),
                 None => self.options.poll,
             };
-            // What is due and yet not ready is in another relay's hands, for a moment.
+            // A row that is due but not ready is leased by another relay for a moment.
             state.tend_at = Instant::now() + due.max(SOONEST).min(self.options.poll);
             if tended.more {
                 state.tend_at = Instant::now();
@@ -205,10 +205,10 @@ impl<S: MessageStore> Relay<S> {
         Ok(matches!(found, Found::Full))
     }
 
-    /// Leases rows, and sends them on their way.
+    /// Leases rows and publishes them in a task.
     async fn take(&self, state: &mut Loop) -> Result<Found> {
         let limit = state.pace.batch();
-        // Counted from before the take, so that our time is up before the database's.
+        // Taken before the request, so that the node's deadline is earlier than the database's.
         let sent = Uptime::now();
         let taken = self.store.take(limit, self.options.lease).await?;
         let full = taken.more;
@@ -219,19 +219,19 @@ impl<S: MessageStore> Relay<S> {
         let (publisher, finished) = (state.publisher.clone(), state.finished.clone());
         let in_hand = state.keeper.keep(&taken, sent);
         if state.stop.is_now() {
-            let _ = finished.send(publisher.put_back(taken, in_hand)).await;
+            let _ = finished.send(publisher.release(taken, in_hand)).await;
             return Ok(Found::Some);
         }
         state.publishing.spawn(async move {
             let (marks, summary) = publisher.publish(taken, sent, in_hand).await;
-            // The marker goes on for as long as there is somebody to send to it.
+            // The marker runs until all its senders are gone.
             let _ = finished.send(marks).await;
             summary
         });
         Ok(if full { Found::Full } else { Found::Some })
     }
 
-    /// Waits for something to do.
+    /// Waits for work.
     async fn wait(&self, state: &mut Loop) {
         loop {
             let tend_at = state.marked.due().map_or(state.tend_at, |due| due.min(state.tend_at));
@@ -255,7 +255,7 @@ impl<S: MessageStore> Relay<S> {
 }
 
 impl Loop {
-    /// Waits until another batch may be on its way; `false` when it is time to stop or to pause.
+    /// Waits until another batch may be published; `false` if stopped or pausing.
     async fn has_room(&mut self) -> bool {
         while let Some(ended) = self.publishing.try_join_next() {
             self.ended(ended);
@@ -272,7 +272,7 @@ impl Loop {
     fn ended(&mut self, ended: std::result::Result<Summary, tokio::task::JoinError>) {
         match ended {
             Ok(summary) => self.pace.ended(summary),
-            // Its rows come back when their lease ends.
+            // Its rows are published again when their lease expires.
             Err(error) => tracing::error!(%error, "publishing a batch ended early"),
         }
     }

@@ -1,4 +1,4 @@
-//! How much at once, and when to pause.
+//! Batch sizes and pauses.
 
 use std::time::{Duration, Instant};
 
@@ -11,13 +11,13 @@ use super::{
     publish::Summary,
 };
 
-/// How often to look how the broker is while it is away: looking asks nobody.
+/// How often to check the state of an unreachable broker. The check sends no request.
 const GLANCE: Duration = Duration::from_millis(20);
 
 /// The pace of a relay.
 ///
-/// A message that cuts its connection takes all others that are on their way down with it, and nobody can tell which
-/// one it was. So after a batch without answers fewer go together, in the end each alone, and only that one waits.
+/// A message that breaks its connection leaves every message in flight unconfirmed, and the cause is unknown. So after
+/// a batch without confirmations the batches get smaller, in the end one message each, and only that message waits.
 pub(super) struct Pace {
     most: u32,
     in_flight: usize,
@@ -47,26 +47,26 @@ impl Pace {
         self.batch
     }
 
-    /// How many batches may be on their way.
+    /// How many batches may be in flight.
     pub(super) fn in_flight(&self) -> usize {
         if self.batch < self.most { 1 } else { self.in_flight }
     }
 
-    /// Somebody says that there is something.
+    /// Notes that rows may be ready.
     pub(super) fn woken(&mut self) {
         self.woken = true;
     }
 
-    /// Whether somebody said so, since the last time this was asked.
+    /// Whether rows may have become ready since the last call.
     pub(super) fn was_woken(&mut self) -> bool {
         std::mem::take(&mut self.woken)
     }
 
-    /// A batch came back.
+    /// A batch has been answered.
     pub(super) fn ended(&mut self, summary: Summary) {
         if summary.answered > 0 {
             self.pause.reset();
-            self.away.ends(|after| tracing::info!(after, "the broker answers again; the relay goes on"));
+            self.away.ends(|after| tracing::info!(after, "the broker answers again; the relay continues"));
         } else {
             self.must_pause = true;
             self.say(summary.why.as_deref().unwrap_or("no answer"));
@@ -78,13 +78,13 @@ impl Pace {
         }
     }
 
-    /// Whether nothing should be taken just now.
+    /// Whether to take nothing now.
     pub(super) fn must_pause(&self) -> bool {
         self.must_pause
     }
 
-    /// Pauses if that is due: for a while, or until a broker that was away is there. While it asks for a pause, it has
-    /// one; nothing is leased only to be put back.
+    /// Pauses if needed: for a while, or until an unreachable broker is back. While the broker asks for a pause nothing
+    /// is leased.
     pub(super) async fn hold(&mut self, broker: &dyn Broker, stop: &mut Stop) {
         let was_up = broker.health() == BrokerHealth::Up;
         let end = Instant::now() + if self.must_pause { self.pause.next() } else { Duration::ZERO };
@@ -103,7 +103,7 @@ impl Pace {
     }
 
     fn say(&mut self, why: &str) {
-        self.away.begins(why, || tracing::warn!(why, "the broker takes no messages; the relay waits"));
+        self.away.begins(why, || tracing::warn!(why, "the broker accepts no messages; the relay waits"));
     }
 }
 
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broker_that_is_away_does_not_make_batches_smaller() {
+    fn an_unreachable_broker_does_not_make_batches_smaller() {
         let mut pace = Pace::new(8, 4);
         pace.ended(ended(0, 0));
         assert_eq!((pace.batch(), pace.in_flight(), pace.must_pause()), (8, 4, true));

@@ -1,10 +1,12 @@
-//! A batch on its way, and what is said of its rows.
+//! Publishes a batch and turns the broker's answers into marks.
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
+
+use parking_lot::Mutex;
 
 use super::{
     super::{Broker, Lent, Mark, MarkRow, Published, Taken},
@@ -14,58 +16,59 @@ use super::{
 };
 use crate::{Backoff, Uptime, crash_point};
 
-/// The wait of a message about which no word came back. Nothing is wrong with most of them, so it begins short; one
-/// that cuts its connection every time must be seldom enough to let the others go.
+/// The delay of an unconfirmed message. It starts short, because most of these messages are fine. It grows, because a
+/// message that breaks its connection each time must leave time for the others.
 const UNKNOWN: Backoff = Backoff { first: Duration::from_millis(200), cap: Duration::from_secs(60) };
 
-/// How many messages without a word are remembered. Beyond it they are forgotten, and wait a little less.
+/// How many unconfirmed messages are remembered. Further ones wait a little less.
 const REMEMBERED: usize = 10_000;
 
-/// How often it is told of a topic that no queue takes it.
-const TOLD_EVERY: Duration = Duration::from_secs(60);
+/// How often an unroutable topic is logged.
+const LOG_EVERY: Duration = Duration::from_secs(60);
 
-/// Of how many topics it is remembered when that was told last. Beyond it they are forgotten, and told of a little sooner.
+/// For how many topics the time of the last log line is remembered. Further ones are logged a little sooner.
 const TOPICS: usize = 1_000;
 
-/// How a batch ended.
+/// The result of a batch.
 pub(super) struct Summary {
-    /// On how many messages the broker had a word, whichever.
+    /// The number of messages that the broker answered.
     pub(super) answered: usize,
-    /// How many were sent without one.
+    /// The number of messages sent without an answer.
     pub(super) unknown: usize,
-    /// What was said of one that had none.
+    /// The error of one without an answer.
     pub(super) why: Option<String>,
 }
 
-/// Brings batches to the broker.
+/// Publishes batches.
 pub(super) struct Publisher {
     broker: Arc<dyn Broker>,
     options: RelayOptions,
-    /// How often there was no word about a row.
+    /// How often a row was not confirmed.
     unknown: Mutex<HashMap<i64, u32>>,
-    /// When it was last told of a topic that no queue takes it.
-    told: Mutex<HashMap<String, Instant>>,
+    /// When an unroutable topic was last logged.
+    logged: Mutex<HashMap<String, Instant>>,
 }
 
 impl Publisher {
     pub(super) fn new(broker: Arc<dyn Broker>, options: RelayOptions) -> Self {
-        Self { broker, options, unknown: Mutex::default(), told: Mutex::default() }
+        Self { broker, options, unknown: Mutex::default(), logged: Mutex::default() }
     }
 
-    /// Publishes what was leased by a take that was sent at `sent`.
+    /// Publishes the rows of a take that was sent at `sent`.
     ///
-    /// Sending ends with the first lease, renewed or not: a relay that was paused past it must not send what another has
-    /// published by now. Only the broker's word is waited for longer.
+    /// Sending ends with the first lease, renewed or not: a relay that was paused past it must not send what another
+    /// relay has published since. Only confirmations are awaited for longer.
     pub(super) async fn publish(&self, taken: Taken, sent: Uptime, in_hand: InHand) -> (Finished, Summary) {
         let envelopes = taken.rows.iter().map(|row| row.envelope.clone()).collect();
-        // A tenth for the marks, and for clocks that do not go alike.
+        // Leaves a tenth for the marks and for clock drift.
         let answers = self.broker.publish(envelopes, sent + self.options.lease * 9 / 10);
         let answers = tokio::time::timeout(self.options.patience, answers).await.unwrap_or_default();
         let mut answers = answers.into_iter();
         let mut summary = Summary { answered: 0, unknown: 0, why: None };
         let mut marks = Vec::with_capacity(taken.rows.len());
         for row in &taken.rows {
-            let answer = answers.next().unwrap_or_else(|| Published::Unknown("the broker said nothing in time".into()));
+            let answer =
+                answers.next().unwrap_or_else(|| Published::Unknown("the broker did not confirm in time".into()));
             match &answer {
                 Published::Confirmed | Published::Refused(_) | Published::Unroutable(_) => summary.answered += 1,
                 Published::Unknown(why) => {
@@ -82,29 +85,29 @@ impl Publisher {
         (Finished { marks, until: Uptime::now() + self.options.lease, in_hand }, summary)
     }
 
-    /// Says of all rows that they were not begun.
-    pub(super) fn put_back(&self, taken: Taken, in_hand: InHand) -> Finished {
+    /// Marks all rows as not begun.
+    pub(super) fn release(&self, taken: Taken, in_hand: InHand) -> Finished {
         let mark = |row: Lent| MarkRow { id: row.id, token: taken.token, mark: Mark::PutBack };
         let marks = taken.rows.into_iter().map(mark).collect();
         Finished { marks, until: Uptime::now() + self.options.lease, in_hand }
     }
 
-    /// Whether it is to be told that no queue takes a topic: its messages come together, and again and again.
+    /// Whether to log an unroutable topic: its messages come together, and repeatedly.
     fn is_news(&self, topic: &str) -> bool {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.get(topic).is_some_and(|at| at.elapsed() < TOLD_EVERY) {
+        let mut logged = self.logged.lock();
+        if logged.get(topic).is_some_and(|at| at.elapsed() < LOG_EVERY) {
             return false;
         }
-        if told.len() >= TOPICS {
-            told.clear();
+        if logged.len() >= TOPICS {
+            logged.clear();
         }
-        told.insert(topic.to_owned(), Instant::now());
+        logged.insert(topic.to_owned(), Instant::now());
         true
     }
 
-    /// What the broker's word means for a row.
+    /// Turns the broker's answer into a mark.
     fn mark(&self, row: &Lent, answer: Published) -> Mark {
-        let mut unknown = self.unknown.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut unknown = self.unknown.lock();
         if !matches!(answer, Published::Unknown(_)) {
             unknown.remove(&row.id);
         }
@@ -120,7 +123,7 @@ impl Publisher {
                 }
                 Mark::Unroutable { error, after: self.options.unroutable }
             }
-            Published::Refused(error) if attempt >= self.options.max_failures => {
+            Published::Refused(error) if attempt >= self.options.max_attempts => {
                 tracing::warn!(
                     %message_id, attempt, error,
                     "the broker refused a message too often; it waits for a person"

@@ -1,7 +1,7 @@
-//! The laws of a lane, under a scheduler that tries many orders of what its callers do.
+//! The laws of a lane, under a scheduler that tries many interleavings of its callers.
 //!
-//! The scheduler may switch wherever somebody waits, which is where a lane's order of events is
-//! decided; what tokio's channels do inside of themselves is left to tokio's own tests.
+//! The scheduler may switch at every await, where the order of a lane's events is decided. The internals of tokio's
+//! channels are left to tokio's own tests.
 
 mod slow_store;
 
@@ -12,7 +12,7 @@ use shuttle::future::{block_on, spawn, yield_now};
 use slow_store::{Call, LIMITS, SlowStore, TWO_FLIGHTS, always, answer, call_all, spawn_all, wait_for};
 use tokio::sync::Semaphore;
 
-/// Tries many orders: at random, and with few but well-placed switches. More with `make torture`.
+/// Tries many interleavings: at random, and with few but well-placed switches. More with `make torture`.
 fn in_many_orders(law: impl AsyncFn() + Send + Sync + 'static) {
     let rounds = if std::env::var_os("SEMEL_TORTURE").is_some() { 50_000 } else { 2000 };
     let law = Arc::new(law);
@@ -80,7 +80,7 @@ fn a_batch_leaves_beside_another_once_it_is_worth_it() {
         answers.push(lane.send((3, 1), 1).await.expect("the lane is open"));
         began.acquire().await.expect("never closed").forget();
         assert_eq!(store.seen().in_flight, 2);
-        // A third has to wait, however large.
+        // A third batch has to wait, however large.
         for who in 4..=6 {
             answers.push(lane.send((who, 1), 1).await.expect("the lane is open"));
         }
@@ -99,7 +99,7 @@ fn a_batch_leaves_beside_another_once_it_is_worth_it() {
 }
 
 #[test]
-fn a_batch_stays_within_its_calls_and_bytes_and_what_is_too_large_goes_alone() {
+fn a_batch_stays_within_its_limits_and_a_large_call_goes_alone() {
     with_one_flight_and_two(async |limits| {
         let store = SlowStore::new(always);
         let (lane, _task) = store.open(limits);
@@ -109,7 +109,7 @@ fn a_batch_stays_within_its_calls_and_bytes_and_what_is_too_large_goes_alone() {
 }
 
 #[test]
-fn a_full_queue_lets_everybody_in_sooner_or_later() {
+fn every_caller_enters_a_full_queue_in_the_end() {
     with_one_flight_and_two(async |limits| {
         let store = SlowStore::new(always);
         let (lane, _task) = store.open(Limits { queue: 1, ..limits });
@@ -119,7 +119,7 @@ fn a_full_queue_lets_everybody_in_sooner_or_later() {
 }
 
 #[test]
-fn what_one_caller_sends_in_order_is_made_in_order_also_around_a_culprit() {
+fn calls_of_one_caller_are_made_in_order_also_around_a_refused_one() {
     in_many_orders(async || {
         let store = SlowStore::new(refuses_culprits);
         let (lane, _task) = store.open(LIMITS);
@@ -137,8 +137,7 @@ fn what_one_caller_sends_in_order_is_made_in_order_also_around_a_culprit() {
     });
 }
 
-/// Refuses every batch that has one of two culprits in it: one that cannot be written, and one
-/// whose row cannot be read.
+/// Refuses every batch with one of two offending calls: one that cannot be written, and one whose row cannot be read.
 fn refuses_culprits(nth: usize, batch: &[Call]) -> Result<Vec<u32>> {
     match batch.iter().map(|(who, _)| who).find(|who| [2, 5].contains(who)) {
         Some(2) => Err(Error::Refused("no".into())),
@@ -161,11 +160,11 @@ fn a_refused_call_fails_alone() {
         }
         let mut durable: Vec<_> = store.seen().durable.clone().into_iter().collect();
         durable.sort_unstable();
-        assert_eq!(durable, [(1, 1), (3, 1), (4, 1), (6, 1)], "everybody else is made, and made once");
+        assert_eq!(durable, [(1, 1), (3, 1), (4, 1), (6, 1)], "all other calls are made, and made once");
     });
 }
 
-/// The second batch meets a store that is away.
+/// The store is unavailable for the second batch.
 fn away_once(nth: usize, batch: &[Call]) -> Result<Vec<u32>> {
     match nth {
         1 => Err(Error::Unavailable("away".into())),
@@ -174,7 +173,7 @@ fn away_once(nth: usize, batch: &[Call]) -> Result<Vec<u32>> {
 }
 
 #[test]
-fn an_error_about_a_whole_batch_reaches_all_of_that_batch_and_nobody_else() {
+fn an_error_of_a_whole_batch_reaches_its_callers_only() {
     with_one_flight_and_two(async |limits| {
         let store = SlowStore::new(away_once);
         let (lane, _task) = store.open(limits);
@@ -193,7 +192,7 @@ fn forgets_one(nth: usize, batch: &[Call]) -> Result<Vec<u32>> {
 }
 
 #[test]
-fn a_batch_that_is_answered_in_part_is_an_error_and_nobody_gets_anothers_answer() {
+fn a_partial_answer_of_a_batch_is_an_error_and_no_caller_gets_anothers_answer() {
     with_one_flight_and_two(async |limits| {
         let store = SlowStore::new(forgets_one);
         let (lane, _task) = store.open(limits);
@@ -210,7 +209,7 @@ fn a_batch_that_is_answered_in_part_is_an_error_and_nobody_gets_anothers_answer(
 }
 
 #[test]
-fn a_caller_that_stops_waiting_disturbs_nobody_and_its_call_is_made() {
+fn the_call_of_a_caller_that_stops_waiting_is_made() {
     with_one_flight_and_two(async |limits| {
         let store = SlowStore::new(refuses_culprits);
         let (lane, _task) = store.open(limits);
@@ -232,7 +231,7 @@ fn a_caller_that_stops_waiting_disturbs_nobody_and_its_call_is_made() {
 }
 
 #[test]
-fn a_caller_that_is_cancelled_at_any_moment_disturbs_nobody() {
+fn a_caller_cancelled_at_any_moment_affects_no_other() {
     with_one_flight_and_two(async |limits| {
         let store = SlowStore::new(always);
         let (lane, _task) = store.open(Limits { queue: 1, ..limits });
@@ -248,7 +247,7 @@ fn a_caller_that_is_cancelled_at_any_moment_disturbs_nobody() {
 }
 
 #[test]
-fn the_lane_ends_when_its_handles_are_gone_and_answers_what_was_queued_first() {
+fn the_lane_answers_queued_calls_and_ends_with_its_handles() {
     with_one_flight_and_two(async |limits| {
         let store = SlowStore::new(refuses_culprits);
         let (lane, task) = store.open(limits);
@@ -274,7 +273,7 @@ fn the_lane_ends_when_its_handles_are_gone_and_answers_what_was_queued_first() {
 }
 
 #[test]
-fn callers_of_a_lane_that_was_torn_down_are_told_so() {
+fn callers_of_a_dropped_lane_get_an_error() {
     with_one_flight_and_two(async |limits| {
         let store = SlowStore::new(always);
         let (lane, task) = store.open(Limits { queue: 1, ..limits });

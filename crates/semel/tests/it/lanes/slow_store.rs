@@ -1,4 +1,4 @@
-//! A store that takes its time, and what its callers see of it.
+//! A slow store, and what its callers observe.
 
 use std::{
     collections::HashMap,
@@ -14,37 +14,37 @@ use tokio::sync::Semaphore;
 
 pub(super) const LIMITS: Limits = Limits { calls: 3, bytes: 10, queue: 4, regroup: false, alongside: usize::MAX };
 
-/// As these, but two calls are worth a second flight.
+/// As these, but two calls are enough for a second flight.
 pub(super) const TWO_FLIGHTS: Limits = Limits { alongside: 2, ..LIMITS };
 
-/// A call: who makes it, and how many bytes it counts for.
+/// A call: its caller, and its bytes.
 pub(super) type Call = (u32, usize);
 
-/// What a store answers to a batch.
+/// The store's answer to a batch.
 pub(super) type Judge = fn(nth: usize, batch: &[Call]) -> Result<Vec<u32>>;
 
-/// What a store has seen.
+/// The record of a store.
 #[derive(Default)]
 pub(super) struct Seen {
     pub(super) in_flight: usize,
-    /// The batches, those that were refused included.
+    /// The batches, including refused ones.
     pub(super) batches: Vec<Vec<Call>>,
     /// How often each call has become durable.
     pub(super) durable: HashMap<u32, u32>,
     /// In which order.
     pub(super) made: Vec<u32>,
-    /// In which batch each call was first.
+    /// The first batch of each call.
     pub(super) batch_of: HashMap<u32, usize>,
 }
 
-/// A store that takes its time.
+/// A slow store.
 #[derive(Clone)]
 pub(super) struct SlowStore {
     seen: Arc<Mutex<Seen>>,
     judge: Judge,
     /// How many batches may be in flight.
     flights: usize,
-    /// Says that a batch has begun, and holds it until it may end.
+    /// Signals that a batch has begun, and holds it until it may end.
     gates: Option<(Arc<Semaphore>, Arc<Semaphore>)>,
 }
 
@@ -58,7 +58,7 @@ impl SlowStore {
     }
 
     pub(super) fn seen(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().expect("nobody panicked")
+        self.seen.lock().expect("no holder panicked")
     }
 
     async fn flush(self, batch: Vec<Call>) -> Result<Vec<u32>> {
@@ -104,7 +104,7 @@ impl SlowStore {
     }
 }
 
-/// Everybody's answer is made from who asks.
+/// Each answer is derived from its caller.
 pub(super) fn answer(who: u32) -> u32 {
     who * 100 + 7
 }
@@ -113,7 +113,7 @@ pub(super) fn always(_: usize, batch: &[Call]) -> Result<Vec<u32>> {
     Ok(batch.iter().map(|(who, _)| answer(*who)).collect())
 }
 
-/// Calls made side by side.
+/// Concurrent calls.
 pub(super) fn spawn_all(
     lane: &Lane<Call, u32>,
     store: &SlowStore,
@@ -133,7 +133,7 @@ pub(super) fn spawn_all(
     calls.iter().map(call).collect()
 }
 
-/// What each of the callers got.
+/// The answer of each caller.
 pub(super) async fn wait_for(callers: Vec<(u32, JoinHandle<Result<u32>>)>) -> Vec<(u32, Result<u32>)> {
     let mut got = Vec::new();
     for (who, caller) in callers {

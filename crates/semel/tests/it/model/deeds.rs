@@ -1,4 +1,4 @@
-//! What those in the world do, and the store that they do it to: nothing but `machine::step`.
+//! The actions in the world, and its store: nothing but `machine::step`.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use semel::{
 
 use super::world::{Effect, Flaw, Mind, Moment, Worker, World};
 
-/// How long a lease lasts, in ticks, and the longest run: the last renewal is cut short.
+/// The lease and the longest run, in ticks: the last renewal is cut short.
 const LEASE: u8 = 2;
 const MAX_RUN: u8 = 3;
 
 impl World {
     pub(super) fn claim(&self, moment: &mut Moment, n: usize, heard: bool) {
         let Worker { brings, mind, .. } = moment.workers[n];
-        // A new token is a new fence's number: unique like a random one, and the same for any worker.
+        // A new token is the number of a new fence: unique like a random one, and the same for any worker.
         let (token, sent) = match mind {
             Mind::Asked { token, sent } => (token, sent),
             _ => (u8::try_from(moment.fence + 1).expect("few fences are enough"), moment.now),
@@ -37,12 +37,12 @@ impl World {
             }
             (Answer::Replay { .. } | Answer::Mismatch | Answer::Exhausted, _) => Mind::Content,
             (Answer::InDoubt { .. }, _) if !self.prober => Mind::Content,
-            // In flight, backing off, or being looked into: asks again.
+            // In flight, backing off, or being probed: claims again.
             _ => Mind::Idle,
         };
     }
 
-    /// The last claim arrives again, and nobody hears the answer.
+    /// The last claim arrives again, and its answer is dropped.
     pub(super) fn echo(&self, moment: &mut Moment, n: usize) {
         if let Some((payload, token)) = moment.workers[n].echo {
             self.ask(moment, payload, token);
@@ -74,7 +74,7 @@ impl World {
         }
         moment.workers[n].mind = match (heard, self.atomic) {
             (true, _) => go_on(moment, n, &answer),
-            // The same completion again is harmless; the same transaction again is not.
+            // Repeating the completion is harmless; repeating the transaction is not.
             (false, true) if self.flaw != Some(Flaw::NoReadBack) => Mind::Unsure { effect },
             (false, _) => return,
         };
@@ -97,7 +97,7 @@ impl World {
         }
     }
 
-    /// A commit whose answer was lost: what became of it is read, never guessed.
+    /// A commit whose answer was lost is read back, never guessed.
     pub(super) fn read_back(&self, moment: &mut Moment, n: usize) {
         let Mind::Unsure { effect } = moment.workers[n].mind else { return };
         let running = |op: &&Operation| op.fence == effect.fence && op.state == State::Processing;
@@ -107,7 +107,7 @@ impl World {
         };
     }
 
-    /// Somebody looks whether it took effect, and says so.
+    /// A probe finds out whether it took effect.
     pub(super) fn probe(&self, moment: &mut Moment) {
         let Some(op) = moment.row.as_ref().filter(|op| op.state == State::InDoubt) else { return };
         let in_doubt = effect_of(op, moment.life);
@@ -121,7 +121,7 @@ impl World {
         self.apply(moment, &Event::Resolve { fence, expected, verdict, actor, reason });
     }
 
-    /// A write goes to a row by its id: of a purged one, none is left.
+    /// A write names a row by its id, so a purged row gets none.
     fn write(&self, moment: &mut Moment, effect: Effect, write: Write) -> Answer {
         match &moment.row {
             Some(op) if op.id == effect.id => self.apply(moment, &Event::Write { fence: effect.fence, write }),
@@ -136,7 +136,7 @@ impl World {
         }
     }
 
-    /// The store, and somebody who watches that it keeps its promises.
+    /// The store, and an observer that checks its promises.
     pub(super) fn apply(&self, moment: &mut Moment, event: &Event<'_>) -> Answer {
         let now = Timestamp::from_micros(i64::from(moment.now) * 1_000_000);
         let before = moment.row.take();
@@ -213,7 +213,7 @@ impl World {
     }
 }
 
-/// After a settle: a worker with newer data waiting goes on with that, as a run does.
+/// After a settle: a worker with newer data waiting continues with it, as a run does.
 fn go_on(moment: &mut Moment, n: usize, answer: &Answer) -> Mind {
     if let (Answer::Settled { successor: true }, Some(op)) = (answer, &moment.row) {
         moment.workers[n].brings = op.order.unwrap_or(0);

@@ -12,14 +12,14 @@ type Law = Property<World>;
 
 const FENCED: &str = "an old fence changes nothing, and an outcome stays as it was given";
 const COMPLETED_ONCE: &str = "a payload completes at most once";
-const NEVER_OLDER: &str = "what is older never completes after what is newer";
-const ONE_AFTER_THE_OTHER: &str = "newer data takes effect when it is known what became of the older";
+const NEVER_OLDER: &str = "older data never completes after newer data";
+const ONE_AFTER_THE_OTHER: &str = "newer data takes effect only after the older is settled or resolved";
 const ATOMIC: &str = "in atomic mode the effects are exactly the accepted completions";
 const NEVER_TWICE: &str = "a payload never takes effect twice";
-const NOBODY_WAITS_FOR_EVER: &str = "when nothing can happen any more, it is settled for good";
-const SETTLES: &str = "however it goes, it is settled for good in the end";
+const ENDS_SETTLED: &str = "when no event is left, it is settled";
+const SETTLES: &str = "every history ends settled";
 const COMPLETES: &str = "it can complete";
-const ZOMBIE: &str = "somebody can believe to hold a lease that is another's";
+const ZOMBIE: &str = "a worker can believe to hold a lease that another has";
 
 impl Model for World {
     type State = Moment;
@@ -45,11 +45,9 @@ impl Model for World {
             Law::always(ONE_AFTER_THE_OTHER, |_, moment| one_after_the_other(moment)),
             Law::always(ATOMIC, |world, moment| !world.atomic || moment.effects == moment.completions),
             Law::always(NEVER_TWICE, |_, moment| no_payload_twice(&moment.effects)),
-            // Every action uses something up, so every history ends; this looks at all the ends.
-            // The checker's own `eventually` may miss some where histories join.
-            Law::always(NOBODY_WAITS_FOR_EVER, |world, moment| {
-                settled_for_good(world, moment) || !world.is_over(moment)
-            }),
+            // Every action uses up part of a budget, so every history ends; this checks all the ends. The checker's own
+            // `eventually` may miss some where histories join.
+            Law::always(ENDS_SETTLED, |world, moment| settled_for_good(world, moment) || !world.is_over(moment)),
             Law::eventually(SETTLES, settled_for_good),
             Law::sometimes(COMPLETES, |_, moment| !moment.completions.is_empty()),
             Law::sometimes(ZOMBIE, |_, moment| {
@@ -80,8 +78,7 @@ fn one_after_the_other(moment: &Moment) -> bool {
         && moment.effects.windows(2).all(|pair| pair[0].life != pair[1].life || known(&pair[0]))
 }
 
-/// The newest payload has taken effect, or it is known not to have; or there is a doubt that
-/// nobody will end.
+/// The newest payload has taken effect, or is known not to have; or it is in doubt and will never be resolved.
 fn settled_for_good(world: &World, moment: &Moment) -> bool {
     let Some(op) = &moment.row else { return moment.life > 0 };
     let newest = op.order == world.workers.iter().max().copied();
@@ -93,14 +90,14 @@ fn settled_for_good(world: &World, moment: &Moment) -> bool {
     }
 }
 
-/// Workers are alike: which of them does what makes no difference.
+/// Workers are interchangeable: their order makes no difference.
 fn any_worker(moment: &Moment) -> Moment {
     let mut moment = moment.clone();
     moment.workers.sort_unstable();
     moment
 }
 
-/// Looks at everything that can happen in a world. `make torture` lets more go wrong.
+/// Explores all states of a world. `make torture` allows more faults.
 fn check(world: World) {
     let more = u8::from(std::env::var_os("SEMEL_TORTURE").is_some());
     let world = World { faults: world.faults + more, pauses: world.pauses + more, ..world };
@@ -189,7 +186,7 @@ fn the_checker_finds_out_fences_that_begin_again_with_the_row() {
 }
 
 #[test]
-fn the_checker_finds_out_a_release_that_forgets_what_took_effect() {
+fn the_checker_finds_a_release_that_frees_a_key_after_its_effect() {
     let broken = broken_laws(World { workers: vec![1, 2], flaw: Some(Flaw::ReleaseForgets), ..atomic() });
     assert!(broken.contains(&NEVER_TWICE), "{broken:?}");
 }

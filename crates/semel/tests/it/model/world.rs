@@ -1,4 +1,4 @@
-//! The world around one key: a store, a few workers, a clock, and a budget of things that go wrong.
+//! The world around one key: a store, a few workers, a clock, and a budget of faults.
 
 use std::time::Duration;
 
@@ -7,46 +7,46 @@ use semel::{
     machine::{Answer, Event, Write},
 };
 
-/// What kind of world it is.
+/// The configuration of a world.
 #[derive(Clone, Debug)]
 pub(crate) struct World {
-    /// The effect and its completion are one commit. Otherwise the effect is outside, and first.
+    /// Atomic mode: the effect and its completion are one commit. Otherwise the effect is outside, and first.
     pub(crate) atomic: bool,
     pub(crate) on_lost: OnLost,
-    /// The order of the payload that each worker brings.
+    /// The order of each worker's payload.
     pub(crate) workers: Vec<i64>,
-    /// Somebody looks what really happened whenever there is doubt. Since one may be told to run
-    /// it again then, workers stop by their own clock; without, they may be as late as they like.
+    /// A probe resolves every doubt. Since it may let the operation run again, workers stop by their own clock; without
+    /// a probe they may be arbitrarily late.
     pub(crate) prober: bool,
-    /// Somebody may free the key.
+    /// A person may free the key.
     pub(crate) purger: bool,
     /// A claim may arrive a second time, long after its answer.
     pub(crate) echoes: bool,
-    /// How often something goes wrong: a crash, a lost answer, an echo, work put back, a purge.
+    /// The budget of faults: a crash, a lost answer, a repeated claim, a release, a purge.
     pub(crate) faults: u8,
-    /// How often a tick passes while somebody has something to do: a worker that is paused.
+    /// The budget of ticks while a worker could act: a paused worker.
     pub(crate) pauses: u8,
     pub(crate) flaw: Option<Flaw>,
 }
 
-/// What a worse world would do. A checker that does not notice checks nothing.
+/// Flaws that break the protocol. The checker must find each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flaw {
-    /// Writes are made whatever fence they name.
+    /// Writes are made under any fence.
     AnyFenceWillDo,
-    /// Fences are counted on the row, and begin again when it is purged.
+    /// Fences are counted per row, and restart after a purge.
     FencesOfTheRow,
     /// A release of a run without failures always frees the key.
     ReleaseForgets,
-    /// A transaction whose answer was lost is made again instead of read back.
+    /// A transaction whose answer was lost is repeated instead of read back.
     NoReadBack,
-    /// Work begins without a look at the worker's own clock.
+    /// Work begins without a check of the worker's own clock.
     LateWork,
-    /// That clock forgets that renewals end with the longest run.
+    /// That clock ignores that renewals end with the longest run.
     EndlessRenewals,
 }
 
-/// A payload that takes effect: in which life of its key, in which row, under which fence.
+/// A payload that took effect: in which life of its key, in which row, under which fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Effect {
     pub(crate) life: u8,
@@ -59,14 +59,14 @@ pub(crate) struct Effect {
 pub(crate) enum Mind {
     /// Wants the lease.
     Idle,
-    /// Sent a claim at that tick, and the answer was lost.
+    /// Sent a claim at that tick; the answer was lost.
     Asked { token: u8, sent: u8 },
-    /// Has the lease, or believes so: until then by its own clock, and never past the end of the
-    /// longest run. It counts both from before it asked.
+    /// Holds the lease, or believes so: until this tick by its own clock, and never past the end of the longest run.
+    /// Both are counted from before the request.
     Holds { effect: Effect, until: u8, end: u8, done: bool },
-    /// Sent a commit, and the answer was lost.
+    /// Sent a commit; the answer was lost.
     Unsure { effect: Effect },
-    /// Has an answer that it can go home with.
+    /// Has its final answer.
     Content,
 }
 
@@ -78,23 +78,23 @@ pub(crate) struct Worker {
     pub(crate) echo: Option<(i64, u8)>,
 }
 
-/// Everything there is at one moment.
+/// The complete state at one moment.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Moment {
     pub(crate) now: u8,
     pub(crate) faults: u8,
     pub(crate) pauses: u8,
-    /// The last fence that was given out.
+    /// The last fence.
     pub(crate) fence: i64,
     pub(crate) row: Option<Operation>,
     pub(crate) workers: Vec<Worker>,
-    /// What happened in the outside world, or in the business tables.
+    /// Effects in the outside world, or in the business tables.
     pub(crate) effects: Vec<Effect>,
     /// The completions that changed the row.
     pub(crate) completions: Vec<Effect>,
     /// The law that a step broke.
     pub(crate) broken: Option<&'static str>,
-    /// How many lives the key has had before: only a purge ends one.
+    /// How many times the key was purged.
     pub(crate) life: u8,
 }
 
@@ -135,7 +135,7 @@ impl World {
         }
     }
 
-    /// What may happen next; some of it would change nothing.
+    /// The possible next actions; some change nothing.
     pub(crate) fn actions(&self, moment: &Moment) -> Vec<Action> {
         let (mut actions, mut faults, mut renewals) = (Vec::new(), Vec::new(), Vec::new());
         match moment.row.as_ref().map(|op| op.state) {
@@ -162,7 +162,7 @@ impl World {
             }
             if let Mind::Holds { done, .. } = worker.mind {
                 renewals.push(Action::Renew(n));
-                // What has taken effect outside is neither failed nor put back.
+                // An effect outside is neither failed nor released.
                 if !done {
                     actions.push(Action::Fail(n));
                     faults.push(Action::Release(n));
@@ -175,7 +175,7 @@ impl World {
                 faults.push(Action::Echo(n));
             }
         }
-        // Time passes by itself only when nobody has anything else to do, and somebody waits.
+        // Time passes by itself only if no worker can act, and one waits.
         let waits = moment.workers.iter().any(|worker| matches!(worker.mind, Mind::Idle | Mind::Asked { .. }));
         let idle = || actions.iter().all(|action| self.after(moment, *action).is_none());
         if moment.pauses > 0 || (waits && idle()) {
@@ -188,7 +188,7 @@ impl World {
         actions
     }
 
-    /// The moment after an action, or nothing when it changes nothing.
+    /// The moment after an action, or nothing if it changes nothing.
     pub(crate) fn after(&self, before: &Moment, action: Action) -> Option<Moment> {
         let mut moment = before.clone();
         match action {
@@ -230,7 +230,7 @@ impl World {
         Some(moment)
     }
 
-    /// Whether nothing can happen any more. Whoever holds a lease, or is not sure, can go on.
+    /// Whether no action is left. A worker that holds a lease, or is not sure, can act.
     pub(crate) fn is_over(&self, moment: &Moment) -> bool {
         let goes_on = |mind: Mind| matches!(mind, Mind::Holds { .. } | Mind::Unsure { .. });
         moment.pauses == 0

@@ -1,4 +1,4 @@
-//! An outbox in memory that writes down how it is used, and a broker that answers as it is told.
+//! An outbox in memory that records its calls, and a scripted broker.
 
 use std::{
     collections::BTreeMap,
@@ -7,29 +7,21 @@ use std::{
 };
 
 use semel::{
-    Error, Fence, Key, Operation, Outcome, Result, Scope, Store, Timestamp, Token, Uptime,
-    look::{Count, DayTally, Due, DueKind, Filter, Listing, Page, Tallied, Tally, TallyFilter},
-    machine::{Answer, Request},
+    Error, Result, Timestamp, Uptime,
     messaging::{
-        Backlog, BoxFuture, Broker, BrokerHealth, DeadLetter, Deliveries, Envelope, Lent, LetterCount, LetterFilter,
-        LetterPage, Mark, MarkRow, Message, MessageId, MessageStore, NewLetter, OutboxFilter, OutboxListing, Published,
-        Queue, Redriven, Retry, RetryRow, Taken, Tended, Topic, Wake,
+        BoxFuture, Broker, BrokerHealth, Deliveries, Envelope, Lent, Mark, MarkRow, Message, Published, Queue,
+        RelayStore, Taken, Tended, Topic, Wake,
     },
-    store::{AnswerCount, Applied, Commit, Decision, Glance, LeaseWrite, SeenAgain, Story, Swept, Take},
+    store::TimeSource,
 };
 use tokio::sync::Semaphore;
 
-/// What the relay has no use for.
-fn no_use<T>() -> Result<T> {
-    Err(Error::Refused("a relay should not ask for this".into()))
-}
-
-/// An outbox without leases that end: there is one relay, and it does not die.
+/// An outbox whose leases never expire: there is one relay, and it does not die.
 #[derive(Clone)]
 pub(super) struct Memory {
     state: Arc<Mutex<State>>,
     wake: Wake,
-    /// Marks wait here, if the test has closed it.
+    /// Marks wait here while the test has closed it.
     pub(super) marking: Arc<Semaphore>,
 }
 
@@ -42,7 +34,7 @@ pub(super) struct State {
     /// How many rows each renewal was for.
     pub(super) holds: Vec<usize>,
     pub(super) tends: usize,
-    /// How many marks from now on are refused, and whether the same may succeed later.
+    /// How many of the next marks are refused, and whether that is transient.
     pub(super) refuse_marks: usize,
     /// Marks with this row are refused for good.
     pub(super) bad_row: Option<i64>,
@@ -81,11 +73,7 @@ impl Memory {
     }
 }
 
-impl MessageStore for Memory {
-    async fn put(&self, _tx: &(), _messages: Vec<Message>) -> Result<()> {
-        no_use()
-    }
-
+impl RelayStore for Memory {
     async fn take(&self, limit: u32, _lease: Duration) -> Result<Taken> {
         let mut state = self.state();
         state.takes.push(limit);
@@ -138,195 +126,17 @@ impl MessageStore for Memory {
     fn outbox_wake(&self) -> Wake {
         self.wake.clone()
     }
-
-    async fn receipt(&self, _tenant: &str, _id: MessageId) -> Result<Option<Timestamp>> {
-        no_use()
-    }
-
-    async fn outbox(&self, _filter: &OutboxFilter, _after: Option<i64>, _limit: u32) -> Result<OutboxListing> {
-        no_use()
-    }
-
-    async fn redrive_outbox(&self, _tenant: &str, _id: MessageId, _actor: &str) -> Result<bool> {
-        no_use()
-    }
-
-    async fn skip_outbox(&self, _tenant: &str, _id: MessageId, _actor: &str, _reason: &str) -> Result<bool> {
-        no_use()
-    }
-
-    async fn backlog(&self) -> Result<Backlog> {
-        no_use()
-    }
-
-    async fn put_letter(&self, _letter: NewLetter) -> Result<()> {
-        no_use()
-    }
-
-    async fn take_retries(&self, _consumer: &str, _limit: u32, _lease: Duration) -> Result<Vec<RetryRow>> {
-        no_use()
-    }
-
-    async fn retry_done(&self, _tx: &(), _id: i64, _token: i64) -> Result<bool> {
-        no_use()
-    }
-
-    async fn retry_not_begun(&self, _id: i64, _token: i64) -> Result<bool> {
-        no_use()
-    }
-
-    async fn retry_failed(&self, _id: i64, _token: i64, _reason: &str, _retry: Retry) -> Result<bool> {
-        no_use()
-    }
-
-    async fn next_retry(&self, _consumer: &str) -> Result<Option<Timestamp>> {
-        no_use()
-    }
-
-    fn retry_wake(&self) -> Wake {
-        Wake::default()
-    }
-
-    async fn letters(&self, _filter: &LetterFilter, _after: Option<i64>, _limit: u32) -> Result<LetterPage> {
-        no_use()
-    }
-
-    async fn letter(&self, _tenant: &str, _id: i64) -> Result<Option<DeadLetter>> {
-        no_use()
-    }
-
-    async fn count_letters(&self, _filter: &LetterFilter) -> Result<LetterCount> {
-        no_use()
-    }
-
-    async fn redrive_letters(
-        &self,
-        _filter: &LetterFilter,
-        _after: Option<i64>,
-        _limit: u32,
-        _actor: &str,
-    ) -> Result<Redriven> {
-        no_use()
-    }
-
-    async fn discard_letter(&self, _tenant: &str, _id: i64, _actor: &str, _reason: &str) -> Result<bool> {
-        no_use()
-    }
 }
 
-impl Store for Memory {
-    type Tx = ();
-
-    async fn claim(&self, _batch: Vec<Arc<Request>>) -> Result<Vec<Applied>> {
-        no_use()
-    }
-
-    async fn write(&self, _batch: Vec<LeaseWrite>) -> Result<Vec<Applied>> {
-        no_use()
-    }
-
-    async fn held_by(&self, _tokens: Vec<Token>) -> Result<Vec<(Token, i64, Fence)>> {
-        no_use()
-    }
-
-    async fn renew(&self, _batch: Vec<(i64, Fence)>) -> Result<Vec<Answer>> {
-        no_use()
-    }
-
-    async fn decide(&self, _id: i64, _decision: Decision, _actor: &str, _reason: &str) -> Result<Applied> {
-        no_use()
-    }
-
-    fn longest_transaction(&self) -> Duration {
-        Duration::from_secs(1)
-    }
-
-    async fn begin(&self, _limit: Duration) -> Result<()> {
-        no_use()
-    }
-
-    async fn complete_in(&self, _tx: &(), _id: i64, _fence: Fence, _outcome: Outcome) -> Result<Applied> {
-        no_use()
-    }
-
-    async fn claim_in(&self, _tx: &(), _request: Arc<Request>) -> Result<Applied> {
-        no_use()
-    }
-
-    async fn commit(&self, _tx: &()) -> Commit {
-        Commit::Done
-    }
-
-    async fn roll_back(&self, _tx: &()) {}
-
-    async fn read_back(&self, _id: i64) -> Result<Option<Operation>> {
-        no_use()
-    }
-
-    async fn sweep(&self, _limit: u32) -> Result<Swept> {
-        no_use()
-    }
-
-    async fn note_repeats(&self, _repeats: Vec<SeenAgain>, _answers: Vec<AnswerCount>) -> Result<Vec<SeenAgain>> {
-        no_use()
-    }
-
-    async fn glance(&self, _ids: Vec<i64>) -> Result<Vec<Glance>> {
-        no_use()
-    }
-
+impl TimeSource for Memory {
     async fn now(&self) -> Result<Timestamp> {
         Ok(Timestamp::from_micros(1))
-    }
-
-    async fn by_id(&self, _tenant: &str, _id: i64) -> Result<Option<Operation>> {
-        no_use()
-    }
-
-    async fn by_key(&self, _scope: &Scope, _key: &Key) -> Result<Option<Operation>> {
-        no_use()
-    }
-
-    async fn due(&self, _scope: &Scope, _limit: u32) -> Result<Due> {
-        no_use()
-    }
-
-    async fn due_kinds(&self, _service: &str, _after: (&str, &str)) -> Result<Vec<DueKind>> {
-        no_use()
-    }
-
-    async fn take_due(&self, _take: Arc<Take>) -> Result<Vec<(usize, Applied)>> {
-        no_use()
-    }
-
-    async fn not_due(&self, _id: i64, _fence: Fence) -> Result<()> {
-        no_use()
-    }
-
-    async fn list(&self, _filter: &Filter, _page: Page) -> Result<Listing> {
-        no_use()
-    }
-
-    async fn journal(&self, _id: i64) -> Result<Story> {
-        no_use()
-    }
-
-    async fn counts(&self, _tenant: &str, _since_hour: i64) -> Result<Vec<Count>> {
-        no_use()
-    }
-
-    async fn tally(&self, _filter: &TallyFilter) -> Result<Tallied<Tally>> {
-        no_use()
-    }
-
-    async fn tally_days(&self, _filter: &TallyFilter) -> Result<Tallied<DayTally>> {
-        no_use()
     }
 }
 
 type Answering = dyn Fn(usize, Vec<Envelope>, Uptime) -> BoxFuture<'static, Vec<Published>> + Send + Sync;
 
-/// Answers the n-th batch as the test says.
+/// Answers the n-th batch by the test's script.
 pub(super) struct Script {
     answering: Box<Answering>,
     pub(super) calls: Mutex<usize>,
@@ -356,7 +166,7 @@ impl Broker for Script {
     }
 
     fn consume(&self, _queue: &str, _prefetch: u16) -> BoxFuture<'_, Result<Box<dyn Deliveries>>> {
-        Box::pin(async { no_use() })
+        Box::pin(async { Err(Error::Refused("a relay consumes nothing".into())) })
     }
 
     fn health(&self) -> BrokerHealth {

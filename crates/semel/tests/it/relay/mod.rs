@@ -1,5 +1,4 @@
-//! The relay's loop: what it takes, when, and what it says of it. How that fares with real databases is tested in
-//! `semel-testkit`.
+//! The relay's loop: takes, publishes, marks. `semel-testkit` tests it with real databases.
 
 mod memory;
 
@@ -83,7 +82,7 @@ async fn no_more_batches_are_on_their_way_than_may_be() {
     assert_eq!(most.load(Ordering::SeqCst), 3, "as many as may be, and no more");
 }
 
-/// While a mark is on its way, the batches that come back wait for the next one, together.
+/// While a mark is in flight, answered batches wait for the next one, together.
 #[tokio::test]
 async fn batches_that_are_done_share_a_mark() {
     let memory = Memory::new();
@@ -99,9 +98,10 @@ async fn batches_that_are_done_share_a_mark() {
     assert!(marks < 8, "{marks} marks for 8 batches");
 }
 
-/// What waits for the broker's word is renewed, all of it in one statement a round; what is marked at once is not.
+/// Batches that wait for confirmations are renewed, all in one statement per round; batches that are marked at once are
+/// not.
 #[tokio::test]
-async fn batches_that_wait_for_a_word_are_renewed_together() {
+async fn batches_that_wait_for_confirmations_are_renewed_together() {
     let memory = Memory::new();
     let gate = Arc::new(tokio::sync::Semaphore::new(0));
     let script = Script::new({
@@ -117,7 +117,7 @@ async fn batches_that_wait_for_a_word_are_renewed_together() {
     memory.fill(10);
     let lease = Duration::from_millis(500);
     let running = start(&memory, &script, RelayOptions { batch: 5, in_flight: 2, lease, ..RelayOptions::default() });
-    // Long enough for the leases to have ended several times.
+    // Several times the lease.
     eventually(|| memory.state().holds.iter().filter(|rows| **rows == 10).count() >= 10).await;
     assert_eq!((*script.calls.lock().unwrap(), memory.sent()), (2, 0), "nothing is published again meanwhile");
     gate.close();
@@ -129,11 +129,11 @@ async fn batches_that_wait_for_a_word_are_renewed_together() {
     let running = start(&memory, &script, RelayOptions { batch: 5, ..RelayOptions::default() });
     eventually(|| memory.sent() == 50).await;
     stop(running).await;
-    assert!(memory.state().holds.is_empty(), "what is handled at once costs no renewal");
+    assert!(memory.state().holds.is_empty(), "a batch that is marked at once costs no renewal");
 }
 
 #[tokio::test]
-async fn a_mark_is_made_again_while_the_store_is_away() {
+async fn a_mark_is_retried_while_the_store_is_unavailable() {
     let memory = Memory::new();
     memory.state().refuse_marks = 4;
     memory.fill(3);
@@ -170,7 +170,7 @@ async fn the_broker_is_given_less_time_than_the_lease() {
 }
 
 #[tokio::test]
-async fn every_word_of_the_broker_has_its_mark() {
+async fn every_answer_of_the_broker_has_its_mark() {
     let memory = Memory::new();
     memory.fill(5);
     let script = Script::new(|n, batch, _| async move {
@@ -196,7 +196,7 @@ async fn every_word_of_the_broker_has_its_mark() {
     assert!(matches!(&marks[4], (5, Mark::Later { error, .. }) if error == "?"), "{marks:?}");
 }
 
-/// A broker that forgets some of its answers, or panics, is a broker with a bug. Its messages are not lost.
+/// A broker that omits answers, or panics, has a bug. Its messages are not lost.
 #[tokio::test]
 async fn a_missing_answer_is_no_answer() {
     let memory = Memory::new();
@@ -215,12 +215,12 @@ async fn a_pause_ends_as_soon_as_the_broker_is_there() {
     memory.fill(1);
     let script = Script::new(|n, batch, _| async move {
         match n {
-            // By then the pauses are long.
-            1..=5 => vec![Published::NotSent("nobody is there".into()); batch.len()],
+            // By now the delays are long.
+            1..=5 => vec![Published::NotSent("no connection".into()); batch.len()],
             _ => confirmed(batch.len()),
         }
     });
-    *script.health.lock().unwrap() = BrokerHealth::Down("nobody is there".into());
+    *script.health.lock().unwrap() = BrokerHealth::Down("no connection".into());
     let running = start(&memory, &script, RelayOptions::default());
     eventually(|| *script.calls.lock().unwrap() == 5).await;
     let begun = std::time::Instant::now();

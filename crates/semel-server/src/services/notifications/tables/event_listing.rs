@@ -1,4 +1,4 @@
-//! A page of the events that were accepted.
+//! A page of the accepted events.
 
 use semel::Result;
 use semel_store::{Conn, broken, from_row, on};
@@ -6,13 +6,15 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::{
-    super::model::time,
     listing::{PAGE_BYTES, fitting, read_payload},
     within::{Table, Within},
 };
-use crate::http::query::Place;
+use crate::{
+    http::{answers::time, query::Place},
+    sql::statements,
+};
 
-/// Which events are asked for.
+/// The filter of a list.
 #[derive(Default)]
 pub(in super::super) struct Filter {
     pub(in super::super) aggregate_type: Option<String>,
@@ -21,7 +23,7 @@ pub(in super::super) struct Filter {
     pub(in super::super) within: Within,
 }
 
-/// An event, as it is listed. How far it has come is told of one at a time.
+/// An event in a list, without its progress.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(in super::super) struct Listed {
@@ -29,7 +31,7 @@ pub(in super::super) struct Listed {
     aggregate_type: String,
     aggregate_id: Option<Box<RawValue>>,
     event_type: String,
-    /// Nothing where it cannot be read.
+    /// `None` if it cannot be read.
     payload: Option<Box<RawValue>>,
     #[serde(serialize_with = "time")]
     created_at: i64,
@@ -59,11 +61,17 @@ impl Row {
     }
 }
 
-const WHOLE: &str = "SELECT event_id, aggregate_type, aggregate_id, event_type, payload, created_at";
-const WEIGHT: &str = "SELECT id, CAST(length(payload) AS BIGINT) AS weight";
+const WHOLE: &str = "
+    SELECT event_id, aggregate_type, aggregate_id, event_type, payload, created_at FROM notification_events
+    WHERE tenant = $1";
+
+/// The same rows: only the sizes of their payloads.
+const WEIGHT: &str = "
+    SELECT id, CAST(length(payload) AS BIGINT) AS weight FROM notification_events
+    WHERE tenant = $1";
 
 impl Filter {
-    /// A text for each set of filters, and what is bound in it, from $7 on.
+    /// The SQL of a set of filters, and its parameters, from $7 on.
     fn conditions(&self) -> (String, Vec<String>) {
         let mut sql = String::new();
         let mut binds = Vec::new();
@@ -75,7 +83,7 @@ impl Filter {
             sql.push_str(&format!(" AND aggregate_type = ${}", bind(aggregate_type.clone())));
         }
         if let Some(id) = &self.aggregate_id {
-            // Stored as it was written: 5 and "5" name the same thing.
+            // Stored as written: 5 and "5" are the same identifier.
             let quoted = serde_json::Value::from(id.as_str()).to_string();
             let (plain, quoted) = (bind(id.clone()), bind(quoted));
             sql.push_str(&format!(" AND aggregate_id IN (${plain}, ${quoted})"));
@@ -106,6 +114,12 @@ pub(in super::super) async fn page(
     Ok((rows.into_iter().map(Row::read).collect(), next))
 }
 
+/// The text of a page.
+fn text(select: &str, conditions: &str) -> String {
+    let within = " AND id < $2 AND id >= $4 AND created_at >= $5 AND created_at < $6";
+    format!("{select}{within}{conditions} ORDER BY id DESC LIMIT $3")
+}
+
 struct Asked<'a> {
     tenant: &'a str,
     filter: &'a Filter,
@@ -119,10 +133,7 @@ impl Asked<'_> {
         R: Send + Unpin,
     {
         let (conditions, binds) = self.filter.conditions();
-        let sql = format!(
-            "{select} FROM notification_events WHERE tenant = $1 AND id < $2 AND id >= $4 AND created_at >= $5
-             AND created_at < $6{conditions} ORDER BY id DESC LIMIT $3"
-        );
+        let sql = text(select, &conditions);
         on!(conn, c => {
             let query = sqlx::query_as(sqlx::AssertSqlSafe(sql))
                 .bind(self.tenant)
@@ -135,4 +146,13 @@ impl Asked<'_> {
             query.fetch_all(&mut **c).await.map_err(broken)
         })
     }
+}
+
+statements!(WHOLE, WEIGHT; "page" = text(WHOLE, ""), "page by all filters" = text(WHOLE, &by_all_filters()));
+
+#[cfg(test)]
+fn by_all_filters() -> String {
+    let some = || Some("x".to_owned());
+    let filter = Filter { aggregate_type: some(), aggregate_id: some(), event_type: some(), within: Within::default() };
+    filter.conditions().0
 }

@@ -1,4 +1,4 @@
-//! Events, as they were accepted.
+//! Accepted events.
 
 use bytes::Bytes;
 use semel::{Result, messaging::MessageId};
@@ -7,8 +7,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::super::reading::NewEvent;
+use crate::sql::statements;
 
-/// A kind of recipient, and the message that tells it of an event.
+/// A kind of recipient and its message about an event.
 #[derive(Serialize, Deserialize)]
 pub(in super::super) struct Sent {
     pub(in super::super) kind: String,
@@ -44,7 +45,7 @@ const INSERT_SQLITE: &str = "
         value ->> 'event_type', unhex(value ->> 'payload'), value ->> 'messages'
     FROM json_each($1)";
 
-/// Stores events that are new, each with its tenant.
+/// Inserts new events, each with its tenant.
 pub(in super::super) async fn insert(conn: &mut Conn<'_>, events: &[(&str, &NewEvent)]) -> Result<()> {
     let row = |(tenant, event): &(&str, &NewEvent)| {
         let sent = event
@@ -57,7 +58,7 @@ pub(in super::super) async fn insert(conn: &mut Conn<'_>, events: &[(&str, &NewE
             "aggregate_type": event.aggregate_type,
             "aggregate_id": event.aggregate_id.as_ref().map(|id| &id.json),
             "event_type": event.event_type,
-            "payload": codec::hex(&codec::encode(event.payload.get().as_bytes())),
+            "payload": hex::encode(codec::encode(event.payload.get().as_bytes())),
             "messages": json!(sent.collect::<Vec<_>>()).to_string(),
         })
     };
@@ -69,10 +70,10 @@ pub(in super::super) async fn insert(conn: &mut Conn<'_>, events: &[(&str, &NewE
     on!(conn, c => sqlx::query(sql).bind(rows).execute(&mut **c).await.map(drop).map_err(broken))
 }
 
-/// Differs because only on PostgreSQL does a transaction wait for rows; on SQLite it has waited for the writer before.
+/// Differs because only PostgreSQL waits for rows; on SQLite the transaction has waited for the writer before.
 const SHORT_WAIT: &str = "SET LOCAL lock_timeout = '100ms'";
 
-/// Waits for rows that another transaction holds only for a moment, in this transaction.
+/// Sets a short lock timeout for this transaction.
 pub(in super::super) async fn wait_briefly(conn: &mut Conn<'_>) -> Result<()> {
     match conn {
         Conn::Postgres(conn) => sqlx::raw_sql(SHORT_WAIT).execute(&mut **conn).await.map(drop).map_err(broken),
@@ -93,3 +94,5 @@ pub(in super::super) async fn find(conn: &mut Conn<'_>, tenant: &str, event_id: 
     let messages = serde_json::from_str(&messages).map_err(|_| semel::Error::Corrupt("the messages of an event"))?;
     Ok(Some(StoredEvent { aggregate_type, aggregate_id, event_type, payload, messages, created_at }))
 }
+
+statements!(INSERT_POSTGRES, INSERT_SQLITE, FIND);

@@ -1,15 +1,15 @@
-//! How far an event has been brought to the recipients of a kind.
+//! The progress of an event's fan-out to one kind.
 
-use bytes::Bytes;
 use semel::Result;
 use semel_store::{Conn, broken, codec, from_row, on};
 
 use super::super::{message::Body, model::Kind};
+use crate::sql::statements;
 
-/// A fan-out, as it stands.
+/// A fan-out and its progress.
 pub(in super::super) struct Fanout {
     pub(in super::super) kind: String,
-    /// The revision of the directory that it goes by.
+    /// Its revision of the directory.
     pub(in super::super) revision: i64,
     pub(in super::super) notifications: i64,
     pub(in super::super) begun_at: i64,
@@ -24,8 +24,8 @@ const BEGIN: &str = "
     ON CONFLICT (tenant, event_id, kind) DO NOTHING
     RETURNING kind, revision, notifications, begun_at, done_at";
 
-/// Begins a fan-out, as of the present revision of the directory: every change up to it has been committed. One that
-/// has begun before goes by what it began with.
+/// Begins a fan-out with the present revision of the directory: every change up to it is committed. A fan-out that
+/// began before keeps its revision.
 pub(in super::super) async fn begin(
     conn: &mut Conn<'_>,
     tenant: &str,
@@ -69,7 +69,7 @@ const ALL: &str = "
     SELECT kind, revision, notifications, begun_at, done_at FROM notification_fanouts
     WHERE tenant = $1 AND event_id = $2";
 
-/// Those of all kinds.
+/// The fan-outs of all kinds.
 pub(in super::super) async fn all(conn: &mut Conn<'_>, tenant: &str, event_id: &str) -> Result<Vec<Fanout>> {
     on!(conn, c => sqlx::query_as(ALL).bind(tenant).bind(event_id).fetch_all(&mut **c).await.map_err(broken))
 }
@@ -86,7 +86,10 @@ macro_rules! advance {
     };
 }
 
-/// Notes that more recipients were reached, and whether these were the last.
+const ADVANCE_POSTGRES: &str = advance!("(extract(epoch FROM clock_timestamp()) * 1000000)::bigint");
+const ADVANCE_SQLITE: &str = advance!("CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000");
+
+/// Records that more recipients were reached, and whether these were the last.
 pub(in super::super) async fn advance(
     conn: &mut Conn<'_>,
     (tenant, event_id, kind): (&str, &str, Kind),
@@ -95,8 +98,8 @@ pub(in super::super) async fn advance(
     done: bool,
 ) -> Result<()> {
     let sql = match conn {
-        Conn::Postgres(_) => advance!("(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"),
-        Conn::Sqlite(_) => advance!("CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000"),
+        Conn::Postgres(_) => ADVANCE_POSTGRES,
+        Conn::Sqlite(_) => ADVANCE_SQLITE,
     };
     on!(conn, c => sqlx::query(sql)
         .bind(tenant)
@@ -111,36 +114,4 @@ pub(in super::super) async fn advance(
         .map_err(broken))
 }
 
-/// What an event says to a kind of recipient, for who delivers it.
-pub(in super::super) struct Content {
-    /// The type of the aggregate.
-    pub(in super::super) aggregate_type: String,
-    /// The type of the event.
-    pub(in super::super) event_type: String,
-    /// The payload: the text of a JSON object, as it came.
-    pub(in super::super) payload: Bytes,
-}
-
-const CONTENT: &str = "
-    SELECT aggregate_type, event_type, payload FROM notification_fanouts
-    WHERE tenant = $1 AND event_id = $2 AND kind = $3";
-
-/// What an event says to a kind of recipient; there whenever there is a notification of it.
-pub(in super::super) async fn content(
-    conn: &mut Conn<'_>,
-    tenant: &str,
-    event_id: &str,
-    kind: &str,
-) -> Result<Option<Content>> {
-    let found: Option<(String, String, Vec<u8>)> = on!(conn, c => sqlx::query_as(CONTENT)
-        .bind(tenant)
-        .bind(event_id)
-        .bind(kind)
-        .fetch_optional(&mut **c)
-        .await
-        .map_err(broken)?);
-    let read = |(aggregate_type, event_type, payload)| {
-        Ok(Content { aggregate_type, event_type, payload: codec::decode(payload)? })
-    };
-    found.map(read).transpose()
-}
+statements!(BEGIN, FIND, ALL, ADVANCE_POSTGRES, ADVANCE_SQLITE);

@@ -1,4 +1,4 @@
-//! Notifications with what they say: a page of a list, a page of a stream, and one by its id.
+//! Notifications with their payloads: a page of a list, a page of a stream, and one by its id.
 
 use std::ops::Range;
 
@@ -12,12 +12,13 @@ use super::{
     within::{Table, Within},
 };
 use crate::http::query::Place;
+use crate::sql::statements;
 
-/// How many bytes of payloads a page has at most, unless its first one alone has more. A payload may have 256 KiB, and
-/// 500 of these would be 128 MB in memory for each request.
+/// The most bytes of payloads on a page, unless its first one alone has more. A payload may have 256 KiB; 500 of them
+/// would be 128 MB of memory per request.
 pub(super) const PAGE_BYTES: i64 = 4 << 20;
 
-/// As above, for a stream: a client that is slow to take its page keeps it in memory, and there may be a thousand.
+/// The same for a stream: a slow client keeps its page in memory, and there may be a thousand clients.
 const STREAM_BYTES: i64 = 1 << 20;
 
 const WHOLE: &str = "
@@ -29,14 +30,14 @@ const WHOLE: &str = "
         ON r.tenant = n.tenant AND r.kind = n.kind AND r.user_id = n.user_id AND r.until IS NULL
     WHERE n.tenant = $1";
 
-/// The same rows, with nothing of them but how much their payloads weigh.
+/// The same rows: only the sizes of their payloads.
 const WEIGHT: &str = "
     SELECT n.id, CAST(COALESCE(length(f.payload), 0) AS BIGINT) AS weight
     FROM notifications AS n
     LEFT JOIN notification_fanouts AS f ON f.tenant = n.tenant AND f.event_id = n.event_id AND f.kind = n.kind
     WHERE n.tenant = $1";
 
-/// How many of these rows fit a page: at least one, or a list would never go on.
+/// How many of these rows fit a page: at least one, or a list would never advance.
 pub(super) fn fitting(rows: &[(i64, i64)], most_bytes: i64) -> usize {
     let mut bytes = 0;
     let fits = |(_, weight): &&(i64, i64)| {
@@ -81,12 +82,12 @@ from_row!(Row {
 });
 
 impl Row {
-    /// What cannot be read is left out, and the error says so: one such row must not hide the others of its page.
+    /// Leaves out unreadable parts, and the error says so: one such row must not hide the others of its page.
     fn read(self) -> Notification {
         let payload = self.payload.map(read_payload).transpose();
         let address = self.addresses.map(recipients::read_addresses).transpose();
         let unreadable = payload.as_ref().err().or(address.as_ref().err()).map(|why| format!("unreadable: {why}"));
-        // One column, two meanings: why it ended as it did, or why it has not ended yet.
+        // One column, two meanings: why it ended, or why the last attempt failed.
         let (last_error, error) = if self.status == "PENDING" { (self.error, None) } else { (None, self.error) };
         Notification {
             id: self.id,
@@ -112,7 +113,7 @@ pub(super) fn read_payload(stored: Vec<u8>) -> Result<Box<RawValue>> {
     RawValue::from_string(text).map_err(|_| Error::Corrupt("a stored payload"))
 }
 
-/// Which notifications are asked for.
+/// The filter of a list.
 #[derive(Default)]
 pub(in super::super) struct Filter {
     pub(in super::super) kind: Option<Kind>,
@@ -125,8 +126,8 @@ pub(in super::super) struct Filter {
 }
 
 impl Filter {
-    /// A text for each set of filters: `$7 IS NULL OR …` would keep SQLite from using an index. All of it is ours; what
-    /// the caller gave is bound, from $7 on.
+    /// A text for each set of filters: `$7 IS NULL OR …` would keep SQLite from using an index. All of it is ours; the
+    /// caller's values are bound, from $7 on.
     fn conditions(&self) -> (String, Vec<&str>) {
         let mut sql = String::new();
         let mut binds = Vec::new();
@@ -136,7 +137,7 @@ impl Filter {
         };
         match (self.kind, &self.user_id) {
             (Some(kind), _) => equals(&mut sql, "kind", kind.name()),
-            // Users are found by kind and id: of whichever kind it is.
+            // The index is by kind and user: search all kinds.
             (None, Some(_)) => sql.push_str(" AND n.kind IN ('restaurant', 'customer', 'agency', 'admin')"),
             (None, None) => {}
         }
@@ -148,7 +149,7 @@ impl Filter {
         }
         match self.status {
             Some("SENT") => sql.push_str(" AND n.status = 'SENT'"),
-            // Said twice for SQLite, which takes a partial index only where its condition stands in the query.
+            // Repeated for SQLite, which uses a partial index only if its condition is in the query.
             Some(status) => sql.push_str(&format!(" AND n.status = '{status}' AND n.status <> 'SENT'")),
             None => {}
         }
@@ -164,11 +165,17 @@ impl Filter {
     }
 }
 
-/// What a list is about, ready to be asked for.
+/// The text of a page.
+fn text(select: &str, conditions: &str) -> String {
+    let within = " AND n.id < $2 AND n.id >= $4 AND n.created_at >= $5 AND n.created_at < $6";
+    format!("{select}{within}{conditions} ORDER BY n.id DESC LIMIT $3")
+}
+
+/// A selection of notifications.
 struct Selection<'a> {
     tenant: &'a str,
     within: Within,
-    /// The ids that can be in it.
+    /// The range of ids.
     ids: Range<i64>,
     conditions: String,
     binds: Vec<&'a str>,
@@ -180,8 +187,7 @@ impl Selection<'_> {
         R: for<'r> sqlx::FromRow<'r, sqlx::postgres::PgRow> + for<'r> sqlx::FromRow<'r, sqlx::sqlite::SqliteRow>,
         R: Send + Unpin,
     {
-        let within = " AND n.id < $2 AND n.id >= $4 AND n.created_at >= $5 AND n.created_at < $6";
-        let sql = format!("{select}{within}{} ORDER BY n.id DESC LIMIT $3", self.conditions);
+        let sql = text(select, &self.conditions);
         on!(conn, c => {
             let query = sqlx::query_as(sqlx::AssertSqlSafe(sql))
                 .bind(self.tenant)
@@ -211,7 +217,7 @@ pub(in super::super) async fn page(
     let most = usize::try_from(place.limit).unwrap_or(usize::MAX);
     let kept = fitting(&light, PAGE_BYTES).min(most);
     let Some((newest, _)) = light.first() else { return Ok((Vec::new(), None)) };
-    // From the same row on: others may have come meanwhile.
+    // From the same row on: others may have been inserted meanwhile.
     let rows: Vec<Row> =
         selection.fetch(conn, WHOLE, newest.saturating_add(1), i64::try_from(kept).unwrap_or(1)).await?;
     let next = (kept < light.len()).then(|| light[kept - 1].0.to_string());
@@ -241,7 +247,7 @@ pub(in super::super) struct Streamed {
 const STREAM: &str = "
     AND n.kind = $2 AND n.user_id = $3 AND n.stream_seq > $4 ORDER BY n.stream_seq LIMIT $5";
 
-/// What a user's stream has after a place: at most `most`, and not more than fits a page.
+/// A user's stream after a position: at most `most` rows, and no more than fit a page.
 pub(in super::super) async fn stream(
     conn: &mut Conn<'_>,
     who: (&str, Kind, &str),
@@ -279,6 +285,28 @@ where
         .fetch_all(&mut **c)
         .await
         .map_err(broken))
+}
+
+statements!(
+    WHOLE, WEIGHT;
+    "page" = text(WHOLE, ""),
+    "page by all filters" = text(WHOLE, &by_all_filters()),
+    "find" = format!("{WHOLE}{FIND}"),
+    "stream" = format!("{WHOLE}{STREAM}"),
+);
+
+#[cfg(test)]
+fn by_all_filters() -> String {
+    let filter = Filter {
+        kind: Kind::ALL.first().copied(),
+        user_id: Some("x".to_owned()),
+        event_id: Some("x".to_owned()),
+        unread: Some(true),
+        status: Some("FAILED"),
+        notification_type: Channel::ALL.first().copied(),
+        within: Within::default(),
+    };
+    filter.conditions().0
 }
 
 #[cfg(test)]

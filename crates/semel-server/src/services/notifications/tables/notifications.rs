@@ -1,19 +1,20 @@
-//! One row per event, kind, recipient and channel: what was read, and the places in the stream. `listing` reads them.
+//! One row per event, kind, recipient and channel: read marks and positions in the stream. `listing` reads them.
 
+use crate::sql::statements;
 use semel::Result;
 use semel_store::{Conn, broken, on};
 
 const WAITING: &str = "
     SELECT EXISTS (SELECT 1 FROM notifications WHERE notification_type = 'IN_APP' AND status = 'PENDING')";
 
-/// Whether any waits for its place in the stream.
+/// Whether a notification waits for its position in the stream.
 pub(in super::super) async fn any_waiting(conn: &mut Conn<'_>) -> Result<bool> {
     on!(conn, c => sqlx::query_scalar(WAITING).fetch_one(&mut **c).await.map_err(broken))
 }
 
 const LOCK_STREAM: &str = "UPDATE notification_stream SET last_seq = last_seq WHERE one = 1 RETURNING last_seq";
 
-/// The last place in the stream; nobody else gives places until this transaction ends.
+/// The last position in the stream; no other transaction assigns positions until this one ends.
 pub(in super::super) async fn lock_stream(conn: &mut Conn<'_>) -> Result<i64> {
     on!(conn, c => sqlx::query_scalar(LOCK_STREAM).fetch_one(&mut **c).await.map_err(broken))
 }
@@ -24,7 +25,7 @@ const GIVE_PLACES: &str = "
           WHERE notification_type = 'IN_APP' AND status = 'PENDING' ORDER BY id LIMIT $2) AS p
     WHERE notifications.id = p.id AND notifications.status = 'PENDING'";
 
-/// Gives the oldest that wait the places after `last`; how many it were.
+/// Assigns the positions after `last` to the oldest that wait; returns how many.
 pub(in super::super) async fn give_places(conn: &mut Conn<'_>, last: i64, most: i64, now: i64) -> Result<u64> {
     on!(conn, c => sqlx::query(GIVE_PLACES)
         .bind(last)
@@ -44,7 +45,7 @@ pub(in super::super) async fn advance_stream(conn: &mut Conn<'_>, last: i64) -> 
 
 const LAST_PLACE: &str = "SELECT last_seq FROM notification_stream WHERE one = 1";
 
-/// The last place in the stream. Every place up to it is visible.
+/// The last position in the stream. Every position up to it is visible.
 pub(in super::super) async fn last_place(conn: &mut Conn<'_>) -> Result<i64> {
     on!(conn, c => sqlx::query_scalar(LAST_PLACE).fetch_one(&mut **c).await.map_err(broken))
 }
@@ -52,7 +53,7 @@ pub(in super::super) async fn last_place(conn: &mut Conn<'_>) -> Result<i64> {
 const WHO_HAS_NEWS: &str = "
     SELECT DISTINCT tenant, kind, user_id FROM notifications WHERE stream_seq > $1 AND stream_seq <= $2";
 
-/// Whose streams have something new between two places.
+/// The users with news between two positions.
 pub(in super::super) async fn who_has_news(
     conn: &mut Conn<'_>,
     after: i64,
@@ -64,7 +65,7 @@ pub(in super::super) async fn who_has_news(
 const READ: &str = "
     UPDATE notifications SET read_at = COALESCE(read_at, $3) WHERE tenant = $1 AND id = $2 RETURNING id";
 
-/// Notes that one was read; the first time counts. Whether there is such a notification.
+/// Marks a notification as read; the first time counts. Returns whether it exists.
 pub(in super::super) async fn read(conn: &mut Conn<'_>, tenant: &str, id: i64, now: i64) -> Result<bool> {
     let read: Option<i64> = on!(conn, c => sqlx::query_scalar(READ)
         .bind(tenant)
@@ -75,3 +76,5 @@ pub(in super::super) async fn read(conn: &mut Conn<'_>, tenant: &str, id: i64, n
         .map_err(broken)?);
     Ok(read.is_some())
 }
+
+statements!(WAITING, LOCK_STREAM, GIVE_PLACES, ADVANCE_STREAM, LAST_PLACE, WHO_HAS_NEWS, READ);

@@ -1,4 +1,4 @@
-//! The directory. What it was at an earlier revision stays readable for as long as a fan-out needs it.
+//! The directory. An earlier revision stays readable as long as a fan-out needs it.
 
 use std::collections::BTreeMap;
 
@@ -10,11 +10,12 @@ use super::super::{
     model::{Channel, Kind},
 };
 use crate::http::query::Place;
+use crate::sql::statements;
 
 /// Addresses by the name of their channel.
 pub(in super::super) type Addresses = BTreeMap<String, String>;
 
-/// What the directory says of somebody.
+/// An entry of the directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in super::super) struct Entry {
     pub(in super::super) group_id: String,
@@ -22,13 +23,13 @@ pub(in super::super) struct Entry {
     pub(in super::super) addresses: Addresses,
 }
 
-/// Somebody in the directory.
+/// A recipient in the directory.
 pub(in super::super) struct Row {
     pub(in super::super) id: i64,
     pub(in super::super) user_id: String,
     group_id: String,
     channels: String,
-    /// Nothing where the column is not even of its type: one row must not fail the listing of all.
+    /// `None` if the column has another type: one row must not fail the whole listing.
     addresses: Option<Vec<u8>>,
     pub(in super::super) created_at: i64,
 }
@@ -56,7 +57,7 @@ impl Row {
     }
 }
 
-/// Reads addresses as they are stored.
+/// Decodes stored addresses.
 pub(in super::super) fn read_addresses(stored: Vec<u8>) -> Result<Addresses> {
     serde_json::from_slice(&codec::decode(stored)?).map_err(|_| Error::Corrupt("the addresses of a recipient"))
 }
@@ -95,7 +96,10 @@ macro_rules! list {
     };
 }
 
-/// A page of a kind, or of a group of it. A change gives a recipient a new place, at the end.
+const LIST: &str = list!("");
+const LIST_GROUP: &str = list!(" AND group_id = $5");
+
+/// A page of a kind or a group. A change moves a recipient to the end.
 pub(in super::super) async fn list(
     conn: &mut Conn<'_>,
     tenant: &str,
@@ -103,7 +107,7 @@ pub(in super::super) async fn list(
     group_id: Option<&str>,
     place: Place,
 ) -> Result<Vec<Row>> {
-    let sql = if group_id.is_some() { list!(" AND group_id = $5") } else { list!("") };
+    let sql = if group_id.is_some() { LIST_GROUP } else { LIST };
     on!(conn, c => {
         let mut query = sqlx::query_as(sql).bind(tenant).bind(kind.name()).bind(place.after).bind(place.limit + 1);
         if let Some(group_id) = group_id {
@@ -118,7 +122,7 @@ const NEXT_REVISION: &str = "
     ON CONFLICT (tenant) DO UPDATE SET revision = notification_directories.revision + 1
     RETURNING revision";
 
-/// Begins a change: the directory is this transaction's until it ends.
+/// Begins a change: locks the directory until the transaction ends.
 pub(in super::super) async fn next_revision(conn: &mut Conn<'_>, tenant: &str) -> Result<i64> {
     on!(conn, c => sqlx::query_scalar(NEXT_REVISION).bind(tenant).fetch_one(&mut **c).await.map_err(broken))
 }
@@ -127,7 +131,7 @@ const END: &str = "
     UPDATE notification_recipients SET until = $4, ended_at = $5
     WHERE tenant = $1 AND kind = $2 AND user_id = $3 AND until IS NULL";
 
-/// Ends what is said of somebody; whether anything was.
+/// Ends the present version of a recipient's entry; returns whether there was one.
 pub(in super::super) async fn end(
     conn: &mut Conn<'_>,
     (tenant, kind, user_id): (&str, Kind, &str),
@@ -151,7 +155,7 @@ const INSERT: &str = "
     INSERT INTO notification_recipients (tenant, kind, user_id, group_id, channels, addresses, since, created_at)
     VALUES ($1, $2, $3, $4, $5, $6, $7, $8)";
 
-/// Begins what is said of somebody. `created_at` is when anything was first said.
+/// Inserts a new version of a recipient's entry. `created_at` is the time of the first version.
 pub(in super::super) async fn insert(
     conn: &mut Conn<'_>,
     (tenant, kind, user_id): (&str, Kind, &str),
@@ -181,8 +185,8 @@ const FORGET: &str = "
     WHERE tenant = $1 AND kind = $2 AND user_id = $3 AND ended_at < $4
       AND until <= COALESCE((SELECT MIN(revision) FROM notification_fanouts WHERE tenant = $1 AND done_at IS NULL), until)";
 
-/// Forgets what was said of somebody and ended before a time, but not what a fan-out under way goes by. One that has
-/// begun and is not visible yet began after that time.
+/// Deletes versions that ended before a time, except those that a running fan-out needs. A fan-out that is not visible
+/// yet began after that time.
 pub(in super::super) async fn forget(
     conn: &mut Conn<'_>,
     (tenant, kind, user_id): (&str, Kind, &str),
@@ -199,7 +203,7 @@ pub(in super::super) async fn forget(
         .map_err(broken))
 }
 
-/// Those of a kind who were in the directory at revision `$3`, after user `$4`, and who are meant.
+/// The selected recipients of a kind at revision `$3`, after user `$4`.
 macro_rules! as_of {
     ($select:literal, $end:literal, $($meant:literal)*) => {
         concat!(
@@ -212,24 +216,38 @@ macro_rules! as_of {
     };
 }
 
-/// The texts for everybody, a group, and users by name; `$parameter` says whom. The last differs in how a JSON text
-/// becomes rows.
+/// The texts for all users, a group, and named users. The last differs in how a JSON text becomes rows.
+struct ForWhom {
+    all: &'static str,
+    group: &'static str,
+    users_postgres: &'static str,
+    users_sqlite: &'static str,
+}
+
+/// `$parameter` selects the recipients.
 macro_rules! for_whom {
-    ($whom:expr, $conn:expr, $parameter:literal, $select:literal, $end:literal) => {
-        match ($whom, $conn) {
-            (Whom::All, _) => as_of!($select, $end,),
-            (Whom::Group(_), _) => as_of!($select, $end, "AND r.group_id = " $parameter),
-            (Whom::Users(_), Conn::Postgres(_)) => {
-                as_of!($select, $end, "AND r.user_id IN (SELECT json_array_elements_text(" $parameter "::json))")
-            }
-            (Whom::Users(_), Conn::Sqlite(_)) => {
-                as_of!($select, $end, "AND r.user_id IN (SELECT value FROM json_each(" $parameter "))")
-            }
+    ($parameter:literal, $select:literal, $end:literal) => {
+        ForWhom {
+            all: as_of!($select, $end,),
+            group: as_of!($select, $end, "AND r.group_id = " $parameter),
+            users_postgres: as_of!($select, $end, "AND r.user_id IN (SELECT json_array_elements_text(" $parameter "::json))"),
+            users_sqlite: as_of!($select, $end, "AND r.user_id IN (SELECT value FROM json_each(" $parameter "))"),
         }
     };
 }
 
-/// The parameter that says whom is meant, if one is needed.
+impl ForWhom {
+    fn text(&self, whom: &Whom, conn: &Conn<'_>) -> &'static str {
+        match (whom, conn) {
+            (Whom::All, _) => self.all,
+            (Whom::Group(_), _) => self.group,
+            (Whom::Users(_), Conn::Postgres(_)) => self.users_postgres,
+            (Whom::Users(_), Conn::Sqlite(_)) => self.users_sqlite,
+        }
+    }
+}
+
+/// The parameter that selects the recipients, if one is needed.
 fn meant(whom: &Whom) -> Option<String> {
     match whom {
         Whom::All => None,
@@ -238,7 +256,7 @@ fn meant(whom: &Whom) -> Option<String> {
     }
 }
 
-/// Part of an audience: those after a user, as of a revision.
+/// A part of an audience: the recipients after a user, as of a revision.
 pub(in super::super) struct Part<'a> {
     pub(in super::super) tenant: &'a str,
     pub(in super::super) kind: Kind,
@@ -247,16 +265,23 @@ pub(in super::super) struct Part<'a> {
     pub(in super::super) after: &'a str,
 }
 
+const FIRST: ForWhom =
+    for_whom!("$6", "SELECT r.user_id, r.channels FROM notification_recipients AS r", " ORDER BY r.user_id LIMIT $5");
+
+const NOTIFY: ForWhom = for_whom!(
+            "$7",
+            "INSERT INTO notifications (tenant, event_id, kind, user_id, notification_type, enqueued)
+             SELECT r.tenant, $6, r.kind, r.user_id, c.channel, c.channel <> 'IN_APP'
+             FROM notification_recipients AS r
+             JOIN (SELECT 'PUSH' AS channel UNION ALL SELECT 'EMAIL' UNION ALL SELECT 'SMS' UNION ALL SELECT 'IN_APP') AS c
+               ON ' ' || r.channels || ' ' LIKE '% ' || c.channel || ' %'",
+            " AND r.user_id <= $5 ORDER BY r.user_id ON CONFLICT DO NOTHING RETURNING id, notification_type"
+);
+
 impl Part<'_> {
-    /// The first of them, in order: user, and how many channels.
+    /// The first of them in order: the user, and the number of channels.
     pub(in super::super) async fn first(&self, conn: &mut Conn<'_>, most: usize) -> Result<Vec<(String, usize)>> {
-        let sql = for_whom!(
-            self.whom,
-            &conn,
-            "$6",
-            "SELECT r.user_id, r.channels FROM notification_recipients AS r",
-            " ORDER BY r.user_id LIMIT $5"
-        );
+        let sql = FIRST.text(self.whom, conn);
         let found: Vec<(String, String)> = on!(conn, c => {
             let mut query = sqlx::query_as(sql)
                 .bind(self.tenant)
@@ -272,21 +297,17 @@ impl Part<'_> {
         Ok(found.into_iter().map(|(user, words)| (user, channels(&words).len())).collect())
     }
 
-    /// Makes the notifications of those up to a user, one per channel; those that are there already stay as they are.
-    pub(in super::super) async fn notify(&self, conn: &mut Conn<'_>, event_id: &str, up_to: &str) -> Result<u64> {
-        let sql = for_whom!(
-            self.whom,
-            &conn,
-            "$7",
-            "INSERT INTO notifications (tenant, event_id, kind, user_id, notification_type)
-             SELECT r.tenant, $6, r.kind, r.user_id, c.channel
-             FROM notification_recipients AS r
-             JOIN (SELECT 'PUSH' AS channel UNION ALL SELECT 'EMAIL' UNION ALL SELECT 'SMS' UNION ALL SELECT 'IN_APP') AS c
-               ON ' ' || r.channels || ' ' LIKE '% ' || c.channel || ' %'",
-            " AND r.user_id <= $5 ORDER BY r.user_id ON CONFLICT DO NOTHING"
-        );
+    /// Inserts the notifications of the recipients up to a user, one per channel. Returns the id and the channel of
+    /// each new one. Existing ones stay. The caller enqueues the deliveries in the same transaction.
+    pub(in super::super) async fn notify(
+        &self,
+        conn: &mut Conn<'_>,
+        event_id: &str,
+        up_to: &str,
+    ) -> Result<Vec<(i64, String)>> {
+        let sql = NOTIFY.text(self.whom, conn);
         on!(conn, c => {
-            let mut query = sqlx::query(sql)
+            let mut query = sqlx::query_as(sql)
                 .bind(self.tenant)
                 .bind(self.kind.name())
                 .bind(self.revision)
@@ -296,12 +317,12 @@ impl Part<'_> {
             if let Some(meant) = meant(self.whom) {
                 query = query.bind(meant);
             }
-            query.execute(&mut **c).await.map(|done| done.rows_affected()).map_err(broken)
+            query.fetch_all(&mut **c).await.map_err(broken)
         })
     }
 }
 
-/// The address by which somebody is reached now, if the directory has one.
+/// The present address of a recipient, if the directory has one.
 pub(in super::super) async fn address(
     conn: &mut Conn<'_>,
     tenant: &str,
@@ -313,3 +334,15 @@ pub(in super::super) async fn address(
     let found = find(conn, tenant, kind, user_id).await?.map(|row| row.entry()).transpose()?;
     Ok(found.and_then(|mut entry| entry.addresses.remove(channel)))
 }
+
+statements!(
+    FIND, LIST, LIST_GROUP, NEXT_REVISION, END, INSERT, FORGET;
+    "first of all" = FIRST.all,
+    "first of a group" = FIRST.group,
+    "FIRST_POSTGRES" = FIRST.users_postgres,
+    "FIRST_SQLITE" = FIRST.users_sqlite,
+    "notify all" = NOTIFY.all,
+    "notify a group" = NOTIFY.group,
+    "NOTIFY_POSTGRES" = NOTIFY.users_postgres,
+    "NOTIFY_SQLITE" = NOTIFY.users_sqlite,
+);

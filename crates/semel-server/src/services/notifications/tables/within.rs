@@ -1,22 +1,23 @@
-//! A span of time, as the ids that can lie in it.
+//! A period of time, as a range of ids.
 
 use std::{ops::Range, time::Duration};
 
+use crate::sql::statements;
 use semel::{Result, Timestamp, micros};
 use semel_store::{Conn, broken, on};
 
-/// Ids are given in about the order of time: a transaction takes its ids as it goes, and one that began earlier may
-/// have later ones. None is open for as long as this.
+/// Ids follow time only roughly: a transaction takes its ids as it goes, and one that began earlier may have later ids.
+/// No transaction is open for as long as this.
 const GRACE: Duration = Duration::from_secs(60);
 
-/// A span of time: from `since` on, before `until`.
+/// A period: from `since` on, before `until`.
 #[derive(Clone, Copy, Default)]
 pub(in super::super) struct Within {
     pub(in super::super) since: Option<Timestamp>,
     pub(in super::super) until: Option<Timestamp>,
 }
 
-/// What is listed by time.
+/// The tables that are listed by time.
 #[derive(Clone, Copy)]
 pub(in super::super) enum Table {
     Notifications,
@@ -41,6 +42,9 @@ macro_rules! edges {
     };
 }
 
+const NOTIFICATIONS: (&str, &str) = edges!("notifications");
+const EVENTS: (&str, &str) = edges!("notification_events");
+
 impl Within {
     pub(in super::super) fn since(self) -> i64 {
         self.since.map_or(i64::MIN, Timestamp::as_micros)
@@ -50,11 +54,11 @@ impl Within {
         self.until.map_or(i64::MAX, Timestamp::as_micros)
     }
 
-    /// The ids that can lie in it: a list goes by id, and must not read everything that is newer than it.
+    /// The range of ids of a period: a list is ordered by id, and must not read all newer rows.
     pub(in super::super) async fn ids(self, conn: &mut Conn<'_>, table: Table, tenant: &str) -> Result<Range<i64>> {
         let (first, last) = match table {
-            Table::Notifications => edges!("notifications"),
-            Table::Events => edges!("notification_events"),
+            Table::Notifications => NOTIFICATIONS,
+            Table::Events => EVENTS,
         };
         let mut ids = 0..i64::MAX;
         if self.since.is_some() {
@@ -72,3 +76,6 @@ impl Within {
 async fn edge(conn: &mut Conn<'_>, sql: &'static str, tenant: &str, at: i64) -> Result<Option<i64>> {
     on!(conn, c => sqlx::query_scalar(sql).bind(tenant).bind(at).fetch_optional(&mut **c).await.map_err(broken))
 }
+
+statements!(; "first notification" = NOTIFICATIONS.0, "last notification" = NOTIFICATIONS.1,
+    "first event" = EVENTS.0, "last event" = EVENTS.1);

@@ -1,4 +1,4 @@
-//! Bodies by the million, most of them nearly an event.
+//! Millions of bodies, most of them nearly an event.
 
 use std::time::{Duration, Instant};
 
@@ -10,14 +10,14 @@ use serde_json::Value;
 
 use super::{NoEvent, read};
 use crate::{
-    config::{self, Secrets, SourceKind},
+    services::webhooks::config::{self, Secrets, SourceKind},
     services::webhooks::{handler::Handlers, source::Source},
 };
 
 const EVENT: &str = r#"{"id":"evt_1","object":"event","type":"invoice.paid","created":1700000000,"livemode":false,
     "pending_webhooks":1,"data":{"object":{"id":"in_1","lines":[{"a":1.5e2},{"b":null}],"text":"\u00e9\ud83c\udf89"}}}"#;
 
-/// What an event is made of: put where it does not belong, it makes the interesting mistakes.
+/// Parts of an event: in the wrong place, they make the interesting mistakes.
 const PIECES: [&str; 20] = [
     "{",
     "}",
@@ -66,7 +66,7 @@ fn mutate(body: &mut Vec<u8>, rng: &mut Rng) {
     }
 }
 
-/// Whether a text has the fields of an event, read in the most ordinary way.
+/// Whether a text has the fields of an event, by a plain JSON parser.
 fn is_an_event(body: &[u8]) -> bool {
     let Ok(event) = serde_json::from_slice::<Value>(body) else { return false };
     let text = |name: &str| event[name].as_str().unwrap_or_default();
@@ -78,7 +78,7 @@ fn is_an_event(body: &[u8]) -> bool {
         && event["data"]["object"].is_object()
 }
 
-/// Runs for `SEMEL_FUZZ_SECONDS`, one unless set.
+/// Runs for `SEMEL_FUZZ_SECONDS`; the default is one.
 #[test]
 fn fuzz_mutated_bodies_are_events_only_where_the_obvious_reading_sees_one() {
     let seconds = std::env::var("SEMEL_FUZZ_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(1);

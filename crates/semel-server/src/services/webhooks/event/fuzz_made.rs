@@ -1,5 +1,5 @@
-//! Events that are made at random, written in two ways, and spoiled in one: what is the same is the same, what is
-//! spoiled is refused.
+//! Random events, each written in two ways, and corrupted in one: equal events have equal fingerprints, corrupted ones
+//! are refused.
 
 use std::time::{Duration, Instant};
 
@@ -9,14 +9,14 @@ use fastrand::Rng;
 
 use super::{Event, NoEvent, read};
 use crate::{
-    config::{self, Secrets, SourceKind},
+    services::webhooks::config::{self, Secrets, SourceKind},
     services::webhooks::{handler::Handlers, source::Source},
 };
 
-/// JSON, before it is written.
+/// JSON before it is written.
 #[derive(Clone, Debug)]
 enum Json {
-    /// Written as it is: a number, a truth, nothing.
+    /// Written as it is: a number, a boolean, null.
     Word(String),
     Text(String),
     List(Vec<Json>),
@@ -27,13 +27,13 @@ fn text(text: &str) -> Json {
     Json::Text(text.to_owned())
 }
 
-/// Letters, and what needs an escape or is more than one byte.
+/// Letters, characters that need an escape, and characters of several bytes.
 fn some_text(rng: &mut Rng) -> String {
     const CHARS: [char; 12] = ['a', 'Z', '0', ' ', '"', '\\', '/', '\n', '\u{1}', 'é', '🎉', '\u{ffff}'];
     (0..rng.usize(..8)).map(|_| CHARS[rng.usize(..CHARS.len())]).collect()
 }
 
-/// Something of at most so many levels.
+/// JSON of at most so many levels.
 fn some_json(rng: &mut Rng, levels: usize) -> Json {
     match rng.u8(..if levels == 0 { 3 } else { 5 }) {
         0 => Json::Word(
@@ -49,7 +49,7 @@ fn some_json(rng: &mut Rng, levels: usize) -> Json {
     }
 }
 
-/// An event of Stripe's, with anything in it that it may have.
+/// A Stripe event with random content.
 fn some_event(rng: &mut Rng) -> Vec<(String, Json)> {
     let object = (0..rng.usize(1..5)).map(|i| (format!("{}{i}", some_text(rng)), some_json(rng, 4))).collect();
     let members = [
@@ -65,7 +65,7 @@ fn some_event(rng: &mut Rng) -> Vec<(String, Json)> {
     members.map(|(name, value)| (name.to_owned(), value)).into()
 }
 
-/// Writes JSON as somebody might: members in any order, spaces anywhere, characters escaped or not.
+/// Writes JSON in a random layout: members in any order, spaces anywhere, characters escaped or not.
 struct Writer<'r>(&'r mut Rng);
 
 impl Writer<'_> {
@@ -147,7 +147,7 @@ fn object_in<'j>(json: &'j mut Json, which: &mut usize) -> Option<&'j mut Vec<(S
     }
 }
 
-/// Spoils an event in a way that readers differ about: its bytes, and how.
+/// Corrupts an event in a way about which readers differ; returns its bytes, and how.
 fn spoiled(rng: &mut Rng, mut event: Vec<(String, Json)>) -> (Vec<u8>, &'static str) {
     match rng.u8(..4) {
         0 => {
@@ -171,7 +171,7 @@ fn spoiled(rng: &mut Rng, mut event: Vec<(String, Json)>) -> (Vec<u8>, &'static 
         }
         2 => {
             let (body, bad) = (written(rng, &event), [&b"\xff"[..], b"\xc3", b"\xed\xa0\x80", b"\xf5\x80\x80\x80"]);
-            // Wherever one of these is put, the whole is no UTF-8.
+            // Wherever one of these is inserted, the text is not UTF-8.
             let at = rng.usize(..=body.len());
             let (before, after) = body.as_bytes().split_at(at);
             ([before, bad[rng.usize(..bad.len())], after].concat(), "no UTF-8")
@@ -185,7 +185,7 @@ fn spoiled(rng: &mut Rng, mut event: Vec<(String, Json)>) -> (Vec<u8>, &'static 
     }
 }
 
-/// Another event than this one, by a little.
+/// An event that differs slightly from this one.
 fn changed(rng: &mut Rng, event: &[(String, Json)]) -> Vec<(String, Json)> {
     let mut event = event.to_vec();
     let fresh = ("fresh".to_owned(), some_json(rng, 1));
@@ -196,7 +196,7 @@ fn changed(rng: &mut Rng, event: &[(String, Json)]) -> Vec<(String, Json)> {
     event
 }
 
-/// Runs for `SEMEL_FUZZ_SECONDS`, one unless set.
+/// Runs for `SEMEL_FUZZ_SECONDS`; the default is one.
 #[test]
 fn fuzz_made_events_are_the_same_however_they_are_written_and_refused_when_spoiled() {
     let seconds = std::env::var("SEMEL_FUZZ_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
@@ -219,7 +219,7 @@ fn fuzz_made_events_are_the_same_however_they_are_written_and_refused_when_spoil
         let (bytes, how) = spoiled(&mut rng, event.clone());
         let taken = read(bytes.clone()).is_ok();
         assert!(!taken, "seed {seed}: {how}: {}", String::from_utf8_lossy(&bytes));
-        // What Stripe counts down says nothing about the event.
+        // Stripe's countdown is not part of the event.
         event[5].1 = Json::Word(rng.u8(..).to_string());
         let again = read(written(&mut rng, &event).into_bytes()).unwrap();
         assert_eq!((first.fingerprint, &first.id), (again.fingerprint, &again.id), "seed {seed}: {body}");

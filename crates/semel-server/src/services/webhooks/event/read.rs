@@ -1,4 +1,4 @@
-//! How a delivery says what has happened, by kind of source.
+//! Parses a delivery, by kind of source.
 
 use std::borrow::Cow;
 
@@ -14,15 +14,15 @@ use super::{
     strict::{self, Members},
 };
 use crate::{
-    config::{Hmac, Pointer, SourceKind},
     http::fields::Wrong,
+    services::webhooks::config::{Hmac, Pointer, SourceKind},
     services::webhooks::source::Source,
 };
 
-/// Stripe counts down in it how many endpoints have not taken the event yet, so it differs between deliveries.
+/// The number of endpoints that have not accepted the event yet: it differs between deliveries.
 const STRIPE_COUNTS: &[&str] = &["/pending_webhooks"];
 
-/// What a delivery says about itself.
+/// The fields of a delivery.
 #[derive(Default)]
 struct Said {
     id: Option<String>,
@@ -31,16 +31,16 @@ struct Said {
     livemode: Option<bool>,
 }
 
-/// Why a delivery is no event to be taken.
+/// Why a delivery is refused.
 #[derive(Debug)]
 pub(in super::super) enum NoEvent {
-    /// It is not what the source's events are; everything that is wrong.
+    /// It is not a valid event; all mistakes.
     Malformed(Wrong),
     /// It is of the other mode.
     OtherMode,
 }
 
-/// Reads the event of a delivery. `id` is the one from a header, where the scheme has such.
+/// Parses the event of a delivery. `id` is the one from a header, if the scheme has one.
 pub(in super::super) fn read(
     source: &Source,
     function: &str,
@@ -94,7 +94,7 @@ pub(in super::super) fn read(
     })
 }
 
-/// The type that is in a body, where the source's events have it there.
+/// The type in a body, if the source's events have it there.
 pub(super) fn kind_in(body: &[u8], source: &Source) -> Option<String> {
     let pointed = |pointer: &Pointer| {
         let body: Value = serde_json::from_slice(body).ok()?;
@@ -110,23 +110,19 @@ pub(super) fn kind_in(body: &[u8], source: &Source) -> Option<String> {
     }
 }
 
-/// The name of an event whose sender gave it none: it is the same for the same bytes.
+/// The id of an event without one: it is the same for the same bytes.
 fn hashed(source: &str, body: &[u8]) -> String {
     let mut hash = Sha256::new();
     hash.update(source.as_bytes());
-    // No source has such a byte in its name.
+    // No source has this byte in its name.
     hash.update([0]);
     hash.update(body);
-    format!("sha256:{}", hex(&hash.finalize()))
+    format!("sha256:{}", hex::encode(hash.finalize()))
 }
 
-/// The hash of a body, by which it is known apart from any id.
+/// The hash of a body, independent of any id.
 pub(in super::super) fn body_hash(body: &[u8]) -> String {
-    hex(&Sha256::digest(body))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(Sha256::digest(body))
 }
 
 fn stripe(members: &Members<'_>, wrong: &mut Wrong) -> Said {
@@ -150,13 +146,13 @@ fn stripe(members: &Members<'_>, wrong: &mut Wrong) -> Said {
         let data = strict::members(value.get().as_bytes());
         data.is_some_and(|data| data.get("object").is_some_and(|object| object.get().starts_with('{')))
     });
-    // It does not count for the fingerprint, so nobody has looked at it yet.
+    // It is not part of the fingerprint, so it was not checked yet.
     let counts = |value: &&RawValue| value.get() == "null" || value.get().parse::<i64>().is_ok();
     if members.get("pending_webhooks").is_some_and(|value| !counts(value)) {
         wrong.note("pending_webhooks", "must be a whole number");
     }
     Said {
-        // A value that stands in for what is wrong, so that it is not told twice.
+        // A placeholder for a wrong value, so that it is not reported twice.
         id: Some(id.and_then(strict::text).map_or_else(|| "-".to_owned(), Cow::into_owned)),
         kind: kind.and_then(strict::text).map(Cow::into_owned),
         created: created.and_then(seconds),
@@ -164,7 +160,7 @@ fn stripe(members: &Members<'_>, wrong: &mut Wrong) -> Said {
     }
 }
 
-/// A time in seconds since 1970, not before it.
+/// A time in seconds since 1970, not negative.
 fn seconds(value: &RawValue) -> Option<i64> {
     value.get().parse().ok().filter(|seconds| *seconds >= 0)
 }
@@ -178,12 +174,12 @@ fn standard(id: Option<String>, members: &Members<'_>, wrong: &mut Wrong) -> Sai
     Said { id, kind: kind.flatten(), created, livemode: None }
 }
 
-/// A moment as RFC 3339 has it, in seconds since 1970.
+/// An RFC 3339 time in seconds since 1970.
 fn moment(text: &str) -> Option<i64> {
     DateTime::parse_from_rfc3339(text).ok().map(|time| time.timestamp())
 }
 
-/// A header that says something of a delivery; there at most once, and text.
+/// A header of a delivery: at most once, and text.
 fn header<'h>(headers: &'h HeaderMap, name: &'static str, wrong: &mut Wrong) -> Option<&'h str> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {
@@ -220,7 +216,7 @@ fn shopify(id: Option<String>, headers: &HeaderMap, wrong: &mut Wrong) -> Said {
     if topic.is_none() && !headers.contains_key("x-shopify-topic") {
         wrong.note("x-shopify-topic", "is missing");
     }
-    // There is a header for when it happened, too. Nobody has signed it, so it must not make data newer.
+    // Shopify's time header is not signed, so it must not make data newer.
     Said { id, kind: topic.map(str::to_owned), ..Said::default() }
 }
 
@@ -231,7 +227,7 @@ fn generic(hmac: &Hmac, id: Option<String>, body: &[u8], wrong: &mut Wrong) -> S
     let at = |pointer: &Option<Pointer>| pointer.as_ref().map(|pointer| body.pointer(pointer.as_str()));
     let id = id.or_else(|| match at(&hmac.id)? {
         Some(Value::String(text)) => Some(text.clone()),
-        // Of any other number, several can be read as the same.
+        // Other numbers have several spellings of the same value.
         Some(Value::Number(number)) if number.is_i64() || number.is_u64() => Some(number.to_string()),
         found => {
             wrong.note("id", if found.is_none() { "is missing" } else { "must be a string or an integer of 64 bits" });

@@ -1,4 +1,4 @@
-//! JSON that every reader reads alike, or none at all.
+//! Strict JSON: accepts only what every reader reads alike.
 
 use std::{borrow::Cow, collections::BTreeMap};
 
@@ -8,23 +8,23 @@ use serde_json::value::RawValue;
 
 use crate::http::json::{DEEPEST, flaw};
 
-/// The members of an object, each as it is written.
+/// The members of an object, unparsed.
 pub(super) type Members<'a> = BTreeMap<Cow<'a, str>, &'a RawValue>;
 
-/// Names that are borrowed where they can be.
+/// Names, borrowed if possible.
 #[derive(Deserialize, PartialEq, Eq, PartialOrd, Ord)]
 struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
 
-/// The fingerprint of a JSON text without the values that pointers name, if it is one that can be trusted: no member
-/// twice, valid UTF-8, no half of a surrogate pair, no number beyond all measure, not too deep.
+/// The fingerprint of a JSON text without the values at some pointers. Refuses duplicate members, invalid UTF-8, lone
+/// surrogates, numbers beyond a double and deep nesting.
 pub(super) fn fingerprint(body: &[u8], without: &[&str]) -> Result<Fingerprint, String> {
     if body.trim_ascii().is_empty() {
         return Err("is empty; it must be a JSON object".to_owned());
     }
-    // Some senders have ids that no double holds.
+    // Some senders have ids that no double can represent.
     let fingerprint = Fingerprint::of_json_by_digits(body, without);
-    // The rules for all JSON that is stored name the member, where the fingerprint knows only the byte. They are for
-    // texts that are JSON.
+    // The rules for stored JSON name the member, while the fingerprint knows only the byte. They apply to valid JSON
+    // only.
     let text = std::str::from_utf8(body).ok();
     let no_json = match (&fingerprint, text) {
         (Err(_), Some(text)) => serde_json::from_str::<&RawValue>(text).err(),
@@ -36,14 +36,14 @@ pub(super) fn fingerprint(body: &[u8], without: &[&str]) -> Result<Fingerprint, 
                 return Err(format!("has {flaw}"));
             }
         }
-        // In the words of the other routes, with line and column. Of a byte order mark the fingerprint knows more.
+        // The error of the other routes, with line and column. The fingerprint's error is better for a byte order mark.
         (Some(error), Some(text)) if !text.starts_with('\u{feff}') => return Err(format!("is no JSON: {error}")),
         _ => {}
     }
     fingerprint.map_err(|error| error.to_string())
 }
 
-/// The members of an object; none if it is something else.
+/// The members of an object; none for another value.
 pub(super) fn members(json: &[u8]) -> Option<Members<'_>> {
     let members: BTreeMap<Name<'_>, &RawValue> = serde_json::from_slice(json).ok()?;
     Some(members.into_iter().map(|(Name(name), value)| (name, value)).collect())

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use super::{Event, NoEvent, UNTYPED, read};
 use crate::{
-    config::{self, Hmac, Secrets, SourceKind},
-    http::problem::EVENT_MALFORMED,
+    services::webhooks::config::{self, Hmac, Secrets, SourceKind},
+    services::webhooks::problems::EVENT_MALFORMED,
     services::webhooks::{handler::Handlers, source::Source},
 };
 
@@ -31,7 +31,7 @@ fn taken(source: &Source, id: Option<&str>, given: &[(&'static str, &'static str
     read(source, "f", id.map(str::to_owned), &headers(given), Bytes::from(body.to_string())).unwrap()
 }
 
-/// The fields that are wrong.
+/// The wrong fields.
 fn wrong(source: &Source, given: &[(&'static str, &'static str)], body: &[u8]) -> Vec<String> {
     let NoEvent::Malformed(wrong) = read(source, "f", None, &headers(given), Bytes::copy_from_slice(body)).unwrap_err()
     else {
@@ -98,7 +98,7 @@ fn a_body_that_is_no_object_or_can_be_read_in_two_ways_is_no_event() {
 }
 
 #[test]
-fn what_stripe_counts_down_between_deliveries_is_no_other_data() {
+fn a_changed_delivery_count_is_the_same_data() {
     let source = source(SourceKind::Stripe);
     let with = |name: &str, value: Value| {
         let mut event = stripe();
@@ -111,9 +111,9 @@ fn what_stripe_counts_down_between_deliveries_is_no_other_data() {
     assert_ne!(with("data", json!({ "object": { "id": "in_2" } })), event);
 }
 
-/// Next to numbers, too, that no double holds.
+/// Also next to numbers that no double can represent.
 #[test]
-fn neither_is_it_beside_integers_of_any_size_nor_is_their_layout() {
+fn integers_of_any_size_and_layout_keep_the_fingerprint() {
     let source = source(SourceKind::Stripe);
     let with = |number: &str, pending: u8, space: &str| {
         let body = format!(

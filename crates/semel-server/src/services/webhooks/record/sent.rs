@@ -1,24 +1,27 @@
-//! What became of the message that an event was published as. The event is completed when the message is in the outbox;
-//! whether it went out from there is known there only.
+//! The state of an event's message. The event is completed when the message is in the outbox; only the outbox knows
+//! whether it was published.
 
 use semel::{
-    Operation, Result,
+    Result,
     journal::{Event as Told, Note, skipped},
     messaging::{MessageId, OutboxState},
 };
 use semel_store::Database;
 use serde_json::{Value, value::RawValue};
 
-use crate::services::webhooks::process::Done;
+use crate::{
+    services::webhooks::process::Done,
+    view::{Meaning, View},
+};
 
-/// Where the message of an event is.
+/// The state of an event's message.
 #[derive(Debug, PartialEq, Eq)]
 pub(in super::super) enum Sent {
-    /// The broker has it.
+    /// The broker has accepted it.
     Published,
-    /// It is in the outbox, and why if something is wrong.
+    /// It is in the outbox; the error, if there is one.
     Waits(OutboxState, Option<String>),
-    /// A person took it out of the outbox, so that it went nowhere.
+    /// A person removed it from the outbox unpublished.
     Skipped,
 }
 
@@ -32,7 +35,7 @@ impl Sent {
         })
     }
 
-    /// What is kept of the event's result, with the word for where its message is.
+    /// The event's result, with the state of its message.
     pub(super) fn told(&self, kept: &[u8]) -> Option<Box<RawValue>> {
         let mut told: Value = serde_json::from_slice(kept).ok()?;
         let (word, error, next) = match self {
@@ -53,39 +56,30 @@ impl Sent {
     }
 }
 
-/// The message of an event that reached nobody, and does not by itself.
-pub(crate) struct Stuck {
-    /// How the event stands, as a part of a sentence.
-    pub(crate) verdict: &'static str,
-    /// What to do about it, as a sentence.
-    pub(crate) next: String,
-}
-
-/// Whether an event was published as a message that is stuck. Only the outbox knows.
-pub(crate) async fn stuck(store: &Database, operation: &Operation, notes: &[Note]) -> Result<Option<Stuck>> {
-    let Some(Done::Published { topic, message }) = operation.outcome.as_ref().and_then(Done::read) else {
-        return Ok(None);
+/// The meaning of a completion whose message has reached no consumer and needs a person.
+pub(super) fn stuck(view: &View) -> Option<Meaning> {
+    let Some(Done::Published { topic, message }) = view.operation.outcome.as_ref().and_then(Done::read) else {
+        return None;
     };
-    let (verdict, what, next) = match Sent::find(store, operation.scope.tenant(), &message, notes).await? {
-        Sent::Waits(OutboxState::Unroutable, _) => {
-            ("it was processed, but its message has no queue", "is unroutable", NO_QUEUE)
+    let state = view.messages.iter().find(|held| held.id == message).map(|held| held.state);
+    let (verdict, what, next) = match state {
+        Some(OutboxState::Unroutable) => ("it was processed, but its message has no queue", "is unroutable", NO_QUEUE),
+        Some(OutboxState::Parked) => ("it was processed, but the broker refused its message", "is parked", REFUSED),
+        None if is_skipped(&message, &view.notes) => {
+            ("it was processed, but its message was skipped", "was skipped", "it is never published")
         }
-        Sent::Waits(OutboxState::Parked, _) => {
-            ("it was processed, but the broker refuses its message", "is parked", REFUSED)
-        }
-        Sent::Skipped => ("it was processed, but its message was skipped", "was skipped", "it is never published"),
-        Sent::Published | Sent::Waits(..) => return Ok(None),
+        _ => return None,
     };
     let next = next.replace("{message}", &message);
-    Ok(Some(Stuck { verdict, next: format!("The message {message} to the topic {topic} {what}: {next}.") }))
+    Some(Meaning { verdict, kept: None, next: format!("The message {message} to the topic {topic} {what}: {next}.") })
 }
 
-/// What to do about a message that no queue takes.
-const NO_QUEUE: &str = "listen on the topic, and it goes out by itself; or give it up by POST /outbox/{message}/skip. A rule with another \
-     topic is for later events; this one runs by it if it is retried with the result published";
+/// The remedy for an unroutable message.
+const NO_QUEUE: &str = "bind a queue to the topic, and it is published; or discard it with POST /outbox/{message}/skip. A rule with another \
+     topic applies to later events; this one uses it if it is retried with the result published";
 
-/// What to do about a message that the broker refuses.
-const REFUSED: &str = "POST /outbox/{message}/redrive tries it again, POST /outbox/{message}/skip gives it up";
+/// The remedy for a message that the broker refused.
+const REFUSED: &str = "POST /outbox/{message}/redrive publishes it again, POST /outbox/{message}/skip discards it";
 
 /// Whether a person skipped this message. An event that ran more than once has had others.
 fn is_skipped(message: &str, notes: &[Note]) -> bool {
@@ -109,7 +103,7 @@ mod tests {
         assert_eq!(told(&Sent::Waits(OutboxState::Ready, None))["result"], "waiting");
         let unroutable = told(&Sent::Waits(OutboxState::Unroutable, Some("no queue".into())));
         assert_eq!((&unroutable["result"], &unroutable["error"]), (&"unroutable".into(), &"no queue".into()));
-        assert!(unroutable["next"].as_str().unwrap().contains("listen on the topic"));
+        assert!(unroutable["next"].as_str().unwrap().contains("bind a queue to the topic"));
         assert_eq!((&unroutable["topic"], &unroutable["message"]), (&"a".into(), &"m".into()));
     }
 }

@@ -1,0 +1,98 @@
+//! The cost of taking a batch from a short queue and from a long one.
+//!
+//! Each taken batch is completed, and as many jobs are enqueued, outside of the measured time: the queue keeps its
+//! length, and dead rows at its front are as in production.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use semel::{
+    Ledger, Outcome, Policy, Scope, Settled,
+    store::{Limits, Want},
+};
+use semel_store::Database;
+use tokio::task::JoinSet;
+
+use super::{jobs::enqueue_in_bulk, subject};
+use crate::{
+    Plan,
+    load::Figure,
+    report::Report,
+    site::{Backend, Site, close},
+    work::SCOPE,
+};
+
+/// The batch size.
+pub(crate) const BATCH: usize = 64;
+
+/// One of this many is the longest due of all, as the worker asks for it.
+const OLDEST_OF: usize = 10;
+
+const FEW: usize = 1000;
+const MANY: usize = 1_000_000;
+
+pub(crate) const SHORT: &str = "a batch of 1,000 waiting";
+pub(crate) const LONG: &str = "a batch of 1,000,000 waiting";
+
+pub(crate) async fn measure(plan: &Plan, backend: Backend, report: &mut Report) -> Result<()> {
+    let long = Site::fresh(plan, backend).await?;
+    let ledger = long.ledger(true).await?;
+    let begun = Instant::now();
+    enqueue_in_bulk(&ledger, MANY).await?;
+    report.say(format!("{backend}: 1 million operations were enqueued in {} s", begun.elapsed().as_secs()));
+    rustix::fs::sync();
+    for _ in 0..plan.rounds {
+        let site = Site::fresh(plan, backend).await?;
+        let few = site.ledger(true).await?;
+        enqueue_in_bulk(&few, FEW).await?;
+        report.add(subject(backend, SHORT, BATCH), run(plan, &site, &few).await?);
+        close(few).await;
+        site.remove().await?;
+        report.add(subject(backend, LONG, BATCH), run(plan, &long, &ledger).await?);
+    }
+    close(ledger).await;
+    long.remove().await
+}
+
+/// Takes batches until their durations add up to the time.
+async fn run(plan: &Plan, site: &Site, ledger: &Ledger<Database>) -> Result<Figure> {
+    let until = Instant::now() + Plan::WARM_UP;
+    while Instant::now() < until {
+        take(ledger).await?;
+    }
+    let (mut all, mut cpu) = (Vec::new(), Duration::ZERO);
+    let end = Instant::now() + plan.length;
+    while Instant::now() < end {
+        let before = site.cpu.used();
+        all.push(take(ledger).await?);
+        cpu += site.cpu.used() - before;
+    }
+    let window = all.iter().sum();
+    Ok(Figure::new(all, window, cpu))
+}
+
+/// Looks for due operations, takes a batch, and refills the queue. Returns the duration of the first two.
+async fn take(ledger: &Ledger<Database>) -> Result<Duration> {
+    let begun = Instant::now();
+    let due = ledger.due_kinds(SCOPE[1], ("", "")).await?;
+    ensure!(due.len() == 1 && due[0].kind == SCOPE[2], "{} kinds are due", due.len());
+    let want = Want {
+        scope: Scope::new(SCOPE[0], SCOPE[1], SCOPE[2])?,
+        most: BATCH as u32,
+        oldest: (BATCH / OLDEST_OF) as u32,
+        policy: Policy::default(),
+        limits: Limits::default(),
+    };
+    let taken = ledger.take(vec![want]).await?;
+    let took = begun.elapsed();
+    ensure!(taken.len() == BATCH, "{} were taken", taken.len());
+    let mut ending = JoinSet::new();
+    for (_, lease) in taken {
+        ending.spawn(lease.complete(Outcome::not_kept("")));
+    }
+    while let Some(done) = ending.join_next().await {
+        ensure!(matches!(done??, Settled::Yes { .. }), "a lease was lost within moments");
+    }
+    enqueue_in_bulk(ledger, BATCH).await?;
+    Ok(took)
+}

@@ -1,0 +1,144 @@
+//! The laws of jobs in the table of an older version: each is migrated once, and continues where it was.
+
+use semel::{prelude::*, store::Commit};
+use semel_store::{Conn, Database};
+use serde_json::{Value, json};
+
+use crate::{
+    desk::{Desk, ended, execute, listed, serve, shown},
+    jobs::{LETTERS, RETRIES, SWEEPS, copy_letters, count},
+    place::{Place, on_both_databases},
+    support::{SOON, eventually},
+};
+
+on_both_databases! {
+    jobs_of_an_older_version_go_on_and_stay_readable
+    a_job_of_an_older_version_that_cannot_be_done_fails_and_says_why
+    a_node_that_is_killed_while_it_carries_over_loses_no_job
+}
+
+const LEFT: &str = "SELECT CAST(count(*) AS TEXT) FROM semel_jobs";
+const CARRIED: &str = "SELECT CAST(count(*) AS TEXT) FROM semel_operations WHERE service = 'background-jobs'";
+
+fn id(n: usize) -> String {
+    format!("00000000-0000-7000-8000-{n:012}")
+}
+
+/// A row of an older version. `rest` has its columns from `state` on.
+fn row(n: usize, tenant: &str, params: &str, rest: &str) -> String {
+    format!("('{}', '{tenant}', 'redrive-dead-letters', '{params}', 'ana', {rest})", id(n))
+}
+
+fn insert(place: &Place, rows: &[String]) {
+    let columns =
+        "id, tenant, kind, params, actor, state, done, total, cursor, error, created_at, updated_at, ended_at";
+    execute(place, &format!("INSERT INTO semel_jobs ({columns}) VALUES {}", rows.join(", ")));
+}
+
+/// A database with the tables of the services, and no running node.
+fn made(place: &Place) {
+    drop(serve(place, "api", &[]));
+}
+
+const NOON: i64 = 1_700_000_000_000_000;
+
+fn jobs_of_an_older_version_go_on_and_stay_readable(place: &Place) {
+    made(place);
+    copy_letters(place, &Desk::at(place), 1_700);
+    // Half-way: as if its first step had moved these.
+    execute(place, "DELETE FROM semel_dead_letters WHERE id <= 500");
+    let rows = [
+        row(1, "default", "{}", &format!("'done', 7, 7, '9', NULL, {NOON}, {NOON} + 2000000, {NOON} + 2000000")),
+        row(
+            2,
+            "default",
+            "{}",
+            &format!("'failed', 3, NULL, '9', 'no luck', {NOON}, {NOON} + 1000000, {NOON} + 1000000"),
+        ),
+        row(3, "default", "{}", "'running', 500, 1700, '500', NULL, 4000000000000000, 4000000000000000, NULL"),
+        row(4, "another", "{}", &format!("'done', 1, 1, NULL, NULL, {NOON}, {NOON}, {NOON}")),
+        row(0, "default", "{}", &format!("'done', 1, 1, NULL, NULL, {NOON}, {NOON}, {NOON}"))
+            .replace("00000000-", "no uuid-"),
+    ];
+    insert(place, &rows);
+    let server = serve(place, "api,worker,sweeper", &[SWEEPS]);
+    eventually(SOON, "what can be read is carried over", || count(place, LEFT) == 1);
+    let all = [id(3), id(2), id(1)].map(Value::from);
+    assert_eq!(listed(&server, "/jobs", "jobId"), all);
+    let job = ended(&server, id(3));
+    assert_eq!((&job["state"], &job["done"], &job["total"]), (&json!("done"), &json!(1_700), &json!(1_700)), "{job}");
+    assert_eq!((count(place, RETRIES), count(place, LETTERS)), (1_200, 0));
+    let (done, failed) = (shown(&server, &format!("/jobs/{}", id(1))), shown(&server, &format!("/jobs/{}", id(2))));
+    let expected = json!({
+        "jobId": id(1), "kind": "redrive-dead-letters", "params": {}, "actor": "ana", "state": "done", "done": 7,
+        "total": 7, "error": null, "createdAt": "2023-11-14T22:13:20.000000Z", "updatedAt": "2023-11-14T22:13:22.000000Z",
+        "endedAt": "2023-11-14T22:13:22.000000Z",
+    });
+    assert_eq!(done, expected);
+    let told = ["state", "done", "total", "error", "endedAt"].map(|member| failed[member].clone());
+    let expected = [json!("failed"), json!(3), json!(null), json!("no luck"), json!("2023-11-14T22:13:21.000000Z")];
+    assert_eq!(told, expected);
+    let waiting =
+        "SELECT CAST(count(*) AS TEXT) FROM semel_operations WHERE service = 'background-jobs' AND expires_at IS NULL";
+    eventually(SOON, "those that had ended are settled", || count(place, waiting) == 0);
+    assert_eq!(listed(&server, "/jobs?state=failed", "jobId"), [json!(id(2))]);
+    assert_eq!(listed(&server, "/jobs", "jobId"), all);
+    assert_eq!(shown(&server, &format!("/jobs/{}", id(1))), done, "settling them changes nothing that is shown");
+}
+
+fn a_job_of_an_older_version_that_cannot_be_done_fails_and_says_why(place: &Place) {
+    made(place);
+    let running = "'running', 0, NULL, NULL, NULL, 1, 1, NULL";
+    insert(place, &[row(1, "default", r#"{"odd":1}"#, running), row(2, "default", "no json", running)]);
+    let server = serve(place, "api,worker", &[]);
+    eventually(SOON, "both are carried over", || count(place, CARRIED) == 2);
+    for n in [1, 2] {
+        let job = ended(&server, id(n));
+        assert_eq!(job["state"], "failed", "{job}");
+        assert!(job["error"].as_str().unwrap().contains("params") && job["endedAt"].is_string(), "{job}");
+    }
+}
+
+/// Killed before the commit of a batch, and after one.
+fn a_node_that_is_killed_while_it_carries_over_loses_no_job(place: &Place) {
+    const ALL: usize = 250;
+    made(place);
+    let ended = format!("'done', 1, 1, NULL, NULL, {NOON}, {NOON}, {NOON}");
+    let rows: Vec<_> = (0..ALL).map(|n| row(n, "default", "{}", &ended)).collect();
+    insert(place, &rows);
+    for (point, left) in [("job.carried:2", 150), ("step.after_commit:1", 50)] {
+        serve(place, "worker", &[("SEMEL_CRASH", point)]).process.end();
+        assert_eq!((count(place, LEFT), count(place, CARRIED)), (left, ALL - left), "{point}");
+    }
+    let server = serve(place, "api,worker,sweeper", &[SWEEPS]);
+    eventually(SOON, "all are carried over", || count(place, LEFT) == 0);
+    let ids: Vec<_> = (0..ALL).rev().map(|n| json!(id(n))).collect();
+    assert_eq!(listed(&server, "/jobs?limit=100", "jobId"), ids);
+    assert_eq!(listed(&server, "/jobs?limit=100&state=done", "jobId"), ids);
+}
+
+/// A node of the older version runs a step: the others are migrated now, and this one after the step.
+#[test]
+fn a_job_whose_row_is_locked_is_carried_over_later() {
+    let place = Place::postgres();
+    made(&place);
+    let ended = format!("'done', 1, 1, NULL, NULL, {NOON}, {NOON}, {NOON}");
+    insert(&place, &[1, 2, 3].map(|n| row(n, "default", "{}", &ended)));
+    let desk = Desk::at(&place);
+    let tx = desk.block(async {
+        let tx = desk.database.begin(SOON).await.unwrap();
+        let mut held = tx.connection().await.unwrap();
+        let Conn::Postgres(conn) = held.get().unwrap() else { panic!("this is PostgreSQL") };
+        let lock = "SELECT id FROM semel_jobs WHERE id = '00000000-0000-7000-8000-000000000002' FOR UPDATE";
+        sqlx::query(lock).execute(conn).await.unwrap();
+        drop(held);
+        tx
+    });
+    let server = serve(&place, "api,worker", &[]);
+    eventually(SOON, "the others are carried over", || count(&place, CARRIED) == 2);
+    assert_eq!(count(&place, LEFT), 1);
+    let over: Commit = desk.block(Database::commit(&desk.database, &tx));
+    assert!(matches!(over, Commit::Done));
+    eventually(SOON, "this one is carried over", || count(&place, LEFT) == 0);
+    assert_eq!(shown(&server, &format!("/jobs/{}", id(2)))["state"], "done");
+}

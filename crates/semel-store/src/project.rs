@@ -1,0 +1,192 @@
+//! Projections: rows of a service that follow its operations.
+//!
+//! A service may keep its own row beside an operation (a notification, a mail) that shows the state of the operation. A
+//! projection is the statement that updates such rows. The store runs it in the transaction that changes the
+//! operations, once per batch. So the two agree after every commit, also after a kill: no mark is written later, and no
+//! loop repairs one.
+
+use std::ops::Deref;
+
+use semel::{Fence, Operation, Result, Scope, State, Timestamp, crash_point, machine::due};
+use serde_json::{Value, json};
+
+use crate::{
+    Conn, Database, Tx,
+    apply::load_by_id,
+    connection::broken,
+    on,
+    sql::{Dialect, Sql, render},
+};
+
+/// The placeholder for the changed operations in a projection's statement.
+const OPERATIONS: &str = "{rows $1: id int, tenant text, kind text, key text, state text, due int, error text, \
+                          attempt int, settled_at int}";
+
+/// Rows of a service that follow its operations. Every process that opens the database must have it in its
+/// [`Settings`](crate::Settings): a process without the projection changes operations without it.
+///
+/// `update` is one text for both databases. It reads the changed operations from `{operations}`:
+///
+/// | column | holds |
+/// |---|---|
+/// | `id` | the operation |
+/// | `tenant`, `kind`, `key` | its scope and key |
+/// | `state` | the word for its [`State`] |
+/// | `due` | from when on a worker may run it; null while it runs, and if no worker will run it |
+/// | `error` | the error of the last failed run, or the reason of a doubt |
+/// | `attempt` | the number of the last run, or of the next one if that run was released; 0 if there was none |
+/// | `settled_at` | when it reached its state, if that is a settled one |
+///
+/// The statement runs when an operation completes, fails, is released, is in doubt, is cancelled, loses its lease or
+/// runs out of attempts, and when a person decides. It does not run for an enqueue or a claim, nor for a deleted
+/// operation (expired or purged).
+///
+/// Each operation should have its own row. The batch is ordered by `id`, so two batches lock in the same order. A
+/// statement that fails fails the change, and only that: batches are halved down to the offending row. A row that
+/// another transaction has locked delays only the change of its own operation.
+///
+/// ```
+/// # use semel_store::Projection;
+/// const ENTRIES: Projection = Projection {
+///     service: "mailings",
+///     kinds: "send.",
+///     update: "UPDATE entries AS e SET sent_at = o.settled_at FROM {operations} AS o
+///              WHERE e.tenant = o.tenant AND e.id = CAST(o.key AS BIGINT) AND o.state = 'completed'",
+/// };
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Projection {
+    /// The service whose operations are followed.
+    pub service: &'static str,
+    /// The prefix of their kinds.
+    pub kinds: &'static str,
+    /// The statement.
+    pub update: &'static str,
+}
+
+/// The statements of the ledger and the projections.
+pub(crate) struct Tables {
+    sql: Sql,
+    pub(crate) projections: Projections,
+}
+
+impl Tables {
+    pub(crate) fn new(dialect: Dialect, projections: &[Projection]) -> Self {
+        let rendered = |projection: &Projection| {
+            let text = projection.update.replace("{operations}", OPERATIONS);
+            // They live as long as the process, like the statements of the ledger.
+            Projection { update: Box::leak(render(&text, dialect).into_boxed_str()), ..*projection }
+        };
+        Self { sql: Sql::new(dialect), projections: Projections(projections.iter().map(rendered).collect()) }
+    }
+}
+
+impl Deref for Tables {
+    type Target = Sql;
+    fn deref(&self) -> &Sql {
+        &self.sql
+    }
+}
+
+pub(crate) struct Projections(Vec<Projection>);
+
+/// Changed operations: the index of the projection, and the operation as its statement reads it.
+#[derive(Default)]
+pub(crate) struct Followed(Vec<(usize, Value)>);
+
+impl Projections {
+    /// Whether a row of a service follows the operations of a scope.
+    pub(crate) fn follow(&self, scope: &Scope) -> bool {
+        self.of(scope).is_some()
+    }
+
+    fn of(&self, scope: &Scope) -> Option<usize> {
+        self.0.iter().position(|of| of.service == scope.service() && scope.kind().starts_with(of.kinds))
+    }
+
+    /// Adds a changed operation, if a row follows it. `due` is from when on a worker may run it.
+    pub(crate) fn add(&self, to: &mut Followed, op: &Operation, due: Value) {
+        if let Some(of) = self.of(&op.scope) {
+            to.0.push((of, row(op, due)));
+        }
+    }
+
+    /// Updates the rows, in the present transaction of `conn`.
+    pub(crate) async fn run(&self, conn: &mut Conn<'_>, followed: Followed) -> Result<()> {
+        for (n, projection) in self.0.iter().enumerate() {
+            let rows: Vec<Value> =
+                followed.0.iter().filter(|(of, _)| *of == n).map(|(_, changed)| changed.clone()).collect();
+            conn.batch(projection.update, &rows).await?;
+        }
+        if !followed.0.is_empty() {
+            crash_point!("store.projected");
+        }
+        Ok(())
+    }
+}
+
+/// Whether a row follows this change of its operation.
+pub(crate) fn is_news(old: Option<&Operation>, new: &Operation) -> bool {
+    let shown = |op: &Operation| (op.state, op.parked, op.failures, op.crashes, op.not_before, op.settled_at);
+    match (old, new.state) {
+        (None, State::Pending | State::Processing) => false,
+        // A claim, unless it takes over from a run that was lost.
+        (Some(old), State::Processing) => old.state == State::Processing && old.fence != new.fence,
+        (Some(old), _) => shown(old) != shown(new) || old.error != new.error,
+        (None, _) => true,
+    }
+}
+
+fn row(op: &Operation, due: Value) -> Value {
+    json!({
+        "id": op.id,
+        "tenant": op.scope.tenant(),
+        "kind": op.scope.kind(),
+        "key": op.key.as_str(),
+        "state": op.state.as_str(),
+        "due": due,
+        // PostgreSQL stores no NUL in a text.
+        "error": op.error.as_ref().map(|error| error.replace('\0', "\u{fffd}")),
+        "attempt": if op.was_claimed() { op.attempt() } else { 0 },
+        "settled_at": op.settled_at.map(Timestamp::as_micros),
+    })
+}
+
+impl Database {
+    /// Updates the rows that follow these operations, in a transaction: for rows that are older than their projection.
+    ///
+    /// # Errors
+    /// The database refuses; roll back then.
+    pub async fn project_in(&self, tx: &Tx, operations: &[Operation]) -> Result<()> {
+        self.answered(async {
+            let (sql, mut held) = (self.sql(), tx.connection().await?);
+            let now: i64 = on!(held.get()?, c =>
+                sqlx::query_scalar(self.work_sql().now).bind(self.clock()).fetch_one(&mut *c).await.map_err(broken)?);
+            let (mut followed, now) = (Followed::default(), Timestamp::from_micros(now));
+            let mut operations: Vec<&Operation> = operations.iter().collect();
+            operations.sort_by_key(|op| op.id);
+            for op in operations {
+                let due = due(op, op.terms.as_ref(), now).map(Timestamp::as_micros);
+                sql.projections.add(&mut followed, op, json!(due));
+            }
+            sql.projections.run(&mut held.get()?, followed).await
+        })
+        .await
+    }
+
+    /// Updates the row of an operation that is out of attempts: no worker runs it any more. Does nothing if the
+    /// operation has changed since.
+    pub(crate) async fn give_up(&self, conn: &mut Conn<'_>, id: i64, fence: Fence) -> Result<()> {
+        let sql = self.sql();
+        let off = on!(conn, c => sqlx::query(self.work_sql().not_due).bind(id).bind(fence.0).execute(&mut **c).await
+            .map(|done| done.rows_affected()).map_err(broken)?);
+        if off == 0 || sql.projections.0.is_empty() {
+            return Ok(());
+        }
+        let mut followed = Followed::default();
+        if let Some(op) = load_by_id(conn, sql, &[id]).await?.get(&id) {
+            sql.projections.add(&mut followed, op, Value::Null);
+        }
+        sql.projections.run(conn, followed).await
+    }
+}

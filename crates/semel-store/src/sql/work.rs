@@ -1,0 +1,146 @@
+//! Work for later: due operations, their order, and the limits of the fleet.
+
+use super::statements;
+
+/// Due operations of one kind and tenant, in the order in which they should run: by priority, each by one index step,
+/// then by due time. At most `$5` of each priority.
+macro_rules! by_priority {
+    ($columns:literal, $from:literal, $where:literal) => {
+        concat!(
+            of_priority!($columns, $from, $where, "2"),
+            " UNION ALL ",
+            of_priority!($columns, $from, $where, "1"),
+            " UNION ALL ",
+            of_priority!($columns, $from, $where, "0"),
+            " UNION ALL ",
+            of_priority!($columns, $from, $where, "-1"),
+            " UNION ALL ",
+            of_priority!($columns, $from, $where, "-2")
+        )
+    };
+}
+
+macro_rules! of_priority {
+    ($columns:literal, $from:literal, $where:literal, $priority:literal) => {
+        concat!(
+            "SELECT * FROM (SELECT ",
+            $columns,
+            " ",
+            $from,
+            " WHERE b.service = $1 AND b.kind = $2 AND b.tenant = $3 AND b.priority = ",
+            $priority,
+            " AND ",
+            $where,
+            " ORDER BY b.due, b.operation LIMIT $5) AS p"
+        )
+    };
+}
+
+/// The kind or the tenant of the first row after a kind and tenant: the next tenant of the kind, or else the next kind.
+/// In two steps, because SQLite compares pairs row by row and would read all rows of the first pair. The priority in
+/// the order leaves PostgreSQL one index to choose.
+macro_rules! next_kind {
+    ($column:literal, $kind:literal, $tenant:literal) => {
+        concat!(
+            "coalesce((SELECT ",
+            $column,
+            " FROM semel_backlog AS b
+                    WHERE b.service = $1 AND b.kind = ",
+            $kind,
+            " AND b.tenant > ",
+            $tenant,
+            " AND b.due IS NOT NULL ORDER BY b.tenant, b.priority LIMIT 1),
+                   (SELECT ",
+            $column,
+            " FROM semel_backlog AS b
+                    WHERE b.service = $1 AND b.kind > ",
+            $kind,
+            " AND b.due IS NOT NULL ORDER BY b.kind, b.tenant LIMIT 1))"
+        )
+    };
+}
+
+/// The first due time of a kind and tenant, for one priority.
+macro_rules! first_due {
+    ($priority:literal) => {
+        concat!(
+            "SELECT (SELECT b.due FROM semel_backlog AS b
+                     WHERE b.service = $1 AND b.kind = kinds.kind AND b.tenant = kinds.tenant AND b.priority = ",
+            $priority,
+            " AND b.due IS NOT NULL ORDER BY b.due LIMIT 1) AS due"
+        )
+    };
+}
+
+/// The operation of a row of the backlog, if its kind is not paused and its own row allows a claim now: the row of the
+/// backlog may be outdated, because another node has claimed and settled the operation meanwhile.
+macro_rules! picked {
+    () => {
+        "o.id, o.payload, o.checkpoint, o.error FROM semel_operations AS o
+         WHERE o.id = w.operation AND NOT EXISTS (SELECT 1 FROM semel_paused AS p WHERE p.service = $1 AND p.kind = $2)
+           AND o.state IN ('pending', 'failed', 'timed_out') AND NOT o.parked
+           AND (o.not_before IS NULL OR o.not_before <= {now $4}) AND (o.expires_at IS NULL OR o.expires_at > {now $4})"
+    };
+}
+
+statements! {
+    /// Every statement about work for later, for one of the databases.
+    WorkSql:
+    /// Due operations of one kind and tenant for a worker, by priority, then the longest due first, with their stored
+    /// bytes. Locks them, and skips rows that another transaction has locked.
+    pick = concat!(
+        "SELECT o.id, CAST(coalesce(length(o.payload), 0) + coalesce(length(o.checkpoint), 0) + coalesce(length(o.error), 0)
+                AS BIGINT) AS bytes
+         FROM (", by_priority!("b.operation", "FROM semel_backlog AS b", "b.due <= {now $4}"), ") AS w
+         CROSS JOIN {locked ", picked!(), "} LIMIT $6");
+    /// As `pick`, but the longest due first, whatever the priority.
+    pick_oldest = concat!(
+        "SELECT o.id, CAST(coalesce(length(o.payload), 0) + coalesce(length(o.checkpoint), 0) + coalesce(length(o.error), 0)
+                AS BIGINT) AS bytes
+         FROM (SELECT f.operation FROM (", by_priority!("b.operation, b.due", "FROM semel_backlog AS b", "b.due <= {now $4}"),
+        ") AS f ORDER BY f.due, f.operation LIMIT 5 * $5) AS w
+         CROSS JOIN {locked ", picked!(), "} LIMIT $6");
+    /// Pauses a kind.
+    pause =
+        "INSERT INTO semel_paused (service, kind, at, actor, reason) VALUES ($1, $2, $3, $4, $5)
+         ON CONFLICT (service, kind) DO UPDATE SET at = excluded.at, actor = excluded.actor, reason = excluded.reason";
+    /// Resumes a kind. The audit has the time, the person and the reason.
+    resume_kind =
+        "DELETE FROM semel_paused WHERE service = $1 AND kind = $2
+           AND CAST($3 AS BIGINT) IS NOT NULL AND CAST($4 AS TEXT) IS NOT NULL AND CAST($5 AS TEXT) IS NOT NULL";
+    /// How many of a kind run on all nodes.
+    count_running =
+        "SELECT count(*) FROM semel_leases AS l CROSS JOIN semel_operations AS o
+         WHERE o.id = l.operation AND o.service = $1 AND o.kind = $2 AND l.deadline > {now $3}";
+    /// The time.
+    now = "SELECT {now $1} AS now";
+    /// The limits of a kind, locked until the end of the transaction.
+    lock_limit =
+        "SELECT o.free_at FROM (SELECT 1 AS one) AS w
+         CROSS JOIN {locked o.free_at FROM semel_limits AS o WHERE o.service = $1 AND o.kind = $2}";
+    /// The first limits of a kind; nothing if another node has locked those that are there.
+    make_limit =
+        "INSERT INTO semel_limits (service, kind, free_at) VALUES ($1, $2, 0)
+         ON CONFLICT (service, kind) DO NOTHING RETURNING free_at";
+    /// Sets when the next of a kind may start.
+    put_limit = "UPDATE semel_limits SET free_at = $3 WHERE service = $1 AND kind = $2";
+    /// The kinds and tenants of the backlog, from one on, each with its first due time, and the time. From one to the
+    /// next by the index: nine rows of each are read, however many it has.
+    find_waiting_kinds =
+        concat!("WITH RECURSIVE kinds(kind, tenant, n) AS (
+            SELECT ", next_kind!("b.kind", "$2", "$3"), ", ", next_kind!("b.tenant", "$2", "$3"), ", CAST(1 AS BIGINT)
+            UNION ALL
+            SELECT ", next_kind!("b.kind", "kinds.kind", "kinds.tenant"), ",
+                   ", next_kind!("b.tenant", "kinds.kind", "kinds.tenant"), ", n + 1
+            FROM kinds WHERE kinds.kind IS NOT NULL AND n < $5)
+         SELECT kinds.kind, kinds.tenant, (SELECT min(f.due) FROM (", first_due!("2"), " UNION ALL ", first_due!("1"),
+            " UNION ALL ", first_due!("0"), " UNION ALL ", first_due!("-1"), " UNION ALL ", first_due!("-2"), ") AS f) AS due,
+                {now $4} AS now
+         FROM kinds WHERE kinds.kind IS NOT NULL");
+    /// An operation that a worker found exhausted is not due any more: its row is locked.
+    none_due = "UPDATE semel_backlog SET due = NULL WHERE operation IN (SELECT r.id FROM {rows $1: id int} AS r)";
+    /// The same for one of them, if it has not changed since.
+    not_due =
+        "UPDATE semel_backlog SET due = NULL
+         WHERE operation = $1 AND EXISTS (SELECT 1 FROM semel_operations AS o WHERE o.id = $1 AND o.fence = $2)";
+}

@@ -1,0 +1,83 @@
+//! Signs of life: each node stores every few seconds that it is alive, and what it does.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::sync::{Mutex, watch};
+
+use super::{Ledger, PATIENCE};
+use crate::{
+    Timestamp,
+    fleet::{Fleet, Sign},
+};
+
+/// The interval.
+const EVERY: Duration = Duration::from_secs(10);
+
+impl<S: Fleet> Ledger<S> {
+    /// Stores a sign of life every ten seconds, until `stop` turns true or its sender is dropped; then removes it. A
+    /// [`Worker`](crate::Worker) does this itself.
+    pub async fn show_life(&self, sign: Sign, mut stop: watch::Receiver<bool>) {
+        self.show_life_while(sign, async move { drop(stop.wait_for(|stop| *stop).await) }).await;
+    }
+
+    /// Stores signs of life while a future runs.
+    pub(crate) async fn show_life_while(&self, sign: Sign, work: impl Future<Output = ()>) {
+        let mut signs = Signs { ledger: self, sign, since: None, failing: false, over: Arc::default() };
+        tokio::select! {
+            () = work => {}
+            () = signs.go_on() => {}
+        }
+        signs.end().await;
+    }
+}
+
+struct Signs<'a, S: Fleet> {
+    ledger: &'a Ledger<S>,
+    sign: Sign,
+    /// The answer to the first sign: the start of this process.
+    since: Option<Timestamp>,
+    /// Whether the last one could not be stored. It is logged once.
+    failing: bool,
+    /// Held while a sign is stored or removed. True if it was removed: a sign still in flight is not stored afterwards.
+    over: Arc<Mutex<bool>>,
+}
+
+impl<S: Fleet> Signs<'_, S> {
+    async fn go_on(&mut self) {
+        loop {
+            let (store, owner, sign, since) =
+                (self.ledger.store().clone(), self.ledger.owner().to_owned(), self.sign.clone(), self.since);
+            let over = self.over.clone();
+            let left = self.ledger.on_engine(async move {
+                let over = over.lock().await;
+                if *over { Ok(since) } else { store.leave_sign(&owner, &sign, since).await.map(Some) }
+            });
+            match left.await {
+                Ok(since) => {
+                    self.since = since;
+                    if std::mem::take(&mut self.failing) {
+                        tracing::info!("this node's sign of life is stored again");
+                    }
+                }
+                Err(error) if !std::mem::replace(&mut self.failing, true) => {
+                    tracing::warn!(%error, "this node's sign of life could not be stored; trying again every 10 s");
+                }
+                Err(_) => {}
+            }
+            tokio::time::sleep(EVERY).await;
+        }
+    }
+
+    /// Removes the sign. If that fails, the sweep removes it.
+    async fn end(self) {
+        let Some(since) = self.since else { return };
+        let (store, owner, over) = (self.ledger.store().clone(), self.ledger.owner().to_owned(), self.over);
+        let removed = self.ledger.on_engine(async move {
+            *over.lock().await = true;
+            store.remove_sign(&owner, since).await
+        });
+        if !matches!(tokio::time::timeout(PATIENCE, removed).await, Ok(Ok(()))) {
+            tracing::debug!("this node's sign of life could not be removed; the sweep forgets it");
+        }
+    }
+}

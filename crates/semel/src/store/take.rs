@@ -1,0 +1,53 @@
+//! Requests of a worker for due operations.
+
+use std::time::Duration;
+
+use crate::{Policy, Scope, Token};
+
+/// Free seats of a worker for one kind and tenant.
+#[derive(Clone, Debug)]
+pub struct Want {
+    /// The scope.
+    pub scope: Scope,
+    /// The most operations to take.
+    pub most: u32,
+    /// How many of these are the longest due ones, whatever their priority.
+    pub oldest: u32,
+    /// The policy of operations that were enqueued without one.
+    pub policy: Policy,
+    /// The limits of the fleet for this kind.
+    pub limits: Limits,
+}
+
+/// Limits of a kind over all nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// How many may run concurrently.
+    pub at_once: Option<u32>,
+    /// The interval between two starts: a rate.
+    pub every: Option<Duration>,
+}
+
+impl Limits {
+    /// Whether there is no limit.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// A request that claims due operations.
+#[derive(Clone, Debug)]
+pub struct Take {
+    /// The wants, each of another scope.
+    pub wants: Vec<Want>,
+    /// The owner, for the journal.
+    pub owner: String,
+    /// The token of all its leases: they are found by it if the answer is lost.
+    pub token: Token,
+}
+
+impl Take {
+    /// The most bytes of stored data that are taken at once, which the first operation may exceed.
+    pub const BYTES: usize = 16 << 20;
+}

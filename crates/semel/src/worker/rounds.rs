@@ -1,0 +1,367 @@
+//! The rounds of a running worker: it looks at what is due, takes as much as it has seats for, and runs it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::{
+    sync::{Notify, OwnedSemaphorePermit, watch},
+    task::JoinSet,
+};
+use tracing::Instrument as _;
+
+use super::{IDLE, Kind, is_over, shares::Shares};
+use crate::{
+    Error, Lease, Ledger, Result, Scope, Uptime,
+    look::DueKind,
+    messaging::Wake,
+    store::{Store, Want},
+};
+
+/// How long after its last work a worker counts as busy.
+const A_WHILE: Duration = Duration::from_secs(10);
+
+/// The wait when due operations could not be taken, because another node has locked them. It doubles up to the polling
+/// interval: the kind may also be paused, or at the limit of the fleet.
+const HELD: Duration = Duration::from_millis(10);
+
+/// How long the result of a look is used without another look, while each take gets as much as it asks for.
+const FRESH: Duration = Duration::from_millis(50);
+
+/// How long a worker with many runs waits for more of them to end before it takes again: completions share a commit, so
+/// runs end together, and a batch costs about as much as a single operation.
+const GATHER: Duration = Duration::from_millis(1);
+
+/// It waits if at least this many runs have not ended.
+const MANY: usize = 8;
+
+/// The most kinds and tenants per take.
+const MOST_WANTS: usize = 64;
+
+/// The most operations of a kind per take: keeps its transaction short.
+const MOST_AT_ONCE: usize = 2000;
+
+/// The most pages of kinds and tenants that a look reads to find something that is due.
+const MOST_PAGES: usize = 10;
+
+/// How long runs that are cut off at the stop have to be settled.
+const LAST_SETTLES: Duration = Duration::from_secs(3);
+
+/// The most kinds and tenants without a handler that are logged.
+const MOST_STRANGE: usize = 100;
+
+/// The state of a running worker.
+pub(super) struct Rounds<S: Store> {
+    ledger: Ledger<S>,
+    kinds: Vec<Arc<Kind<S>>>,
+    wake: Wake,
+    runs: JoinSet<()>,
+    /// Places in the queue for a seat, one per kind that had due operations and no free seat. Callers that share the
+    /// seats wait in the same queue, so due operations get their turn.
+    line: JoinSet<(usize, Option<OwnedSemaphorePermit>)>,
+    /// The kinds that have a place in it.
+    in_line: Vec<bool>,
+    /// Notified by each run that ends.
+    free: Arc<Notify>,
+    /// Due operations by kind, as the last look found them. A kind whose take got less than it asked for is removed.
+    due: BTreeMap<usize, Vec<DueKind>>,
+    /// How long, at that look, until the next operation is due.
+    later: Duration,
+    /// Until when that look is used.
+    fresh: Uptime,
+    shares: Shares,
+    /// Services, kinds and tenants without a handler that were logged.
+    strange: BTreeSet<(String, String, String)>,
+    /// Kinds without a valid policy that were logged.
+    wrong: BTreeSet<usize>,
+    /// By service: the kind and tenant after which the next look begins, if one look does not return all.
+    looks: BTreeMap<String, (String, String)>,
+    stop: watch::Receiver<bool>,
+    /// Tells runs to end, when their time after the stop is over.
+    leave: watch::Sender<bool>,
+    /// The time of the last work.
+    last: Option<Uptime>,
+    polls: (Duration, Duration),
+    /// The last wait for operations that could not be taken.
+    held: Duration,
+}
+
+/// A want, with its seats.
+struct Asked {
+    kind: usize,
+    want: Want,
+    seats: Vec<OwnedSemaphorePermit>,
+}
+
+impl<S: Store> Rounds<S> {
+    pub(super) fn new(
+        ledger: Ledger<S>,
+        kinds: Vec<Arc<Kind<S>>>,
+        polls: (Duration, Duration),
+        stop: watch::Receiver<bool>,
+    ) -> Self {
+        Self {
+            wake: ledger.due_wake(),
+            ledger,
+            runs: JoinSet::new(),
+            line: JoinSet::new(),
+            in_line: vec![false; kinds.len()],
+            free: Arc::default(),
+            due: BTreeMap::new(),
+            later: IDLE,
+            fresh: Uptime::now(),
+            shares: Shares::default(),
+            strange: BTreeSet::new(),
+            wrong: BTreeSet::new(),
+            looks: services(&kinds),
+            kinds,
+            stop,
+            leave: watch::Sender::new(false),
+            last: None,
+            polls,
+            held: Duration::ZERO,
+        }
+    }
+
+    /// Works until the stop; runs have `grace` to end.
+    pub(super) async fn run(mut self, grace: Duration) {
+        let (mut stop, mut came, mut anew) = (self.stop.clone(), None, true);
+        while !is_over(&stop) {
+            while self.runs.try_join_next().is_some() {}
+            if std::mem::take(&mut anew) {
+                self.due.clear();
+            }
+            let wait = match self.round(came.take()).await {
+                Ok(wait) => wait,
+                Err(Error::Stopping) => break,
+                Err(error) => {
+                    tracing::warn!(%error, "what is due could not be taken; trying again");
+                    IDLE
+                }
+            };
+            tokio::select! {
+                () = self.wake.woken() => anew = true,
+                () = ended(&self.free, self.runs.len()) => {}
+                () = tokio::time::sleep(wait) => anew = !wait.is_zero(),
+                Some(Ok((kind, seat))) = self.line.join_next() => {
+                    self.in_line[kind] = false;
+                    came = seat.map(|seat| (kind, seat));
+                }
+                _ = stop.wait_for(|stop| *stop) => {}
+            }
+        }
+        drop(came);
+        self.line.shutdown().await;
+        let ended = async { while self.runs.join_next().await.is_some() {} };
+        if tokio::time::timeout(grace, ended).await.is_err() {
+            self.leave.send_replace(true);
+            let settled = async { while self.runs.join_next().await.is_some() {} };
+            if tokio::time::timeout(LAST_SETTLES, settled).await.is_err() {
+                tracing::warn!(
+                    runs = self.runs.len(),
+                    "runs could not be settled before the stop; their leases expire"
+                );
+            }
+        }
+    }
+
+    /// Starts due operations, of each kind as many as it has seats for; `came` is a seat that was waited for. Returns
+    /// how long to wait for the next round.
+    async fn round(&mut self, came: Option<(usize, OwnedSemaphorePermit)>) -> Result<Duration> {
+        if self.due.is_empty() || self.fresh.has_passed() {
+            self.look_at_all().await?;
+        }
+        let (mut asked, wait) = (Vec::new(), self.pause().min(self.later));
+        let mut came = came;
+        for (kind, due) in self.due.clone() {
+            let seat = came.take_if(|(of, _)| *of == kind).map(|(_, seat)| seat);
+            self.ask_for(kind, due, seat, &mut asked)?;
+        }
+        if asked.is_empty() {
+            return Ok(wait);
+        }
+        let mut took = false;
+        for asked in asked.chunks_mut(MOST_WANTS) {
+            took |= self.take(asked).await?;
+        }
+        if !took {
+            self.held = (2 * self.held).clamp(HELD, self.pause().max(HELD));
+            return Ok(wait.min(self.held));
+        }
+        self.held = Duration::ZERO;
+        self.last = Some(Uptime::now());
+        // There may be more: kinds with a free seat look again at once.
+        Ok(Duration::ZERO)
+    }
+
+    /// Takes the wants in one transaction and starts the runs. Whether there were any.
+    async fn take(&mut self, asked: &mut [Asked]) -> Result<bool> {
+        let taken = self.ledger.take(asked.iter().map(|asked| asked.want.clone()).collect()).await?;
+        let took = !taken.is_empty();
+        for (n, lease) in taken {
+            let Some(asked) = asked.get_mut(n) else { continue };
+            if let Some(seat) = asked.seats.pop() {
+                self.begin(asked.kind, lease, seat);
+            }
+        }
+        asked.iter().filter(|asked| !asked.seats.is_empty()).for_each(|asked| self.has_no_more(asked));
+        Ok(took)
+    }
+
+    /// Looks for due operations of all services.
+    async fn look_at_all(&mut self) -> Result<()> {
+        let (mut all, mut next) = (BTreeMap::new(), Duration::MAX);
+        self.fresh = Uptime::now() + FRESH;
+        for service in self.looks.keys().cloned().collect::<Vec<_>>() {
+            // Where much waits for a later time, the first page may have nothing that is due.
+            for _ in 0..MOST_PAGES {
+                let due = self.look(&service).await?;
+                let mut found = false;
+                for (kind, due) in self.by_kind(&service, due) {
+                    let (now, later): (Vec<_>, Vec<_>) = due.into_iter().partition(|due| due.wait.is_zero());
+                    next = later.iter().map(|due| due.wait).fold(next, Duration::min);
+                    if !now.is_empty() {
+                        found = true;
+                        all.insert(kind, now);
+                    }
+                }
+                if found || self.looks.get(&service).is_none_or(|(kind, _)| kind.is_empty()) {
+                    break;
+                }
+            }
+        }
+        (self.due, self.later) = (all, next);
+        Ok(())
+    }
+
+    /// Less was taken than was asked for.
+    fn has_no_more(&mut self, Asked { kind, want, .. }: &Asked) {
+        let Some(due) = self.due.get_mut(kind) else { return };
+        due.retain(|due| (&*due.kind, &*due.tenant) != (want.scope.kind(), want.scope.tenant()));
+        if due.is_empty() {
+            self.due.remove(kind);
+        }
+    }
+
+    /// How long to wait without a wake.
+    fn pause(&self) -> Duration {
+        let busy = self.last.is_some_and(|last| !(last + A_WHILE).has_passed());
+        if busy { self.polls.0 } else { self.polls.1 }
+    }
+
+    /// Due and future operations of a service.
+    async fn look(&mut self, service: &str) -> Result<Vec<DueKind>> {
+        let (kind, tenant) = self.looks.get(service).cloned().unwrap_or_default();
+        let due = self.ledger.due_kinds(service, (&kind, &tenant)).await?;
+        let cut = due.len() >= DueKind::MOST as usize;
+        let last = due.last().filter(|_| cut).map(|last| (last.kind.clone(), last.tenant.clone()));
+        self.looks.insert(service.to_owned(), last.unwrap_or_default());
+        Ok(due)
+    }
+
+    /// Due operations by kind. Those without a handler here are left to other nodes, and logged once: no node may have
+    /// a handler.
+    fn by_kind(&mut self, service: &str, due: Vec<DueKind>) -> BTreeMap<usize, Vec<DueKind>> {
+        let mut by = BTreeMap::<usize, Vec<DueKind>>::new();
+        for due in due {
+            let takes = |kind: &Arc<Kind<S>>| kind.service == service && kind.takes(&due.kind, &due.tenant);
+            match self.kinds.iter().position(takes) {
+                Some(kind) if self.kinds[kind].is_work => by.entry(kind).or_default().push(due),
+                Some(_) => {}
+                None => self.tell_strange(service, due),
+            }
+        }
+        by
+    }
+
+    /// Logs work without a handler, the first time it is seen.
+    fn tell_strange(&mut self, service: &str, DueKind { kind, tenant, .. }: DueKind) {
+        if self.strange.len() < MOST_STRANGE && self.strange.insert((service.to_owned(), kind.clone(), tenant.clone()))
+        {
+            tracing::warn!(service, kind, tenant, "work waits that this node has no handler for");
+        }
+    }
+
+    /// Wants as many of a kind as there are seats, shared among its tenants; waits for a seat if there is none.
+    fn ask_for(
+        &mut self,
+        n: usize,
+        due: Vec<DueKind>,
+        came: Option<OwnedSemaphorePermit>,
+        asked: &mut Vec<Asked>,
+    ) -> Result<()> {
+        let kind = self.kinds[n].clone();
+        let mut seats: Vec<_> = came.into_iter().collect();
+        while seats.len() < MOST_AT_ONCE
+            && let Ok(seat) = kind.seats.clone().try_acquire_owned()
+        {
+            seats.push(seat);
+        }
+        if seats.is_empty() {
+            if !std::mem::replace(&mut self.in_line[n], true) {
+                let seats = kind.seats.clone();
+                self.line.spawn(async move { (n, seats.acquire_owned().await.ok()) });
+            }
+            return Ok(());
+        }
+        for (due, share) in self.shares.of(n, due, seats.len()) {
+            let scope = Scope::new(&due.tenant, &kind.service, &due.kind)?;
+            let policy = kind.policy_of(&scope);
+            if let Err(error) = policy.check() {
+                self.log_wrong_policy(n, &scope, &error);
+                continue;
+            }
+            let (most, oldest) = self.shares.ages(n, share);
+            let want = Want { policy, scope, most, oldest, limits: kind.limits };
+            let seats = seats.split_off(seats.len() - share);
+            asked.push(Asked { kind: n, want, seats });
+        }
+        Ok(())
+    }
+
+    /// Logs once that the operations of a kind cannot be taken under its policy.
+    fn log_wrong_policy(&mut self, n: usize, scope: &Scope, error: &Error) {
+        if self.wrong.insert(n) {
+            let (service, kind) = (scope.service(), scope.kind());
+            tracing::error!(service, kind, %error, "the policy of a kind is not valid; its work is not taken");
+        }
+    }
+
+    /// Starts one run in its own task.
+    fn begin(&mut self, n: usize, lease: Lease<S>, seat: OwnedSemaphorePermit) {
+        let kind = self.kinds[n].clone();
+        let turn = kind.begin_turn(self.stop.clone(), self.leave.subscribe());
+        let lease = lease.in_turn(turn);
+        let freed = (seat, Freed(self.free.clone()));
+        self.runs.spawn(async move {
+            let _freed = freed;
+            // In the task: a span of a user's that panics ends its own run only.
+            let span = (kind.span)(lease.operation());
+            kind.run(lease).instrument(span).await;
+        });
+    }
+}
+
+/// Waits until a run has ended, and a moment longer if many others may end, too. An enqueue ends the wait.
+async fn ended(free: &Notify, running: usize) {
+    free.notified().await;
+    if running > MANY {
+        tokio::time::sleep(GATHER).await;
+    }
+}
+
+/// The services of all kinds, each with the position of its next look.
+fn services<S: Store>(kinds: &[Arc<Kind<S>>]) -> BTreeMap<String, (String, String)> {
+    kinds.iter().map(|kind| (kind.service.clone(), <_>::default())).collect()
+}
+
+/// Notifies when it is dropped, however the run ends.
+struct Freed(Arc<Notify>);
+
+impl Drop for Freed {
+    fn drop(&mut self) {
+        self.0.notify_one();
+    }
+}

@@ -1,0 +1,270 @@
+//! The timetable: enqueues the runs of schedules when they are due.
+//!
+//! A run and its mark are stored in one transaction, and a mark moves only from the value that was read: of any number
+//! of nodes one enqueues a run. The key of the run is a second guard.
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use super::is_over;
+use crate::{
+    Error, Ledger, Result, Schedule, Timestamp, Work, crash_point,
+    fleet::{Fleet, Mark},
+    store::Commit,
+};
+
+/// How often to read marks when nothing is due: the database's clock may be set, and schedules may change.
+const RECHECK: Duration = Duration::from_secs(60);
+
+/// The same while the kind of a schedule is paused: after a resume, missed runs should start soon.
+const PAUSED: Duration = Duration::from_secs(10);
+
+/// The retry interval if another node has locked a mark, or the database is unavailable.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// The time limit of a run's transaction. A node that freezes in it blocks this schedule for other nodes for this long.
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// How long a schedule with another spec may be overdue before this node takes it over.
+const ABANDONED: Duration = Duration::from_secs(60);
+
+/// Schedules and their next due times. A [`Worker`](crate::Worker) has one; a program without a worker can run one
+/// itself.
+pub struct Timetable<S: Fleet> {
+    ledger: Ledger<S>,
+    schedules: Vec<Schedule>,
+    /// By schedule: what this node remembers.
+    known: Vec<Known>,
+}
+
+#[derive(Clone, Default)]
+struct Known {
+    /// Whether this process has read its mark: another spec that appears later comes from a newer node.
+    seen: bool,
+    /// The last error. It is logged once.
+    trouble: Option<String>,
+}
+
+/// The next action for a schedule.
+#[derive(Debug, PartialEq, Eq)]
+enum Step {
+    /// Store this mark in place of the one that was read, with these runs.
+    Move { to: Mark, runs: Vec<Timestamp> },
+    /// Nothing to do until this time.
+    Wait(Option<Timestamp>),
+    /// Its kind is paused, or another node runs it.
+    Leave,
+}
+
+impl<S: Fleet> Timetable<S> {
+    /// The timetable of some schedules. Of two with the same scope and name, the last one counts.
+    pub fn new(ledger: &Ledger<S>, schedules: Vec<Schedule>) -> Self {
+        let mut distinct: Vec<Schedule> = Vec::new();
+        for schedule in schedules {
+            distinct.retain(|other| (other.scope(), other.name()) != (schedule.scope(), schedule.name()));
+            distinct.push(schedule);
+        }
+        Self { ledger: ledger.clone(), known: vec![Known::default(); distinct.len()], schedules: distinct }
+    }
+
+    /// Enqueues due runs, until `stop` turns true or its sender is dropped.
+    pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
+        let mut logged = false;
+        while !self.schedules.is_empty() && !is_over(&stop) {
+            let wait = match self.round().await {
+                Ok(wait) => {
+                    logged = false;
+                    wait
+                }
+                Err(Error::Stopping) => return,
+                Err(error) => {
+                    if !std::mem::replace(&mut logged, true) {
+                        tracing::warn!(%error, "schedules could not be looked up; trying again every second");
+                    }
+                    AGAIN
+                }
+            };
+            tokio::select! {
+                () = tokio::time::sleep(wait) => {}
+                _ = stop.wait_for(|stop| *stop) => {}
+            }
+        }
+    }
+
+    /// Enqueues the runs due now; returns how long to wait for the next round. A schedule that fails delays no other.
+    ///
+    /// # Errors
+    /// Errors of the store, if no mark could be read.
+    pub async fn round(&mut self) -> Result<Duration> {
+        if self.ledger.is_stopping() {
+            return Err(Error::Stopping);
+        }
+        let (marks, now) = self.ledger.store().marks(&self.schedules).await?;
+        let mut wait = RECHECK;
+        for (schedule, known) in self.schedules.iter().zip(&mut self.known) {
+            let mark = marks.iter().find(|mark| mark.is_of(schedule));
+            let next = match tend(&self.ledger, schedule, mark, known.seen, now).await {
+                Ok(next) => {
+                    known.seen = true;
+                    if let Some(after) = known.trouble.take() {
+                        tracing::info!(schedule = schedule.name(), after, "a schedule works again");
+                    }
+                    next
+                }
+                Err(error) => {
+                    let (why, transient) = (error.to_string(), error.is_transient());
+                    if known.trouble.as_ref() != Some(&why) {
+                        tracing::warn!(schedule = schedule.name(), %error, "a run could not be enqueued; trying again");
+                        known.trouble = Some(why);
+                    }
+                    if transient { AGAIN } else { RECHECK }
+                }
+            };
+            wait = wait.min(next);
+        }
+        Ok(wait)
+    }
+}
+
+/// Performs the next action of a schedule; returns how long to wait for the next look.
+async fn tend<S: Fleet>(
+    ledger: &Ledger<S>,
+    schedule: &Schedule,
+    mark: Option<&Mark>,
+    seen: bool,
+    now: Timestamp,
+) -> Result<Duration> {
+    Ok(match step(schedule, mark, seen, now) {
+        Step::Leave => PAUSED,
+        Step::Wait(next) => next.map_or(RECHECK, |next| next.since(now)),
+        Step::Move { to, runs } => {
+            let works = runs.into_iter().map(|due| schedule.work(due)).collect::<Result<Vec<_>>>()?;
+            let next = to.next;
+            match move_mark(ledger, mark, &to, works).await? {
+                true => next.map_or(RECHECK, |next| next.since(now)),
+                false => AGAIN,
+            }
+        }
+    })
+}
+
+/// The next action of a schedule, by its mark, at a time; `seen` is true if this process has read its mark before.
+fn step(schedule: &Schedule, mark: Option<&Mark>, seen: bool, now: Timestamp) -> Step {
+    let Some(mark) = mark else {
+        return Step::Move { to: Mark::new(schedule, now), runs: Vec::new() };
+    };
+    if mark.spec != schedule.spec() {
+        // While two versions of a program run side by side, the one that started last decides. If its node is gone,
+        // another one takes over.
+        let abandoned = mark.next.is_none_or(|next| now.since(next) > ABANDONED);
+        if seen && !abandoned {
+            return Step::Leave;
+        }
+        let since = now.max(mark.at);
+        return Step::Move { to: Mark { last: mark.last, ..Mark::new(schedule, since) }, runs: Vec::new() };
+    }
+    let next = schedule.next(mark.at);
+    if next.is_none_or(|next| next > now) {
+        return Step::Wait(next);
+    }
+    if mark.paused {
+        return Step::Leave;
+    }
+    let runs = schedule.owed(mark.at, now);
+    // The latest due time, also if its run is skipped: no time up to it is considered again.
+    let at = schedule.last(now).unwrap_or(now).max(mark.at);
+    let last = runs.last().copied().or(mark.last);
+    Step::Move { to: Mark { at, last, next: schedule.next(at), ..mark.clone() }, runs }
+}
+
+/// Moves a mark and enqueues the due runs, in one transaction. False if another node has done so or has locked the
+/// mark.
+async fn move_mark<S: Fleet>(ledger: &Ledger<S>, from: Option<&Mark>, to: &Mark, works: Vec<Work>) -> Result<bool> {
+    let store = ledger.store();
+    let tx = store.begin(LIMIT.min(store.longest_transaction())).await?;
+    let enqueued = async {
+        let moved = store.move_mark(&tx, from, to).await?;
+        if moved {
+            ledger.enqueue_in(&tx, works).await?;
+        }
+        Ok(moved)
+    };
+    match enqueued.await {
+        Ok(true) => {}
+        not_moved => {
+            store.roll_back(&tx).await;
+            return not_moved;
+        }
+    }
+    crash_point!("schedule.before_commit");
+    let committed = store.commit(&tx).await;
+    crash_point!("schedule.after_commit");
+    match committed {
+        Commit::Done => Ok(true),
+        // The next look reads whether the mark has moved.
+        Commit::Unknown(why) | Commit::Unavailable(why) => Err(Error::Unavailable(why)),
+        Commit::Refused(why) => Err(Error::Refused(why)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Missed, Scope};
+
+    const HOUR: i64 = 3_600_000_000;
+
+    fn hourly() -> Schedule {
+        Schedule::every("hourly", Duration::from_secs(3600), Scope::new("a", "b", "c").unwrap()).unwrap()
+    }
+
+    fn at(hours: i64, seconds: i64) -> Timestamp {
+        Timestamp::from_micros(hours * HOUR + seconds * 1_000_000)
+    }
+
+    #[test]
+    fn a_new_schedule_starts_now() {
+        let Step::Move { to, runs } = step(&hourly(), None, false, at(5, 10)) else { panic!() };
+        assert_eq!((to.at, to.next, runs), (at(5, 10), Some(at(6, 0)), vec![]));
+    }
+
+    #[test]
+    fn a_run_moves_the_mark_to_its_due_time() {
+        let mark = Mark::new(&hourly(), at(5, 10));
+        assert_eq!(step(&hourly(), Some(&mark), true, at(5, 3599)), Step::Wait(Some(at(6, 0))));
+        let Step::Move { to, runs } = step(&hourly(), Some(&mark), true, at(6, 1)) else { panic!() };
+        assert_eq!((to.at, to.last, to.next, runs), (at(6, 0), Some(at(6, 0)), Some(at(7, 0)), vec![at(6, 0)]));
+    }
+
+    #[test]
+    fn runs_that_are_left_out_move_the_mark_too() {
+        let (schedule, mark) = (hourly().missed(Missed::None), Mark::new(&hourly(), at(5, 10)));
+        let Step::Move { to, runs } = step(&schedule, Some(&mark), true, at(9, 600)) else { panic!() };
+        assert_eq!((to.at, to.last, runs), (at(9, 0), None, vec![]));
+    }
+
+    #[test]
+    fn a_clock_that_goes_back_brings_no_run_again() {
+        let mark = Mark { at: at(9, 0), next: Some(at(10, 0)), ..Mark::new(&hourly(), at(5, 10)) };
+        assert_eq!(step(&hourly(), Some(&mark), true, at(7, 1)), Step::Wait(Some(at(10, 0))));
+        let other = Mark { spec: "other".into(), ..mark };
+        let Step::Move { to, .. } = step(&hourly(), Some(&other), false, at(7, 1)) else { panic!() };
+        assert_eq!(to.at, at(9, 0), "nor does a changed schedule");
+    }
+
+    #[test]
+    fn a_paused_kind_keeps_its_mark() {
+        let mark = Mark { paused: true, ..Mark::new(&hourly(), at(5, 10)) };
+        assert_eq!(step(&hourly(), Some(&mark), true, at(8, 0)), Step::Leave);
+    }
+
+    #[test]
+    fn a_changed_schedule_counts_from_now_and_the_newest_node_has_its_way() {
+        let mark = Mark { spec: "other".into(), ..Mark::new(&hourly(), at(5, 10)) };
+        let Step::Move { to, runs } = step(&hourly(), Some(&mark), false, at(9, 10)) else { panic!() };
+        assert_eq!((to.at, to.since, to.spec, runs), (at(9, 10), at(9, 10), hourly().spec(), vec![]));
+        assert_eq!(step(&hourly(), Some(&mark), true, at(6, 30)), Step::Leave, "an older node stands back");
+        assert!(matches!(step(&hourly(), Some(&mark), true, at(6, 90)), Step::Move { .. }), "unless no node runs it");
+    }
+}
