@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_figure_tells_rate_and_percentiles() {
+    fn a_figure_has_rate_and_percentiles() {
         let took = (1..=100).rev().map(Duration::from_millis).collect();
         let figure = Figure::new(took, Duration::from_secs(2), Duration::from_secs(4));
         assert_eq!((figure.rate, figure.p50, figure.p99, figure.per_cpu), (50.0, 51.0, 100.0, 25.0));

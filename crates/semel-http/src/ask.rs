@@ -3,9 +3,11 @@
 use http::{Method, request::Parts};
 use semel::{Claim, Error, Fingerprint, Key, Labels, Lease, Operation, Scope, Store, Work};
 
-use crate::{Principal, Problem, Route, bound::Bound, fingerprint::normal_path, layer::Shared, problem, refusal::told};
+use crate::{
+    Principal, Problem, Route, bound::Bound, fingerprint::normal_path, layer::Shared, problem, refusal::problem_of,
+};
 
-/// What a keyed request asks for.
+/// The claim of a keyed request.
 pub(crate) struct Asked {
     pub(crate) scope: Scope,
     pub(crate) key: Key,
@@ -42,7 +44,7 @@ impl Asked {
         }
         Some(match claim {
             Claim::Acquired(_) => Problem::new(&problem::PAYLOAD_MISMATCH),
-            _ => told(&problem::PAYLOAD_MISMATCH, there),
+            _ => problem_of(&problem::PAYLOAD_MISMATCH, there),
         })
     }
 }

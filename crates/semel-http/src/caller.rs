@@ -1,4 +1,4 @@
-//! What the layer gives to a handler, and what a handler can tell the layer.
+//! The values that the layer passes to a handler, and those that a handler can return to it.
 
 use axum::extract::FromRequestParts;
 use bytes::Bytes;
@@ -51,8 +51,8 @@ impl Verdict {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reason(pub String);
 
-/// What is stored instead of the answer in [reference mode](crate::Route::rebuild), such as the id of what was
-/// created. The handler puts it into the extensions of its response.
+/// Stored instead of the answer in [reference mode](crate::Route::rebuild), such as the id of a created row. The
+/// handler puts it into the extensions of its response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reference(pub Bytes);
 

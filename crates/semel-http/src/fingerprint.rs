@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use http::{header, request::Parts};
 use semel::Fingerprint;
 
-/// What is compared.
+/// The parts of a request that are compared.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sameness {
     /// JSON bodies are compared by value, not by bytes.
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn the_host_counts_if_the_route_says_so() {
+    fn the_host_counts_only_if_the_route_compares_it() {
         let of = |host: bool, name: &str| {
             let (head, ()) = Request::post("/a").header("host", name).body(()).unwrap().into_parts();
             Sameness { host, ..Sameness::default() }.fingerprint(&head, "/a", b"")

@@ -16,7 +16,7 @@ pub struct Kind {
     pub status: StatusCode,
     /// Whether the same request may succeed later.
     pub retryable: bool,
-    /// What it is, in a few words.
+    /// A few words.
     pub title: &'static str,
     /// The meaning, as a sentence; the default `detail`.
     pub meaning: &'static str,
@@ -195,7 +195,7 @@ pub static ROW_UNREADABLE: Kind = Kind {
     status: StatusCode::INTERNAL_SERVER_ERROR,
     retryable: false,
     title: "A stored row cannot be read",
-    meaning: "What is stored under this id or key cannot be read: it was damaged, or written by another version. Nothing \
+    meaning: "The row with this id or key cannot be read: it was damaged, or written by another version. Nothing \
               was done, and no other row is affected.",
     remedy: "Sending it again does not help, and with another key it might take effect twice. An operator \
              finds the row with semel operations show, restores it from a backup or starts the version that wrote it, or \

@@ -12,8 +12,8 @@ use crate::{
 /// The `Retry-After` for a key in flight: most requests take less than this.
 pub(crate) const SOON: Duration = Duration::from_secs(1);
 
-/// A problem that tells when the key was first seen.
-pub(crate) fn told(kind: &'static Kind, operation: &Operation) -> Problem {
+/// A problem with the time at which the key was first seen.
+pub(crate) fn problem_of(kind: &'static Kind, operation: &Operation) -> Problem {
     Problem::new(kind).with("first_seen", operation.created_at.to_string())
 }
 

@@ -8,7 +8,7 @@ use crate::{
     Reference, Route,
     answer::{Answer, mark},
     problem,
-    refusal::told,
+    refusal::problem_of,
 };
 
 /// The stored answer.
@@ -20,7 +20,7 @@ pub(crate) async fn replay(route: &Route, replay: Replay, head: Parts) -> Respon
     match Answer::decode(outcome.body) {
         Some(answer) if outcome.kept => answer.replay(mismatch),
         answer => {
-            let mut response = told(&problem::RESPONSE_NOT_KEPT, &operation).into_http();
+            let mut response = problem_of(&problem::RESPONSE_NOT_KEPT, &operation).into_http();
             if let Some(location) = answer.as_ref().and_then(Answer::location) {
                 response.headers_mut().insert(header::LOCATION, location.clone());
             }

@@ -241,7 +241,7 @@ impl Route {
         self
     }
 
-    /// What happens after lease expiry.
+    /// Sets the rule for a lost run: hold, probe or rerun.
     #[must_use]
     pub fn on_lost(mut self, on_lost: OnLost) -> Self {
         self.policy.on_lost = on_lost;

@@ -59,11 +59,11 @@ impl<S: Store, Inner> IdempotencyService<S, Inner> {
             Mode::Atomic => lease.run_atomic_handing(move |context, tx| handler(context, Some(tx))).await,
         };
         let problem = match ran {
-            // The first caller gets the handler's answer only if what it says is what was stored.
+            // The first caller gets the handler's answer only if its outcome was stored.
             Ok((_, Handed::Stored(Some(response)))) => return Ok(response),
             Ok((Ran::LeaseLost, _)) => Problem::new(&problem::LEASE_LOST),
             Ok((Ran::Released, _)) => {
-                store_problem(&semel::Error::Unavailable("the run was put back".into())).detail(RELEASED)
+                store_problem(&semel::Error::Unavailable("the run was released".into())).detail(RELEASED)
             }
             Ok((Ran::Doubted(why), _)) => cut_off(&why),
             // Why is in the log, by the ledger.
@@ -172,7 +172,7 @@ where
     let silent = "the service gave no answer";
     let response = match call(&mut inner, request).await {
         Ok(response) => response,
-        // A time-out inside of us, say: whatever was begun may have been done.
+        // A time-out inside of us, say: the work may have been done.
         Err(error) if doubts => return (Err(Unfinished::Unknown(silent.into())), Err(error)),
         Err(error) => return (Err(Unfinished::failed(silent)), Err(error)),
     };

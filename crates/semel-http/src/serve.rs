@@ -14,7 +14,7 @@ use crate::{
     key,
     layer::IdempotencyService,
     problem,
-    refusal::{SOON, told},
+    refusal::{SOON, problem_of},
     replay::replay,
 };
 
@@ -65,11 +65,13 @@ impl<S: Store, Inner> IdempotencyService<S, Inner> {
                 Box::pin(self.run(lease, Request::from_parts(head, body.into()))).await
             }
             Claim::Replay(stored) => Ok(Ok(replay(&self.route, stored, head).await.map(Body::whole))),
-            Claim::InFlight(there) => Err(told(&problem::IN_FLIGHT, &there.operation).retry_after(SOON)),
-            Claim::NotYet(later) => Err(told(&problem::BACKING_OFF, &later.operation).retry_after(later.retry_after)),
-            Claim::Mismatch(operation) => Err(told(&problem::PAYLOAD_MISMATCH, &operation)),
-            Claim::Exhausted(operation) => Err(told(&problem::ATTEMPTS_EXHAUSTED, &operation)),
-            Claim::InDoubt(operation) => Err(told(&problem::IN_DOUBT, &operation)),
+            Claim::InFlight(there) => Err(problem_of(&problem::IN_FLIGHT, &there.operation).retry_after(SOON)),
+            Claim::NotYet(later) => {
+                Err(problem_of(&problem::BACKING_OFF, &later.operation).retry_after(later.retry_after))
+            }
+            Claim::Mismatch(operation) => Err(problem_of(&problem::PAYLOAD_MISMATCH, &operation)),
+            Claim::Exhausted(operation) => Err(problem_of(&problem::ATTEMPTS_EXHAUSTED, &operation)),
+            Claim::InDoubt(operation) => Err(problem_of(&problem::IN_DOUBT, &operation)),
         }
     }
 

@@ -27,7 +27,7 @@ pub enum Error {
     Bind {
         /// The address that was asked for.
         listen: Listen,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
 
@@ -45,9 +45,9 @@ pub enum Error {
     /// The system refused something that every server needs.
     #[error("cannot {what}")]
     System {
-        /// What was refused, as a verb and its object.
+        /// The refused action, as a verb and its object.
         what: &'static str,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
 }

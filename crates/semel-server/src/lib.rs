@@ -2,12 +2,13 @@
 //!
 //! - [`cli`]: the commands, one file each;
 //! - [`config`]: one typed struct from flags, environment and file;
-//! - [`serve`]: the server's life, from binding the port to draining; [`stop`] is how it is told to end;
-//! - [`http`]: what every route shares: health, principal, problems, the loopback rule;
-//! - [`service`]: what a service is; [`services`]: all of them, each a folder; [`jobs`]: what people ask for that takes longer than an answer may;
+//! - [`serve`]: the server's life, from binding the port to draining; [`stop`]: how it ends;
+//! - [`http`]: the common parts of all routes: health, principal, problems, the loopback rule;
+//! - [`service`]: the shape of a service; [`services`]: all of them, each a folder; [`jobs`]: background jobs,
+//!   which take longer than an answer may;
 //! - `sql`: the test of every statement of a service;
 //! - [`view`]: shows an operation; [`monitor`]: rates, times and health of a service's operations;
-//! - [`node`]: what a node does besides answering: relay, consumers, readiness;
+//! - [`node`]: the tasks of a node besides answering: relay, consumers, readiness;
 //! - [`gateway`]: a reverse proxy with the layer's semantics;
 //! - [`once`]: a command once per key;
 //! - [`guard`]: the process that keeps a command from outliving `semel once`.

@@ -1,4 +1,4 @@
-//! The server's life: bind the port, serve until told to stop, let requests in flight finish.
+//! The server's life: bind the port, serve until the stop, let requests in flight finish.
 
 pub(crate) mod framing;
 mod limits;
@@ -45,7 +45,7 @@ const LONGEST_BUFFER: usize = LONGEST_HEAD;
 /// How often the log reports that all connections are in use.
 const TOLD_EVERY: Duration = Duration::from_secs(60);
 
-/// How long idle connections have to close after a forced stop. They were told to close and need only be scheduled.
+/// How long idle connections have to close after a forced stop. They are closing and need only be scheduled.
 const MOMENT: Duration = Duration::from_millis(100);
 
 /// How serving ended.

@@ -1,4 +1,4 @@
-//! What a service is: one value with everything that the server needs to know about it.
+//! A service is one value with everything that the server needs to know about it.
 //!
 //! The server is a list of services ([`ALL`](crate::services::ALL)) and a fold over it: the configuration, the problem
 //! pages, the OpenAPI document, the migrations and the tasks of a node are gathered from the list. Adding a service
@@ -67,7 +67,7 @@ macro_rules! migrations {
 }
 pub(crate) use migrations;
 
-/// What a service is opened with.
+/// The parts of the server that a service is opened with.
 pub struct Parts<'a> {
     /// The ledger, and the database below it.
     pub ledger: &'a Ledger<Database>,
@@ -79,7 +79,7 @@ pub struct Parts<'a> {
     pub jobs: &'a Jobs,
 }
 
-/// What an open service adds to its node.
+/// The parts that an open service adds to its node.
 #[derive(Default)]
 pub struct Opened {
     /// Routes for authenticated callers: each request has a principal.

@@ -1,4 +1,4 @@
-//! How the server and its background tasks are told to stop.
+//! Stops the server and its background tasks.
 
 use std::{io, sync::Arc};
 
@@ -12,7 +12,7 @@ use tokio::{
 enum Asked {
     /// No stop was requested.
     Never,
-    /// Requested once: finish what is in flight.
+    /// Requested once: finish the work in flight.
     Once,
     /// Requested again: end now.
     Again,
@@ -93,7 +93,7 @@ impl Stop {
         *self.0.borrow() >= Asked::Once
     }
 
-    /// Waits until the stop is requested: take nothing new, finish what is in flight.
+    /// Waits until the stop is requested: take nothing new, finish the work in flight.
     pub async fn asked(&self) {
         self.reached(Asked::Once).await;
     }
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_first_ask_is_gentle_and_the_second_forces() {
+    async fn the_first_stop_request_is_graceful_and_the_second_forces() {
         let stop = Stop::new();
         stop.ask();
         stop.asked().await;

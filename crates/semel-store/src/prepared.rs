@@ -173,7 +173,7 @@ async fn no_statement_of_a_lane_reads_the_whole_of_a_growing_table_on_postgres()
         for (name, text) in on_lane.clone() {
             let settings = match *name {
                 "CLAIM" => postgres::CLAIMS,
-                // In a caller's transaction, whatever its settings.
+                // In a caller's transaction, with any settings.
                 "COMPLETE_ONE" | "number_keys" | "put" => "RESET ALL; SET plan_cache_mode = force_generic_plan",
                 _ => postgres::LANE,
             };

@@ -117,12 +117,14 @@ impl Database {
         for (id, fence) in left.exhausted {
             match self.take_off_due(id, fence).await {
                 Err(error) if !error.is_transient() => aside.push((id, error.to_string())),
-                Err(error) => tracing::debug!(operation = id, %error, "left for the next look at what is due"),
+                Err(error) => {
+                    tracing::debug!(operation = id, %error, "an exhausted operation stays due until the next take");
+                }
                 Ok(()) => {}
             }
         }
         if let Err(error) = self.set_aside(Task::Run, &aside, &mut Swept::default()).await {
-            tracing::warn!(%error, "what is due and cannot be run could not be set aside");
+            tracing::warn!(%error, "due operations that cannot run could not be set aside");
         }
         Ok(taken)
     }
@@ -134,7 +136,7 @@ impl Database {
                 let take_off = async {
                     let mut seat = db.lane_seat().await?;
                     sqlx::raw_sql(NOT_LONG).execute(&mut *seat).await.map_err(broken)?;
-                    // A transaction that lets it run again locks these; so what is read under this lock is final.
+                    // A transaction that lets it run again locks these; so the row under this lock is final.
                     postgres::lock(&mut seat, &[id]).await?;
                     self.give_up(&mut Conn::Postgres(&mut seat), id, fence).await?;
                     postgres::commit(&mut seat).await?;
@@ -370,7 +372,7 @@ impl Taking<'_> {
 /// Missed starts are caught up within this time only: a rate is not a budget to save.
 const BURST: i64 = 1_000_000;
 
-/// Whether two scopes are of the same service and kind, whatever their tenants.
+/// Whether two scopes are of the same service and kind. Their tenants do not count.
 fn is_of_kind(scope: &Scope, other: &Scope) -> bool {
     (scope.service(), scope.kind()) == (other.service(), other.kind())
 }

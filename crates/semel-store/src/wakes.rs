@@ -142,7 +142,7 @@ impl Wakes {
         }
     }
 
-    /// Wakes all waiters, whatever they wait for.
+    /// Wakes all waiters of all kinds.
     fn wake_all(&self) {
         self.waiting.lock().values().flatten().for_each(Wake::wake);
     }
@@ -266,7 +266,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn news_are_understood_on_the_other_side() {
+    fn an_encoded_wake_up_is_decoded_to_itself() {
         for news in [News::Outbox, News::Retries, News::Queue("a queue".into())] {
             assert_eq!(News::parse(&news.text()), Some(news));
         }

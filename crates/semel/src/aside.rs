@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_than_so_many_are_remembered() {
+    fn the_number_of_remembered_keys_is_bounded() {
         let aside = Aside::default();
         for n in 0..3 * MOST {
             aside.note(&request(&n.to_string()));

@@ -125,7 +125,7 @@ impl<S: Store> Ledger<S> {
     }
 
     /// Inline mode: claims inside the transaction of the effect, with one commit for both. For
-    /// short work in the database only. The answer acquired means: go on with the effect, then
+    /// short work in the database only. The answer acquired means: make the effect, then
     /// commit; another caller of the same key waits for that commit, and takes over if it is
     /// rolled back.
     ///

@@ -133,8 +133,8 @@ pub fn hit(name: &str) {
         match how.as_deref() {
             Some("panic") => panic!("on purpose, at {name}"),
             Some("stop") => {
-                // What other threads have begun ends first. A process that stops in the middle of their short transactions
-                // would hold the only writer of an SQLite file, which is not what these tests are about.
+                // Other threads end their short transactions first. A process that stops in the middle of one would
+                // hold the only writer of an SQLite file, which is not what these tests are about.
                 std::thread::sleep(std::time::Duration::from_millis(100));
                 let _ = kill_process(getpid(), Signal::STOP);
                 std::thread::sleep(std::time::Duration::from_millis(50));

@@ -1,4 +1,4 @@
-//! Fleet: what the nodes of a database share besides operations: marks of schedules and signs of life.
+//! Fleet: the data that nodes share besides operations: marks of schedules and signs of life.
 
 use std::{future::Future, time::Duration};
 
@@ -47,7 +47,7 @@ impl Mark {
         self.last.map(|due| run_key(&self.name, due))
     }
 
-    /// Whether it is the mark of this schedule, whatever its spec.
+    /// Whether it is the mark of this schedule, with any spec.
     #[must_use]
     pub(crate) fn is_of(&self, schedule: &Schedule) -> bool {
         self.scope == *schedule.scope() && self.name == schedule.name()
@@ -80,7 +80,7 @@ pub struct NodeSeen {
     pub age: Duration,
 }
 
-/// What a worker needs of a database beside [`Store`].
+/// The calls that a worker needs beside [`Store`].
 pub trait Fleet: Store {
     /// The stored marks of schedules, and the time. Schedules without a mark are omitted.
     fn marks(&self, schedules: &[Schedule]) -> impl Future<Output = Result<(Vec<Mark>, Timestamp)>> + Send;

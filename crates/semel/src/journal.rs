@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Fence, Timestamp};
 
-/// The note of a release without a reason.
-pub const PUT_BACK: &str = "put back; this costs no attempt";
+/// The note of a release without a reason. Journals contain this text, so it must not change.
+pub const RELEASED: &str = "put back; this costs no attempt";
 
 /// The note about a skipped message of an operation: it is never published.
 #[must_use]

@@ -229,7 +229,7 @@ impl<S: Store> Ledger<S> {
     }
 
     /// Stops: accepts nothing new, gives running work `grace` to end, then ends it (released if it may run
-    /// again, else in doubt), and writes what is still in memory.
+    /// again, else in doubt), and writes the counts and notes that are still in memory.
     pub async fn stop(&self, grace: Duration) {
         self.inner.stopping.send_replace(true);
         if tokio::time::timeout(grace, self.inner.runs.closed()).await.is_err() {
@@ -419,7 +419,7 @@ fn locked() -> Error {
 /// Logs a failing phase of the sweep once, and again after a change: it would fail every few seconds.
 fn log_troubles(logged: &mut Vec<Trouble>, troubles: Vec<Trouble>) {
     for Trouble { phase, why } in troubles.iter().filter(|trouble| !logged.contains(trouble)) {
-        tracing::warn!(phase, why, "a phase of the sweep failed; the others go on, and every round retries it");
+        tracing::warn!(phase, why, "a phase of the sweep failed; the others continue, and every round retries it");
     }
     for Trouble { phase, why } in logged.iter().filter(|former| !troubles.iter().any(|now| now.phase == former.phase)) {
         tracing::info!(phase, after = why, "a phase of the sweep works again");

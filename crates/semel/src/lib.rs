@@ -26,7 +26,7 @@
 //! | operation | one row of the ledger: something that must take effect once |
 //! | scope | tenant + service + kind; equal keys in two scopes are different operations |
 //! | key | the caller's name for the operation |
-//! | fingerprint | a hash of the payload; tells a retry from a reuse of the key |
+//! | fingerprint | a hash of the payload; distinguishes a retry from a reuse of the key |
 //! | claim | asks for the right to execute |
 //! | token | a random number of one claim, to recognise it if it is sent again |
 //! | lease | the right to execute until a deadline; renewed while the work runs |
@@ -36,7 +36,7 @@
 //! | outcome, replay | the stored result; the answer with it, without executing |
 //! | in doubt | it may or may not have taken effect; a probe or a person resolves it |
 //! | pending, due | stored and waiting to run; may be claimed now |
-//! | enqueue, worker | store a pending operation; run what is due |
+//! | enqueue, worker | store a pending operation; run due operations |
 //! | parked | runs again only after a person said so |
 //! | successor | newer data that waits for the present run to settle |
 //! | retention, tombstone | how long a settled operation is kept; its row after archiving, without data |

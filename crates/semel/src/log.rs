@@ -37,7 +37,7 @@ pub(crate) fn settled(op: &Operation, write: &Write) {
 
 /// A run lost its lease while its process lives.
 pub(crate) fn lost(op: &Operation, what: &str) {
-    line(op, what, "a run lost its lease; what it still writes is refused");
+    line(op, what, "a run lost its lease; its later writes are refused");
 }
 
 /// The end of a run could not be stored: the lease expires, and the policy decides.

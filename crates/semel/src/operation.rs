@@ -208,7 +208,7 @@ pub struct LeaseRow {
     pub token: Token,
     /// When it expires unless renewed.
     pub deadline: Timestamp,
-    /// When it expires at the latest, whatever the renewals.
+    /// When it expires at the latest, with any number of renewals.
     pub run_until: Timestamp,
     /// The policy of its claim.
     pub terms: Policy,
@@ -238,7 +238,7 @@ pub struct Operation {
     pub key: Key,
     /// Texts to find it by.
     pub labels: Labels,
-    /// The hash of the payload: tells a retry from a reuse of the key.
+    /// The hash of the payload: distinguishes a retry from a reuse of the key.
     pub fingerprint: Fingerprint,
     /// The order of the payload, for supersede-if-newer.
     pub order: Option<i64>,

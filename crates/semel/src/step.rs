@@ -26,7 +26,7 @@ impl<S: Store> Context<S> {
     /// lease, on SQLite five seconds.
     ///
     /// # Errors
-    /// What the handler should return, by `?`. The error of `work`, rolled back. A failure if the database refuses the
+    /// The handler should return it, by `?`. The error of `work`, rolled back. A failure if the database refuses the
     /// rows or the transaction took too long. [`Unfinished::NotYet`] after a transient commit failure or an unknown
     /// result: the next attempt continues from the stored checkpoint. Under hold or probe, an unknown result is
     /// [`Unfinished::Unknown`].
@@ -97,8 +97,8 @@ impl<S: Store> Context<S> {
         Unfinished::NotYet(patience(&self.operation))
     }
 
-    /// The connection was lost during the commit. The run ends, and the next one reads what is stored. The settle waits
-    /// for the row, which the transaction of the step has locked as long as it may still commit.
+    /// The connection was lost during the commit. The run ends, and the next one reads the stored checkpoint. The
+    /// settle waits for the row, which the transaction of the step has locked as long as it may still commit.
     fn unknown(&self, why: String) -> Unfinished {
         match self.operation.lease.as_ref().is_some_and(|lease| lease.terms.on_lost.doubts()) {
             true => Unfinished::Unknown(format!("the commit of a step was not answered: {why}")),

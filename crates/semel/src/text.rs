@@ -38,7 +38,7 @@ mod tests {
     }
 
     #[test]
-    fn a_longer_text_is_cut_at_a_character_and_says_so() {
+    fn a_longer_text_is_cut_at_a_character_and_marked_as_cut() {
         for shift in 0..4 {
             let text = format!("{}{}", "x".repeat(shift), "💥".repeat(MAX_TEXT));
             let cut = bounded(text.clone());

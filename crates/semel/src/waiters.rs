@@ -130,7 +130,7 @@ mod tests {
 
     /// A linear scan would take a thousand times as long among a thousand times as many.
     #[test]
-    fn a_wake_up_costs_the_same_however_many_wait() {
+    fn the_cost_of_a_wake_up_is_independent_of_the_number_of_waiters() {
         let cost = |n| {
             let (waiters, _places) = crowd(n);
             least(|| {
@@ -146,7 +146,7 @@ mod tests {
 
     /// A linear scan for each would take forty thousand times as long for two hundred times as many.
     #[test]
-    fn a_glance_costs_each_run_the_same_however_many_are_waited_for() {
+    fn the_cost_of_a_glance_per_run_is_independent_of_their_number() {
         let cost = |n: i64| {
             let (waiters, _places) = crowd(n);
             let ids: Vec<i64> = (0..n).collect();

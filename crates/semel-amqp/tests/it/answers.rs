@@ -53,9 +53,9 @@ async fn a_message_is_readable_for_other_clients() {
     lab.end().await;
 }
 
-/// A message from a program without Semel is delivered as far as possible.
+/// A message from a program without Semel is delivered, without the headers that Semel cannot read.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stranger_s_message_is_delivered() {
+async fn a_message_of_another_program_is_delivered() {
     let lab = RabbitLab::new().await;
     let (amqp, queue) = (lab.amqp().await, lab.name());
     amqp.declare(vec![Queue::new(&queue)]).await.unwrap();
@@ -78,9 +78,9 @@ async fn a_stranger_s_message_is_delivered() {
     lab.end().await;
 }
 
-/// Never "sent": it is unroutable, and is delivered when the queue is back.
+/// Such a message is never reported as confirmed. After the declaration, publishing works again.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_queue_that_was_deleted_makes_messages_unroutable_until_it_is_declared() {
+async fn messages_to_a_deleted_queue_are_unroutable_until_it_is_declared() {
     let lab = RabbitLab::new().await;
     let (amqp, queue) = (lab.amqp().await, lab.name());
     amqp.declare(vec![Queue::new(&queue)]).await.unwrap();
@@ -94,7 +94,7 @@ async fn a_queue_that_was_deleted_makes_messages_unroutable_until_it_is_declared
     lab.end().await;
 }
 
-/// The server ends the consumer of a deleted queue; it comes back with the queue, which it declares itself.
+/// The server cancels the consumer of a deleted queue. Semel declares the queue again and consumes it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_consumer_outlives_the_deletion_of_its_queue() {
     let lab = RabbitLab::new().await;
@@ -108,9 +108,9 @@ async fn a_consumer_outlives_the_deletion_of_its_queue() {
     lab.end().await;
 }
 
-/// Messages that RabbitMQ gives up on are kept, with the reason and their queue.
+/// A dead letter has the reason and the queue of the message.
 #[tokio::test(flavor = "multi_thread")]
-async fn messages_that_the_server_gives_up_on_become_dead_letters() {
+async fn rejected_messages_become_dead_letters() {
     let lab = RabbitLab::new().await;
     let (amqp, queue) = (lab.amqp().await, lab.name());
     amqp.declare(vec![Queue::new(&queue)]).await.unwrap();
@@ -148,7 +148,7 @@ async fn queues_are_quorum_queues_and_classic_ones_are_accepted() {
     let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
     let mut arguments = FieldTable::default();
     arguments.insert("x-dead-letter-exchange".into(), AMQPValue::LongString(DEAD.into()));
-    // A declaration as a classic queue shows that it is another kind.
+    // A declaration as a classic queue is refused, because the type differs.
     let mut all_but_the_type = arguments.clone();
     all_but_the_type.insert("x-dead-letter-strategy".into(), AMQPValue::LongString("at-least-once".into()));
     all_but_the_type.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));

@@ -19,7 +19,7 @@ use tokio::{sync::watch, task::JoinHandle};
 
 use crate::lab::{RabbitLab, healthy, until};
 
-/// Every confirmed message is delivered, also after a graceful stop and a kill of the server.
+/// Every confirmed message is delivered, even after a graceful stop and a kill of the server.
 #[tokio::test(flavor = "multi_thread")]
 async fn confirmed_messages_survive_a_stop_and_a_kill_of_the_server() {
     let rabbit = Arc::new(tokio::task::spawn_blocking(Rabbit::start).await.unwrap());
@@ -70,9 +70,9 @@ async fn confirmed_messages_survive_a_stop_and_a_kill_of_the_server() {
         };
         *count.entry(word).or_insert(0) += 1;
         match answer {
-            Published::Confirmed => assert!(came.contains(it), "{it} was confirmed, and never came"),
+            Published::Confirmed => assert!(came.contains(it), "{it} was confirmed but not delivered"),
             Published::Unknown(_) => {}
-            _ => assert!(!came.contains(it), "{it} came, after: {answer:?}"),
+            _ => assert!(!came.contains(it), "{it} was delivered, although the answer was {answer:?}"),
         }
     }
     assert!(count.get("confirmed").is_some_and(|n| *n > 100), "{count:?}");
@@ -94,7 +94,7 @@ fn pump(
             let batch = bodies.iter().map(|body| envelope(&queue, body.clone())).collect();
             let until = Uptime::now() + Duration::from_secs(15);
             answers.extend(bodies.into_iter().zip(amqp.publish(batch, until).await));
-            // Not faster: it goes on while the server is unreachable.
+            // A pause, because publishing continues while the server is unreachable.
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         answers
@@ -138,7 +138,7 @@ async fn a_server_short_of_memory_pauses_publishers_but_not_consumers() {
 
 /// The server closes the channel because of a message that is too large. Only that one is refused.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_message_too_large_for_the_server_is_refused_and_the_others_go() {
+async fn a_message_too_large_for_the_server_is_refused_and_the_others_are_sent() {
     let start = || Rabbit::start_with("max_message_size = 100000\n");
     let rabbit = tokio::task::spawn_blocking(start).await.unwrap();
     let lab = RabbitLab::at(rabbit.url()).await;
@@ -156,7 +156,7 @@ async fn a_message_too_large_for_the_server_is_refused_and_the_others_go() {
             }
         }
     }
-    // Some may be delivered twice, because their first confirmations were lost with the channel: ids are for that.
+    // Some may be delivered twice, because their first confirmations were lost with the channel.
     let mut deliveries = amqp.consume(&queue, 100).await.unwrap();
     let mut came = BTreeSet::new();
     assert_eq!(publish(&amqp, vec![envelope(&queue, "the end")]).await, [Published::Confirmed]);

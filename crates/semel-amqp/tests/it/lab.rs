@@ -24,12 +24,12 @@ pub(crate) struct RabbitLab {
 }
 
 impl RabbitLab {
-    /// On the server of this run.
+    /// On the server of this test run.
     pub(crate) async fn new() -> Self {
         Self::at(&rabbitmq_server()).await
     }
 
-    /// On some server.
+    /// On the server at this URL.
     pub(crate) async fn at(url: &str) -> Self {
         Self { wire: Wire::to(url).await, url: url.to_owned(), names: Mutex::default() }
     }
@@ -46,7 +46,7 @@ impl RabbitLab {
         amqp
     }
 
-    /// RabbitMQ without Semel.
+    /// A direct connection to RabbitMQ, without Semel.
     pub(crate) async fn raw(&self) -> (Connection, Channel) {
         let connection = Connection::connect(&self.url, ConnectionProperties::default()).await.unwrap();
         let channel = connection.create_channel().await.unwrap();
@@ -91,7 +91,7 @@ impl BrokerLab for RabbitLab {
     }
 }
 
-/// Short timeouts and backoff.
+/// Options with a short backoff.
 pub(crate) fn options() -> Options {
     let backoff = Backoff { first: Duration::from_millis(20), cap: Duration::from_millis(200) };
     Options { backoff, ..Options::default() }
@@ -106,7 +106,7 @@ pub(crate) async fn healthy(amqp: &Amqp, expected: BrokerHealth) {
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    panic!("this should have been so long ago: {:?}", amqp.health());
+    panic!("not in the expected state after 30 s: {:?}", amqp.health());
 }
 
 /// Polls until it is true.
@@ -116,5 +116,5 @@ pub(crate) async fn until(mut is_so: impl AsyncFnMut() -> bool) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), asking).await.expect("this should have been so long ago");
+    tokio::time::timeout(Duration::from_secs(30), asking).await.expect("not true after 30 s");
 }

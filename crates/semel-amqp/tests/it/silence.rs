@@ -1,4 +1,4 @@
-//! What must not be in a log.
+//! Payloads and passwords are not logged.
 
 use std::{
     fmt::Write as _,
@@ -45,7 +45,7 @@ impl Subscriber for Everything {
     fn exit(&self, _: &span::Id) {}
 }
 
-/// lapin would log a returned message with its payload; and the URL has a password in it.
+/// lapin would log a returned message with its payload, and the URL contains a password.
 #[tokio::test(flavor = "multi_thread")]
 async fn neither_payloads_nor_passwords_are_logged() {
     let log = Everything::default();

@@ -1,4 +1,4 @@
-//! Connections that break at the worst moment.
+//! Connections that break, stall or close while messages are in flight.
 
 use std::time::Duration;
 
@@ -14,9 +14,9 @@ use semel_testkit::{
 
 use crate::lab::{RabbitLab, healthy, options, until};
 
-/// The server has the message, but its confirmation is lost: the answer is neither sent nor not sent.
+/// The server has the messages, but its confirmations are lost. Later messages are confirmed.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connection_cut_before_the_confirm_leaves_it_unknown_and_the_next_works() {
+async fn messages_are_unknown_if_the_connection_is_cut_before_the_confirm() {
     let lab = RabbitLab::new().await;
     let (amqp, queue) = (lab.amqp().await, lab.name());
     amqp.declare(vec![Queue::new(&queue)]).await.unwrap();
@@ -25,7 +25,7 @@ async fn a_connection_cut_before_the_confirm_leaves_it_unknown_and_the_next_work
     lab.wire.set(Flow::Deaf);
     let (node, batch) = (amqp.clone(), (1..4).map(|i| envelope(&queue, i.to_string())).collect());
     let publishing = tokio::spawn(async move { publish(&node, batch).await });
-    // They are in the queue, as another client can see.
+    // Another client sees them in the queue.
     let (_connection, channel) = lab.raw().await;
     let passive = lapin::options::QueueDeclareOptions { passive: true, ..Default::default() };
     until(async || {
@@ -46,9 +46,9 @@ async fn a_connection_cut_before_the_confirm_leaves_it_unknown_and_the_next_work
     lab.end().await;
 }
 
-/// A silent server times out, message by message.
+/// The server does not answer.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_confirm_that_does_not_come_is_not_waited_for_for_ever() {
+async fn a_message_without_a_confirm_times_out_as_unknown() {
     let lab = RabbitLab::new().await;
     let amqp = lab.amqp_with(Options { confirm_timeout: Duration::from_millis(300), ..options() }).await;
     let queue = lab.name();
@@ -66,7 +66,7 @@ async fn a_confirm_that_does_not_come_is_not_waited_for_for_ever() {
     lab.end().await;
 }
 
-/// What the socket did not accept in time must not be sent later: another relay may have continued.
+/// A message that the socket did not accept in time must not be sent later: another relay may have taken over.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_stuck_at_the_deadline_is_never_sent() {
     let lab = RabbitLab::new().await;
@@ -79,14 +79,14 @@ async fn a_message_stuck_at_the_deadline_is_never_sent() {
     let batch: Vec<_> = (0..24).map(|_| envelope(&queue, large.clone())).collect();
     let (begun, until) = (Uptime::now(), Uptime::now() + Duration::from_millis(500));
     let answers = amqp.publish(batch, until).await;
-    assert!(begun + Duration::from_secs(8) > Uptime::now(), "it was waited for much longer");
+    assert!(begun + Duration::from_secs(8) > Uptime::now(), "publish returned long after its deadline");
     let unsent = answers.iter().filter(|it| matches!(it, Published::NotSent(_))).count();
     let unknown = answers.iter().filter(|it| matches!(it, Published::Unknown(_))).count();
     assert!(unsent > 0 && unsent + unknown == 24, "{unsent} not sent, {unknown} unknown");
     lab.wire.set(Flow::Open);
     healthy(&amqp, BrokerHealth::Up).await;
     super::lab::until(async || publish(&amqp, vec![envelope(&queue, "last")]).await == [Published::Confirmed]).await;
-    // Unknown ones may be there; those that were not sent are not.
+    // Unknown messages may be in the queue; messages that were not sent must not be.
     let mut deliveries = amqp.consume(&queue, 1).await.unwrap();
     let mut came = 0;
     loop {
@@ -98,7 +98,7 @@ async fn a_message_stuck_at_the_deadline_is_never_sent() {
         }
         came += usize::from(it != "first");
     }
-    assert!(came <= unknown, "{came} came of which at most {unknown} were sent");
+    assert!(came <= unknown, "{came} came, but at most {unknown} were sent");
     lab.end().await;
 }
 
@@ -128,12 +128,12 @@ async fn a_consumer_goes_on_after_its_connection_was_cut() {
 
 /// Queues are declared again before anything is published on a new connection.
 #[tokio::test(flavor = "multi_thread")]
-async fn queues_are_made_again_after_a_reconnect() {
+async fn queues_are_declared_again_after_a_reconnect() {
     let lab = RabbitLab::new().await;
     let (amqp, queue) = (lab.amqp().await, lab.name());
     lab.wire.set(Flow::Away);
     healthy(&amqp, BrokerHealth::Down(String::new())).await;
-    // Declared while it was unreachable: refused now, and declared later.
+    // A declaration while the server is unreachable fails, and is repeated after the reconnect.
     let declaring = amqp.declare(vec![Queue::new(&queue)]);
     assert!(declaring.await.unwrap_err().is_transient());
     lab.wire.set(Flow::Open);
@@ -147,7 +147,7 @@ async fn queues_are_made_again_after_a_reconnect() {
     lab.end().await;
 }
 
-/// No more than the window is unconfirmed, however many publish at once.
+/// At most `window` messages are unconfirmed at a time, even in a larger batch.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_window_limits_unconfirmed_messages() {
     let lab = RabbitLab::new().await;

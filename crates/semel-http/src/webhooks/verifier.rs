@@ -25,7 +25,7 @@ const PADDED_OR_NOT: GeneralPurpose = GeneralPurpose::new(
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// What a valid signature proves about a delivery.
+/// The facts that a valid signature proves about a delivery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Verified {

@@ -1,4 +1,4 @@
-//! Atomic routes: what a handler writes and what it answers become durable together, or not at all.
+//! Atomic routes: one transaction commits the rows and the answer of a handler.
 
 use axum::{
     Router,
@@ -19,16 +19,16 @@ use crate::{
 
 on_both_databases!(
     rows_and_answer_commit_together,
-    a_refusal_is_kept_and_its_rows_are_not,
-    what_is_not_final_leaves_no_rows,
+    a_422_answer_is_stored_and_its_rows_are_rolled_back,
+    an_answer_that_is_not_final_leaves_no_rows,
     a_commit_that_is_refused_is_not_reported_as_success,
     a_panic_leaves_no_rows,
-    without_a_key_the_transaction_ends_as_the_answer_says,
-    without_a_key_a_refused_commit_is_told,
+    without_a_key_the_status_decides_commit_or_rollback,
+    without_a_key_a_refused_commit_is_500,
     a_transaction_needs_an_atomic_route,
     a_handler_takes_its_transaction_and_its_attempt_as_arguments,
     a_transaction_that_takes_too_long_is_rolled_back,
-    the_verdict_decides_about_the_rows,
+    the_verdict_decides_commit_or_rollback,
 );
 
 async fn rows_and_answer_commit_together(kind: Kind) {
@@ -42,7 +42,7 @@ async fn rows_and_answer_commit_together(kind: Kind) {
     assert_eq!(shop.effects().await, ["k"]);
 }
 
-async fn a_refusal_is_kept_and_its_rows_are_not(kind: Kind) {
+async fn a_422_answer_is_stored_and_its_rows_are_rolled_back(kind: Kind) {
     let shop = Shop::open(kind).await;
     let client = shop.serve(Route::atomic()).await;
     let first = client.send(&keyed("k").gets(422)).await;
@@ -53,7 +53,7 @@ async fn a_refusal_is_kept_and_its_rows_are_not(kind: Kind) {
     assert_eq!((shop.effects().await.len(), shop.desk.runs()), (0, 1));
 }
 
-async fn what_is_not_final_leaves_no_rows(kind: Kind) {
+async fn an_answer_that_is_not_final_leaves_no_rows(kind: Kind) {
     let shop = Shop::open(kind).await;
     let client = shop.serve(Route::atomic()).await;
     for status in [500, 503, 409, 429] {
@@ -65,7 +65,7 @@ async fn what_is_not_final_leaves_no_rows(kind: Kind) {
     assert_eq!(shop.effects().await, ["k"]);
 }
 
-/// A row that the database finds wrong only when it is committed.
+/// Serves a handler whose first run violates a deferred foreign key: its commit fails.
 async fn doomed(shop: &Shop, route: Route) -> crate::client::Client {
     shop.lab.execute("CREATE TABLE parents (id INTEGER PRIMARY KEY)").await.unwrap();
     let child = "CREATE TABLE children (parent INTEGER REFERENCES parents (id) DEFERRABLE INITIALLY DEFERRED)";
@@ -108,7 +108,7 @@ async fn a_panic_leaves_no_rows(kind: Kind) {
     assert_eq!(shop.effects().await, ["k"]);
 }
 
-async fn without_a_key_the_transaction_ends_as_the_answer_says(kind: Kind) {
+async fn without_a_key_the_status_decides_commit_or_rollback(kind: Kind) {
     let shop = Shop::open(kind).await;
     let client = shop.serve(Route::atomic()).await;
     for (status, rows) in [(201, 1), (204, 2), (303, 3), (404, 3), (409, 3), (500, 3)] {
@@ -123,7 +123,7 @@ async fn without_a_key_the_transaction_ends_as_the_answer_says(kind: Kind) {
     assert_eq!((shop.effects().await.len(), shop.operations().await), (3, 0));
 }
 
-async fn without_a_key_a_refused_commit_is_told(kind: Kind) {
+async fn without_a_key_a_refused_commit_is_500(kind: Kind) {
     let shop = Shop::open(kind).await;
     let client = doomed(&shop, Route::atomic()).await;
     client.send(&post("/orders")).await.is_problem(500, "not-committed");
@@ -137,7 +137,7 @@ async fn a_transaction_needs_an_atomic_route(kind: Kind) {
     let client = serve(Router::new().route("/orders", posted(handler).layer(layer))).await;
     client.send(&keyed("k")).await.is_problem(500, "internal");
     client.send(&post("/orders")).await.is_problem(500, "internal");
-    // Methods that the route does not cover have none either.
+    // A method that the route does not cover has no transaction either.
     let layer = shop.once.layer(Route::atomic());
     let client = serve(Router::new().route("/orders", axum::routing::put(handler).layer(layer))).await;
     client.send(&ask("PUT", "/orders").key("k")).await.is_problem(500, "internal");
@@ -150,7 +150,7 @@ async fn a_handler_takes_its_transaction_and_its_attempt_as_arguments(kind: Kind
     let shop = Shop::open(kind).await;
     let told = |attempt: &Attempt| {
         let keys = (attempt.derived_key("charge"), attempt.derived_key("mail"));
-        assert_ne!(keys.0, keys.1, "each step has its own");
+        assert_ne!(keys.0, keys.1, "each step has its own key");
         format!("{} {} {}", attempt.key().as_str(), attempt.fence(), keys.0)
     };
     let handler = move |attempt: Option<Attempt>, Transaction(tx): Transaction<Database>, body: String| async move {
@@ -171,9 +171,9 @@ async fn a_handler_takes_its_transaction_and_its_attempt_as_arguments(kind: Kind
     let other = client.send(&keyed("other").body("works")).await.text();
     let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
     let (first, second, other) = (words(&first), words(&second), words(&other));
-    assert_eq!((&first[0], &first[2]), (&second[0], &second[2]), "the same on every attempt");
-    assert_ne!(first[1], second[1], "each attempt has its fence");
-    assert_ne!(first[2], other[2], "each key has its own");
+    assert_eq!((&first[0], &first[2]), (&second[0], &second[2]), "the keys are the same on every attempt");
+    assert_ne!(first[1], second[1], "each attempt has its own fence");
+    assert_ne!(first[2], other[2], "each key has its own derived key");
 }
 
 async fn a_transaction_that_takes_too_long_is_rolled_back(kind: Kind) {
@@ -188,7 +188,7 @@ async fn a_transaction_that_takes_too_long_is_rolled_back(kind: Kind) {
     assert_eq!(shop.effects().await, ["k"]);
 }
 
-async fn the_verdict_decides_about_the_rows(kind: Kind) {
+async fn the_verdict_decides_commit_or_rollback(kind: Kind) {
     let shop = Shop::open(kind).await;
     let handler = |Transaction(tx): Transaction<Database>, request: Request| async move {
         let name = request.headers()["x-name"].to_str().unwrap().to_owned();
@@ -210,12 +210,12 @@ async fn the_verdict_decides_about_the_rows(kind: Kind) {
         client.send(&post("/orders").header("X-Name", name)).await;
     }
     assert_eq!(shop.effects().await, ["final 200", "final 200"], "with a key and without");
-    assert!(client.send(&keyed("a").header("X-Name", "final 500")).await.is_replay(), "a kept failure");
+    assert!(client.send(&keyed("a").header("X-Name", "final 500")).await.is_replay(), "a final 500 is replayed");
 }
 
-/// On SQLite a transaction holds the only writer, and nobody can take over while it is open.
+/// PostgreSQL only: on SQLite a transaction holds the only writer, so no other node can take over while it is open.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_rows_of_a_zombie_never_happen() {
+async fn the_rows_of_a_zombie_are_rolled_back() {
     let shop = Shop::open(Kind::Postgres).await;
     let zombie = shop.serve(Route::atomic()).await;
     let desk = Desk::default();

@@ -1,4 +1,4 @@
-//! Bodies that are too long, that break off, that never end.
+//! Bodies that are too long, incomplete or slow.
 
 use std::{convert::Infallible, io, time::Duration};
 
@@ -22,35 +22,35 @@ use crate::{
 };
 
 on_both_databases!(
-    a_request_that_is_too_long_is_nobodys,
-    a_request_that_does_not_arrive_is_nobodys,
-    a_long_answer_goes_to_the_first_caller_only,
-    a_stream_of_unknown_length_goes_to_the_first_caller_only,
-    a_stream_of_events_comes_as_it_is_made,
-    an_answer_that_takes_its_time_is_handed_on,
-    trailers_are_handed_on,
-    an_answer_that_breaks_off_is_not_run_again,
-    a_change_of_protocol_is_not_kept,
-    many_pieces_are_kept_as_one,
+    a_body_over_the_limit_is_refused_and_claims_nothing,
+    an_incomplete_body_claims_nothing,
+    an_answer_over_the_limit_is_sent_once_and_not_stored,
+    a_stream_over_the_limit_is_sent_once_and_not_stored,
+    server_sent_events_are_passed_on_as_they_come,
+    a_slow_answer_is_passed_on_and_not_stored,
+    an_answer_with_trailers_is_passed_on_and_not_stored,
+    a_request_whose_answer_breaks_off_is_not_run_again,
+    a_101_answer_is_not_stored,
+    an_answer_in_many_pieces_is_stored_whole,
     a_reference_is_kept_instead_of_the_answer,
-    requests_can_follow_one_another_on_a_connection,
+    pipelined_repeats_are_replayed,
 );
 
-async fn a_request_that_is_too_long_is_nobodys(kind: Kind) {
+async fn a_body_over_the_limit_is_refused_and_claims_nothing(kind: Kind) {
     let shop = Shop::open(kind).await;
     let client = shop.serve(Route::leased().request_limit(10)).await;
     let long = client.send(&keyed("k").body("12345678901")).await;
     long.is_problem(413, "body-too-large");
     let chunked = b"Transfer-Encoding: chunked\r\n\r\n6\r\n123456\r\n6\r\n123456\r\n0\r\n\r\n";
     client.raw(&[&keyed("k").head()[..], chunked].concat()).await.is_problem(413, "body-too-large");
-    // What says beforehand that it is too long need not be sent.
+    // An announced length over the limit is refused before the body is sent.
     let announced = [&keyed("k").head()[..], b"Content-Length: 5000000000\r\n\r\n"].concat();
     client.raw(&announced).await.is_problem(413, "body-too-large");
     assert_eq!((shop.desk.runs(), shop.operations().await), (0, 0));
     assert_eq!(client.send(&keyed("k").body("1234567890")).await.status, 201);
 }
 
-async fn a_request_that_does_not_arrive_is_nobodys(kind: Kind) {
+async fn an_incomplete_body_claims_nothing(kind: Kind) {
     let shop = Shop::open(kind).await;
     for route in [Route::leased(), Route::atomic()] {
         let client = shop.serve(route.clone()).await;
@@ -60,7 +60,7 @@ async fn a_request_that_does_not_arrive_is_nobodys(kind: Kind) {
         let _ = soon(half.read_to_end(&mut said)).await;
         let said = String::from_utf8_lossy(&said);
         assert!(said.is_empty() || said.starts_with("HTTP/1.1 400"), "{said}");
-        // Nor one that waits to be asked for its body, and then goes away.
+        // Nor does a client that gets 100 Continue and disconnects.
         let expecting = b"Content-Length: 10\r\nExpect: 100-continue\r\n\r\n";
         let mut waits = client.start(&[&keyed("k").head()[..], expecting].concat()).await;
         let mut asked = [0; 12];
@@ -69,7 +69,7 @@ async fn a_request_that_does_not_arrive_is_nobodys(kind: Kind) {
         drop(waits);
         tokio::time::sleep(Duration::from_millis(20)).await;
         assert_eq!((shop.desk.runs(), shop.operations().await), (0, 0));
-        // Nor one that falls silent.
+        // Nor does a client that stalls.
         let client = shop.serve(route.request_patience(Duration::from_millis(50))).await;
         let mut silent = client.start(&[&keyed("k").head()[..], b"Content-Length: 10\r\n\r\n12345"].concat()).await;
         let mut said = [0; 12];
@@ -78,7 +78,7 @@ async fn a_request_that_does_not_arrive_is_nobodys(kind: Kind) {
     }
 }
 
-/// A handler whose answer has a Location and some body.
+/// Serves a handler whose answer has a Location and this body.
 async fn answers(shop: &Shop, route: Route, body: impl Fn() -> Body + Clone + Send + Sync + 'static) -> Client {
     let desk = shop.desk.clone();
     shop.serve_with(route, move |request: Request| {
@@ -92,7 +92,7 @@ async fn answers(shop: &Shop, route: Route, body: impl Fn() -> Body + Clone + Se
     .await
 }
 
-/// That a repeat is told that it took effect, and where; and that it did so once.
+/// Checks that a repeat gets response-not-kept with the Location, and that the handler ran once.
 async fn is_not_kept(shop: &Shop, client: Client) {
     eventually(|| async { shop.operation("k").await.is_some_and(|row| row.state == State::Completed) }).await;
     let again = client.send(&keyed("k")).await;
@@ -104,7 +104,7 @@ async fn is_not_kept(shop: &Shop, client: Client) {
     assert_eq!(shop.desk.runs(), 1);
 }
 
-async fn a_long_answer_goes_to_the_first_caller_only(kind: Kind) {
+async fn an_answer_over_the_limit_is_sent_once_and_not_stored(kind: Kind) {
     let shop = Shop::open(kind).await;
     let client = answers(&shop, Route::leased().answer_limit(1000), || Body::from("x".repeat(1001))).await;
     let first = client.send(&keyed("k")).await;
@@ -114,15 +114,15 @@ async fn a_long_answer_goes_to_the_first_caller_only(kind: Kind) {
     let shop = Shop::open(kind).await;
     let client = answers(&shop, Route::leased().answer_limit(1000), || Body::from("x".repeat(1000))).await;
     client.send(&keyed("k")).await;
-    assert_eq!(client.send(&keyed("k")).await.body.len(), 1000, "up to the limit it is kept");
+    assert_eq!(client.send(&keyed("k")).await.body.len(), 1000, "an answer of exactly the limit is stored");
 }
 
-/// Pieces, as they come.
+/// A stream of `n` pieces.
 fn pieces(n: usize, size: usize) -> Body {
     Body::from_stream(stream::iter((0..n).map(move |_| Ok::<_, Infallible>(Bytes::from(vec![b'x'; size])))))
 }
 
-async fn a_stream_of_unknown_length_goes_to_the_first_caller_only(kind: Kind) {
+async fn a_stream_over_the_limit_is_sent_once_and_not_stored(kind: Kind) {
     for route in [Route::leased(), Route::atomic()] {
         let shop = Shop::open(kind).await;
         let client = answers(&shop, route.answer_limit(1000), || pieces(300, 10)).await;
@@ -132,7 +132,7 @@ async fn a_stream_of_unknown_length_goes_to_the_first_caller_only(kind: Kind) {
     }
 }
 
-async fn a_stream_of_events_comes_as_it_is_made(kind: Kind) {
+async fn server_sent_events_are_passed_on_as_they_come(kind: Kind) {
     let shop = Shop::open(kind).await;
     let go = std::sync::Arc::new(tokio::sync::Semaphore::new(0));
     let held = go.clone();
@@ -144,21 +144,21 @@ async fn a_stream_of_events_comes_as_it_is_made(kind: Kind) {
             Ok(Bytes::from("data: 2\n\n"))
         })))
     };
-    // However patient the route is.
+    // A long time limit for answers does not hold events back.
     let client = answers(&shop, Route::leased().answer_patience(Duration::from_secs(600)), events).await;
     let mut stream = client.start(&keyed("k").header("X-Type", "Text/Event-Stream; charset=utf-8").bytes()).await;
     let mut seen = Vec::new();
     while !String::from_utf8_lossy(&seen).contains("data: 1") {
         assert_ne!(soon(stream.read_buf(&mut seen)).await.unwrap(), 0);
     }
-    // It took effect while it still goes on.
+    // It is completed while the stream is still open.
     is_not_kept(&shop, client).await;
     go.add_permits(1);
     soon(stream.read_to_end(&mut seen)).await.unwrap();
     assert!(String::from_utf8_lossy(&seen).contains("data: 2"));
 }
 
-async fn an_answer_that_takes_its_time_is_handed_on(kind: Kind) {
+async fn a_slow_answer_is_passed_on_and_not_stored(kind: Kind) {
     let shop = Shop::open(kind).await;
     let slow = || {
         Body::from_stream(stream::iter(0..3).then(|i| async move {
@@ -172,7 +172,7 @@ async fn an_answer_that_takes_its_time_is_handed_on(kind: Kind) {
     is_not_kept(&shop, client).await;
 }
 
-async fn trailers_are_handed_on(kind: Kind) {
+async fn an_answer_with_trailers_is_passed_on_and_not_stored(kind: Kind) {
     let shop = Shop::open(kind).await;
     let trailed = || {
         let mut trailers = HeaderMap::new();
@@ -197,7 +197,7 @@ async fn trailers_are_handed_on(kind: Kind) {
     is_not_kept(&shop, client).await;
 }
 
-async fn an_answer_that_breaks_off_is_not_run_again(kind: Kind) {
+async fn a_request_whose_answer_breaks_off_is_not_run_again(kind: Kind) {
     for route in [Route::leased(), Route::atomic()] {
         let shop = Shop::open(kind).await;
         let broken = || {
@@ -211,7 +211,7 @@ async fn an_answer_that_breaks_off_is_not_run_again(kind: Kind) {
     }
 }
 
-async fn a_change_of_protocol_is_not_kept(kind: Kind) {
+async fn a_101_answer_is_not_stored(kind: Kind) {
     let shop = Shop::open(kind).await;
     let desk = shop.desk.clone();
     let client = shop
@@ -229,7 +229,7 @@ async fn a_change_of_protocol_is_not_kept(kind: Kind) {
     is_not_kept(&shop, client).await;
 }
 
-async fn many_pieces_are_kept_as_one(kind: Kind) {
+async fn an_answer_in_many_pieces_is_stored_whole(kind: Kind) {
     let shop = Shop::open(kind).await;
     let client = answers(&shop, Route::leased(), || pieces(100_000, 5)).await;
     let first = client.send(&keyed("k")).await;
@@ -275,13 +275,13 @@ async fn a_reference_is_kept_instead_of_the_answer(kind: Kind) {
     assert_eq!(other.text(), again.text());
     let stored = shop.operation("k").await.unwrap().outcome.unwrap();
     assert_eq!(stored.body, "order 7", "nothing else is stored");
-    // Without a reference there is nothing to rebuild from; it took effect all the same.
+    // Without a reference the answer cannot be rebuilt, but the request is completed.
     assert_eq!(client.send(&keyed("nameless").header("X-Nameless", "1")).await.status, 201);
     client.send(&keyed("nameless")).await.is_problem(409, "response-not-kept");
     assert_eq!(shop.desk.runs(), 2);
 }
 
-async fn requests_can_follow_one_another_on_a_connection(kind: Kind) {
+async fn pipelined_repeats_are_replayed(kind: Kind) {
     let shop = Shop::open(kind).await;
     let client = shop.serve(Route::leased()).await;
     let one = b"POST /orders HTTP/1.1\r\nHost: shop\r\nIdempotency-Key: k\r\nContent-Length: 1\r\n\r\na";

@@ -1,4 +1,4 @@
-//! A client that sends exactly the bytes it is told to.
+//! A client that sends raw bytes.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -24,7 +24,7 @@ pub(crate) fn post(path: &str) -> Ask {
     ask("POST", path)
 }
 
-/// A POST with a key, to where most laws are tried.
+/// A POST to `/orders` with a key.
 pub(crate) fn keyed(key: &str) -> Ask {
     post("/orders").key(key)
 }
@@ -47,7 +47,7 @@ impl Ask {
         self.header("Content-Type", "application/json").body(body)
     }
 
-    /// What the handler of the laws should answer; see `shop::order`.
+    /// Sets the status that the handler answers; see `shop::order`.
     pub(crate) fn gets(self, status: u16) -> Self {
         self.header("X-Status", status.to_string())
     }
@@ -67,21 +67,21 @@ impl Ask {
     }
 }
 
-/// An answer, as it came.
+/// An answer, as received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) headers: Vec<(String, Vec<u8>)>,
     pub(crate) body: Vec<u8>,
-    /// Whether all of the body came that was announced.
+    /// Whether the whole announced body was received.
     pub(crate) whole: bool,
 }
 
 impl Answer {
-    /// The value of a header that is there once.
+    /// The value of a header that occurs at most once.
     pub(crate) fn header(&self, name: &str) -> Option<String> {
         let all = self.all(name);
-        assert!(all.len() < 2, "{name} is there more than once: {all:?}");
+        assert!(all.len() < 2, "{name} occurs more than once: {all:?}");
         all.into_iter().next()
     }
 
@@ -102,7 +102,7 @@ impl Answer {
         self.header("idempotent-replayed").as_deref() == Some("true")
     }
 
-    /// That it is this problem, of this status.
+    /// Checks that it is this problem, with this status.
     #[track_caller]
     pub(crate) fn is_problem(&self, status: u16, name: &str) -> &Self {
         assert_eq!(self.header("content-type").as_deref(), Some("application/problem+json"), "{self:?}");
@@ -113,16 +113,16 @@ impl Answer {
     }
 }
 
-/// Where to send requests.
+/// Sends requests to this address.
 #[derive(Clone, Copy)]
 pub(crate) struct Client(pub(crate) SocketAddr);
 
-/// A law that is broken fails instead of hanging.
+/// With a deadline, so that a test fails instead of hanging.
 pub(crate) async fn soon<T>(what: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(20), what).await.expect("this should have happened long ago")
+    tokio::time::timeout(Duration::from_secs(20), what).await.expect("this took longer than 20 s")
 }
 
-/// Asks until it is so: for what happens in the background and gives no signal.
+/// Polls until it is true, for background work that gives no signal.
 pub(crate) async fn eventually<F: Future<Output = bool>>(mut is_so: impl FnMut() -> F) {
     soon(async {
         while !is_so().await {
@@ -137,7 +137,7 @@ impl Client {
         self.raw(&ask.bytes()).await
     }
 
-    /// Sends, and waits for the answer elsewhere.
+    /// Sends, and reads the answer in another task.
     pub(crate) fn spawn(self, ask: &Ask) -> tokio::task::JoinHandle<Answer> {
         let bytes = ask.bytes();
         tokio::spawn(async move { self.raw(&bytes).await })
@@ -148,10 +148,10 @@ impl Client {
         soon(read(stream)).await
     }
 
-    /// Sends, and leaves it at that.
+    /// Sends, and does not read the answer.
     pub(crate) async fn start(self, bytes: &[u8]) -> TcpStream {
         let mut stream = TcpStream::connect(self.0).await.unwrap();
-        // A server that has heard enough may close before it is told everything.
+        // The server may close before it has read everything.
         let _ = stream.write_all(bytes).await;
         stream
     }
@@ -160,7 +160,7 @@ impl Client {
 /// Reads to the end of the connection.
 pub(crate) async fn read(mut stream: TcpStream) -> Answer {
     let mut bytes = Vec::new();
-    // A connection that is reset has said what it had to say.
+    // After a reset, the bytes read so far are the answer.
     let _ = stream.read_to_end(&mut bytes).await;
     parse(&bytes)
 }

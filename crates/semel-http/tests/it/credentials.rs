@@ -1,4 +1,4 @@
-//! Who may have the answer of a key, where nothing before the layer authenticates.
+//! Which callers get a stored answer if nothing before the layer authenticates.
 
 use std::time::Duration;
 
@@ -18,8 +18,8 @@ on_both_databases!(
     of_two_first_requests_with_different_credentials_one_wins,
     a_key_that_was_released_is_free_for_other_credentials,
     a_failed_request_is_tried_again_by_its_own_caller_only,
-    operations_from_before_credentials_were_compared_replay_as_they_did,
-    a_retention_that_protects_from_nothing_is_refused,
+    operations_stored_without_credentials_are_replayed_to_every_caller,
+    a_retention_below_the_minimum_is_refused,
 );
 
 fn guarded(route: Route) -> Route {
@@ -40,7 +40,7 @@ async fn a_repeat_with_other_credentials_is_neither_carried_out_nor_replayed(kin
             told.is_problem(409, "credentials-differ");
             assert_eq!((told.json()["retryable"].as_bool(), &told.json()["first_seen"]), (Some(false), &().into()));
         }
-        // Not even that its contents differ.
+        // Credentials are compared before the contents.
         client.send(&by("bob").body("other")).await.is_problem(409, "credentials-differ");
         client.send(&by("ann").body("other")).await.is_problem(422, "payload-mismatch");
         assert!(client.send(&by("ann")).await.is_replay());
@@ -54,7 +54,7 @@ async fn a_repeat_that_is_refused_for_its_credentials_is_counted_as_such(kind: K
     assert_eq!(client.send(&by("ann")).await.status, 201);
     client.send(&by("bob")).await.is_problem(409, "credentials-differ");
     assert!(client.send(&by("ann")).await.is_replay());
-    // What failed may be tried again, but not by another caller: he had the lease for a moment.
+    // A failed request may be retried, but not by another caller, whose claim gets the lease and releases it.
     let failing = |token: &str| keyed("failed").header("Authorization", token).gets(500);
     assert_eq!(client.send(&failing("ann")).await.status, 500);
     shop.lab.pass(secs(60));
@@ -121,7 +121,7 @@ async fn a_failed_request_is_tried_again_by_its_own_caller_only(kind: Kind) {
     assert_eq!((client.send(&by("ann")).await.status, shop.desk.runs()), (201, 2));
 }
 
-async fn operations_from_before_credentials_were_compared_replay_as_they_did(kind: Kind) {
+async fn operations_stored_without_credentials_are_replayed_to_every_caller(kind: Kind) {
     let shop = Shop::open(kind).await;
     let before = shop.serve(Route::leased()).await;
     assert_eq!(before.send(&by("ann")).await.status, 201);
@@ -132,7 +132,7 @@ async fn operations_from_before_credentials_were_compared_replay_as_they_did(kin
     assert_eq!(shop.desk.runs(), 1);
 }
 
-async fn a_retention_that_protects_from_nothing_is_refused(kind: Kind) {
+async fn a_retention_below_the_minimum_is_refused(kind: Kind) {
     let shop = Shop::open(kind).await;
     for (retention, status, runs) in [
         (Some(Duration::ZERO), 500, 0),

@@ -13,20 +13,20 @@ use crate::{
 };
 
 on_both_databases!(
-    the_second_is_told_that_the_first_is_at_it,
-    who_prefers_to_wait_gets_the_answer,
-    a_route_can_make_everybody_wait,
+    a_concurrent_repeat_is_409_in_flight,
+    a_repeat_with_prefer_wait_gets_the_first_answer,
+    a_route_can_make_repeats_wait_by_default,
     a_wait_is_no_longer_than_the_route_allows,
-    a_request_may_ask_for_less,
-    another_payload_is_refused_while_the_first_is_at_it,
-    when_the_first_gives_up_one_waiter_is_promoted,
-    a_waiter_that_goes_away_touches_nothing,
-    a_waiting_request_is_one_repeat,
-    a_crowd_makes_one_order,
-    a_crowd_at_two_nodes_makes_one_order,
-    what_one_node_knows_the_other_knows,
-    a_client_that_goes_away_stops_nothing,
-    a_timeout_outside_of_the_layer_stops_nothing,
+    prefer_wait_can_shorten_the_wait_of_the_route,
+    another_payload_is_refused_while_the_first_runs,
+    when_the_first_is_released_one_waiter_runs,
+    a_waiter_that_disconnects_changes_nothing,
+    a_waiting_repeat_is_counted_once,
+    concurrent_repeats_make_one_order,
+    concurrent_repeats_at_two_nodes_make_one_order,
+    a_repeat_at_another_node_waits_and_is_replayed,
+    a_client_that_disconnects_does_not_stop_the_handler,
+    a_timeout_outside_of_the_layer_does_not_stop_the_handler,
 );
 
 fn held(key: &str) -> Ask {
@@ -37,7 +37,7 @@ fn waiting(key: &str, seconds: u32) -> Ask {
     held(key).header("Prefer", format!("respond-async, Wait=\"{seconds}\" ; x=1"))
 }
 
-async fn the_second_is_told_that_the_first_is_at_it(kind: Kind) {
+async fn a_concurrent_repeat_is_409_in_flight(kind: Kind) {
     let shop = Shop::open(kind).await;
     let client = shop.serve(Route::leased()).await;
     let first = client.spawn(&held("k"));
@@ -58,7 +58,7 @@ async fn the_second_is_told_that_the_first_is_at_it(kind: Kind) {
     assert_eq!(shop.desk.runs(), 1);
 }
 
-async fn who_prefers_to_wait_gets_the_answer(kind: Kind) {
+async fn a_repeat_with_prefer_wait_gets_the_first_answer(kind: Kind) {
     let shop = Shop::open(kind).await;
     let client = shop.serve(Route::leased()).await;
     let first = client.spawn(&held("k"));
@@ -73,13 +73,13 @@ async fn who_prefers_to_wait_gets_the_answer(kind: Kind) {
     assert_eq!(shop.desk.runs(), 1);
 }
 
-async fn a_route_can_make_everybody_wait(kind: Kind) {
+async fn a_route_can_make_repeats_wait_by_default(kind: Kind) {
     let shop = Shop::open(kind).await;
     let client = shop.serve(Route::leased().wait(secs(15))).await;
     let first = client.spawn(&held("k"));
     shop.desk.arrival().await;
     let second = client.spawn(&held("k"));
-    // Who prefers not to does not.
+    // With wait=0 a repeat does not wait.
     client.send(&waiting("k", 0)).await.is_problem(409, "in-flight");
     assert!(!second.is_finished());
     shop.desk.let_go();
@@ -101,7 +101,7 @@ async fn a_wait_is_no_longer_than_the_route_allows(kind: Kind) {
     assert_eq!(first.await.unwrap().status, 201);
 }
 
-async fn a_request_may_ask_for_less(kind: Kind) {
+async fn prefer_wait_can_shorten_the_wait_of_the_route(kind: Kind) {
     let shop = Shop::open(kind).await;
     let client = shop.serve(Route::leased().wait(secs(30))).await;
     let first = client.spawn(&held("k"));
@@ -113,7 +113,7 @@ async fn a_request_may_ask_for_less(kind: Kind) {
     first.await.unwrap();
 }
 
-async fn another_payload_is_refused_while_the_first_is_at_it(kind: Kind) {
+async fn another_payload_is_refused_while_the_first_runs(kind: Kind) {
     let shop = Shop::open(kind).await;
     let client = shop.serve(Route::leased()).await;
     let first = client.spawn(&held("k"));
@@ -124,7 +124,7 @@ async fn another_payload_is_refused_while_the_first_is_at_it(kind: Kind) {
     assert_eq!(shop.desk.runs(), 1);
 }
 
-async fn when_the_first_gives_up_one_waiter_is_promoted(kind: Kind) {
+async fn when_the_first_is_released_one_waiter_runs(kind: Kind) {
     let shop = Shop::open(kind).await;
     let client = shop.serve(Route::leased()).await;
     let first = client.spawn(&held("k").gets(429));
@@ -144,7 +144,7 @@ async fn when_the_first_gives_up_one_waiter_is_promoted(kind: Kind) {
     assert_eq!((shop.desk.runs(), replays), (2, 4));
 }
 
-async fn a_waiter_that_goes_away_touches_nothing(kind: Kind) {
+async fn a_waiter_that_disconnects_changes_nothing(kind: Kind) {
     let shop = Shop::open(kind).await;
     let client = shop.serve(Route::leased()).await;
     let first = client.spawn(&held("k"));
@@ -158,7 +158,7 @@ async fn a_waiter_that_goes_away_touches_nothing(kind: Kind) {
     assert_eq!(shop.desk.runs(), 1);
 }
 
-async fn a_waiting_request_is_one_repeat(kind: Kind) {
+async fn a_waiting_repeat_is_counted_once(kind: Kind) {
     let shop = Shop::open(kind).await;
     let client = shop.serve(Route::leased()).await;
     let first = client.spawn(&held("k"));
@@ -174,7 +174,7 @@ async fn a_waiting_request_is_one_repeat(kind: Kind) {
     assert_eq!(repeats.iter().map(|(_, seen)| seen.count).sum::<i64>(), 1);
 }
 
-/// That all were answered alike, one of them first.
+/// Checks that all answers are equal, and that exactly one is not a replay.
 async fn one_first(shop: &Shop, answers: Vec<tokio::task::JoinHandle<crate::client::Answer>>) {
     let mut firsts = 0;
     let mut bodies = std::collections::BTreeSet::new();
@@ -187,7 +187,7 @@ async fn one_first(shop: &Shop, answers: Vec<tokio::task::JoinHandle<crate::clie
     assert_eq!((firsts, bodies.len(), shop.desk.runs()), (1, 1, 1));
 }
 
-async fn a_crowd_makes_one_order(kind: Kind) {
+async fn concurrent_repeats_make_one_order(kind: Kind) {
     for route in [Route::leased(), Route::atomic()] {
         let shop = Shop::open(kind).await;
         let client = shop.serve(route).await;
@@ -195,7 +195,7 @@ async fn a_crowd_makes_one_order(kind: Kind) {
     }
 }
 
-async fn a_crowd_at_two_nodes_makes_one_order(kind: Kind) {
+async fn concurrent_repeats_at_two_nodes_make_one_order(kind: Kind) {
     let shop = Shop::open(kind).await;
     let other = Idempotency::for_everyone(shop.lab.ledger_of("other node").await, TENANT);
     let nodes = [shop.serve(Route::atomic()).await, serve(shop.router(&other, Route::atomic())).await];
@@ -203,7 +203,7 @@ async fn a_crowd_at_two_nodes_makes_one_order(kind: Kind) {
     assert_eq!(shop.effects().await, ["k"]);
 }
 
-async fn what_one_node_knows_the_other_knows(kind: Kind) {
+async fn a_repeat_at_another_node_waits_and_is_replayed(kind: Kind) {
     let shop = Shop::open(kind).await;
     let other = Idempotency::for_everyone(shop.lab.ledger_of("other node").await, TENANT);
     let nodes = [shop.serve(Route::leased()).await, serve(shop.router(&other, Route::leased())).await];
@@ -219,7 +219,7 @@ async fn what_one_node_knows_the_other_knows(kind: Kind) {
     assert!(nodes[1].send(&keyed("k")).await.is_replay());
 }
 
-async fn a_client_that_goes_away_stops_nothing(kind: Kind) {
+async fn a_client_that_disconnects_does_not_stop_the_handler(kind: Kind) {
     for (route, atomic) in [(Route::leased(), false), (Route::atomic(), true)] {
         let shop = Shop::open(kind).await;
         let client = shop.serve(route).await;
@@ -227,7 +227,7 @@ async fn a_client_that_goes_away_stops_nothing(kind: Kind) {
         shop.desk.arrival().await;
         drop(first);
         if (kind, atomic) != (Kind::Sqlite, true) {
-            // There the open transaction holds the only writer, and a claim waits for it.
+            // On SQLite an open transaction holds the only writer, and a claim would wait for it.
             client.send(&keyed("k")).await.is_problem(409, "in-flight");
         }
         shop.desk.let_go();
@@ -238,7 +238,7 @@ async fn a_client_that_goes_away_stops_nothing(kind: Kind) {
     }
 }
 
-async fn a_timeout_outside_of_the_layer_stops_nothing(kind: Kind) {
+async fn a_timeout_outside_of_the_layer_does_not_stop_the_handler(kind: Kind) {
     let shop = Shop::open(kind).await;
     let limited = axum::middleware::from_fn(|request: axum::extract::Request, next: axum::middleware::Next| async {
         match tokio::time::timeout(Duration::from_millis(100), next.run(request)).await {

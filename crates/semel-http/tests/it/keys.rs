@@ -1,4 +1,4 @@
-//! Which requests have a key, and what a key is.
+//! Which requests have a key, and which keys are valid.
 
 use axum::http::Method;
 use semel_http::Route;
@@ -11,13 +11,13 @@ use crate::{
 
 on_both_databases!(
     quoted_and_bare_are_one_key,
-    a_strict_route_takes_strings_only,
-    what_is_no_key_is_refused_before_anything_is_claimed,
+    a_strict_route_accepts_only_quoted_keys,
+    an_invalid_key_is_400_and_claims_nothing,
     a_route_may_require_a_key,
-    without_a_key_nothing_is_remembered,
-    safe_methods_have_no_keys,
-    the_route_says_which_methods_have_keys,
-    two_keys_are_two_orders,
+    a_request_without_a_key_is_not_stored,
+    keys_of_safe_methods_are_ignored,
+    a_route_decides_which_methods_have_keys,
+    different_keys_are_different_orders,
 );
 
 async fn quoted_and_bare_are_one_key(kind: Kind) {
@@ -35,7 +35,7 @@ async fn quoted_and_bare_are_one_key(kind: Kind) {
     assert!(shop.operation("a\"b").await.is_some());
 }
 
-async fn a_strict_route_takes_strings_only(kind: Kind) {
+async fn a_strict_route_accepts_only_quoted_keys(kind: Kind) {
     let shop = Shop::open(kind).await;
     let client = shop.serve(Route::leased().strict_keys()).await;
     client.send(&keyed("k")).await.is_problem(400, "key-invalid");
@@ -43,7 +43,7 @@ async fn a_strict_route_takes_strings_only(kind: Kind) {
     assert_eq!(shop.desk.runs(), 1);
 }
 
-async fn what_is_no_key_is_refused_before_anything_is_claimed(kind: Kind) {
+async fn an_invalid_key_is_400_and_claims_nothing(kind: Kind) {
     let shop = Shop::open(kind).await;
     let client = shop.serve(Route::leased()).await;
     let (longest, too_long) = ("k".repeat(255), "k".repeat(256));
@@ -69,7 +69,7 @@ async fn what_is_no_key_is_refused_before_anything_is_claimed(kind: Kind) {
     }
     client.send(&keyed("a").key("a")).await.is_problem(400, "key-invalid");
     client.send(&keyed("a").header("IDEMPOTENCY-KEY", "b")).await.is_problem(400, "key-invalid");
-    // What is no header at all is not even asked about.
+    // An invalid header never reaches the layer.
     assert_eq!(client.send(&keyed("a\x01b")).await.status, 400);
     assert_eq!((shop.desk.runs(), shop.operations().await), (0, 0));
     assert_eq!(client.send(&keyed(&longest)).await.status, 201);
@@ -84,7 +84,7 @@ async fn a_route_may_require_a_key(kind: Kind) {
     assert_eq!(client.send(&keyed("k")).await.status, 201);
 }
 
-async fn without_a_key_nothing_is_remembered(kind: Kind) {
+async fn a_request_without_a_key_is_not_stored(kind: Kind) {
     let shop = Shop::open(kind).await;
     let client = shop.serve(Route::leased()).await;
     for run in ["1", "2"] {
@@ -93,7 +93,7 @@ async fn without_a_key_nothing_is_remembered(kind: Kind) {
     assert_eq!(shop.operations().await, 0);
 }
 
-async fn safe_methods_have_no_keys(kind: Kind) {
+async fn keys_of_safe_methods_are_ignored(kind: Kind) {
     let shop = Shop::open(kind).await;
     let all = [Method::GET, Method::HEAD, Method::OPTIONS, Method::POST];
     let client = shop.serve(Route::leased().methods(all).required()).await;
@@ -106,7 +106,7 @@ async fn safe_methods_have_no_keys(kind: Kind) {
     assert_eq!((shop.desk.runs(), shop.operations().await), (9, 0));
 }
 
-async fn the_route_says_which_methods_have_keys(kind: Kind) {
+async fn a_route_decides_which_methods_have_keys(kind: Kind) {
     let shop = Shop::open(kind).await;
     let usual = shop.serve(Route::leased()).await;
     for (method, replays) in [("POST", true), ("PATCH", true), ("PUT", false), ("DELETE", false)] {
@@ -120,7 +120,7 @@ async fn the_route_says_which_methods_have_keys(kind: Kind) {
     }
 }
 
-async fn two_keys_are_two_orders(kind: Kind) {
+async fn different_keys_are_different_orders(kind: Kind) {
     let shop = Shop::open(kind).await;
     let client = shop.serve(Route::leased()).await;
     for key in ["a", "b", "A", "a%20", "a;p=1"] {

@@ -1,4 +1,4 @@
-//! The database goes away at the worst moment.
+//! The database is killed or locked during a request.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use crate::{
     shop::{Desk, Shop, TENANT, at_once, secs, serve},
 };
 
-/// A shop on a PostgreSQL of its own.
+/// A shop on a separate PostgreSQL server.
 async fn shop_on(server: &Server, lab: Lab) -> Shop {
     let db = Database::open(&server.url(), Settings::default()).await.unwrap();
     let ledger = Ledger::new(db, Options::default()).unwrap();
@@ -24,7 +24,7 @@ async fn shop_on(server: &Server, lab: Lab) -> Shop {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_its_store_killed_nothing_runs() {
+async fn requests_to_a_killed_store_are_503_and_run_nothing() {
     let server = Server::start("");
     let shop = shop_on(&server, Lab::in_real_time(Kind::Sqlite).await).await;
     let (leased, atomic) = (shop.serve(Route::leased()).await, shop.serve(Route::atomic()).await);
@@ -42,7 +42,7 @@ async fn with_its_store_killed_nothing_runs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_its_store_killed_in_the_middle_nobody_is_told_a_guess() {
+async fn a_killed_store_during_a_request_leaves_it_in_doubt() {
     let server = Server::start("");
     let shop = shop_on(&server, Lab::in_real_time(Kind::Sqlite).await).await;
     let policy = Policy { lease: secs(5), on_lost: semel::OnLost::Hold, ..Policy::default() };
@@ -55,7 +55,7 @@ async fn with_its_store_killed_in_the_middle_nobody_is_told_a_guess() {
     assert_eq!(first.status, 503, "{first:?}");
     first.is_problem(503, "outcome-unknown");
     server.restart();
-    // It ran, and whether that counts nobody knows.
+    // It ran, but its outcome was not stored: in doubt.
     let begun = Instant::now();
     loop {
         let again = client.send(&keyed("k")).await;
@@ -89,14 +89,14 @@ async fn a_commit_whose_answer_is_lost_is_read_back() {
     assert_eq!(client.send(&keyed("before")).await.status, 201);
     proxy.plan(COMMIT, Fault::CutAnswer(0));
     let first = client.send(&keyed("k")).await;
-    assert!(proxy.met().is_some(), "it was cut");
+    assert!(proxy.met().is_some(), "the connection was cut");
     assert_eq!((first.status, first.is_replay()), (201, false), "{first:?}");
     assert!(client.send(&keyed("k")).await.is_replay());
     assert_eq!(shop.effects().await, ["before", "k"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_commit_that_never_arrives_is_told_and_can_be_tried_again() {
+async fn a_commit_that_never_arrives_is_503_and_can_be_retried() {
     let (shop, proxy, client) = wired().await;
     assert_eq!(client.send(&keyed("before")).await.status, 201);
     proxy.plan(COMMIT, Fault::CutRequest);
@@ -107,9 +107,9 @@ async fn a_commit_that_never_arrives_is_told_and_can_be_tried_again() {
     assert_eq!(shop.effects().await, ["before", "k"]);
 }
 
-/// Another process holds the file for longer than anybody waits.
+/// Another connection locks the file for longer than a request waits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_its_file_locked_nothing_runs() {
+async fn requests_to_a_locked_file_are_503_and_run_nothing() {
     use sqlx::{Connection as _, SqliteConnection};
     let shop = Shop::open(Kind::Sqlite).await;
     let client = shop.serve(Route::atomic()).await;

@@ -1,4 +1,4 @@
-//! What is nobody's business is not in the log.
+//! Keys, bodies and credentials are not logged.
 
 use std::{
     io,
@@ -13,9 +13,9 @@ use crate::{
     shop::{Shop, on_both_databases},
 };
 
-on_both_databases!(keys_and_bodies_are_not_logged);
+on_both_databases!(keys_bodies_and_credentials_are_not_logged);
 
-/// Keeps what is logged.
+/// Records the log.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -30,10 +30,10 @@ impl io::Write for Log {
     }
 }
 
-async fn keys_and_bodies_are_not_logged(kind: Kind) {
+async fn keys_bodies_and_credentials_are_not_logged(kind: Kind) {
     let log = Log::default();
     let written = log.clone();
-    // Each test is a process of its own under nextest; elsewhere the first one's log is looked at.
+    // Under nextest each test is a process. Otherwise only the first test has a log, and the other ends here.
     let made = tracing_subscriber::fmt().with_max_level(tracing::Level::TRACE).with_ansi(false);
     if made.with_writer(move || written.clone()).try_init().is_err() {
         return;
@@ -57,7 +57,7 @@ async fn keys_and_bodies_are_not_logged(kind: Kind) {
     assert!(told.is_empty(), "{told:#?}");
 }
 
-/// The server's own tracing of bytes is not ours to keep quiet.
+/// hyper traces raw bytes itself; those lines are excluded.
 fn is_of_hyper(line: &str) -> bool {
     line.contains("hyper::")
 }

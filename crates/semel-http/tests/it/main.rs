@@ -1,4 +1,4 @@
-//! The laws of the layer, over real HTTP, on both databases.
+//! Tests of the layer, over real HTTP, on both databases.
 #![expect(clippy::unwrap_used, reason = "these are tests")]
 
 mod atomic;

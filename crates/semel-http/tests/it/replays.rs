@@ -1,4 +1,4 @@
-//! The answer, given again.
+//! Replays of stored answers.
 
 use axum::{
     extract::Request,
@@ -14,15 +14,15 @@ use crate::{
 };
 
 on_both_databases!(
-    the_answer_comes_again_as_it_was,
-    what_was_about_the_first_message_does_not,
-    an_empty_answer_is_an_answer,
-    only_the_layer_says_that_it_is_a_replay,
-    the_kept_representation_suits_everybody,
-    a_known_key_is_answered_before_its_body_is_looked_at,
+    a_replay_repeats_status_headers_and_body,
+    headers_of_one_message_are_not_replayed,
+    an_empty_answer_is_replayed,
+    only_the_layer_sets_idempotent_replayed,
+    a_stored_answer_has_no_content_encoding,
+    a_known_key_is_replayed_without_validating_the_body,
     an_answer_is_kept_for_its_retention,
-    bytes_of_another_layout_are_not_run_again,
-    a_pinned_answer_comes_again_without_the_database,
+    an_outcome_in_an_unknown_format_is_not_run_again,
+    a_pinned_answer_is_replayed_without_the_database,
 );
 
 fn headers(lines: &[(&'static str, &[u8])]) -> HeaderMap {
@@ -33,7 +33,7 @@ fn headers(lines: &[(&'static str, &[u8])]) -> HeaderMap {
     headers
 }
 
-async fn the_answer_comes_again_as_it_was(kind: Kind) {
+async fn a_replay_repeats_status_headers_and_body(kind: Kind) {
     let shop = Shop::open(kind).await;
     let client = shop
         .serve_with(Route::leased(), |_| async {
@@ -67,7 +67,7 @@ async fn the_answer_comes_again_as_it_was(kind: Kind) {
     assert_eq!(again.header("cache-control").as_deref(), Some("no-store"));
 }
 
-async fn what_was_about_the_first_message_does_not(kind: Kind) {
+async fn headers_of_one_message_are_not_replayed(kind: Kind) {
     let shop = Shop::open(kind).await;
     let client = shop
         .serve_with(Route::leased(), |_| async {
@@ -91,19 +91,19 @@ async fn what_was_about_the_first_message_does_not(kind: Kind) {
         })
         .await;
     let first = client.send(&keyed("k")).await;
-    assert_eq!(first.all("set-cookie").len(), 2, "the first caller gets all of it");
+    assert_eq!(first.all("set-cookie").len(), 2, "the first caller gets all headers");
     assert_eq!(first.header("traceparent").as_deref(), Some("00-1-2-00"));
     let again = client.send(&keyed("k")).await;
     let mut names: Vec<&str> = again.headers.iter().map(|(name, _)| name.as_str()).collect();
     names.sort_unstable();
-    // Date, connection and length are those of this message.
+    // Date, connection and content-length are those of the replay.
     let own = ["cache-control", "connection", "content-length", "date", "idempotent-replayed", "x-stays"];
     assert_eq!(names, own, "{again:?}");
     assert_ne!(again.header("date"), first.header("date"));
     assert_eq!(again.header("connection").as_deref(), Some("close"));
 }
 
-async fn an_empty_answer_is_an_answer(kind: Kind) {
+async fn an_empty_answer_is_replayed(kind: Kind) {
     let shop = Shop::open(kind).await;
     for (status, length) in [(200, Some("0")), (204, None), (303, Some("0")), (205, Some("0")), (404, Some("0"))] {
         let desk = shop.desk.clone();
@@ -122,7 +122,7 @@ async fn an_empty_answer_is_an_answer(kind: Kind) {
     }
 }
 
-async fn only_the_layer_says_that_it_is_a_replay(kind: Kind) {
+async fn only_the_layer_sets_idempotent_replayed(kind: Kind) {
     let shop = Shop::open(kind).await;
     let echo = |request: Request| async move {
         let seen: Vec<_> = request.headers().keys().filter(|name| name.as_str().starts_with("idempotent")).collect();
@@ -138,7 +138,7 @@ async fn only_the_layer_says_that_it_is_a_replay(kind: Kind) {
     assert_eq!(client.send(&order).await.all("idempotent-replayed"), ["true"]);
 }
 
-async fn the_kept_representation_suits_everybody(kind: Kind) {
+async fn a_stored_answer_has_no_content_encoding(kind: Kind) {
     let shop = Shop::open(kind).await;
     let zip = |request: Request| async move {
         match request.headers().contains_key("accept-encoding") {
@@ -151,16 +151,16 @@ async fn the_kept_representation_suits_everybody(kind: Kind) {
     let again = client.send(&keyed("k")).await;
     assert_eq!((first.text().as_str(), again.text().as_str()), ("plain", "plain"));
     let unkeyed = client.send(&crate::client::post("/orders").header("Accept-Encoding", "br")).await;
-    assert_eq!(unkeyed.text(), "brotli", "nothing of this is kept");
+    assert_eq!(unkeyed.text(), "brotli", "without a key Accept-Encoding reaches the handler");
 }
 
-async fn a_known_key_is_answered_before_its_body_is_looked_at(kind: Kind) {
+async fn a_known_key_is_replayed_without_validating_the_body(kind: Kind) {
     let shop = Shop::open(kind).await;
     let desk = shop.desk.clone();
     let handler = move |request: Request| {
         let desk = desk.clone();
         async move {
-            // The first is valid; a check that looks at the present state would refuse the second.
+            // The first run succeeds; a second one would be 422.
             let status = if desk.count() == 1 { StatusCode::CREATED } else { StatusCode::UNPROCESSABLE_ENTITY };
             drop(request);
             status.into_response()
@@ -180,7 +180,7 @@ async fn an_answer_is_kept_for_its_retention(kind: Kind) {
     shop.lab.pass(secs(10));
     shop.desk.let_go();
     first.await.unwrap();
-    // Counted from the end of the first run.
+    // The retention counts from the end of the first run.
     shop.lab.pass(secs(24 * 3600 - 1));
     assert!(client.send(&keyed("k")).await.is_replay());
     shop.lab.pass(secs(1));
@@ -188,7 +188,7 @@ async fn an_answer_is_kept_for_its_retention(kind: Kind) {
     assert_eq!((later.is_replay(), shop.desk.runs()), (false, 2));
 }
 
-async fn bytes_of_another_layout_are_not_run_again(kind: Kind) {
+async fn an_outcome_in_an_unknown_format_is_not_run_again(kind: Kind) {
     let shop = Shop::open(kind).await;
     let client = shop.serve(Route::leased()).await;
     let work = semel::Work::new(
@@ -204,7 +204,7 @@ async fn bytes_of_another_layout_are_not_run_again(kind: Kind) {
     assert_eq!(shop.desk.runs(), 0);
 }
 
-async fn a_pinned_answer_comes_again_without_the_database(kind: Kind) {
+async fn a_pinned_answer_is_replayed_without_the_database(kind: Kind) {
     for route in [Route::leased().pinned(), Route::atomic().pinned()] {
         let shop = Shop::open(kind).await;
         let client = shop.serve(route).await;

@@ -1,4 +1,4 @@
-//! What tells a retry from a reuse.
+//! Which parts of a request are compared: retry or reuse of the key.
 
 use semel_http::Route;
 use semel_testkit::Kind;
@@ -9,17 +9,17 @@ use crate::{
 };
 
 on_both_databases!(
-    everything_that_is_sent_counts,
-    canonical_json_counts_by_what_it_says,
-    what_is_left_out_does_not_count,
-    a_boundary_does_not_count,
-    chunks_do_not_count,
-    another_payload_can_get_the_original,
-    a_request_can_ask_for_strictness,
-    the_algorithm_is_stored,
+    query_content_type_and_body_are_compared,
+    canonical_json_is_compared_by_value,
+    ignored_fields_and_query_parameters_are_not_compared,
+    a_multipart_boundary_is_not_compared,
+    the_transfer_encoding_is_not_compared,
+    replay_mismatches_replays_the_first_answer_for_another_payload,
+    adapt_can_refuse_mismatches_of_one_request,
+    a_fingerprint_of_another_version_is_no_mismatch,
 );
 
-/// Sends one and then the other under one key; whether they count as the same.
+/// Sends both under one key, and returns whether the second is replayed.
 async fn same(shop: &Shop, route: Route, one: Ask, other: Ask) -> bool {
     let client = shop.serve(route).await;
     let key = format!("k{}", shop.desk.runs());
@@ -38,7 +38,7 @@ fn json(body: &str) -> Ask {
     post("/orders").json(body)
 }
 
-async fn everything_that_is_sent_counts(kind: Kind) {
+async fn query_content_type_and_body_are_compared(kind: Kind) {
     let shop = Shop::open(kind).await;
     let one = || post("/orders?x=1").json("{}");
     let others = [
@@ -56,12 +56,12 @@ async fn everything_that_is_sent_counts(kind: Kind) {
     assert!(same(&shop, Route::leased(), one(), one().header("X-Trace", "2").header("User-Agent", "b")).await);
 }
 
-async fn canonical_json_counts_by_what_it_says(kind: Kind) {
+async fn canonical_json_is_compared_by_value(kind: Kind) {
     let shop = Shop::open(kind).await;
     let route = || Route::leased().canonical_json();
     let one = || json(r#"{"a":1,"b":[1,2]}"#);
     assert!(same(&shop, route(), one(), json("{ \"b\": [1, 2],\n \"a\": 1 }")).await);
-    assert!(!same(&shop, Route::leased(), one(), json(r#"{"b":[1,2],"a":1}"#)).await, "only where asked for");
+    assert!(!same(&shop, Route::leased(), one(), json(r#"{"b":[1,2],"a":1}"#)).await, "only with canonical_json");
     for (this, that) in [
         (r#"{"a":1}"#, r#"{"a":1.0}"#),
         (r#"{"a":9007199254740993}"#, r#"{"a":9007199254740992}"#),
@@ -74,7 +74,7 @@ async fn canonical_json_counts_by_what_it_says(kind: Kind) {
     }
 }
 
-async fn what_is_left_out_does_not_count(kind: Kind) {
+async fn ignored_fields_and_query_parameters_are_not_compared(kind: Kind) {
     let shop = Shop::open(kind).await;
     let route = || Route::leased().ignore_fields(["/sent_at"]).ignore_query(["trace"]);
     let one = || post("/orders?x=1&trace=7").json(r#"{"a":1,"sent_at":1}"#);
@@ -84,7 +84,7 @@ async fn what_is_left_out_does_not_count(kind: Kind) {
     assert!(!same(&shop, route(), one(), post("/orders?x=2").json(r#"{"a":1}"#)).await);
 }
 
-async fn a_boundary_does_not_count(kind: Kind) {
+async fn a_multipart_boundary_is_not_compared(kind: Kind) {
     let shop = Shop::open(kind).await;
     let form = |boundary: &str, text: &str| {
         let part = "content-disposition: form-data; name=\"a\"\r\n\r\n";
@@ -98,7 +98,7 @@ async fn a_boundary_does_not_count(kind: Kind) {
     assert!(!same(&shop, Route::leased(), form("aaa", nested), form("aaa", &forged)).await);
 }
 
-async fn chunks_do_not_count(kind: Kind) {
+async fn the_transfer_encoding_is_not_compared(kind: Kind) {
     let shop = Shop::open(kind).await;
     let client = shop.serve(Route::leased()).await;
     client.send(&keyed("k").body("hello")).await;
@@ -108,7 +108,7 @@ async fn chunks_do_not_count(kind: Kind) {
     assert_eq!(again.text(), "took hello");
 }
 
-async fn another_payload_can_get_the_original(kind: Kind) {
+async fn replay_mismatches_replays_the_first_answer_for_another_payload(kind: Kind) {
     let shop = Shop::open(kind).await;
     let client = shop.serve(Route::leased().replay_mismatches()).await;
     let first = client.send(&keyed("k").body("a")).await;
@@ -122,7 +122,7 @@ async fn another_payload_can_get_the_original(kind: Kind) {
     assert_eq!(shop.desk.runs(), 1);
 }
 
-async fn a_request_can_ask_for_strictness(kind: Kind) {
+async fn adapt_can_refuse_mismatches_of_one_request(kind: Kind) {
     let shop = Shop::open(kind).await;
     let route = Route::leased().replay_mismatches().ignore_query(["strict"]).adapt(|head, policy| {
         if head.uri.query() == Some("strict=true") {
@@ -136,12 +136,12 @@ async fn a_request_can_ask_for_strictness(kind: Kind) {
     assert!(client.send(&post("/orders?strict=true").key("k").body("a")).await.is_replay());
 }
 
-async fn the_algorithm_is_stored(kind: Kind) {
+async fn a_fingerprint_of_another_version_is_no_mismatch(kind: Kind) {
     let shop = Shop::open(kind).await;
     let client = shop.serve(Route::leased()).await;
     client.send(&keyed("k").body("a")).await;
     assert_eq!(shop.operation("k").await.unwrap().fingerprint.version(), 1);
-    // A row of another version is no mismatch: which of the two algorithms is right cannot be known.
+    // Fingerprints of different versions cannot be compared, so this is no mismatch.
     let other = match kind {
         Kind::Sqlite => "CAST(x'02' || substr(fingerprint, 2) AS BLOB)",
         Kind::Postgres => "set_byte(fingerprint, 0, 2)",

@@ -1,4 +1,4 @@
-//! Whose key it is, and for what.
+//! The scope of a key: tenant, method, route, resource.
 
 use axum::{
     Router,
@@ -20,17 +20,17 @@ on_both_databases!(
     tenants_have_their_own_keys,
     a_new_token_of_the_same_tenant_is_the_same_caller,
     without_a_principal_nothing_is_claimed,
-    who_has_lost_the_right_is_not_answered_from_memory,
+    an_unauthorised_repeat_gets_no_stored_answer,
     a_key_belongs_to_a_method_and_a_template,
     a_key_on_another_resource_is_refused_under_every_policy,
-    also_when_the_first_did_not_take_effect,
-    a_nested_path_counts_as_a_whole,
-    one_path_can_be_written_in_many_ways,
+    a_key_of_a_failed_request_is_refused_on_another_resource,
+    a_nested_route_compares_the_whole_path,
+    equivalent_percent_encodings_are_one_path,
     routes_of_one_kind_share_their_keys,
-    long_paths_are_told_apart,
+    long_paths_are_compared_in_full,
 );
 
-/// Plays authentication: `Authorization: Bearer tenant.subject.token`; a subject called `fired` may do nothing.
+/// A simple authentication: `Authorization: Bearer tenant.subject.token`. The subject `fired` is refused.
 async fn authenticate(mut request: Request, next: Next) -> Response {
     let said = request.headers().get("authorization").and_then(|value| value.to_str().ok()).unwrap_or_default();
     let words: Vec<&str> = said.trim_start_matches("Bearer ").split('.').collect();
@@ -77,13 +77,13 @@ async fn without_a_principal_nothing_is_claimed(kind: Kind) {
     assert_eq!((shop.desk.runs(), shop.operations().await), (0, 0));
 }
 
-async fn who_has_lost_the_right_is_not_answered_from_memory(kind: Kind) {
+async fn an_unauthorised_repeat_gets_no_stored_answer(kind: Kind) {
     let shop = Shop::open(kind).await;
     let client = guarded(&shop).await;
     assert_eq!(client.send(&keyed("k").header("Authorization", "Bearer one.ann.1")).await.status, 201);
     let refused = client.send(&keyed("k").header("Authorization", "Bearer one.fired.1")).await;
     assert_eq!((refused.status, refused.text().as_str()), (403, ""));
-    // Nor does a refusal use the key up.
+    // A refusal does not use up the key.
     client.send(&keyed("new").header("Authorization", "Bearer one.fired.1")).await;
     assert_eq!(client.send(&keyed("new").header("Authorization", "Bearer one.ann.1")).await.status, 201);
 }
@@ -108,7 +108,7 @@ async fn a_key_on_another_resource_is_refused_under_every_policy(kind: Kind) {
         other.is_problem(422, "payload-mismatch");
         assert!(!other.is_replay() && other.json()["first_seen"].is_string(), "{other:?}");
         assert_eq!(client.send(&post("/orders/1").key(key).body("a")).await.body, first.body);
-        // Also while the first is in flight, and for one who would wait.
+        // Also while the first is in flight, even if the other would wait.
         let held = format!("{key}-held");
         let running = client.spawn(&post("/orders/1").key(&held).header("X-Hold", "1"));
         shop.desk.arrival().await;
@@ -120,7 +120,7 @@ async fn a_key_on_another_resource_is_refused_under_every_policy(kind: Kind) {
     assert_eq!(shop.desk.runs(), 4);
 }
 
-async fn also_when_the_first_did_not_take_effect(kind: Kind) {
+async fn a_key_of_a_failed_request_is_refused_on_another_resource(kind: Kind) {
     let shop = Shop::open(kind).await;
     let policy = at_once(semel::Policy::default());
     let reject = Route::leased().policy(policy.clone());
@@ -129,18 +129,18 @@ async fn also_when_the_first_did_not_take_effect(kind: Kind) {
         let client = shop.serve(route).await;
         assert_eq!(client.send(&post("/orders/1").key(key).gets(500)).await.status, 500);
         client.send(&post("/orders/2").key(key)).await.is_problem(422, "payload-mismatch");
-        // Released on a later attempt, it still is the first one's.
+        // Released on a later attempt, the key still belongs to the first resource.
         assert_eq!(client.send(&post("/orders/1").key(key).gets(409)).await.text(), "took ");
         client.send(&post("/orders/2").key(key)).await.is_problem(422, "payload-mismatch");
         let done = client.send(&post("/orders/1").key(key)).await;
-        assert_eq!((done.status, done.is_replay()), (201, false), "what it was for is still there: {done:?}");
-        // Released on its first attempt, it has left no trace: the key is new.
+        assert_eq!((done.status, done.is_replay()), (201, false), "the key is still of the first resource: {done:?}");
+        // Released on the first attempt, the key is free.
         let free = format!("{key}-free");
         assert_eq!(client.send(&post("/orders/1").key(&free).gets(429)).await.status, 429);
         assert_eq!(client.send(&post("/orders/2").key(&free)).await.status, 201);
         client.send(&post("/orders/1").key(&free)).await.is_problem(422, "payload-mismatch");
     }
-    // A failure's backoff is not ended by somebody who asks for another resource.
+    // A request for another resource does not end the backoff.
     let client = shop.serve(Route::leased().replay_mismatches()).await;
     assert_eq!(client.send(&post("/orders/1").key("b").gets(500)).await.status, 500);
     client.send(&post("/orders/2").key("b")).await.is_problem(422, "payload-mismatch");
@@ -149,7 +149,7 @@ async fn also_when_the_first_did_not_take_effect(kind: Kind) {
     assert_eq!(client.send(&post("/orders/1").key("b")).await.status, 201);
 }
 
-async fn a_nested_path_counts_as_a_whole(kind: Kind) {
+async fn a_nested_route_compares_the_whole_path(kind: Kind) {
     let shop = Shop::open(kind).await;
     let client = serve(Router::new().nest("/shops/{shop}", shop.router(&shop.once, Route::leased()))).await;
     assert_eq!(client.send(&post("/shops/1/orders").key("k")).await.status, 201);
@@ -158,7 +158,7 @@ async fn a_nested_path_counts_as_a_whole(kind: Kind) {
     assert_eq!(shop.desk.runs(), 1);
 }
 
-async fn one_path_can_be_written_in_many_ways(kind: Kind) {
+async fn equivalent_percent_encodings_are_one_path(kind: Kind) {
     let shop = Shop::open(kind).await;
     let client = shop.serve(Route::leased()).await;
     for (path, same, other) in [
@@ -183,7 +183,7 @@ async fn routes_of_one_kind_share_their_keys(kind: Kind) {
     assert_eq!(shop.lab.texts("SELECT service || '/' || kind FROM semel_operations").await, ["shop/order"]);
 }
 
-async fn long_paths_are_told_apart(kind: Kind) {
+async fn long_paths_are_compared_in_full(kind: Kind) {
     let shop = Shop::open(kind).await;
     let client = shop.serve(Route::leased().replay_mismatches()).await;
     let long = "x".repeat(3000);

@@ -1,4 +1,4 @@
-//! What the laws are tried on: a shop that takes orders.
+//! The service under test: a shop that takes orders.
 
 use std::{
     sync::{
@@ -24,7 +24,7 @@ use tokio::{net::TcpListener, sync::Semaphore};
 
 use crate::client::{Client, soon};
 
-/// Makes two tests of a function of a [`Kind`].
+/// Makes one test per database from a function of a [`Kind`].
 macro_rules! on_both_databases {
     ($($test:ident),+ $(,)?) => {
         mod sqlite {
@@ -46,7 +46,7 @@ pub(crate) use on_both_databases;
 
 pub(crate) const TENANT: &str = "acme";
 
-/// A shop on a database of its own, whose clock stands.
+/// A shop on a separate database, with a stopped clock.
 pub(crate) struct Shop {
     pub(crate) lab: Lab,
     pub(crate) ledger: Ledger<Database>,
@@ -54,13 +54,13 @@ pub(crate) struct Shop {
     pub(crate) desk: Desk,
 }
 
-/// Where orders are taken: counts them, and can hold them up.
+/// Counts the orders, and can hold them.
 #[derive(Clone)]
 pub(crate) struct Desk {
     runs: Arc<AtomicUsize>,
-    /// One for each order that waits at the desk.
+    /// One permit for each held order.
     arrived: Arc<Semaphore>,
-    /// One for each order that may go on.
+    /// One permit for each order that may continue.
     go: Arc<Semaphore>,
 }
 
@@ -75,18 +75,18 @@ impl Desk {
         self.runs.load(Ordering::SeqCst)
     }
 
-    /// Counts an order; which one it is.
+    /// Counts an order, and returns its number.
     pub(crate) fn count(&self) -> usize {
         self.runs.fetch_add(1, Ordering::SeqCst) + 1
     }
 
-    /// Holds an order up until [`Desk::let_go`].
+    /// Holds an order until [`Desk::let_go`].
     pub(crate) async fn hold_up(&self) {
         self.arrived.add_permits(1);
         self.go.acquire().await.unwrap().forget();
     }
 
-    /// Waits until one more order waits at the desk.
+    /// Waits until one more order is held.
     pub(crate) async fn arrival(&self) {
         soon(self.arrived.acquire()).await.unwrap().forget();
     }
@@ -114,7 +114,7 @@ impl Shop {
         Self { lab, ledger, once, desk: Desk::default() }
     }
 
-    /// Serves the usual handler at `/orders` and `/orders/{id}` under a route's rules.
+    /// Serves the usual handler at `/orders` and `/orders/{id}`.
     pub(crate) async fn serve(&self, route: Route) -> Client {
         serve(self.router(&self.once, route)).await
     }
@@ -123,7 +123,7 @@ impl Shop {
         self.desk.router(once, route)
     }
 
-    /// Serves a handler of the law's own at `/orders`.
+    /// Serves the test's own handler at `/orders`.
     pub(crate) async fn serve_with<F, Fut>(&self, route: Route, handler: F) -> Client
     where
         F: Fn(Request) -> Fut + Clone + Send + Sync + 'static,
@@ -132,7 +132,7 @@ impl Shop {
         serve(Router::new().route("/orders", any(handler).layer(self.once.layer(route)))).await
     }
 
-    /// How many operations there are.
+    /// The number of operations.
     pub(crate) async fn operations(&self) -> i64 {
         self.lab.number("SELECT count(*) FROM semel_operations").await
     }
@@ -143,13 +143,13 @@ impl Shop {
         self.ledger.store().by_key(&scope, &Key::new(key).unwrap()).await.unwrap()
     }
 
-    /// The rows that atomic orders left.
+    /// The rows of atomic orders.
     pub(crate) async fn effects(&self) -> Vec<String> {
         self.lab.texts("SELECT name FROM effects ORDER BY name").await
     }
 }
 
-/// Serves an app on a port of its own until the test ends.
+/// Serves an app on a free port until the test ends.
 pub(crate) async fn serve(app: Router) -> Client {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -157,9 +157,9 @@ pub(crate) async fn serve(app: Router) -> Client {
     Client(address)
 }
 
-/// Takes an order. The headers say how, and are not part of what makes two requests the same:
+/// Takes an order. These headers control the answer, and are not compared:
 /// `X-Status` is the answer's status (201), `X-Hold` makes it wait for [`Desk::let_go`], `X-Panic` makes it panic.
-/// Where there is a transaction, the order is a row.
+/// In a transaction, the order inserts a row.
 async fn order(desk: Desk, request: Request) -> Response {
     let (mut head, body) = request.into_parts();
     let headers = head.headers.clone();
@@ -173,7 +173,7 @@ async fn order(desk: Desk, request: Request) -> Response {
     if headers.contains_key("x-hold") {
         desk.hold_up().await;
     }
-    assert!(!headers.contains_key("x-panic"), "as asked");
+    assert!(!headers.contains_key("x-panic"), "panics because of X-Panic");
     (status(&headers), [("x-run", run.to_string())], Bytes::from([b"took ", &body[..]].concat())).into_response()
 }
 
@@ -182,7 +182,7 @@ fn status(headers: &HeaderMap) -> StatusCode {
     StatusCode::from_u16(said.unwrap_or(201)).unwrap()
 }
 
-/// An order becomes a row.
+/// Inserts the row of an order.
 pub(crate) async fn insert(tx: &semel_store::Tx, name: &str) -> Result<(), String> {
     let mut held = tx.connection().await.map_err(|e| e.to_string())?;
     let conn = held.get().map_err(|e| e.to_string())?;
@@ -190,7 +190,7 @@ pub(crate) async fn insert(tx: &semel_store::Tx, name: &str) -> Result<(), Strin
     on!(conn, c => sqlx::query(sql).bind(name).execute(c).await.map(drop)).map_err(|e| e.to_string())
 }
 
-/// A policy without a wait after failures.
+/// The policy without backoff.
 pub(crate) fn at_once(policy: Policy) -> Policy {
     Policy { backoff: Backoff::NONE, ..policy }
 }

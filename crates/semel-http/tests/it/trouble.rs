@@ -1,4 +1,4 @@
-//! Leases that are lost, services that say nothing, ledgers that stop.
+//! Lost leases, services without an answer, stopping ledgers, damaged rows.
 
 use std::{io, time::Duration};
 
@@ -22,18 +22,18 @@ use crate::{
 };
 
 on_both_databases!(
-    a_lost_lease_is_in_doubt_where_it_may_not_be_repeated,
-    a_lost_lease_is_taken_over_where_it_may,
-    a_service_without_an_answer_is_in_doubt,
-    a_stop_waits_for_what_is_in_flight,
+    a_lost_lease_is_in_doubt_under_hold,
+    a_lost_lease_is_taken_over_under_rerun,
+    a_service_error_is_in_doubt_under_hold_and_failed_otherwise,
+    a_stop_waits_for_requests_in_flight,
     a_stop_does_not_wait_for_ever,
-    a_stop_sends_waiters_away,
-    a_name_that_fits_no_rule_is_told_to_nobody,
-    a_row_damaged_while_its_handler_ran_is_told_as_an_unknown_outcome,
-    a_mistyped_value_in_a_handlers_own_table_blames_no_key,
+    a_stop_answers_waiting_repeats,
+    an_invalid_tenant_name_is_500_and_not_repeated_in_the_answer,
+    a_row_damaged_during_its_run_is_503_outcome_unknown,
+    a_decode_error_in_a_handlers_own_table_is_an_ordinary_failure,
 );
 
-async fn a_lost_lease_is_in_doubt_where_it_may_not_be_repeated(kind: Kind) {
+async fn a_lost_lease_is_in_doubt_under_hold(kind: Kind) {
     let shop = Shop::open(kind).await;
     let client = shop.serve(Route::leased()).await;
     let other = Idempotency::for_everyone(shop.lab.ledger_of("other node").await, TENANT);
@@ -48,7 +48,7 @@ async fn a_lost_lease_is_in_doubt_where_it_may_not_be_repeated(kind: Kind) {
     assert_eq!(shop.desk.runs(), 1);
 }
 
-async fn a_lost_lease_is_taken_over_where_it_may(kind: Kind) {
+async fn a_lost_lease_is_taken_over_under_rerun(kind: Kind) {
     let shop = Shop::open(kind).await;
     let client = shop.serve(Route::leased().on_lost(OnLost::Rerun)).await;
     let other = Idempotency::for_everyone(shop.lab.ledger_of("other node").await, TENANT);
@@ -56,7 +56,7 @@ async fn a_lost_lease_is_taken_over_where_it_may(kind: Kind) {
     let late = client.spawn(&keyed("k").header("X-Hold", "1"));
     shop.desk.arrival().await;
     shop.lab.pass(secs(31));
-    // A lost lease counts as a crash, and the next attempt waits a little.
+    // A lost lease counts as a crash, so the next attempt backs off.
     let early = other.send(&keyed("k")).await;
     if early.status == 409 {
         early.is_problem(409, "backing-off");
@@ -70,7 +70,7 @@ async fn a_lost_lease_is_taken_over_where_it_may(kind: Kind) {
     assert_eq!((again.is_replay(), again.header("x-run").as_deref()), (true, Some("2")));
 }
 
-async fn a_service_without_an_answer_is_in_doubt(kind: Kind) {
+async fn a_service_error_is_in_doubt_under_hold_and_failed_otherwise(kind: Kind) {
     let shop = Shop::open(kind).await;
     let silent = service_fn(|_: Request| async { Err::<Response, _>(io::Error::other("timed out")) });
     let told = |error: io::Error| async move { (StatusCode::GATEWAY_TIMEOUT, error.to_string()) };
@@ -80,7 +80,7 @@ async fn a_service_without_an_answer_is_in_doubt(kind: Kind) {
     };
     let client = serve(app(Route::leased())).await;
     let first = client.send(&keyed("hold")).await;
-    assert_eq!((first.status, first.text().as_str()), (504, "timed out"), "the service's own error is handed on");
+    assert_eq!((first.status, first.text().as_str()), (504, "timed out"), "the service's own error is passed on");
     assert_eq!(shop.operation("hold").await.unwrap().state, State::InDoubt);
     client.send(&keyed("hold")).await.is_problem(409, "in-doubt");
     assert_eq!(client.send(&post("/orders")).await.status, 504);
@@ -92,7 +92,7 @@ async fn a_service_without_an_answer_is_in_doubt(kind: Kind) {
     }
 }
 
-/// From here on nothing new is taken.
+/// Starts a stop: from now on new requests are refused.
 fn begin_to_stop(shop: &Shop) -> tokio::task::JoinHandle<()> {
     let ledger = shop.ledger.clone();
     let mut stop = Box::pin(async move { ledger.stop(secs(15)).await });
@@ -100,7 +100,7 @@ fn begin_to_stop(shop: &Shop) -> tokio::task::JoinHandle<()> {
     tokio::spawn(stop)
 }
 
-async fn a_stop_waits_for_what_is_in_flight(kind: Kind) {
+async fn a_stop_waits_for_requests_in_flight(kind: Kind) {
     for route in [Route::leased(), Route::atomic()] {
         let shop = Shop::open(kind).await;
         let client = shop.serve(route).await;
@@ -140,7 +140,7 @@ async fn a_stop_does_not_wait_for_ever(kind: Kind) {
     }
 }
 
-async fn a_stop_sends_waiters_away(kind: Kind) {
+async fn a_stop_answers_waiting_repeats(kind: Kind) {
     let shop = Shop::open(kind).await;
     let client = shop.serve(Route::leased()).await;
     let first = client.spawn(&keyed("k").header("X-Hold", "1"));
@@ -149,14 +149,14 @@ async fn a_stop_sends_waiters_away(kind: Kind) {
     tokio::time::sleep(Duration::from_millis(50)).await;
     let stopped = begin_to_stop(&shop);
     let waiter = soon(waiter).await.unwrap();
-    // Unless it came too late to wait at all.
+    // 409 if it was waiting, 503 if it arrived after the stop began.
     assert!([409, 503].contains(&waiter.status), "{waiter:?}");
     shop.desk.let_go();
     assert_eq!(first.await.unwrap().status, 201);
     soon(stopped).await.unwrap();
 }
 
-async fn a_name_that_fits_no_rule_is_told_to_nobody(kind: Kind) {
+async fn an_invalid_tenant_name_is_500_and_not_repeated_in_the_answer(kind: Kind) {
     let shop = Shop::open(kind).await;
     let once = Idempotency::for_everyone(shop.ledger.clone(), "not/a/tenant");
     let client = serve(shop.router(&once, Route::leased())).await;
@@ -171,10 +171,10 @@ async fn damage(shop: &Shop, key: &str) {
     assert_eq!(shop.lab.execute(&sql).await.unwrap(), 1);
 }
 
-async fn a_row_damaged_while_its_handler_ran_is_told_as_an_unknown_outcome(kind: Kind) {
+async fn a_row_damaged_during_its_run_is_503_outcome_unknown(kind: Kind) {
     let shop = Shop::open(kind).await;
     let client = shop.serve(Route::leased()).await;
-    // Settled as failed, as released and as in doubt: these read the row.
+    // All three are settled as failed, which reads the row.
     for (key, status) in [("fails", 500), ("waits", 503), ("doubts", 504)] {
         let first = client.spawn(&keyed(key).header("X-Hold", "1").gets(status));
         shop.desk.arrival().await;
@@ -185,7 +185,7 @@ async fn a_row_damaged_while_its_handler_ran_is_told_as_an_unknown_outcome(kind:
         assert!(told.text().contains("was executed") && !told.text().contains("purge"), "{}", told.text());
         assert_eq!(told.header("retry-after").as_deref(), Some("1"));
     }
-    // At the claim it is known that nothing is done, and which row it is.
+    // At the claim nothing has run yet, and the damaged row is known.
     let other = Idempotency::for_everyone(shop.lab.ledger_of("other node").await, TENANT);
     let other = serve(shop.router(&other, Route::leased())).await;
     let again = other.send(&keyed("fails")).await;
@@ -194,7 +194,7 @@ async fn a_row_damaged_while_its_handler_ran_is_told_as_an_unknown_outcome(kind:
     assert_eq!(shop.desk.runs(), 3);
 }
 
-async fn a_mistyped_value_in_a_handlers_own_table_blames_no_key(kind: Kind) {
+async fn a_decode_error_in_a_handlers_own_table_is_an_ordinary_failure(kind: Kind) {
     let shop = Shop::open(kind).await;
     let handler = move |request: Request| async move {
         let (mut head, _) = request.into_parts();
@@ -208,12 +208,12 @@ async fn a_mistyped_value_in_a_handlers_own_table_blames_no_key(kind: Kind) {
     };
     let client = shop.serve_with(Route::atomic(), handler).await;
     assert_eq!(client.send(&keyed("k")).await.status, 500);
-    assert_eq!(shop.operation("k").await.unwrap().state, State::Failed, "it is tried again as any failure");
+    assert_eq!(shop.operation("k").await.unwrap().state, State::Failed, "it is retried like any failure");
 }
 
-/// Differs because only SQLite has the clock and the fences in a row.
+/// SQLite only: PostgreSQL does not keep the clock and the fences in a row.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_ledger_that_contradicts_itself_blames_no_key() {
+async fn a_missing_meta_row_is_500_and_suggests_no_purge() {
     let shop = Shop::open(Kind::Sqlite).await;
     let client = shop.serve(Route::leased()).await;
     assert_eq!(client.send(&keyed("k")).await.status, 201);

@@ -12,12 +12,12 @@ use crate::{
 
 on_both_databases!(
     final_answers_are_kept,
-    what_asks_to_come_again_leaves_no_trace,
+    statuses_408_409_425_and_429_free_the_key,
     a_failure_backs_off_and_is_tried_again,
-    failures_are_counted_where_the_policy_says_so,
-    the_handler_may_know_better,
-    a_route_may_know_better,
-    doubt_is_not_run_again,
+    max_attempts_limits_failed_attempts,
+    a_verdict_of_the_handler_overrides_the_status,
+    a_verdict_of_the_route_overrides_the_default,
+    a_panic_is_in_doubt_and_not_run_again,
     a_status_of_no_known_class_is_in_doubt,
 );
 
@@ -37,7 +37,7 @@ async fn final_answers_are_kept(kind: Kind) {
     }
 }
 
-async fn what_asks_to_come_again_leaves_no_trace(kind: Kind) {
+async fn statuses_408_409_425_and_429_free_the_key(kind: Kind) {
     for route in [Route::leased(), Route::atomic()] {
         let shop = Shop::open(kind).await;
         let client = shop.serve(route).await;
@@ -77,7 +77,7 @@ async fn a_failure_backs_off_and_is_tried_again(kind: Kind) {
     }
 }
 
-async fn failures_are_counted_where_the_policy_says_so(kind: Kind) {
+async fn max_attempts_limits_failed_attempts(kind: Kind) {
     let shop = Shop::open(kind).await;
     let policy = Policy { max_attempts: Some(2), ..at_once(Policy::default()) };
     let client = shop.serve(Route::leased().policy(policy)).await;
@@ -88,7 +88,7 @@ async fn failures_are_counted_where_the_policy_says_so(kind: Kind) {
     assert_eq!(shop.desk.runs(), 2);
 }
 
-async fn the_handler_may_know_better(kind: Kind) {
+async fn a_verdict_of_the_handler_overrides_the_status(kind: Kind) {
     let shop = Shop::open(kind).await;
     let desk = shop.desk.clone();
     let handler = move |request: Request| {
@@ -116,7 +116,7 @@ async fn the_handler_may_know_better(kind: Kind) {
         ("e", 200, "doubt", Some(State::InDoubt)),
     ] {
         let first = client.send(&order(key, status, verdict)).await;
-        assert_eq!((first.status, first.is_replay()), (status, false), "the first caller gets what the handler said");
+        assert_eq!((first.status, first.is_replay()), (status, false), "the first caller gets the handler's answer");
         assert_eq!(shop.operation(key).await.map(|row| row.state), state, "{verdict}");
     }
     let again = client.send(&order("a", 500, "final")).await;
@@ -124,7 +124,7 @@ async fn the_handler_may_know_better(kind: Kind) {
     client.send(&order("e", 200, "final")).await.is_problem(409, "in-doubt");
 }
 
-async fn a_route_may_know_better(kind: Kind) {
+async fn a_verdict_of_the_route_overrides_the_default(kind: Kind) {
     let shop = Shop::open(kind).await;
     let client = shop.serve(Route::leased().verdict(Verdict::only_success)).await;
     for status in [303, 400, 404, 422] {
@@ -136,12 +136,12 @@ async fn a_route_may_know_better(kind: Kind) {
     }
 }
 
-async fn doubt_is_not_run_again(kind: Kind) {
+async fn a_panic_is_in_doubt_and_not_run_again(kind: Kind) {
     let shop = Shop::open(kind).await;
     let client = shop.serve(Route::leased()).await;
     let first = client.send(&keyed("k").header("X-Panic", "1")).await;
     first.is_problem(500, "internal");
-    assert_eq!(first.json()["retryable"], false, "it is in doubt: sent again, it is not run again");
+    assert_eq!(first.json()["retryable"], false, "in doubt: a repeat is not run");
     assert_eq!(shop.operation("k").await.unwrap().state, State::InDoubt);
     let again = client.send(&keyed("k")).await;
     again.is_problem(409, "in-doubt");
@@ -162,7 +162,7 @@ async fn a_status_of_no_known_class_is_in_doubt(kind: Kind) {
         client.send(&keyed(&key)).await.is_problem(409, "in-doubt");
     }
     assert_eq!(shop.desk.runs(), 3);
-    // What was rolled back has not happened, and what may run again is not held.
+    // In atomic mode, or under rerun, it is not in doubt.
     let again = at_once(Policy { on_lost: semel::OnLost::Rerun, ..Policy::default() });
     for route in [Route::atomic().policy(again.clone()), Route::leased().policy(again)] {
         let shop = Shop::open(kind).await;

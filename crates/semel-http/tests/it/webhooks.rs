@@ -1,4 +1,4 @@
-//! The vectors that senders publish, and others made with the same tools.
+//! Published test vectors, and others made with the same tools.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -10,7 +10,7 @@ pub(crate) const B: &str = r#"{"id":"evt_test_1","object":"event","type":"paymen
 pub(crate) const SECRET: &str = "whsec_test_secret";
 pub(crate) const OLD_SECRET: &str = "whsec_old_secret";
 pub(crate) const STANDARD_SECRET: &str = "whsec_c2VtZWwtc3RhbmRhcmQtd2ViaG9va3Mta2V5IQ==";
-/// B by the first secret, and by the old one.
+/// The signatures of B with the current and with the old secret.
 pub(crate) const V1: &str = "871acfe933554b446cc41d791076dd56a10c0553cc61aafbeb881d0082b45043";
 pub(crate) const OLD_V1: &str = "16aefa73878372c037f147c10813a519e6a72ba4d9e4f3ef790e9a49cca4b538";
 pub(crate) const STANDARD_V1: &str = "v1,cx3PKWlrf0jsd1X5P77e0cPHHqyJlyy5WRFTZ/OUQh4=";
@@ -36,7 +36,7 @@ pub(crate) fn stripe() -> Verifier {
     Verifier::stripe([SECRET], DEFAULT_TOLERANCE).unwrap()
 }
 
-/// What becomes of B with this `Stripe-Signature`, at the time that the vectors were signed.
+/// Verifies B with this `Stripe-Signature`, at the time of the vectors.
 pub(crate) fn stripe_says(header: impl AsRef<[u8]>) -> Result<Verified, Refused> {
     stripe().verify(&headers([("Stripe-Signature", header)]), B.as_bytes(), at(T))
 }
@@ -65,7 +65,7 @@ fn stripes_published_vector_is_accepted() {
 }
 
 #[test]
-fn stripe_signs_the_bytes_as_they_came() {
+fn a_stripe_signature_covers_the_exact_bytes() {
     let with_newline = format!("{B}\n");
     let vectors = [
         (SECRET, B, V1),
@@ -90,7 +90,7 @@ fn stripe_signs_the_bytes_as_they_came() {
     }
 }
 
-/// The vector has the right code for its text, so it is the zero that is refused.
+/// The signature is right for this text, so only the zero is wrong.
 #[test]
 fn a_timestamp_with_a_leading_zero_is_refused_although_its_code_is_right() {
     let answer = stripe_says("t=01700000000,v1=33ed255e2c26fc17f2baf38b5550ba736754b468fee0b98b36ac94baacaf004f");

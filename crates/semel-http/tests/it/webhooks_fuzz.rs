@@ -1,4 +1,4 @@
-//! Headers by the million, most of them nearly right.
+//! Fuzzes signature headers; most of them are nearly right.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::{
     webhooks_naive::Sender,
 };
 
-/// What a header is made of: put where it does not belong, it makes the interesting mistakes.
+/// Parts of headers, to be inserted at wrong places.
 const PIECES: [&[u8]; 17] = [
     b",",
     b" ",
@@ -58,7 +58,7 @@ fn mutate(value: &mut Vec<u8>, rng: &mut Rng) {
                 value[at + 1] = b"02a"[rng.usize(..3)];
             }
         }
-        // Items of the list change places, and one may be there twice.
+        // Items of the list are shuffled, and one may be repeated.
         _ => {
             let separator = if value.contains(&b',') { b',' } else { b' ' };
             let mut items: Vec<Vec<u8>> = value.split(|byte| *byte == separator).map(<[u8]>::to_vec).collect();
@@ -72,7 +72,7 @@ fn mutate(value: &mut Vec<u8>, rng: &mut Rng) {
 
 /// Runs for `SEMEL_FUZZ_SECONDS`, one unless set.
 #[test]
-fn fuzz_mutated_headers_are_accepted_only_where_the_obvious_reading_accepts_them() {
+fn fuzz_the_verifiers_agree_with_the_reference_on_mutated_headers() {
     let seconds = std::env::var("SEMEL_FUZZ_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
     let end = Instant::now() + Duration::from_secs(seconds);
     let seed = fastrand::u64(..);
@@ -84,7 +84,7 @@ fn fuzz_mutated_headers_are_accepted_only_where_the_obvious_reading_accepts_them
         let (sender, verifier) = &verifiers[number];
         let body: Vec<u8> = (0..rng.usize(..20)).map(|_| rng.u8(..)).collect();
         let (mut time, mut id) = ((T + rng.u64(..=610) - 305).to_string().into_bytes(), b"msg_1".to_vec());
-        // Now and then the sender itself writes them strangely, and signs that.
+        // Sometimes the sender itself writes an unusual value, and signs it.
         for text in [&mut time, &mut id] {
             if rng.u8(..4) == 0 {
                 let (at, piece) = (rng.usize(..=text.len()), PIECES[rng.usize(..PIECES.len())]);
@@ -99,7 +99,7 @@ fn fuzz_mutated_headers_are_accepted_only_where_the_obvious_reading_accepts_them
         let line = |(name, value): (&&'static str, &Vec<u8>)| {
             Some((HeaderName::from_static(name), HeaderValue::from_bytes(value).ok()?))
         };
-        // What no server would hand on is no header.
+        // A value that is no valid header is skipped.
         let Some(headers) = sender.headers().iter().zip(&values).map(line).collect::<Option<HeaderMap>>() else {
             continue;
         };

@@ -1,4 +1,4 @@
-//! Each way in which a delivery can be signed wrongly, or not at all.
+//! Deliveries with a wrong signature, or without one.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -11,7 +11,7 @@ use crate::webhooks::{
 };
 
 #[test]
-fn without_a_signature_nothing_is_trusted() {
+fn a_delivery_without_a_signature_is_refused() {
     let github = Verifier::github(["s"]).unwrap();
     let shopify = Verifier::shopify(["s"]).unwrap();
     let standard = Verifier::standard([STANDARD_SECRET], DEFAULT_TOLERANCE).unwrap();
@@ -29,7 +29,7 @@ fn without_a_signature_nothing_is_trusted() {
 }
 
 #[test]
-fn other_bytes_than_those_that_were_signed_are_refused() {
+fn a_body_that_differs_from_the_signed_one_is_refused() {
     let signed = headers([("Stripe-Signature", format!("t={T},v1={V1}"))]);
     let (newline, spaced) = (format!("{B}\n"), B.replace(':', ": "));
     for body in [&newline, &spaced, &B.replace('1', "2"), &B[1..], ""] {
@@ -38,7 +38,7 @@ fn other_bytes_than_those_that_were_signed_are_refused() {
 }
 
 #[test]
-fn the_tolerance_goes_both_ways_and_to_the_second() {
+fn the_tolerance_is_exact_for_old_and_for_future_timestamps() {
     let signed = headers([("Stripe-Signature", format!("t={T},v1={V1}"))]);
     let wrong = headers([("Stripe-Signature", format!("t={T},v1={OLD_V1}"))]);
     for (now, expected) in [
@@ -52,7 +52,7 @@ fn the_tolerance_goes_both_ways_and_to_the_second() {
         (0, "too_new"),
     ] {
         assert_eq!(word(stripe().verify(&signed, B.as_bytes(), at(now))), expected, "{now}");
-        // What a stranger made up is wrong, whatever time it says.
+        // A forged signature is wrong at any time.
         assert_eq!(word(stripe().verify(&wrong, B.as_bytes(), at(now))), "wrong", "{now}");
     }
     let long_ago = UNIX_EPOCH - Duration::from_secs(1);
@@ -79,7 +79,7 @@ fn any_matching_v1_in_any_position_is_enough() {
 }
 
 #[test]
-fn each_of_several_secrets_counts_and_is_told() {
+fn all_secrets_are_tried_and_the_matching_one_is_reported() {
     let signed = |v1: &str| headers([("Stripe-Signature", format!("t={T},v1={v1}"))]);
     for (secrets, new, old) in [
         (vec![SECRET, OLD_SECRET], Some(0), Some(1)),
@@ -95,7 +95,7 @@ fn each_of_several_secrets_counts_and_is_told() {
 }
 
 #[test]
-fn other_schemes_do_not_count_however_right() {
+fn signatures_of_other_schemes_are_ignored() {
     let a = "a".repeat(64);
     for (header, expected) in [
         (format!("t={T},v0={V1}"), "unsupported"),
@@ -113,7 +113,7 @@ fn other_schemes_do_not_count_however_right() {
 }
 
 #[test]
-fn a_v1_that_cannot_be_read_is_passed_over() {
+fn an_unreadable_v1_is_skipped() {
     let z = "z".repeat(64);
     for unreadable in [&z, "", "ab", &V1[..62], &V1[..63], &format!("{V1}00"), &format!("0x{V1}"), "caf\u{e9}"] {
         assert_eq!(word(stripe_says(format!("t={T},v1={unreadable}"))), "wrong", "{unreadable}");
@@ -143,7 +143,7 @@ fn too_long_a_header_and_too_many_signatures_are_refused_even_with_a_right_one_a
 }
 
 #[test]
-fn a_timestamp_is_written_in_one_way_and_once() {
+fn exactly_one_plain_decimal_timestamp_is_required() {
     for time in [
         "",
         "-1700000000",
@@ -170,7 +170,7 @@ fn a_timestamp_is_written_in_one_way_and_once() {
     for header in [format!("v1={V1}"), format!("t={T},t={T},v1={V1}"), format!("t={T},v1={V1},t=1")] {
         assert_eq!(word(stripe_says(&header)), "malformed", "{header}");
     }
-    // The largest that there is: not our time, but no overflow either.
+    // The largest timestamp is too new, and does not overflow.
     let largest = i64::MAX.to_string();
     let verifier = stripe();
     let signed = verifier.sign(None, UNIX_EPOCH + Duration::from_secs(i64::MAX as u64), b"").unwrap();
@@ -180,7 +180,7 @@ fn a_timestamp_is_written_in_one_way_and_once() {
 }
 
 #[test]
-fn spaces_around_a_pair_and_empty_pairs_do_not_count() {
+fn spaces_around_a_pair_and_empty_pairs_are_ignored() {
     for header in [
         format!("t={T}, v1={V1}"),
         format!(" t={T} ,\tv1={V1} "),
@@ -249,7 +249,7 @@ fn standard_webhooks_needs_its_id_and_its_timestamp() {
 }
 
 #[test]
-fn standard_webhooks_takes_any_matching_v1_and_the_whole_of_it() {
+fn standard_webhooks_accepts_any_v1_that_matches_in_full() {
     let verifier = Verifier::standard([STANDARD_SECRET], DEFAULT_TOLERANCE).unwrap();
     let v1a = "v1a,hnO3f9T8Ytu9HwrXslvumlUpqtNVqkhqw/enGzPCXe5BdqzCInXqYXFymVJaA7AZdpXwVLPo3mNl8EM+m7TBAg==";
     let other = "v1,K5oZfzN95Z9UVu1EsfQmfVNQhnkZ2pj9o9NDN/H/pI4=";
@@ -264,7 +264,7 @@ fn standard_webhooks_takes_any_matching_v1_and_the_whole_of_it() {
         (code.to_owned(), "unsupported"),
         (format!("v1={code}"), "unsupported"),
         ("v1,".to_owned(), "wrong"),
-        // The beginning of the right code proves nothing.
+        // A prefix of the right signature is not enough.
         (STANDARD_V1[..20].to_owned(), "wrong"),
         (STANDARD_V1.trim_end_matches('=').to_owned(), "wrong"),
         (format!("{STANDARD_V1},{other}"), "wrong"),
@@ -275,7 +275,7 @@ fn standard_webhooks_takes_any_matching_v1_and_the_whole_of_it() {
 }
 
 #[test]
-fn githubs_sha1_does_not_count() {
+fn a_sha1_signature_of_github_is_not_accepted() {
     let verifier = Verifier::github(["It's a Secret to Everybody"]).unwrap();
     let says =
         |lines: &[(&str, &str)]| word(verifier.verify(&headers(lines.iter().copied()), GITHUB_BODY.as_bytes(), at(T)));
@@ -290,9 +290,9 @@ fn githubs_sha1_does_not_count() {
     assert_eq!(says(&[("X-Hub-Signature-256", &format!("{GITHUB_V}, {GITHUB_V}"))]), "malformed");
 }
 
-/// Without the id there is nothing to trust in its place: whoever receives it takes the hash of the body.
+/// Without an id the receiver deduplicates by body hash.
 #[test]
-fn an_unsigned_id_may_be_absent_but_not_senseless() {
+fn an_unsigned_id_may_be_absent_but_not_malformed() {
     let verifier = Verifier::github(["s"]).unwrap();
     let absent = verifier.sign(None, at(T), b"x").unwrap();
     assert_eq!(verifier.verify(&absent, b"x", at(T)).unwrap().id, None);

@@ -1,4 +1,4 @@
-//! The same judgement, made in the slow and obvious way: what the verifiers are held against.
+//! A slow and simple verifier, as the reference for the real ones.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use hmac::{Hmac, KeyInit, Mac};
@@ -30,7 +30,7 @@ impl Sender {
         .unwrap()
     }
 
-    /// The headers that it sends, the one with the signature first, then the timestamp if that has its own, then the id.
+    /// Its headers, in this order: the signature, the timestamp (if it has its own header), the id.
     pub(crate) fn headers(self) -> &'static [&'static str] {
         match self {
             Self::Stripe => &["stripe-signature"],
@@ -40,7 +40,7 @@ impl Sender {
         }
     }
 
-    /// The values of a rightly signed delivery, whatever its time and its id look like.
+    /// The header values of a correctly signed delivery. The time and the id need not be valid.
     pub(crate) fn sign(self, time: &[u8], id: &[u8], body: &[u8]) -> Vec<Vec<u8>> {
         let signed_body = code(&[body]);
         match self {
@@ -59,7 +59,7 @@ impl Sender {
 
     /// Whether a delivery with these values, in the order of [`headers`](Self::headers), is to be accepted at `T`.
     pub(crate) fn accepts(self, values: &[Vec<u8>], body: &[u8]) -> bool {
-        // Each byte a character: nothing is lost, and text can be compared as text.
+        // One character per byte, so that no byte is lost.
         let values: Vec<String> =
             values.iter().map(|value| value.iter().map(|byte| char::from(*byte)).collect()).collect();
         let signature = values[0].as_str();
@@ -99,7 +99,7 @@ impl Sender {
     }
 }
 
-/// The sign and the zeros that a number may have elsewhere are gone when it is printed again.
+/// Parsed and printed again, a number has no sign and no leading zeros.
 fn in_time(text: &str) -> bool {
     text.parse::<u32>().is_ok_and(|time| time.to_string() == text && u64::from(time).abs_diff(T) <= 300)
 }

@@ -1,4 +1,4 @@
-//! Whatever is signed is accepted as it is, and refused with any bit of it changed.
+//! Signed deliveries are accepted unchanged, and refused if any bit differs.
 
 use axum::http::{HeaderMap, HeaderValue};
 use proptest::{collection::vec, prelude::*, sample::select};
@@ -24,7 +24,7 @@ fn schemes() -> impl Strategy<Value = HmacScheme> {
     })
 }
 
-/// Bits of a header's text: changed, it may no longer be a header.
+/// Flips one bit of a header's value; `None` if the result is no valid header.
 fn flip(headers: &HeaderMap, name: &str, bit: usize) -> Option<HeaderMap> {
     let mut value = headers[name].as_bytes().to_vec();
     let bit = bit % (value.len() * 8);
@@ -34,14 +34,14 @@ fn flip(headers: &HeaderMap, name: &str, bit: usize) -> Option<HeaderMap> {
     Some(changed)
 }
 
-/// Whether two sets of headers differ in nothing but upper and lower case of hex digits.
+/// Whether a header is equal in both, apart from upper and lower case.
 fn same_but_for_case(one: &HeaderMap, other: &HeaderMap, name: &str) -> bool {
     one[name].as_bytes().eq_ignore_ascii_case(other[name].as_bytes())
 }
 
 proptest! {
     #[test]
-    fn prop_what_is_signed_is_accepted_and_any_changed_bit_of_it_refused(
+    fn prop_a_signed_delivery_is_accepted_and_is_refused_if_any_bit_differs(
         sender in select(Sender::ALL.to_vec()),
         id in "[!-\\-/-~]{1,40}",
         body in vec(any::<u8>(), 0..300),
@@ -63,7 +63,7 @@ proptest! {
         for name in sender.headers() {
             let Some(changed) = flip(&signed, name, bit.index(1 << 20)) else { continue };
             let verdict = verifier.verify(&changed, &body, now);
-            // An id that is not signed can be changed: the verdict says that it is not.
+            // An unsigned id can be changed; `id_is_signed` is false then.
             let unsigned_id = name.contains("delivery") || name.contains("webhook-id") && !verified.id_is_signed;
             let hex_case = *name == "x-hub-signature-256" || *name == "stripe-signature";
             let harmless = hex_case && same_but_for_case(&signed, &changed, name) && !changed_prefix(&signed, &changed, name);
@@ -72,7 +72,7 @@ proptest! {
     }
 
     #[test]
-    fn prop_any_scheme_accepts_what_it_signed_and_nothing_else(
+    fn prop_every_scheme_accepts_only_its_own_signatures(
         scheme in schemes(),
         id in "[a-z0-9_]{1,20}",
         body in vec(any::<u8>(), 1..100),
@@ -96,7 +96,10 @@ proptest! {
     }
 
     #[test]
-    fn prop_no_bytes_make_a_verifier_panic_or_accept(values in vec(vec(any::<u8>(), 0..200), 3), body in vec(any::<u8>(), 0..50)) {
+    fn prop_random_headers_are_refused_without_a_panic(
+        values in vec(vec(any::<u8>(), 0..200), 3),
+        body in vec(any::<u8>(), 0..50),
+    ) {
         let values: Vec<Vec<u8>> =
             values.into_iter().map(|value| value.into_iter().filter(|byte| *byte >= 32 && *byte != 127).collect()).collect();
         for sender in Sender::ALL {
@@ -105,10 +108,9 @@ proptest! {
         }
     }
 
-    /// Headers put together from what they are made of are accepted by the verifier exactly where they are by the
-    /// obvious reading.
+    /// The headers are made of random parts.
     #[test]
-    fn prop_stripes_header_is_read_as_the_obvious_reading_does(pieces in vec(0_usize..16, 0..12)) {
+    fn prop_the_stripe_verifier_agrees_with_the_reference(pieces in vec(0_usize..16, 0..12)) {
         let verifier = Sender::Stripe.verifier();
         let signed = verifier.sign(None, at(T), b"body").unwrap();
         let right = signed["stripe-signature"].to_str().unwrap().split_once("v1=").unwrap().1.to_owned();
@@ -121,7 +123,7 @@ proptest! {
         let verdict = verifier.verify(&headers([("stripe-signature", &header)]), b"body", at(T));
         let expected = Sender::Stripe.accepts(&[header.clone().into_bytes()], b"body");
         prop_assert_eq!(verdict.is_ok(), expected, "{}: {:?}", header, verdict);
-        // The same pieces with a right delivery around them, so that both answers come often.
+        // The same parts inside a valid header, so that both verdicts are frequent.
         let around = format!("t={time},{header},v1={right}");
         let verdict = verifier.verify(&headers([("stripe-signature", &around)]), b"body", at(T));
         let expected = Sender::Stripe.accepts(&[around.clone().into_bytes()], b"body");
@@ -129,7 +131,7 @@ proptest! {
     }
 }
 
-/// Whether the change is in what stands before the code: `SHA256=` is not `sha256=`.
+/// Whether the text before the signature differs: `SHA256=` is not `sha256=`.
 fn changed_prefix(one: &HeaderMap, other: &HeaderMap, name: &str) -> bool {
     let before = |headers: &HeaderMap| headers[name].as_bytes().iter().rev().skip(64).copied().collect::<Vec<u8>>();
     before(one) != before(other)

@@ -1,4 +1,4 @@
-//! Verifiers that cannot be built, schemes of one's own, and what is never printed.
+//! Invalid verifiers, custom schemes, and values that are never printed.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn scheme() -> HmacScheme {
 }
 
 #[test]
-fn a_verifier_that_would_let_everything_pass_cannot_be_built() {
+fn a_verifier_with_invalid_secrets_or_tolerance_cannot_be_built() {
     let none: [&str; 0] = [];
     assert_eq!(fields(Verifier::stripe(none, Duration::ZERO)), ["secrets", "tolerance"]);
     assert_eq!(fields(Verifier::stripe(["", "a", ""], DEFAULT_TOLERANCE)), ["secrets[0]", "secrets[2]"]);
@@ -34,7 +34,7 @@ fn a_verifier_that_would_let_everything_pass_cannot_be_built() {
 }
 
 #[test]
-fn every_mistake_of_a_scheme_is_named_at_once() {
+fn all_mistakes_of_a_scheme_are_reported_together() {
     let wrong = HmacScheme {
         header: String::new(),
         prefix: "v\u{e9}".into(),
@@ -51,7 +51,7 @@ fn every_mistake_of_a_scheme_is_named_at_once() {
 }
 
 #[test]
-fn a_scheme_has_the_headers_that_it_signs_and_no_other_time() {
+fn a_signed_timestamp_or_id_needs_a_header_and_an_unsigned_timestamp_is_refused() {
     let with = |signed: &str, timestamp: Option<&str>, id: Option<&str>| {
         let (timestamp_header, id_header) = (timestamp.map(str::to_owned), id.map(str::to_owned));
         let scheme = HmacScheme { signed: signed.to_owned(), timestamp_header, id_header, ..scheme() };
@@ -69,7 +69,7 @@ fn a_scheme_has_the_headers_that_it_signs_and_no_other_time() {
 
 /// RFC 2202 and RFC 4231, the second test case of each.
 #[test]
-fn each_algorithm_is_the_published_one() {
+fn each_algorithm_matches_its_rfc_vector() {
     for (algorithm, code) in [
         ("sha1", "effcdf6ae5eb2fa2d27416d5f184df9c259a7c79"),
         ("sha256", "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"),
@@ -91,7 +91,7 @@ fn each_algorithm_is_the_published_one() {
 }
 
 #[test]
-fn a_scheme_of_ones_own_signs_what_it_says() {
+fn a_custom_scheme_signs_its_template() {
     let chat = HmacScheme {
         prefix: "v0=".into(),
         signed: "v0:{timestamp}:{body}".into(),
@@ -130,7 +130,7 @@ fn a_scheme_of_ones_own_signs_what_it_says() {
     let says = |id| verifier.verify(&with_id(id), b"payload=1", at(T));
     assert!(says("e-1").unwrap().id_is_signed);
     assert_eq!(word(says("e-2")), "wrong");
-    assert_eq!(word(says("e|1")), "malformed", "it would end the id too early");
+    assert_eq!(word(says("e|1")), "malformed", "the id contains the separator");
     let anonymous = headers([("x-signature", code), ("x-time", "1700000000")]);
     assert_eq!(word(verifier.verify(&anonymous, b"payload=1", at(T))), "missing");
 }
@@ -144,14 +144,14 @@ fn a_standard_secret_is_the_same_key_with_and_without_padding_and_prefix() {
         let verifier = Verifier::standard([secret], DEFAULT_TOLERANCE).unwrap();
         assert_eq!(word(verifier.verify(&signed, b"x", at(T))), "ok", "{secret}");
     }
-    // Stripe's is not decoded: the prefix is part of it.
+    // A Stripe secret is not decoded: the prefix is part of it.
     let stripe = Verifier::stripe(["whsec_abc"], DEFAULT_TOLERANCE).unwrap().sign(None, at(T), b"x").unwrap();
     let other = Verifier::stripe(["abc"], DEFAULT_TOLERANCE).unwrap();
     assert_eq!(word(other.verify(&stripe, b"x", at(T))), "wrong");
 }
 
 #[test]
-fn settings_are_read_from_their_words() {
+fn algorithms_and_encodings_are_parsed_from_their_names() {
     for algorithm in [Algorithm::Sha1, Algorithm::Sha256, Algorithm::Sha512] {
         assert_eq!(algorithm.to_string().parse(), Ok(algorithm));
     }
@@ -163,7 +163,7 @@ fn settings_are_read_from_their_words() {
 }
 
 #[test]
-fn secrets_and_what_was_sent_are_never_printed() {
+fn secrets_and_received_values_are_never_printed() {
     let secret = Secret::from("geheim");
     assert_eq!(
         (format!("{secret:?}"), secret.to_string(), secret.expose()),

@@ -18,7 +18,7 @@ use crate::{
     view::words::quoted,
 };
 
-/// How long closing may take. What is not checkpointed by then is checkpointed the next time.
+/// How long closing may take. The next process checkpoints the rest.
 const CLOSE: Duration = Duration::from_secs(2);
 
 /// The flags that locate the ledger, for every command for people.

@@ -200,7 +200,7 @@ fn replayed(replay: &Replay, quiet: bool) -> anyhow::Result<ExitCode> {
                 printed.kept.len(),
                 printed.total
             ),
-            (false, false) => "what it printed was not kept".to_owned(),
+            (false, false) => "its output was not kept".to_owned(),
         };
         let before = if by_a_person { "this was decided before" } else { "this ran before" };
         super::complain(format_args!("{before}{when}; {what}"));
@@ -353,7 +353,7 @@ fn ended(began: Began) -> String {
     }
 }
 
-/// What follows the lease expiry of this run.
+/// The result of the lease expiry of this run.
 fn after(once: &Once) -> &'static str {
     if once.on_lost.doubts() { "it is in doubt whether it took effect" } else { "it may run again" }
 }

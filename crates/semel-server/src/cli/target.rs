@@ -101,7 +101,7 @@ impl Target {
         Err(self.not_found(opened))
     }
 
-    /// What is known of the operation if `error` says that it exists and cannot be read.
+    /// The readable columns of the operation if `error` says that it exists and cannot be read.
     pub(super) async fn unreadable(
         &self,
         opened: &Opened,
@@ -170,7 +170,7 @@ fn is_hash(text: &str) -> bool {
     text.len() == 12 && text.bytes().all(|byte| byte.is_ascii_digit() || matches!(byte, b'a'..=b'f'))
 }
 
-/// What a command prints of an operation that it changed.
+/// The output of a command about an operation that it changed.
 pub(super) fn changed(json: bool, operation: &Operation, then: &str) -> String {
     if json {
         return format!("{:#}\n", json!({ "operation": json::whole(operation) }));

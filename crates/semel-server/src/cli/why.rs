@@ -14,14 +14,14 @@ use crate::{
     view::{self, View, fields, json, story::gone, words},
 };
 
-/// Tell the story of one operation in plain words
+/// Show the history of one operation in plain words
 ///
 /// KEY may also be the operation's number, or the short hash by which log lines name it.
 #[derive(clap::Args)]
 pub(super) struct Why {
     #[command(flatten)]
     target: Target,
-    /// Tell it as JSON
+    /// Print it as JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]

@@ -19,12 +19,12 @@ pub struct Gateway {
     pub tenant_header: Option<HeaderName>,
     /// The proxies whose tenant header and forwarded address are trusted.
     pub trusted_proxies: Networks,
-    /// Whether a stored answer is given to any client that sends the key and the same request, whatever its
+    /// Whether a stored answer is given to any client that sends the key and the same request, with any
     /// credentials.
     pub shared: bool,
     /// The cookies that are credentials, beside `Authorization`.
     pub cookies: Cookies,
-    /// What happens to a request whose effect is unknown.
+    /// The rule for a request whose effect is unknown.
     pub on_lost: OnLost,
     /// The 5xx statuses by which the upstream says that it did nothing.
     pub not_executed_statuses: Statuses,
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_has_a_header_of_its_own() {
+    fn the_tenant_header_must_be_a_dedicated_header() {
         let read = <Option<HeaderName> as Value>::parse;
         assert_eq!(read("X-Tenant"), Ok(Some(HeaderName::from_static("x-tenant"))));
         assert_eq!(read(""), Ok(None));
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_5xx_can_say_that_nothing_was_done() {
+    fn only_5xx_can_be_a_not_executed_status() {
         assert!(Statuses::parse("503, 502").unwrap().contains(StatusCode::BAD_GATEWAY));
         assert_eq!(Statuses::parse(""), Ok(Statuses(Vec::new())));
         for text in ["200", "404", "600", "x"] {

@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_budget_holds_the_longest_body_at_least() {
+    fn a_budget_is_at_least_the_longest_body() {
         for (text, bytes) in [("8MiB", 8 << 20), ("1GiB", 1 << 30), ("268435456", 256 << 20)] {
             assert_eq!(Budget::parse(text), Ok(Budget(bytes)), "{text}");
         }

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_alone_is_told_that_its_host_is_missing() {
+    fn an_error_names_the_missing_part_of_an_address() {
         assert!(Listen::parse("8088").unwrap_err().ends_with("in \"8088\" the host is missing"));
         assert!(Listen::parse("localhost").unwrap_err().ends_with("there is no port"));
     }

@@ -273,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_misspelt_section_is_answered_with_the_section() {
+    fn a_misspelt_section_is_answered_with_the_correct_name() {
         let known = ["listen", "gateway.upstream", "gateway.lease", "sweep.every", "webhooks.s.kind"];
         for (wrong, near) in [
             ("gatewayy", "[gateway]"),
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slip_of_spelling_is_recognised_and_another_word_is_not() {
+    fn a_typo_is_recognised_and_another_word_is_not() {
         let names = ["listen", "data_dir", "database_url", "broker_url", "roles", "sweep.every"];
         for (wrong, near) in [
             ("lisen", Some("listen")),

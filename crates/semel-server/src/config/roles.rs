@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn roles_are_a_set_whatever_their_order() {
+    fn roles_are_a_set_in_any_order() {
         assert_eq!(Roles::parse(" sweeper, api,api ").map(|roles| roles.to_string()).as_deref(), Ok("api,sweeper"));
         assert!(!Roles::parse("api").unwrap().contains(NodeRole::Relay));
     }

@@ -1,5 +1,5 @@
 //! The length of an answer. If two sides read it differently, the rest of one answer counts as the next one (response
-//! splitting). So the gateway sends every answer with one length or chunked, whatever the upstream wrote.
+//! splitting). So the gateway sends every answer with one length or chunked, for any input from the upstream.
 
 use axum::http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 

@@ -3,7 +3,7 @@
 //! The steps of a request:
 //!
 //! - `admit`: can it be forwarded, and which tenant is it of;
-//! - the layer of [`semel_http`]: a request with a key is claimed, replayed or refused; without a key it goes on
+//! - the layer of [`semel_http`]: a request with a key is claimed, replayed or refused; without a key it passes
 //!   unchanged;
 //! - `proxy`: sends it to the upstream (`upstream`, `pool`), and interprets the result.
 //!

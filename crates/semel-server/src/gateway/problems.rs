@@ -50,7 +50,7 @@ pub(crate) static UPSTREAM_INVALID: Kind = Kind {
     title: "Upstream's answer invalid",
     meaning: "The service behind the gateway got the request, and its answer breaks the rules of HTTP, so that it \
               cannot be passed on: the request may or may not have taken effect.",
-    remedy: "First find out whether it did, and fix the service: the gateway's log says what is wrong. \
+    remedy: "First find out whether it did, and fix the service: the gateway's log has the reason. \
              A request with a key may be sent again with the same key: the gateway never runs it twice unless it was \
              configured to.",
 };

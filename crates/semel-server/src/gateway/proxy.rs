@@ -109,7 +109,7 @@ impl Proxy {
             Ok(response) => response,
             Err(failure) => return self.failed(&failure, attempt.as_ref()),
         };
-        // The client gets our HTTP version, whatever the upstream's is.
+        // The client gets our HTTP version, not the upstream's.
         *response.version_mut() = Version::HTTP_11;
         let changed = upgrade(response.headers());
         if let Err(why) = settle_length(&mut response) {
@@ -197,7 +197,7 @@ fn body_problem(kind: &'static Kind, what: &str) -> Response<Body> {
     Problem::new(kind).detail(detail).with("retryable", false).into_response()
 }
 
-/// The target in origin form, whatever form the client sent.
+/// The target in origin form, from any form that the client sent.
 fn origin_form(uri: &Uri) -> Uri {
     uri.path_and_query().map_or_else(|| Uri::from_static("/"), |target| Uri::from(target.clone()))
 }

@@ -5,7 +5,7 @@
 //! the two:
 //!
 //! ```text
-//! semel once ── semel guard ── the command ── whatever it starts
+//! semel once ── semel guard ── the command ── its processes
 //!            │              └ parent-death signal SIGKILL: dies with the guard
 //!            └ parent-death signal SIGTERM: learns that its parent is gone, and kills the tree
 //! ```
@@ -18,7 +18,7 @@
 //! | SIGTERM, parent gone | the lease is not renewed | SIGKILL to the whole tree |
 //! | no SIGURG for too long | the parent lives but is stopped (Ctrl-Z, `kill -STOP`): the lease is not renewed | SIGKILL to the whole tree |
 //! | SIGQUIT | the lease is lost | SIGKILL to the whole tree |
-//! | SIGINT, SIGHUP, SIGTERM with a living parent | please stop | SIGTERM to the tree, SIGKILL to what is left after [`GRACE`], or at once on a second SIGINT or SIGHUP |
+//! | SIGINT, SIGHUP, SIGTERM with a living parent | please stop | SIGTERM to the tree, SIGKILL to the rest after [`GRACE`], or at once on a second SIGINT or SIGHUP |
 //!
 //! The guard leads the process group of the command, so that `kill -9 -<guard>` ends both. It is the subreaper of the
 //! tree, so that a process that left the group (a daemon) is found too. Processes that a command leaves running when it
@@ -162,7 +162,7 @@ impl Drop for Guard {
     }
 }
 
-/// Waits for the guard, and kills what is left of its group.
+/// Waits for the guard, and kills the rest of its group.
 fn wait(mut child: Child, pid: &Mutex<Option<Pid>>) -> io::Result<u8> {
     let group = Pid::from_child(&child);
     // Does not reap yet: until then the pid, and with it the group's id, cannot be reused.

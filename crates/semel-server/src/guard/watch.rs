@@ -39,7 +39,7 @@ pub fn watch(parent: u32, command: &[OsString], grace: Duration, silence: Option
         lead_own_group().map_err(refused("lead a process group"))?;
         set_child_subreaper(Some(getpid())).map_err(|e| refused("become the reaper of the command")(e.into()))?;
         set_parent_process_death_signal(Some(Signal::TERM))
-            .map_err(|e| refused("be told of the parent's death")(e.into()))?;
+            .map_err(|e| refused("set the parent-death signal")(e.into()))?;
         let parent = i32::try_from(parent).ok().and_then(Pid::from_raw);
         // Checked after the signal is set: a parent that ended before would never cause it.
         if getppid() != parent {

@@ -1,4 +1,4 @@
-//! What the handlers of all services share: time limits of reads, and answers.
+//! Time limits of reads, and answers, for the handlers of all services.
 
 use std::{fmt::Display, time::Duration};
 

@@ -330,7 +330,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everything_wrong_is_told_at_once() {
+    fn every_wrong_field_is_reported_at_once() {
         let body = br#"{"a": 1, "b": "x", "b": "y", "c": "\u0000", "quux": {}}"#;
         let mut fields = Fields::parse(body).unwrap();
         assert_eq!(fields.must("a", text), None);
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_wrong_the_answer_is_short() {
+    fn a_refusal_of_any_body_is_short() {
         let told = |body: &str| {
             let refused = Fields::parse(body.as_bytes()).and_then(Fields::finish).unwrap_err();
             let text = String::from_utf8(refused.into_http().into_body().to_vec()).unwrap();
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_hides_in_a_text() {
+    fn a_text_with_invisible_characters_is_refused() {
         for hidden in ["\u{200b}", "a\u{202e}b", "a\u{2066}b", "\u{feff}a", "a\u{ad}b", "a\u{2028}b", "a\u{e0041}"] {
             assert!(text(&json!(hidden).to_string()).is_err(), "{hidden:?}");
         }
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_body_is_told_as_such_with_what_is_missing_and_will_do_where_nothing_is() {
+    fn an_empty_body_is_refused_with_the_required_fields_and_accepted_without_any() {
         for body in ["", " \r\n"] {
             let mut fields = Fields::parse(body.as_bytes()).unwrap();
             assert_eq!(fields.may("result", text), None);
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_numbers_are_whole() {
+    fn an_integer_has_no_fraction_no_exponent_and_64_bits() {
         assert_eq!(integer("12"), Ok(12));
         for raw in ["1.0", "1e3", "\"1\"", "null", "9223372036854775808", "true"] {
             assert!(integer(raw).is_err(), "{raw}");

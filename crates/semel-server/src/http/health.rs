@@ -47,7 +47,7 @@ impl Readiness for AlwaysReady {
     }
 }
 
-/// `GET /healthz`: answers as long as the process lives, whatever else is down. A supervisor must not restart a node
+/// `GET /healthz`: answers as long as the process lives. A supervisor must not restart a node
 /// because its database is down.
 pub(super) async fn healthz() -> impl IntoResponse {
     ([(header::CACHE_CONTROL, "no-store")], Json(json!({ "status": "ok" })))

@@ -8,7 +8,7 @@ use std::{borrow::Cow, collections::HashSet, fmt};
 pub const DEEPEST: usize = 64;
 
 /// How much of the place of a flaw is reported: names come from outside.
-const LONGEST_TOLD: usize = 100;
+const LONGEST_SHOWN: usize = 100;
 
 /// Why readers differ about a JSON text, and where. It completes a sentence: `payload has a[0].b twice`.
 #[derive(Debug, PartialEq, Eq)]
@@ -173,9 +173,9 @@ fn place(levels: &[Level<'_>]) -> String {
     }
     let shown: String = place.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
     match shown.chars().count() {
-        ..=LONGEST_TOLD => shown,
+        ..=LONGEST_SHOWN => shown,
         // Keep the end: it names the member.
-        count => ['…'].into_iter().chain(shown.chars().skip(count - LONGEST_TOLD + 1)).collect(),
+        count => ['…'].into_iter().chain(shown.chars().skip(count - LONGEST_SHOWN + 1)).collect(),
     }
 }
 
@@ -203,7 +203,7 @@ mod tests {
         }
         let deep = format!("{}{}{}", r#"{"a":"#.repeat(10_000), r#"{"b":1,"b":2}"#, "}".repeat(10_000));
         let Flaw { place, rule } = flaw(&deep, usize::MAX).unwrap();
-        assert!(rule == Rule::Twice && place.ends_with(".a.b") && place.chars().count() == LONGEST_TOLD, "{place}");
+        assert!(rule == Rule::Twice && place.ends_with(".a.b") && place.chars().count() == LONGEST_SHOWN, "{place}");
     }
 
     #[test]

@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn only_this_machines_own_names_are_answered_to() {
+    fn only_loopback_hosts_are_answered() {
         for host in ["localhost", "LOCALHOST:1", "127.0.0.1", "127.0.0.1:8080", "127.255.0.9:1", "[::1]", "[::1]:8080"]
         {
             assert_eq!(answer("/", &[(header::HOST, host)]), None, "{host}");

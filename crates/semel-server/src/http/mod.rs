@@ -1,4 +1,4 @@
-//! What every route shares.
+//! The common parts of all routes.
 
 pub mod answers;
 pub mod fields;

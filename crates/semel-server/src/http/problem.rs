@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_is_unavailable_is_told_with_its_reason_and_no_more() {
+    fn an_unavailable_store_is_shown_with_its_reason_and_without_details() {
         let error = format!("{}: for 5 s, by process 4711", semel::reasons::FILE_HELD);
         let response = of_store(semel::Error::Unavailable(error)).into_http();
         let body = String::from_utf8_lossy(response.body()).into_owned();
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_was_asked_for_and_cannot_be_read_is_named() {
+    fn a_requested_row_that_is_unreadable_is_named() {
         let damaged = |error| crate::http::answers::damaged(error, 7, "restore it");
         let problem = damaged(semel::Error::Corrupt("a payload of another version or key"));
         let body = String::from_utf8_lossy(problem.into_http().body()).into_owned();
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_commit_whose_end_is_unknown_is_told_as_such() {
+    fn a_commit_with_an_unknown_result_is_answered_outcome_unknown() {
         let response = of_store(semel::Error::OutcomeUnknown("the connection was lost".into())).into_http();
         assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
         assert!(response.headers().contains_key("retry-after"));

@@ -30,7 +30,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// The page of `rows`, of which one more than the limit was read: it tells whether there is a next page. Also the
+    /// The page of `rows`, of which one more than the limit was read: it shows whether there is a next page. Also the
     /// cursor of the next page.
     #[must_use]
     pub fn cut<T>(self, mut read: Vec<T>, id: impl FnOnce(&T) -> i64) -> (Vec<T>, Option<String>) {
@@ -120,13 +120,13 @@ mod tests {
     }
 
     #[test]
-    fn a_page_has_fifty_items_unless_asked_otherwise() {
+    fn a_page_has_fifty_items_by_default() {
         assert_eq!(place(""), Ok(Place { after: 0, limit: 50 }));
         assert_eq!(place("limit=500&cursor=7"), Ok(Place { after: 7, limit: 500 }));
     }
 
     #[test]
-    fn a_time_is_read_whatever_its_offset() {
+    fn a_time_is_read_with_any_offset() {
         let noon = time("2026-01-31T12:00:00Z").unwrap();
         assert_eq!(time("2026-01-31T13:00:00.000000+01:00"), Ok(noon));
         for text in ["", "2026-01-31", "1769860800", "noon"] {

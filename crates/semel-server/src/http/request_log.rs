@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_source_and_a_function_are_filled_in() {
+    fn a_logged_route_contains_only_source_and_function() {
         assert_eq!(filled("/webhooks/{source}/{function}", "/webhooks/stripe/connect"), "/webhooks/stripe/connect");
         let event = filled("/webhooks/{source}/events/{id}", "/webhooks/stripe/events/evt_1");
         assert_eq!(event, "/webhooks/stripe/events/{id}");

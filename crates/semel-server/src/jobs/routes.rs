@@ -27,11 +27,11 @@ pub(super) static JOB_ENDED: Kind = Kind {
     status: StatusCode::CONFLICT,
     retryable: false,
     title: "The job has ended",
-    meaning: "The job was done, had failed or was cancelled before it could be cancelled.",
-    remedy: "GET /jobs/{id} tells how it ended. What its steps did stays done.",
+    meaning: "The job completed, failed or was cancelled before this request.",
+    remedy: "GET /jobs/{id} shows how it ended. Its completed steps stay.",
 };
 
-/// What an operator can do about a job that cannot be read.
+/// The remedy for a job that cannot be read.
 const HELP: &str = "restore the row of semel_operations whose key is the job's id";
 
 /// `GET /jobs`

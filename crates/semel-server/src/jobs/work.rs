@@ -44,7 +44,7 @@ pub(super) fn kind(jobs: &Jobs) -> Kind<Database> {
     .policy(policy())
     .at_once(AT_ONCE)
     .turn(TURN)
-    // The ledger logs a failed run with attempt and error; the span adds the job, whatever the log filter is.
+    // The ledger logs a failed run with attempt and error; the span adds the job, under any log filter.
     .span(|operation| tracing::error_span!("job", id = operation.key.as_str(), kind = operation.scope.kind()))
 }
 

@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn every_reason_why_the_store_cannot_be_used_is_told_by_one_voice() {
+    fn every_error_of_an_unusable_store_is_recognised() {
         for reason in [AWAY, DISK_FULL, READ_ONLY, NO_CONNECTION, FILE_LOST, FILE_HELD] {
             let error = semel::Error::Unavailable(format!("{reason}: sorry"));
             assert!(is_about_the_database(&error.to_string()), "{error}");
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_that_a_part_logs_is_not_logged_again_by_its_library() {
+    fn an_error_is_not_logged_a_second_time_by_a_library() {
         let lines = Lines::default();
         let writer = lines.clone();
         let layer = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(move || writer.clone());
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_outage_is_told_at_its_begin_then_now_and_then_and_at_its_end() {
+    async fn an_outage_is_logged_at_its_start_at_intervals_and_at_its_end() {
         let (lines, outage, back) = (Lines::default(), Outage::default(), AtomicBool::new(false));
         let writer = lines.clone();
         let layer = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(move || writer.clone());
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_outage_ends_after_some_good_checks_in_a_row_though_one_part_keeps_failing() {
+    async fn an_outage_ends_after_consecutive_good_checks_even_if_one_part_still_fails() {
         let (lines, outage, checks) = (Lines::default(), Outage::default(), AtomicUsize::new(0));
         let writer = lines.clone();
         let layer = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(move || writer.clone());

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn states_add_up_to_the_total_where_there_are_too_many_to_look_at() {
+    fn states_add_up_to_the_total_even_if_there_are_too_many_to_read() {
         let lines = [
             change("a", "", "processing", 1000),
             change("a", "processing", "completed", 100),
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_has_no_rates_and_no_times() {
+    fn without_operations_there_are_no_rates_and_no_times() {
         let none = Stand::of::<Tally>(&[], &Open { states: Vec::new(), since: hour(0) }, |_| true);
         assert_eq!(none, Stand::default());
         assert_eq!(none.rates(), Rates { success: None, failure: None, timeout: None });
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_are_told_by_how_many_there_are_and_not_all() {
+    fn at_most_200_labels_are_listed_largest_first() {
         let lines: Vec<_> = (0..201).map(|n| change(&format!("t{n}"), "", "processing", n + 1)).collect();
         let states = Open::STATES.map(|state| (state, Vec::new(), false)).to_vec();
         let (told, more) = by_label(&lines, &Open { states, since: hour(0) }, 0);
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_day_is_written_as_people_do() {
+    fn a_day_is_written_as_an_iso_date() {
         assert_eq!((date(0), date(20_773)), ("1970-01-01".to_owned(), "2026-11-16".to_owned()));
     }
 }

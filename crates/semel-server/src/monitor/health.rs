@@ -24,7 +24,7 @@ const WAITING: Duration = Duration::from_secs(15 * 60);
 /// How long an operation may fail before it is reported: the first retry comes after ten seconds and may succeed.
 pub(super) const FAILING: Duration = Duration::from_secs(30);
 
-/// The input of the verdict: this hour and the one before, and everything that waits, whatever its age.
+/// The input of the verdict: this hour and the one before, and all waiting operations, of any age.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Vitals {
     /// The name of one operation and of several.
@@ -147,7 +147,7 @@ fn failing(vitals: &Vitals) -> Option<Reason> {
     ))
 }
 
-/// A published message that reaches no consumer has not taken effect, whatever the status of its operation is.
+/// A published message that reaches no consumer has not taken effect, in any status of its operation.
 fn stuck(vitals: &Vitals) -> Option<Reason> {
     let told = vitals.stuck.iter().map(|Stuck { topic, state, messages }| {
         let are = if *messages == 1 { "1 message is".to_owned() } else { format!("{messages} messages are") };
@@ -156,8 +156,8 @@ fn stuck(vitals: &Vitals) -> Option<Reason> {
                 "{are} parked, because the broker refused the topic {topic}: see GET /outbox?state=parked, then redrive or skip"
             ),
             _ => format!(
-                "{are} unroutable: no queue is bound to the topic {topic}. Once one is, they are published \
-                 without help; see GET /outbox?state=unroutable"
+                "{are} unroutable: no queue is bound to the topic {topic}. They are published once one is \
+                 bound; see GET /outbox?state=unroutable"
             ),
         }
     });
@@ -186,7 +186,7 @@ fn in_doubt(vitals: &Vitals) -> Option<Reason> {
 fn orphans(vitals: &Vitals) -> Option<Reason> {
     let silent = vitals.silent.filter(|silent| *silent > ORPHAN)?;
     degraded(format!(
-        "a lease was last renewed {} ago and has expired, and no node has taken over: does a sweeper run?",
+        "a lease was last renewed {} ago and has expired, and no node has taken over: does a worker or a sweeper run?",
         minutes(silent)
     ))
 }
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_that_only_fails_is_told_after_half_a_minute() {
+    fn a_rule_whose_runs_all_fail_is_reported_after_half_a_minute() {
         let failing = |seconds, operations| {
             let waits = Duration::from_secs(seconds);
             let failing = vec![Failing { operations, waits, error: "the endpoint cannot be reached".into() }];
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn most_runs_must_complete() {
+    fn too_many_failed_runs_are_degraded_or_down() {
         let ran = |completed, failed, lost| told(&Vitals { completed, failed, lost, ..well() }).0;
         assert_eq!(ran(4, 5, 0), Status::Ok, "nine runs are too few");
         assert_eq!(ran(4, 5, 1), Status::Down);
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn each_rule_has_its_number() {
+    fn each_health_rule_has_its_threshold() {
         let minute = Duration::from_secs(60);
         let none = [Vitals { silent: Some(10 * minute), ..well() }, Vitals { waits: Some(15 * minute), ..well() }];
         for vitals in none {
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn the_worst_comes_first_and_counts() {
+    fn the_worst_reason_comes_first_and_decides_the_status() {
         let (status, reasons) = told(&Vitals { failed: 10, parked: 2, ..well() });
         assert_eq!(status, Status::Down);
         assert_eq!(
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_nothing_is_nothing() {
+    fn a_share_of_zero_is_none() {
         assert_eq!((share(0, 0), share(1, 4)), (None, Some(0.25)));
     }
 }

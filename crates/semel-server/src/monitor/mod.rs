@@ -75,7 +75,7 @@ impl Subject {
     }
 }
 
-/// What a service knows about its operations. The default uses only their rows.
+/// The rules of a service about its operations. The default uses only their rows.
 pub struct Rules<'a> {
     /// How operations are described.
     pub telling: Telling,

@@ -39,7 +39,7 @@ async fn keep_one(store: &impl ConsumerStore, Delivery { message, acknowledge, .
     let letter = letter_of(message);
     while let Err(error) = store.put_letter(letter.clone()).await {
         if !error.is_transient() {
-            // It is not acknowledged, so the broker keeps it; the messages behind it go on.
+            // It is not acknowledged, so the broker keeps it; the messages behind it continue.
             return tracing::error!(
                 %error, message_id = letter.key,
                 "a message that the broker gave up on cannot be stored; it stays in the broker"

@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_queue_that_cannot_be_made_does_not_keep_the_others_waiting() {
+    async fn a_refused_queue_does_not_block_consumers_of_a_reachable_broker() {
         let (up, away) = (BrokerHealth::Up, BrokerHealth::Down("it is unreachable".into()));
         let nodes = [up, away].map(|health| Node::new(Arc::new(Refusing(health)), &Stop::new()));
         let began = nodes.each_ref().map(|node| {

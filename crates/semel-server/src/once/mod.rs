@@ -47,7 +47,7 @@ pub struct Once {
     pub lease: Duration,
     /// How long to wait for another process that runs it.
     pub wait: Duration,
-    /// What happens to a lost run.
+    /// The rule for a lost run.
     pub on_lost: OnLost,
     /// How long the outcome is kept; for ever if `None`.
     pub retention: Option<Duration>,
@@ -80,7 +80,7 @@ impl Once {
         }
     }
 
-    /// Only the command line tells a retry from a reuse of the key.
+    /// Only the command line distinguishes a retry from a reuse of the key.
     fn fingerprint(&self) -> Fingerprint {
         let add = |fields: semel::Fields, argument: &OsString| fields.field("argument", argument.as_bytes());
         self.command.iter().fold(Fingerprint::fields(), add).finish()
@@ -174,7 +174,7 @@ impl Once {
         Ok(Known::Yes)
     }
 
-    /// Whether that run goes on. A run of another command is not waited for: the answer will be a mismatch.
+    /// Whether that run continues. A run of another command is not waited for: the answer will be a mismatch.
     async fn is_running<S: Store>(&self, store: &S, operation: &Operation) -> Result<bool> {
         if operation.state != State::Processing || !operation.fingerprint.matches(&self.fingerprint()) {
             return Ok(false);
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn every_lease_that_can_be_asked_for_makes_a_policy_that_can_be_kept() {
+    fn every_allowed_lease_gives_a_valid_policy() {
         for lease in [Policy::SHORTEST_LEASE, Duration::from_secs(30), LONGEST_RUN * 2] {
             assert!(Once { lease, ..once(&["true"]) }.policy().check().is_ok(), "{lease:?}");
         }

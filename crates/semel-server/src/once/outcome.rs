@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_a_mebibyte_is_cut_and_known_to_be() {
+    fn output_over_a_mebibyte_is_cut_and_marked_as_not_kept() {
         let mut printed = Printed::default();
         for _ in 0..3 {
             printed.add(&[b'x'; 500_000]);

@@ -38,7 +38,7 @@ pub(super) fn stdout() -> (Stdout, Written) {
     let (done, written) = oneshot::channel();
     thread::spawn(move || {
         let mut result = Ok(());
-        // After an error the rest is still taken, so that the command goes on: its effect matters more than its output.
+        // After an error the rest is still read, so that the command continues: its effect matters more.
         while let Some(chunk) = waiting.blocking_recv() {
             if result.is_ok() {
                 let mut stdout = io::stdout().lock();
@@ -92,7 +92,7 @@ impl Tee {
         }
     }
 
-    /// Takes what is left in the pipe after the command has ended. Does not wait for processes that it left behind:
+    /// Reads the rest of the pipe after the command has ended. Does not wait for processes that it left behind:
     /// they may hold the pipe open for days.
     pub(super) fn finish(mut self) -> Printed {
         let mut rest = Vec::new();

@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_chunks_are_undone() {
+    fn a_transfer_coding_other_than_chunked_is_refused() {
         let headers = |codings: &[&[u8]]| {
             let mut headers = HeaderMap::new();
             for coding in codings {

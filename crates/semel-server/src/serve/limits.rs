@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_more_connections_than_there_are_files_for() {
+    fn the_connection_limit_fits_the_file_limit() {
         assert_eq!(within(None, 4096), 4096);
         assert_eq!(within(Some(needed(4096)), 4096), 4096);
         assert_eq!(within(Some(needed(4096) - 1), 4096), 4095);

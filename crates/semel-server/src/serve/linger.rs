@@ -22,7 +22,7 @@ use tokio::{
     time::{Sleep, sleep},
 };
 
-/// How long a refused client may go on sending before the connection is closed.
+/// How long a refused client may continue to send before the connection is closed.
 const LONGEST: Duration = Duration::from_secs(2);
 
 /// Whether the client of a connection may still be sending a refused body.

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_means_what_it_says() {
+    fn each_status_of_an_endpoint_has_one_meaning() {
         let means = |code| read(StatusCode::from_u16(code).unwrap(), None);
         for code in [200, 201, 202, 204] {
             assert!(matches!(means(code), Called::Taken(_)), "{code}");

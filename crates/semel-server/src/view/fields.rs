@@ -20,7 +20,7 @@ pub(crate) fn set_aside(aside: &[SetAside]) -> String {
     aside.iter().map(one).collect()
 }
 
-/// What is known of an unreadable operation.
+/// The readable columns of an unreadable operation.
 pub(crate) fn unreadable(row: &Unreadable) -> String {
     let scope = format!("{}/{}/{}", row.tenant, row.service, row.kind);
     let fields = [

@@ -80,7 +80,7 @@ fn brief(op: &Operation) -> Value {
     })
 }
 
-/// What is known of an unreadable operation.
+/// The readable columns of an unreadable operation.
 pub(crate) fn unreadable(row: &Unreadable) -> Value {
     json!({
         "id": row.id,
@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_that_are_no_text_are_told_apart() {
+    fn bytes_that_are_not_text_are_shown_as_base64() {
         assert_eq!(bytes("grüße\n".as_bytes()), json!("grüße\n"));
         assert_eq!(bytes(b"\xff\x00"), json!({ "base64": "/wA=" }));
     }

@@ -35,7 +35,7 @@ pub struct Telling {
     pub noun: (&'static str, &'static str),
     /// The names of the four labels, if they have one.
     pub labels: [Option<&'static str>; 4],
-    /// What an operation is about: `("request", "POST /orders")`, say.
+    /// The subject of an operation: `("request", "POST /orders")`, say.
     pub about: fn(&Operation) -> Option<(&'static str, String)>,
     /// The meaning of a completion, if it is not simply that it took effect. The text has the flags with which the next
     /// command finds the ledger.
@@ -58,7 +58,7 @@ pub struct Meaning {
     pub verdict: &'static str,
     /// The description of the outcome, if it is not the default.
     pub kept: Option<&'static str>,
-    /// What happens next, as a sentence.
+    /// The next step, as a sentence.
     pub next: String,
 }
 

@@ -2,7 +2,7 @@
 
 use semel::{
     Operation, State, Timestamp,
-    journal::{Event, Note, PUT_BACK},
+    journal::{Event, Note, RELEASED},
     store::MOST_NOTES,
 };
 
@@ -123,7 +123,7 @@ pub(crate) struct Decision {
     pub(crate) at: Timestamp,
     /// Who.
     pub(crate) by: String,
-    /// What, and why.
+    /// The decision and its reason.
     pub(crate) what: String,
 }
 
@@ -195,7 +195,7 @@ impl View {
                 Event::Refused | Event::RenewedLate | Event::Resolved | Event::CancelAsked => continue,
                 Event::Archived | Event::Purged => continue,
             };
-            let error = (note.event != Event::Released || note.detail != PUT_BACK).then(|| told(note).into_owned());
+            let error = (note.event != Event::Released || note.detail != RELEASED).then(|| told(note).into_owned());
             let mut run = runs.take().unwrap_or_default().ended(Some(note.at), end, error);
             run.started_at = run.started_at.or(note.lapsed_lease().map(|(_, since)| since));
             // The sweep ends an expired lease; the note names its owner in words.
@@ -258,7 +258,7 @@ mod tests {
     }
 
     fn note(time: i64, event: Event) -> Note {
-        let detail = if event == Event::Released { PUT_BACK } else { "because" }.to_owned();
+        let detail = if event == Event::Released { RELEASED } else { "because" }.to_owned();
         Note { at: at(time), event, fence: Fence(1), actor: "node".to_owned(), detail }
     }
 
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn every_run_is_told_with_its_end() {
+    fn every_run_is_shown_with_its_end() {
         let notes = [
             note(1, Event::Failed),
             note(2, Event::TakenOver),
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_completed_and_was_run_once_more_is_told_with_its_end_and_its_node() {
+    fn a_completed_run_that_was_repeated_is_shown_with_its_end_and_its_node() {
         let first = Note { actor: "first".to_owned(), ..note(3, Event::Completed) };
         // Its data was archived in between: the note of its end was written later.
         let again = [note(4, Event::Archived), first, note(5, Event::Resolved), note(6, Event::TakenOver)];
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_completed_and_was_run_once_more_by_an_older_version_is_told() {
+    fn a_completed_run_that_an_older_version_repeated_is_shown() {
         let again = [note(5, Event::Resolved), note(6, Event::TakenOver)];
         let both = [(time(0), None, Some(End::Completed)), (time(6), time(99), Some(End::Completed))];
         assert_eq!(told(State::Completed, &again), both);
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_release_is_told_with_its_reason() {
+    fn a_release_is_shown_with_its_reason() {
         let away = Note { detail: "the endpoint cannot be reached".to_owned(), ..note(1, Event::Released) };
         let told = view(State::Pending, &[away, note(2, Event::TakenOver), note(3, Event::Released)]).attempts();
         assert_eq!(told[0].error.as_deref(), Some("the endpoint cannot be reached"));
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_run_is_not_told_with_the_end_of_another() {
+    fn the_first_run_is_not_shown_with_the_end_of_another() {
         let mut notes = vec![note(1, Event::Refused); MOST_NOTES - 1];
         notes.push(note(2, Event::Released));
         assert_eq!(told(State::Pending, &notes), [(None, time(2), Some(End::Released))]);
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_latest_of_many_are_told() {
+    fn only_the_latest_of_many_are_shown() {
         assert_eq!(last((0..5).collect(), 3), [2, 3, 4]);
         assert_eq!(last(vec![1], 3), [1]);
     }

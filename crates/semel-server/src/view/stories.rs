@@ -158,7 +158,7 @@ fn two_attempts() -> Policy {
 }
 
 #[test]
-fn an_enqueued_operation_that_ran_is_told_from_the_queue_to_its_end() {
+fn an_enqueued_operation_that_ran_is_shown_from_the_queue_to_its_end() {
     let life = Life::new(Policy::default()).enqueued(Later::default()).after(5).claimed("w1").after(2).completes();
     assert_eq!(
         life.told(),
@@ -176,7 +176,7 @@ fn an_enqueued_operation_that_ran_is_told_from_the_queue_to_its_end() {
 }
 
 #[test]
-fn an_enqueued_operation_that_waits_is_told_with_its_time_and_priority() {
+fn an_enqueued_operation_that_waits_is_shown_with_its_time_and_priority() {
     let later = Later { delay: Duration::from_secs(60), priority: Priority::new(2).unwrap(), ..Later::default() };
     let life = Life::new(Policy::default()).enqueued(later);
     let waits = "order-4711 in default/shop/mail: it waits to be run";
@@ -187,7 +187,7 @@ fn an_enqueued_operation_that_waits_is_told_with_its_time_and_priority() {
 }
 
 #[test]
-fn a_cancelled_operation_is_told_with_who_and_why() {
+fn a_cancelled_operation_is_shown_with_its_actor_and_reason() {
     let life = Life::new(Policy::default()).enqueued(Later::default()).after(5).cancelled("wrong\naddress");
     let last = format!("It runs again only if a person decides so: {RETRY}");
     assert_eq!(
@@ -205,20 +205,20 @@ fn a_cancelled_operation_is_told_with_who_and_why() {
 }
 
 #[test]
-fn a_run_that_is_cancelled_is_told_until_it_stops() {
+fn a_cancelled_run_is_shown_as_running_until_it_stops() {
     let life =
         Life::new(Policy::default()).enqueued(Later::default()).after(1).claimed("w1").after(2).cancelled("slip");
     let told = life.told();
     assert_eq!(told[0], "order-4711 in default/shop/mail: it is running");
     assert_eq!(told[3..5], ["1  first run by w1", "3  its run was asked to stop by ana, because: slip"]);
-    assert_eq!(told[6], "w1 holds the lease until 31; it is told to stop when it renews it.");
+    assert_eq!(told[6], "w1 holds the lease until 31; it stops at its next renewal.");
     let stopped = life.after(1).fails("cancelled", Retry::Never).told();
     assert_eq!(stopped[0], "order-4711 in default/shop/mail: it was cancelled");
     assert_eq!(stopped[5], "4  the run by w1 was cancelled after 3.0 s");
 }
 
 #[test]
-fn an_operation_that_failed_as_often_as_its_policy_allows_is_told_as_parked() {
+fn an_operation_out_of_attempts_is_shown_as_failed_until_a_person_decides() {
     let later = Later { keeps_policy: true, ..Later::default() };
     let once =
         Life::new(two_attempts()).enqueued(later).after(1).claimed("w1").after(1).fails("no luck", Retry::Backoff);
@@ -252,7 +252,7 @@ fn an_operation_that_failed_as_often_as_its_policy_allows_is_told_as_parked() {
 }
 
 #[test]
-fn a_failure_for_good_is_told_as_parked() {
+fn a_permanent_failure_is_shown_as_failed_until_a_person_decides() {
     let life = Life::new(Policy::default()).enqueued(Later::default()).after(1).claimed("w1").fails("no", Retry::Never);
     let told = life.told();
     assert_eq!(told[0], "order-4711 in default/shop/mail: it failed");
@@ -261,7 +261,7 @@ fn a_failure_for_good_is_told_as_parked() {
 }
 
 #[test]
-fn an_operation_in_doubt_is_told_with_whose_lease_ended() {
+fn an_operation_in_doubt_is_shown_with_the_owner_of_the_lost_lease() {
     let policy = Policy { on_lost: OnLost::Hold, ..Policy::default() };
     let life = Life::new(policy).enqueued(Later::default()).after(1).claimed("w1").after(60).lapses();
     let last = format!("A person must resolve it: {RETRY}");
@@ -282,7 +282,7 @@ fn an_operation_in_doubt_is_told_with_whose_lease_ended() {
 
 /// The journal keeps since when the lease was held: the next claim overwrites it in the row.
 #[test]
-fn a_first_run_from_the_queue_that_was_lost_is_told_after_another_took_over() {
+fn a_lost_first_run_from_the_queue_is_shown_after_a_takeover() {
     let life = Life::new(Policy::default()).enqueued(Later::default()).after(1).claimed("w1").after(60).lapses();
     let life = life.after(1).claimed("w2").after(1).completes();
     let told = life.told();
@@ -299,7 +299,7 @@ fn a_first_run_from_the_queue_that_was_lost_is_told_after_another_took_over() {
 }
 
 #[test]
-fn a_turn_that_ended_is_told_apart_from_a_short_run() {
+fn an_ended_turn_is_distinguished_from_a_short_run() {
     let life = Life::new(Policy::default()).enqueued(Later::default()).after(1).claimed("w1");
     let life = life.after(20).released(None).after(1).claimed("w2").released(None).claimed("w3");
     let told = life.released(Some("the printer is away")).told();
@@ -318,9 +318,9 @@ fn a_turn_that_ended_is_told_apart_from_a_short_run() {
     assert_eq!(life.told()[3..5], ["1  first run by w1", "21  w1 ended its turn after 20.0 s; no attempt is counted"]);
 }
 
-/// Whatever happened to it since.
+/// In every later state.
 #[test]
-fn a_claimed_operation_is_never_told_as_enqueued() {
+fn a_claimed_operation_is_never_shown_as_enqueued() {
     let new = || Life::new(two_attempts()).claimed("a");
     let lives = [
         new(),
@@ -342,9 +342,9 @@ fn a_claimed_operation_is_never_told_as_enqueued() {
     }
 }
 
-/// Whatever happened to it since, and also if only the first note says so.
+/// In every later state, and also if only the first note shows it.
 #[test]
-fn an_enqueued_operation_is_never_told_as_claimed() {
+fn an_enqueued_operation_is_never_shown_as_claimed() {
     let new = || Life::new(Policy::default()).enqueued(Later::default()).after(1);
     let ran = || new().claimed("a").after(1);
     let lives = [

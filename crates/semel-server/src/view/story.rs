@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use semel::{
     Operation, State, Timestamp,
-    journal::{Event, Note, PUT_BACK, Repeat, Repeats},
+    journal::{Event, Note, RELEASED, Repeat, Repeats},
     machine::CANCELLED,
     store::MOST_NOTES,
 };
@@ -20,19 +20,19 @@ use super::{
 /// A run that is released without a reason after this time has had its turn; before, it had hardly begun.
 const A_TURN: Duration = Duration::from_secs(1);
 
-/// A story, in the order in which it is told.
+/// A story, in the order of its lines.
 pub(crate) struct Story {
     /// The operation and its standing.
     pub(crate) head: String,
-    /// What it is about.
+    /// Its subject.
     pub(crate) about: Option<String>,
     /// How it began.
     pub(crate) began: (Timestamp, String),
-    /// A note that there is more than is told.
+    /// A note that older notes are not shown.
     pub(crate) left_out: Option<String>,
-    /// What happened then, in order of time.
+    /// The later events, in order of time.
     pub(crate) happened: Vec<(Timestamp, String)>,
-    /// The repeats of its key, its messages, what happens next, and why it was set aside.
+    /// The repeats of its key, its messages, the next step, and why it was set aside.
     pub(crate) stands: Vec<String>,
 }
 
@@ -110,7 +110,7 @@ impl View {
         }
     }
 
-    /// What happened after the beginning, sorted by time: the end of a run that was run again is noted after it, and
+    /// The events after the beginning, sorted by time: the end of a run that was run again is noted after it, and
     /// the first run from the queue and the end of the last run come from the row.
     fn happened(&self, meaning: Option<&Meaning>) -> Vec<(Timestamp, String)> {
         let is_told = |note: &&Note| note.event != Event::Completed || !self.was_decided(note.at);
@@ -161,7 +161,7 @@ impl View {
         Some((at, format!("{how}: {kept}")))
     }
 
-    /// What happens next.
+    /// The next step.
     fn next(&self, meaning: Option<&Meaning>, ledger: &str) -> String {
         let op = &self.operation;
         let person = resolve(&op.scope, &op.key, ledger);
@@ -203,12 +203,13 @@ impl View {
         let (owner, end) = (plain(&op.owner), lease.deadline);
         match (self.standing(), lease.terms.on_lost.doubts()) {
             (Standing::Running, _) if lease.cancelled => {
-                format!("{owner} holds the lease until {end}; it is told to stop when it renews it.")
+                format!("{owner} holds the lease until {end}; it stops at its next renewal.")
             }
             (Standing::Running, _) => format!("{owner} holds the lease until {end}, and longer if it renews it."),
             (_, false) => format!("The lease of {owner} ended at {end}. It runs again when it is claimed next."),
             (_, true) => format!(
-                "The lease of {owner} ended at {end}. The next claim or sweep puts it in doubt; then a person must resolve it."
+                "The lease of {owner} ended at {end}. A worker, the sweep or the next claim puts it in doubt; then a \
+                 person must resolve it."
             ),
         }
     }
@@ -264,7 +265,7 @@ fn sentence(note: &Note, took: Option<Duration>) -> String {
         // Noted by the sweep or the claim that ended the expired lease, or by the run itself.
         Event::Doubted if note.is_lapse() => format!("{detail}; it is in doubt whether it took effect"),
         Event::Doubted => format!("the run{by} ended in doubt{after}: {detail}"),
-        Event::Released if note.detail != PUT_BACK => {
+        Event::Released if note.detail != RELEASED => {
             format!("released{by}{after}; no attempt is counted: {detail}")
         }
         Event::Released if took.is_some_and(|took| took >= A_TURN) => {
@@ -306,23 +307,22 @@ fn held(message: &HeldMessage) -> String {
     format!("Its message {id} to the topic {topic} is {state}{error}.")
 }
 
-/// What is left of the story of a purged or expired operation.
+/// The remaining history of a purged or expired operation.
 pub(crate) fn gone(id: i64, notes: &[Note]) -> Vec<String> {
-    let head = format!("Operation {id} is gone, and its key is free. What is left of its story:");
+    let head = format!("Operation {id} is gone, and its key is free. Its remaining history:");
     let lines = notes.iter().map(|note| format!("{}  {}", note.at, sentence(note, None)));
     [head, String::new()].into_iter().chain(left_out(notes)).chain(lines).collect()
 }
 
 /// A note that the story lacks its beginning, if it may.
 fn left_out(notes: &[Note]) -> Option<String> {
-    (notes.len() >= MOST_NOTES)
-        .then(|| format!("Of its notes only the last {MOST_NOTES} are told; any older are left out."))
+    (notes.len() >= MOST_NOTES).then(|| format!("Only the last {MOST_NOTES} notes are shown."))
 }
 
 fn came_again(repeat: Repeat, repeats: &Repeats) -> String {
     let Repeats { count: n, first, last } = repeats;
     let what = match repeat {
-        Repeat::Duplicate => "The same came again",
+        Repeat::Duplicate => "The same input came again",
         Repeat::Conflict => "Another input came under this key",
     };
     let ends = match (first.first(), last.last().or(first.last())) {
@@ -366,7 +366,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_event_is_told_in_a_sentence() {
+    fn every_event_is_shown_as_a_sentence() {
         let told = |event_of, actor: &str, detail: &str| {
             let note = Note {
                 at: Timestamp::from_micros(0),
@@ -391,7 +391,7 @@ mod tests {
             (Event::TimedOut, "sweep", "the lease ended", "the lease ended; it may run again"),
             (Event::Doubted, "sweep", "it ended", "it ended; it is in doubt whether it took effect"),
             (Event::Doubted, "a:1", "stopped", "the run by a:1 ended in doubt after 3.0 s: stopped"),
-            (Event::Released, "a:1", PUT_BACK, "a:1 ended its turn after 3.0 s; no attempt is counted"),
+            (Event::Released, "a:1", RELEASED, "a:1 ended its turn after 3.0 s; no attempt is counted"),
             (Event::Released, "a:1", "it is away", "released by a:1 after 3.0 s; no attempt is counted: it is away"),
             (Event::Failed, "a:1", "cancelled", "the run by a:1 was cancelled after 3.0 s"),
             (Event::CancelAsked, "ana", "a slip", "its run was asked to stop by ana, because: a slip"),

@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lengths_of_time_read_well() {
+    fn durations_are_shown_in_readable_units() {
         for (millis, text) in
             [(0, "less than 1 ms"), (1, "1 ms"), (999, "999 ms"), (1_000, "1.0 s"), (59_999, "59.9 s"), (60_000, "1m")]
         {
@@ -112,14 +112,14 @@ mod tests {
     }
 
     #[test]
-    fn a_shell_reads_back_what_was_quoted() {
+    fn a_quoted_text_is_read_back_by_a_shell() {
         for (text, shown) in [("a-b", "a-b"), ("a b", "'a b'"), ("", "''"), ("it's", "'it'\\''s'"), ("$x", "'$x'")] {
             assert_eq!(quoted(text), shown);
         }
     }
 
     #[test]
-    fn a_hint_can_be_typed_as_it_is() {
+    fn a_hint_can_be_pasted_into_a_shell() {
         let hint =
             |scope, key| hint("why", "-x", &Scope::parse(scope).unwrap(), &Key::new(key).unwrap(), "--data-dir d");
         assert_eq!(hint("cli/once", "a b"), "why 'a b' --data-dir d -x");
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn no_text_moves_the_cursor() {
+    fn control_characters_are_escaped() {
         assert_eq!(plain("a\x1b[2Jb\nc"), "a\\u{1b}[2Jb\\nc");
     }
 }

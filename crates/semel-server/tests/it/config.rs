@@ -119,7 +119,7 @@ fn the_file_can_be_named_by_the_environment_and_an_empty_variable_is_unset() {
 }
 
 #[test]
-fn every_mistake_is_told_at_once_with_its_field_and_place() {
+fn every_mistake_is_reported_at_once_with_its_field_and_place() {
     let dir = with_file(
         "lisen = '127.0.0.1:1'\n\
          data_dir = 7\n\
@@ -149,7 +149,7 @@ fn every_mistake_is_told_at_once_with_its_field_and_place() {
 }
 
 #[test]
-fn a_section_is_no_field_and_a_quoted_name_no_section() {
+fn a_value_for_a_section_a_quoted_path_and_an_unknown_section_are_refused() {
     let dir = with_file("sweep = '1s'\n\"sweep.every\" = '1s'\n[empty]\n");
     let told = mistakes(&mut in_dir(&dir, &["config", "check", "--config", "semel.toml"]));
     assert_eq!(told.len(), 3, "{told:#?}");
@@ -205,7 +205,7 @@ fn no_password_is_ever_printed() {
 }
 
 #[test]
-fn a_torn_or_missing_file_is_told_with_its_place() {
+fn an_invalid_or_missing_file_is_shown_with_its_place() {
     let dir = with_file("listen = '127.0.0.1:1'\nroles = [\n");
     let told = mistakes(&mut in_dir(&dir, &["config", "check", "--config", "semel.toml"]));
     assert!(told[0].starts_with("semel.toml, line ") && told[0].contains("not valid TOML"), "{told:?}");
@@ -224,7 +224,7 @@ fn only_loopback_is_served_while_there_are_no_tokens() {
 }
 
 #[test]
-fn an_empty_variable_is_no_setting_but_for_the_database() {
+fn an_empty_variable_is_unset_and_an_empty_database_url_is_refused() {
     let mut command = semel();
     assert!(run(command.args(["config", "check"]).env("SEMEL_LISTEN", "")).status.success());
     let told = mistakes(command.env("SEMEL_DATABASE_URL", ""));

@@ -82,19 +82,19 @@ fn is_left_no_time(server: &Server, health: &str) {
 }
 
 #[test]
-fn a_head_that_does_not_come_is_not_waited_for() {
+fn an_incomplete_request_head_times_out() {
     is_left_no_time(&serve(&[SHORT]), "/healthz");
 }
 
 #[test]
-fn a_head_that_does_not_come_is_not_waited_for_by_the_gateway() {
+fn an_incomplete_request_head_times_out_at_the_gateway() {
     let (place, upstream) = (Place::sqlite(), Upstream::start());
     let server = Server::start_with(gateway(&place, &upstream.url).envs([SHORT]));
     is_left_no_time(&server, "/semel/healthz");
 }
 
 #[test]
-fn a_head_is_only_so_long() {
+fn a_request_head_over_64_kib_is_refused() {
     let server = serve(&[]);
     let with = |length: usize| {
         let long = "x".repeat(length);
@@ -105,7 +105,7 @@ fn a_head_is_only_so_long() {
 
 /// Two idle connections have all the seats, until they are cut off.
 #[test]
-fn a_connection_too_many_waits_and_is_then_served() {
+fn a_connection_over_the_limit_waits_and_is_then_served() {
     let server = serve(&[SHORT, ("SEMEL_HTTP_MAX_CONNECTIONS", "2")]);
     let begun = Instant::now();
     let silent = [(); 2].map(|()| TcpStream::connect(server.address).unwrap());
@@ -115,7 +115,7 @@ fn a_connection_too_many_waits_and_is_then_served() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn there_are_never_more_connections_than_may_be() {
+async fn the_number_of_connections_never_exceeds_the_limit() {
     static OPEN: AtomicUsize = AtomicUsize::new(0);
     static MOST: AtomicUsize = AtomicUsize::new(0);
     async fn count() -> &'static str {
@@ -141,9 +141,9 @@ async fn there_are_never_more_connections_than_may_be() {
     assert_eq!(MOST.load(Ordering::SeqCst), 3);
 }
 
-/// The connection with the only seat keeps it, and the server still stops when told to.
+/// The connection with the only seat keeps it, and the server still stops on request.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_server_stops_when_it_is_told_to() {
+async fn a_server_without_free_connections_stops_on_request() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let limits = Limits { connections: 1, drain: Duration::from_millis(10), ..Limits::default() };
@@ -162,7 +162,7 @@ async fn a_full_server_stops_when_it_is_told_to() {
 }
 
 #[test]
-fn a_connection_of_another_protocol_keeps_its_place() {
+fn an_upgraded_connection_counts_toward_the_limit() {
     let (place, upstream) = (Place::sqlite(), Upstream::start());
     let server = Server::start_with(gateway(&place, &upstream.url).envs([("SEMEL_HTTP_MAX_CONNECTIONS", "1")]));
     let mut tunnel = TcpStream::connect(server.address).unwrap();
@@ -178,7 +178,7 @@ fn a_connection_of_another_protocol_keeps_its_place() {
 }
 
 #[test]
-fn limits_that_make_no_sense_are_refused() {
+fn limits_out_of_range_are_refused() {
     for (variable, value, told) in [
         ("SEMEL_HTTP_HEAD_TIMEOUT", "0s", "http.head_timeout (SEMEL_HTTP_HEAD_TIMEOUT): must be at least 1s"),
         ("SEMEL_HTTP_HEAD_TIMEOUT", "1h", "http.head_timeout (SEMEL_HTTP_HEAD_TIMEOUT): must be at least 1s"),

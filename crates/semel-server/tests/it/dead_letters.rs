@@ -12,17 +12,17 @@ use crate::{
 on_both_databases! {
     letters_are_listed_newest_first_page_by_page
     a_letter_that_cannot_be_read_is_listed_as_such
-    a_filter_shows_what_it_says_and_nothing_else
+    a_filter_shows_exactly_the_matching_letters
     a_wrong_filter_is_refused_and_not_ignored
     a_letter_shows_its_message_and_a_body_that_is_no_json_as_base64
-    a_redrive_must_say_which_letters_are_meant
+    a_redrive_without_a_clear_selection_is_refused
     a_redrive_of_named_letters_leaves_their_neighbours_alone
-    a_redrive_by_filter_moves_what_the_filter_shows
+    a_redrive_by_filter_moves_exactly_the_matching_letters
     a_redrive_of_all_moves_all_of_one_tenant
     a_redrive_sent_again_under_its_key_is_one_job
     one_letter_can_be_redriven
     a_letter_is_discarded_only_with_a_reason
-    readiness_tells_of_dead_letters_until_a_person_has_seen_to_them
+    readiness_reports_dead_letters_of_all_tenants
 }
 
 /// The keys of the letters that a path lists.
@@ -69,7 +69,7 @@ fn a_letter_that_cannot_be_read_is_listed_as_such(place: &Place) {
     assert!(alone.body.contains("DELETE"), "{}", alone.body);
 }
 
-fn a_filter_shows_what_it_says_and_nothing_else(place: &Place) {
+fn a_filter_shows_exactly_the_matching_letters(place: &Place) {
     let (desk, server) = (Desk::at(place), serve(place, "api", &[]));
     desk.dead(letter("a"));
     let mut other = letter("b");
@@ -141,7 +141,7 @@ fn a_letter_shows_its_message_and_a_body_that_is_no_json_as_base64(place: &Place
     }
 }
 
-fn a_redrive_must_say_which_letters_are_meant(place: &Place) {
+fn a_redrive_without_a_clear_selection_is_refused(place: &Place) {
     let (desk, server) = (Desk::at(place), serve(place, "api,worker", &[]));
     desk.dead(letter("a"));
     for body in [
@@ -190,7 +190,7 @@ fn a_redrive_of_named_letters_leaves_their_neighbours_alone(place: &Place) {
     assert_eq!(rows(place, "SELECT DISTINCT actor FROM semel_audit"), ["local"]);
 }
 
-fn a_redrive_by_filter_moves_what_the_filter_shows(place: &Place) {
+fn a_redrive_by_filter_moves_exactly_the_matching_letters(place: &Place) {
     let (desk, server) = (Desk::at(place), serve(place, "api,worker", &[]));
     desk.dead(letter("a"));
     let mut other = letter("b");
@@ -264,7 +264,7 @@ fn a_letter_is_discarded_only_with_a_reason(place: &Place) {
     assert_eq!(post(&server, &path, r#"{"reason":"again"}"#).status, 404);
 }
 
-fn readiness_tells_of_dead_letters_until_a_person_has_seen_to_them(place: &Place) {
+fn readiness_reports_dead_letters_of_all_tenants(place: &Place) {
     let (desk, server) = (Desk::at(place), serve(place, "api", &[]));
     let ready = || {
         let answer = server.get("/readyz");

@@ -24,11 +24,11 @@ on_both_databases! {
     a_notification_is_delivered_with_all_that_the_endpoint_needs
     many_notifications_on_two_nodes_arrive_once_each
     a_channel_without_an_endpoint_stays_pending
-    a_refusal_is_final_and_says_so
+    a_refusal_by_the_endpoint_is_final_and_shown_with_its_status
     an_endpoint_that_is_busy_is_called_again_under_the_same_key
-    an_endpoint_that_stays_broken_is_given_up
+    a_delivery_fails_after_its_last_attempt
     an_endpoint_that_cannot_be_reached_is_tried_again
-    an_endpoint_at_work_on_the_same_one_is_asked_later
+    a_409_from_the_endpoint_is_retried_under_the_same_key
     no_redirection_is_followed
     a_cut_connection_is_in_doubt_under_hold_and_stays_so
     a_cut_connection_is_called_again_under_rerun
@@ -36,14 +36,14 @@ on_both_databases! {
     a_node_killed_after_the_call_leaves_doubt_under_hold
     a_node_killed_after_the_call_calls_again_with_the_same_key_under_rerun
     a_node_killed_at_any_point_leaves_status_and_operation_in_agreement
-    a_person_says_that_it_was_sent
-    a_person_has_it_sent_again
-    a_person_ends_it
-    a_person_cannot_decide_what_is_settled
+    a_person_can_resolve_a_delivery_as_sent
+    a_person_can_have_a_delivery_sent_again
+    a_person_can_resolve_a_delivery_as_failed
+    a_settled_delivery_cannot_be_resolved
     a_notification_resolved_as_sent_is_not_sent_by_a_later_endpoint
     a_running_delivery_cannot_be_resolved
-    an_endpoint_that_is_away_costs_no_attempts
-    a_delivery_that_waits_says_why_and_which_attempt_it_was
+    an_unreachable_endpoint_counts_no_attempt
+    a_waiting_delivery_is_shown_with_its_error_and_attempt
     deliveries_of_a_killed_node_continue_within_seconds
 }
 
@@ -52,7 +52,7 @@ fn waiting(server: &Server) -> Value {
     shown(server, "/notifications?status=PENDING")["items"][0].clone()
 }
 
-fn a_delivery_that_waits_says_why_and_which_attempt_it_was(place: &Place) {
+fn a_waiting_delivery_is_shown_with_its_error_and_attempt(place: &Place) {
     one(place);
     // It is unreachable: nothing was sent, and the first attempt is still to be made.
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
@@ -255,7 +255,7 @@ fn a_channel_without_an_endpoint_stays_pending(place: &Place) {
     assert_eq!(endpoint.calls().len(), 1);
 }
 
-fn a_refusal_is_final_and_says_so(place: &Place) {
+fn a_refusal_by_the_endpoint_is_final_and_shown_with_its_status(place: &Place) {
     one(place);
     let endpoint = Endpoint::that([Does::Answers(422)]);
     let _server = start(place, &endpoint, "hold");
@@ -276,7 +276,7 @@ fn an_endpoint_that_is_busy_is_called_again_under_the_same_key(place: &Place) {
     assert_eq!(error(place), "");
 }
 
-fn an_endpoint_that_stays_broken_is_given_up(place: &Place) {
+fn a_delivery_fails_after_its_last_attempt(place: &Place) {
     one(place);
     let endpoint = Endpoint::that([Does::Answers(500); 9]);
     let _server = start(place, &endpoint, "hold");
@@ -297,7 +297,7 @@ fn an_endpoint_that_cannot_be_reached_is_tried_again(place: &Place) {
     assert_eq!(endpoint.calls().len(), 1);
 }
 
-fn an_endpoint_at_work_on_the_same_one_is_asked_later(place: &Place) {
+fn a_409_from_the_endpoint_is_retried_under_the_same_key(place: &Place) {
     one(place);
     let endpoint = Endpoint::that([Does::Answers(409)]);
     let _server = start(place, &endpoint, "hold");
@@ -434,7 +434,7 @@ fn told(place: &Place) -> String {
     place.say(["why", "--scope", "notifications/deliver.EMAIL", "1", "--quiet"])
 }
 
-fn a_person_says_that_it_was_sent(place: &Place) {
+fn a_person_can_resolve_a_delivery_as_sent(place: &Place) {
     let endpoint = Endpoint::that([Does::Cuts]);
     let (server, path) = in_doubt(place, &endpoint);
     for body in ["{}", r#"{"status":"SENT"}"#, r#"{"status":"GONE","reason":"x"}"#, r#"{"status":"SENT","reason":" "}"#]
@@ -451,7 +451,7 @@ fn a_person_says_that_it_was_sent(place: &Place) {
     assert_eq!(again.status, 200, "saying the same again is harmless: {}", again.body);
 }
 
-fn a_person_has_it_sent_again(place: &Place) {
+fn a_person_can_have_a_delivery_sent_again(place: &Place) {
     let endpoint = Endpoint::that([Does::Cuts]);
     let (server, path) = in_doubt(place, &endpoint);
     assert_eq!(post(&server, &path, r#"{"status":"PENDING","reason":"it has nothing"}"#).status, 200);
@@ -460,7 +460,7 @@ fn a_person_has_it_sent_again(place: &Place) {
     assert_eq!(keys, [keys[0].clone(), keys[0].clone()]);
 }
 
-fn a_person_ends_it(place: &Place) {
+fn a_person_can_resolve_a_delivery_as_failed(place: &Place) {
     let endpoint = Endpoint::that([Does::Cuts]);
     let (server, path) = in_doubt(place, &endpoint);
     assert_eq!(post(&server, &path, r#"{"status":"FAILED","reason":"too late"}"#).status, 200);
@@ -471,7 +471,7 @@ fn a_person_ends_it(place: &Place) {
     assert_eq!(endpoint.calls().len(), 2);
 }
 
-fn a_person_cannot_decide_what_is_settled(place: &Place) {
+fn a_settled_delivery_cannot_be_resolved(place: &Place) {
     one(place);
     let endpoint = Endpoint::that([]);
     let server = start(place, &endpoint, "hold");
@@ -550,7 +550,7 @@ fn a_running_delivery_cannot_be_resolved(place: &Place) {
     assert_eq!(endpoint.calls().len(), 1);
 }
 
-fn an_endpoint_that_is_away_costs_no_attempts(place: &Place) {
+fn an_unreachable_endpoint_counts_no_attempt(place: &Place) {
     one(place);
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let url = format!("http://{address}/deliver");

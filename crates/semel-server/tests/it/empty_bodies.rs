@@ -7,7 +7,7 @@ use crate::{
 };
 
 #[test]
-fn a_missing_body_is_told_as_such_on_every_route_that_needs_one() {
+fn a_missing_body_is_reported_on_every_route_that_needs_one() {
     let place = Place::sqlite();
     let server = hooks::start(&place, &[]);
     let ask = |method: &str, path: &str, body: &str| {

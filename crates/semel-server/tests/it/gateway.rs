@@ -18,13 +18,13 @@ use crate::{
 
 on_both_databases! {
     a_retry_gets_the_same_answer_and_the_upstream_one_request
-    a_request_in_flight_is_told_or_waited_for
-    a_key_names_one_request_whatever_its_method_and_path
+    a_request_in_flight_is_answered_409_or_waited_for
+    a_key_names_one_request_with_its_method_path_host_and_body
     an_upstream_that_cannot_be_reached_leaves_the_key_free
     an_upstream_lost_after_the_request_was_sent_leaves_it_in_doubt
-    after_a_decision_the_story_says_what_a_repeat_is_answered
+    after_a_decision_the_story_shows_the_answer_to_repeats
     with_rerun_a_lost_request_runs_again
-    a_client_that_goes_away_stops_nothing
+    a_request_continues_when_its_client_disconnects
     a_pinned_operation_cannot_be_purged
     a_gateway_killed_between_effect_and_answer_never_makes_a_second_effect
     a_repeat_of_a_key_whose_row_cannot_be_read_is_neither_executed_nor_replayed
@@ -117,7 +117,7 @@ fn a_pinned_operation_cannot_be_purged(place: &Place) {
     assert_eq!(upstream.effects(), 1);
 }
 
-fn a_request_in_flight_is_told_or_waited_for(place: &Place) {
+fn a_request_in_flight_is_answered_409_or_waited_for(place: &Place) {
     let upstream = Upstream::start();
     let server = start(place, &upstream);
     let key = ("idempotency-key", "k");
@@ -138,7 +138,7 @@ fn a_request_in_flight_is_told_or_waited_for(place: &Place) {
     assert_eq!(upstream.effects(), 1);
 }
 
-fn a_key_names_one_request_whatever_its_method_and_path(place: &Place) {
+fn a_key_names_one_request_with_its_method_path_host_and_body(place: &Place) {
     let upstream = Upstream::start();
     let server = start(place, &upstream);
     assert_eq!(post(&server, "/orders", "k", "{}").status, 201);
@@ -201,7 +201,7 @@ fn an_upstream_lost_after_the_request_was_sent_leaves_it_in_doubt(place: &Place)
 }
 
 /// A person knows that it took effect, and has no answer to store.
-fn after_a_decision_the_story_says_what_a_repeat_is_answered(place: &Place) {
+fn after_a_decision_the_story_shows_the_answer_to_repeats(place: &Place) {
     let upstream = Upstream::start();
     let server = start(place, &upstream);
     assert_eq!(post(&server, "/lose", "k", "{}").problem(), "upstream-lost");
@@ -232,7 +232,7 @@ fn with_rerun_a_lost_request_runs_again(place: &Place) {
     assert!(fences.is_sorted_by(|a, b| a < b), "every attempt has a higher fence: {fences:?}");
 }
 
-fn a_client_that_goes_away_stops_nothing(place: &Place) {
+fn a_request_continues_when_its_client_disconnects(place: &Place) {
     let upstream = Upstream::start();
     let server = start(place, &upstream);
     let client = ask(&server, "POST", "/slow", &[("idempotency-key", "k")], "a");
@@ -320,7 +320,7 @@ fn an_answer_that_is_too_large_to_keep_reaches_the_first_caller_whole() {
 }
 
 #[test]
-fn an_answer_that_breaks_off_took_effect() {
+fn a_request_whose_answer_breaks_off_is_not_executed_again() {
     let (place, upstream) = (Place::sqlite(), Upstream::start());
     let server = start(&place, &upstream);
     let _ = std::io::Read::read_to_end(
@@ -333,7 +333,7 @@ fn an_answer_that_breaks_off_took_effect() {
 }
 
 #[test]
-fn the_fence_is_ours_to_say() {
+fn a_fence_from_a_client_is_removed() {
     let (place, upstream) = (Place::sqlite(), Upstream::start());
     let server = start(&place, &upstream);
     let forged = ("semel-fence", "999999");
@@ -348,7 +348,7 @@ fn the_fence_is_ours_to_say() {
 }
 
 #[test]
-fn a_key_that_cannot_be_read_and_a_body_that_is_too_large_are_not_passed_on() {
+fn an_invalid_key_and_an_oversized_body_are_not_passed_on() {
     let (place, upstream) = (Place::sqlite(), Upstream::start());
     let server = start_with(&place, &upstream, &[("SEMEL_GATEWAY_REQUEST_LIMIT", "1KiB")]);
     let twice = [("idempotency-key", "a"), ("idempotency-key", "b")];
@@ -361,7 +361,7 @@ fn a_key_that_cannot_be_read_and_a_body_that_is_too_large_are_not_passed_on() {
 }
 
 #[test]
-fn a_body_that_does_not_come_in_time_claims_nothing() {
+fn a_body_that_times_out_leaves_the_key_free() {
     let (place, upstream) = (Place::sqlite(), Upstream::start());
     let server = start_with(&place, &upstream, &[("SEMEL_GATEWAY_TIMEOUT", "300ms")]);
     let mut connection = TcpStream::connect(server.address).unwrap();
@@ -390,7 +390,7 @@ fn heavy_equal_requests_by_two_gateways_make_one_effect() {
 }
 
 #[test]
-fn keys_of_two_tenants_never_meet() {
+fn equal_keys_of_two_tenants_are_independent() {
     let (place, upstream) = (Place::sqlite(), Upstream::start());
     let settings = [("SEMEL_GATEWAY_TENANT_HEADER", "x-tenant"), ("SEMEL_GATEWAY_TRUSTED_PROXIES", "127.0.0.0/8")];
     let server = start_with(&place, &upstream, &settings);
@@ -419,7 +419,7 @@ fn a_tenant_header_counts_from_a_trusted_proxy_only() {
 }
 
 #[test]
-fn while_the_ledger_is_away_keyed_requests_are_refused_and_others_pass() {
+fn during_a_ledger_outage_keyed_requests_are_refused_and_others_pass() {
     let (place, upstream) = (Place::postgres(), Upstream::start());
     let mut wire = Wire::to_postgres();
     let url = wire.url(&place.url);

@@ -11,7 +11,7 @@ use crate::{
 
 on_both_databases! {
     a_stored_answer_is_for_the_credentials_of_the_first_request
-    of_two_callers_at_once_one_is_served_and_the_other_refused
+    of_two_concurrent_callers_with_other_credentials_one_is_refused
     several_cookie_fields_reach_the_upstream_as_one
 }
 
@@ -78,7 +78,7 @@ fn several_cookie_fields_reach_the_upstream_as_one(place: &Place) {
     assert_eq!(upstream.effects(), 1);
 }
 
-fn of_two_callers_at_once_one_is_served_and_the_other_refused(place: &Place) {
+fn of_two_concurrent_callers_with_other_credentials_one_is_refused(place: &Place) {
     let upstream = Upstream::start();
     let server = started(gateway(place, &upstream.url), &[]);
     let told = thread::scope(|scope| {
@@ -96,7 +96,7 @@ fn of_two_callers_at_once_one_is_served_and_the_other_refused(place: &Place) {
 }
 
 #[test]
-fn a_token_that_was_refused_can_be_refreshed() {
+fn after_a_401_the_key_is_free_for_other_credentials() {
     let (place, upstream) = (Place::sqlite(), Upstream::start());
     let server = started(gateway(&place, &upstream.url), &[]);
     // The upstream refused it, so nothing was done, and the key is free for the new credentials.
@@ -131,7 +131,7 @@ fn shared_answers_and_those_of_a_tenant_are_for_any_credentials() {
 }
 
 #[test]
-fn settings_that_would_protect_from_nothing_are_refused_with_the_reason() {
+fn settings_without_protection_are_refused_with_the_reason() {
     let place = Place::sqlite();
     let trusted = ("SEMEL_GATEWAY_TRUSTED_PROXIES", "127.0.0.1");
     for (name, value, why) in [

@@ -193,7 +193,7 @@ fn a_connection_to_a_service_that_gave_two_lengths_is_not_used_again() {
 }
 
 #[test]
-fn bytes_after_the_end_of_an_answer_are_no_answer() {
+fn bytes_after_the_end_of_an_answer_are_dropped() {
     let raw = Raw::start(|path| match path {
         "/more" => and_stay(format!("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nfirst{FORGED}")),
         "/none" => and_stay(format!("HTTP/1.1 204 No Content\r\ncontent-length: 5\r\n\r\n{FORGED}")),
@@ -269,7 +269,7 @@ fn an_answer_that_breaks_the_rules_is_a_bad_gateway_and_leaves_its_key_in_doubt(
 }
 
 #[test]
-fn equal_lengths_are_one_length() {
+fn equal_content_lengths_count_as_one() {
     let raw = Raw::start(|_| and_stay("HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 5\r\n\r\nhello"));
     let (_place, server) = before(&raw);
     let mut client = Kept::open(&server);
@@ -280,7 +280,7 @@ fn equal_lengths_are_one_length() {
 }
 
 #[test]
-fn a_status_of_no_known_class_is_executed_once() {
+fn a_request_answered_with_an_unknown_status_class_is_executed_once() {
     let raw = Raw::start(|path| and_stay(format!("HTTP/1.1 {} X\r\ncontent-length: 2\r\n\r\nok", &path[1..])));
     let (place, server) = before(&raw);
     for status in [600, 666, 700, 999] {
@@ -297,7 +297,7 @@ fn a_status_of_no_known_class_is_executed_once() {
 }
 
 #[test]
-fn early_answers_are_not_the_answer() {
+fn informational_answers_are_not_the_final_answer() {
     let raw = Raw::start(|path| {
         let early = "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n".repeat(20);
         match path {
@@ -317,7 +317,7 @@ fn early_answers_are_not_the_answer() {
 
 /// The state of a key after its answer was cut: known, or in doubt.
 #[test]
-fn an_answer_that_is_cut_anywhere_is_never_whole_and_never_runs_again() {
+fn a_cut_answer_is_never_passed_on_as_complete_and_its_request_is_sent_once() {
     const ANSWERS: [&str; 2] = [
         "HTTP/1.1 201 Created\r\ncontent-length: 4\r\n\r\nbody",
         "HTTP/1.1 201 Created\r\ntransfer-encoding: chunked\r\ntrailer: x-a\r\n\r\n4\r\nbody\r\n0\r\nx-a: 1\r\n\r\n",
@@ -356,7 +356,7 @@ fn an_answer_that_is_cut_anywhere_is_never_whole_and_never_runs_again() {
 }
 
 #[test]
-fn a_body_that_never_ends_or_never_comes_takes_effect_once() {
+fn a_request_whose_answer_body_never_ends_takes_effect_once() {
     let raw = Raw::start(|path| match path {
         // Longer than what is kept, and then silence.
         "/endless" => {
@@ -447,7 +447,7 @@ fn a_request_with_two_lengths_cannot_be_split_in_two() {
 }
 
 #[test]
-fn no_spelling_of_a_method_gets_past_its_key() {
+fn unknown_and_misspelt_methods_respect_their_key() {
     let raw = Raw::start(honest);
     let (_place, server) = before(&raw);
     for (n, method) in ["post", "Post", "pOST", "patch", "put", "MOVE", "LOCK", "MERGE"].into_iter().enumerate() {

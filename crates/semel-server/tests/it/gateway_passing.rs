@@ -54,7 +54,7 @@ fn a_body_without_a_key_is_passed_on_as_it_comes() {
 }
 
 #[test]
-fn a_key_does_not_hold_up_events() {
+fn an_event_stream_with_a_key_is_passed_on_at_once() {
     let (place, upstream) = (Place::sqlite(), Upstream::start());
     let server = start(&place, &upstream);
     let mut connection = ask(&server, "POST", "/events", &[("idempotency-key", "k")], "a");
@@ -67,7 +67,7 @@ fn a_key_does_not_hold_up_events() {
 }
 
 #[test]
-fn another_protocol_goes_both_ways() {
+fn an_upgraded_connection_passes_data_both_ways() {
     let (place, upstream) = (Place::sqlite(), Upstream::start());
     let server = start(&place, &upstream);
     let mut connection = TcpStream::connect(server.address).unwrap();
@@ -84,7 +84,7 @@ fn another_protocol_goes_both_ways() {
 }
 
 #[test]
-fn a_protocol_that_carries_requests_is_not_changed_to() {
+fn an_upgrade_to_h2c_is_not_made() {
     let (place, upstream) = (Place::sqlite(), Upstream::start());
     let server = start(&place, &upstream);
     let ask_for = |path: &str, protocol: &str| {
@@ -109,7 +109,7 @@ fn a_protocol_that_carries_requests_is_not_changed_to() {
 }
 
 #[test]
-fn a_header_that_some_servers_take_for_another_is_not_passed_on() {
+fn underscore_twins_of_guarded_headers_are_not_passed_on() {
     let (place, upstream) = (Place::sqlite(), Upstream::start());
     let server = start(&place, &upstream);
     let sent = [
@@ -126,7 +126,7 @@ fn a_header_that_some_servers_take_for_another_is_not_passed_on() {
 }
 
 #[test]
-fn only_the_gateway_says_that_an_answer_is_replayed() {
+fn an_upstream_cannot_mark_its_answer_as_replayed() {
     let (place, upstream) = (Place::sqlite(), Upstream::start());
     let server = start(&place, &upstream);
     let key: &[_] = &[("idempotency-key", "k")];
@@ -138,7 +138,7 @@ fn only_the_gateway_says_that_an_answer_is_replayed() {
 }
 
 #[test]
-fn a_password_in_the_target_goes_no_further() {
+fn a_password_in_the_target_is_not_passed_on() {
     let (place, upstream) = (Place::sqlite(), Upstream::start());
     let server = start(&place, &upstream);
     assert_eq!(server.request("GET", "http://ana:secret@evil.example/a", &[("host", "other")]).status, 201);
@@ -148,7 +148,7 @@ fn a_password_in_the_target_goes_no_further() {
 }
 
 #[test]
-fn a_clients_broken_body_is_not_the_upstreams_fault() {
+fn an_incomplete_body_of_a_client_is_answered_400_or_408() {
     let (place, upstream) = (Place::sqlite(), Upstream::start());
     let started = |timeout: &str| {
         let mut command = gateway(&place, &upstream.url);
@@ -268,7 +268,7 @@ fn an_idle_connection_to_the_upstream_is_closed() {
 }
 
 #[test]
-fn its_own_paths_are_few_and_every_other_is_the_upstreams() {
+fn all_paths_but_the_gateways_own_reach_the_upstream() {
     let (place, upstream) = (Place::sqlite(), Upstream::start());
     let server = start(&place, &upstream);
     assert_eq!((server.get("/semel/healthz").status, server.get("/semel/readyz").status), (200, 200));

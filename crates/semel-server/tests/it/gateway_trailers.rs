@@ -74,7 +74,7 @@ fn exchange(server: &Server, request: &str) -> String {
 }
 
 #[test]
-fn a_clients_trailers_say_nothing_to_the_upstream() {
+fn trailers_of_a_client_are_not_passed_on() {
     let upstream = Verbatim::that_says("HTTP/1.1 201 Created\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok");
     let place = Place::sqlite();
     let server = Server::start_with(&mut gateway(&place, &upstream.url));
@@ -96,7 +96,7 @@ fn a_clients_trailers_say_nothing_to_the_upstream() {
 }
 
 #[test]
-fn an_upstreams_trailers_say_nothing_to_a_client() {
+fn trailers_of_an_upstream_are_not_passed_on() {
     let upstream = Verbatim::that_says(
         "HTTP/1.1 201 Created\r\nconnection: close\r\ntrailer: Idempotent-Replayed, X-Sum\r\n\
          transfer-encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\nIdempotent-Replayed: true\r\nX-Sum: 9\r\n\r\n",

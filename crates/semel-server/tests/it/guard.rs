@@ -73,7 +73,7 @@ fn the_commands_exit_code_is_the_guards() {
 }
 
 #[test]
-fn the_guard_adds_no_word_and_takes_none() {
+fn the_guard_passes_arguments_and_output_unchanged() {
     let mut command = guard(&[], &["sh", "-c", "cat; echo \"$@\" >&2", "sh", "--parent", "-h", "a b"]);
     let output = command.stdin(std::fs::File::open("/proc/self/comm").unwrap()).output().unwrap();
     assert!(!output.stdout.is_empty());
@@ -81,7 +81,7 @@ fn the_guard_adds_no_word_and_takes_none() {
 }
 
 #[test]
-fn a_command_that_cannot_be_run_is_told_as_shells_do() {
+fn a_command_that_cannot_be_run_exits_with_127_or_126() {
     let missing = guard(&[], &["semel-no-such-command"]).output().unwrap();
     assert_eq!(missing.status.code(), Some(127));
     assert_eq!(stderr(&missing), "semel: cannot run \"semel-no-such-command\": there is no such command\n");
@@ -119,7 +119,7 @@ fn a_command_dies_with_its_guard() {
 }
 
 #[test]
-fn asked_to_stop_a_command_may_finish_and_say_how_it_ended() {
+fn a_command_that_ends_after_sigterm_keeps_its_exit_code() {
     for signal in [Signal::INT, Signal::HUP, Signal::TERM] {
         // The child itself prints "ready": before its exec, it still has the shell's trap and would survive.
         let script = "trap 'echo tidied; exit 3' TERM; sh -c 'echo ready; exec sleep 1000' & wait";
@@ -133,7 +133,7 @@ fn asked_to_stop_a_command_may_finish_and_say_how_it_ended() {
 }
 
 #[test]
-fn asked_to_stop_the_deaf_are_killed_when_their_time_is_up() {
+fn processes_that_ignore_sigterm_are_killed_after_the_grace() {
     let (mut guard, stdout) = start(&["--grace", "300ms"], TREE);
     let before = Instant::now();
     guard.signal(Signal::INT);
@@ -162,7 +162,7 @@ fn a_lost_lease_kills_the_whole_tree_at_once() {
 }
 
 #[test]
-fn a_parent_killed_while_its_command_is_stopping_still_takes_the_tree_along() {
+fn the_tree_ends_when_its_parent_is_killed_during_a_stop() {
     let script = "trap 'echo asked' TERM; echo ready; while :; do sleep 0.05; done";
     let mut shell = Command::new("sh");
     let line = "\"$0\" guard --grace 1h --parent $$ -- sh -c \"$1\" & echo $!; wait";
@@ -197,7 +197,7 @@ fn processes_that_outlive_a_finished_command_are_left_alone() {
 }
 
 #[test]
-fn a_group_of_the_guards_own_keeps_its_callers_safe() {
+fn the_guard_has_its_own_process_group() {
     // Without its own group, a guard that kills its group would kill this test.
     let (guard, stdout) = start(&["--grace", "0s"], TREE);
     let group = || rustix::process::getpgid(Some(guard.pid())).unwrap();

@@ -10,15 +10,15 @@ use crate::{
 };
 
 on_both_databases! {
-    a_job_that_waits_can_be_cancelled
-    a_job_that_runs_can_be_cancelled
+    a_pending_job_can_be_cancelled
+    a_running_job_can_be_cancelled
     a_job_that_kills_its_nodes_again_and_again_fails
     a_job_is_run_by_another_node_than_the_one_that_was_asked
-    jobs_are_listed_newest_first_and_only_ones_own
-    a_job_whose_node_is_killed_goes_on_where_it_was
+    jobs_of_the_own_tenant_are_listed_newest_first
+    a_job_whose_node_is_killed_continues_after_its_last_step
     two_nodes_run_a_job_once
-    a_job_of_a_kind_that_no_node_knows_is_left_to_those_who_do
-    a_job_whose_row_cannot_be_read_keeps_no_other_waiting
+    a_job_of_an_unknown_kind_is_left_to_other_nodes
+    a_job_whose_row_cannot_be_read_blocks_no_other
 }
 
 /// Makes a node sweep often: the leases of jobs are short.
@@ -64,7 +64,7 @@ fn a_job_is_run_by_another_node_than_the_one_that_was_asked(place: &Place) {
     assert!(job["endedAt"].as_str().unwrap() >= job["createdAt"].as_str().unwrap(), "{job}");
 }
 
-fn jobs_are_listed_newest_first_and_only_ones_own(place: &Place) {
+fn jobs_of_the_own_tenant_are_listed_newest_first(place: &Place) {
     let server = serve(place, "api", &[]);
     let of_another = redrive_all(&server);
     let mut made: Vec<_> = (0..5).map(|_| json!(redrive_all(&server))).collect();
@@ -90,7 +90,7 @@ fn jobs_are_listed_newest_first_and_only_ones_own(place: &Place) {
 }
 
 /// Killed before the commit of its second step, and after it: nothing is moved twice, and nothing is counted twice.
-fn a_job_whose_node_is_killed_goes_on_where_it_was(place: &Place) {
+fn a_job_whose_node_is_killed_continues_after_its_last_step(place: &Place) {
     let (desk, asked) = (Desk::at(place), serve(place, "api", &[]));
     copy_letters(place, &desk, 1_700);
     let id = redrive_all(&asked);
@@ -119,7 +119,7 @@ fn two_nodes_run_a_job_once(place: &Place) {
     assert_eq!((done, count(place, RETRIES), count(place, LETTERS)), (1_200, 1_200, 0));
 }
 
-fn a_job_of_a_kind_that_no_node_knows_is_left_to_those_who_do(place: &Place) {
+fn a_job_of_an_unknown_kind_is_left_to_other_nodes(place: &Place) {
     let (desk, asked) = (Desk::at(place), serve(place, "api", &[]));
     let left = redrive_all(&asked);
     for table in ["semel_operations", "semel_backlog"] {
@@ -133,7 +133,7 @@ fn a_job_of_a_kind_that_no_node_knows_is_left_to_those_who_do(place: &Place) {
 }
 
 /// Damaged by hand, and older than every other: it is read first.
-fn a_job_whose_row_cannot_be_read_keeps_no_other_waiting(place: &Place) {
+fn a_job_whose_row_cannot_be_read_blocks_no_other(place: &Place) {
     let (desk, asked) = (Desk::at(place), serve(place, "api", &[]));
     let damaged = redrive_all(&asked);
     let cut = if place.url.starts_with("sqlite:") { "x'01'" } else { "'\\x01'" };
@@ -152,7 +152,7 @@ fn cancel(server: &crate::support::Server, id: &str, body: &str) -> crate::suppo
     post(server, &format!("/jobs/{id}/cancel"), body)
 }
 
-fn a_job_that_waits_can_be_cancelled(place: &Place) {
+fn a_pending_job_can_be_cancelled(place: &Place) {
     let (desk, asked) = (Desk::at(place), serve(place, "api", &[]));
     desk.dead(letter("a"));
     let id = redrive_all(&asked);
@@ -182,7 +182,7 @@ fn a_job_that_waits_can_be_cancelled(place: &Place) {
 
 /// Its node is suspended after a step, and never wakes up: the job ends with its lease, and the effects of its steps
 /// stay.
-fn a_job_that_runs_can_be_cancelled(place: &Place) {
+fn a_running_job_can_be_cancelled(place: &Place) {
     let (desk, asked) = (Desk::at(place), serve(place, "api", &[]));
     copy_letters(place, &desk, 1_200);
     let id = redrive_all(&asked);

@@ -13,7 +13,7 @@ use crate::{
 
 on_both_databases! {
     jobs_of_an_older_version_go_on_and_stay_readable
-    a_job_of_an_older_version_that_cannot_be_done_fails_and_says_why
+    a_job_of_an_older_version_with_invalid_params_fails_with_the_reason
     a_node_that_is_killed_while_it_carries_over_loses_no_job
 }
 
@@ -86,7 +86,7 @@ fn jobs_of_an_older_version_go_on_and_stay_readable(place: &Place) {
     assert_eq!(shown(&server, &format!("/jobs/{}", id(1))), done, "settling them changes nothing that is shown");
 }
 
-fn a_job_of_an_older_version_that_cannot_be_done_fails_and_says_why(place: &Place) {
+fn a_job_of_an_older_version_with_invalid_params_fails_with_the_reason(place: &Place) {
     made(place);
     let running = "'running', 0, NULL, NULL, NULL, 1, 1, NULL";
     insert(place, &[row(1, "default", r#"{"odd":1}"#, running), row(2, "default", "no json", running)]);

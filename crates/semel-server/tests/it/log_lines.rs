@@ -20,18 +20,18 @@ use crate::{
 
 on_both_databases! {
     a_failed_run_is_one_line_that_names_source_event_attempt_and_error
-    an_endpoint_that_cannot_be_reached_is_told_by_the_event_its_attempt_and_the_log
+    an_unreachable_endpoint_is_shown_by_the_event_its_attempt_and_the_log
     a_lost_lease_is_one_line_of_the_node_that_finds_it
-    events_without_a_source_are_told_once
-    a_doubt_is_one_line
-    an_upstream_that_does_not_answer_is_told_with_the_key_and_the_story_has_the_request
+    events_without_a_source_are_logged_once
+    an_operation_in_doubt_is_one_line
+    a_missing_upstream_answer_is_logged_with_the_key_and_the_story_has_the_request
     a_failed_run_of_a_job_is_one_line_that_names_job_kind_attempt_and_error
     a_dead_letter_is_one_line_that_names_the_message
-    a_message_that_failed_as_often_as_it_may_is_told_with_the_attempt_and_the_error
-    newer_data_that_cannot_be_settled_is_told_with_the_event_and_the_key
-    bytes_that_cannot_be_settled_are_told_with_the_event_and_the_key
+    a_message_out_of_attempts_is_logged_with_the_attempt_and_the_error
+    newer_data_that_cannot_be_settled_is_logged_with_the_event_and_the_key
+    a_body_claim_that_cannot_be_settled_is_logged_with_the_event_and_the_key
     other_data_under_a_known_id_is_one_line_that_names_the_event
-    a_line_for_each_request_is_there_if_asked_for
+    requests_are_logged_only_if_configured
     messages_that_no_queue_takes_are_one_line_a_minute_that_names_the_topic
     a_retry_that_a_person_asks_for_is_a_line_that_names_source_and_event
 }
@@ -98,7 +98,7 @@ fn a_failed_run_is_one_line_that_names_source_event_attempt_and_error(place: &Pl
     nothing_secret(place, &["a note of the customer", "s3same", "in_1"]);
 }
 
-fn an_endpoint_that_cannot_be_reached_is_told_by_the_event_its_attempt_and_the_log(place: &Place) {
+fn an_unreachable_endpoint_is_shown_by_the_event_its_attempt_and_the_log(place: &Place) {
     // A closed port.
     let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let url = forward(&format!("http://{address}/s3same"));
@@ -122,7 +122,7 @@ fn an_endpoint_that_cannot_be_reached_is_told_by_the_event_its_attempt_and_the_l
 }
 
 /// Of a source that is no longer configured. Pending body claims are not events and are not reported.
-fn events_without_a_source_are_told_once(place: &Place) {
+fn events_without_a_source_are_logged_once(place: &Place) {
     let endpoint = Endpoint::that([Does::Answers(500); 2]);
     let url = forward(&endpoint.url());
     let gone = [
@@ -178,7 +178,7 @@ fn a_lost_lease_is_one_line_of_the_node_that_finds_it(place: &Place) {
     assert_eq!(field(line, "key"), stored(place, "stripe", "evt_1").unwrap().short_hash());
 }
 
-fn a_doubt_is_one_line(place: &Place) {
+fn an_operation_in_doubt_is_one_line(place: &Place) {
     let upstream = Upstream::start();
     let mut command = gateway(place, &upstream.url);
     logged(&mut command, place);
@@ -227,7 +227,7 @@ fn a_dead_letter_is_one_line_that_names_the_message(place: &Place) {
     assert!(!line.contains("attempt="), "it was not understood, so nothing was attempted: {line}");
 }
 
-fn a_message_that_failed_as_often_as_it_may_is_told_with_the_attempt_and_the_error(place: &Place) {
+fn a_message_out_of_attempts_is_logged_with_the_attempt_and_the_error(place: &Place) {
     let server = start(place, "api,relay,worker", &[("SEMEL_MESSAGES_MAX_ATTEMPTS", "2")]);
     let recipient = r#"{"groupId":"5","channels":["PUSH"]}"#;
     let put = crate::fleet::ask(server.address, "PUT", "/recipients/restaurant/10", recipient).unwrap();
@@ -268,7 +268,7 @@ fn refuse_to_complete(place: &Place, condition: &str) {
     );
 }
 
-fn newer_data_that_cannot_be_settled_is_told_with_the_event_and_the_key(place: &Place) {
+fn newer_data_that_cannot_be_settled_is_logged_with_the_event_and_the_key(place: &Place) {
     let endpoint = Endpoint::that([Does::Waits]);
     let server = start(place, "api", &[("SEMEL_WEBHOOKS_STRIPE_HANDLERS", &forward(&endpoint.url()))]);
     thread::scope(|scope| {
@@ -286,7 +286,7 @@ fn newer_data_that_cannot_be_settled_is_told_with_the_event_and_the_key(place: &
     assert!(line.contains("not this one"), "{line}");
 }
 
-fn bytes_that_cannot_be_settled_are_told_with_the_event_and_the_key(place: &Place) {
+fn a_body_claim_that_cannot_be_settled_is_logged_with_the_event_and_the_key(place: &Place) {
     const FORGE: &str = "s3same of the forge";
     let variables = [("SEMEL_WEBHOOKS_GITHUB_KIND", "github"), ("SEMEL_WEBHOOKS_GITHUB_SECRETS", FORGE)];
     let server = start(place, "api", &variables);
@@ -312,7 +312,7 @@ fn other_data_under_a_known_id_is_one_line_that_names_the_event(place: &Place) {
     assert_eq!(field(line, "key"), stored(place, "stripe", "evt_1").unwrap().short_hash(), "{line}");
 }
 
-fn an_upstream_that_does_not_answer_is_told_with_the_key_and_the_story_has_the_request(place: &Place) {
+fn a_missing_upstream_answer_is_logged_with_the_key_and_the_story_has_the_request(place: &Place) {
     let upstream = Upstream::start();
     let start = |timeout: &str| {
         let mut command = gateway(place, &upstream.url);
@@ -403,7 +403,7 @@ fn a_retry_that_a_person_asks_for_is_a_line_that_names_source_and_event(place: &
     assert_eq!((field(line, "source"), field(line, "event")), ("stripe", "evt_1"), "{line}");
 }
 
-fn a_line_for_each_request_is_there_if_asked_for(place: &Place) {
+fn requests_are_logged_only_if_configured(place: &Place) {
     let server = start(place, "api", &[]);
     assert_eq!(server.get("/healthz").status, 200);
     drop(server);

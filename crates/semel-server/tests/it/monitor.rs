@@ -22,7 +22,7 @@ use crate::{
 on_both_databases! {
     requests_to_the_proposals_are_counted_by_method_and_path
     deliveries_of_any_service_have_rates_times_and_health
-    work_for_later_is_not_late_before_its_time
+    delayed_work_is_not_reported_late_before_its_time
 }
 
 fn report(desk: &Desk, subject: &Subject) -> Report {
@@ -112,7 +112,7 @@ fn deliveries_of_any_service_have_rates_times_and_health(place: &Place) {
     assert_eq!(report(&desk, &Subject::service("other", "post")).totals.total, 0, "another tenant's are not counted");
 }
 
-fn work_for_later_is_not_late_before_its_time(place: &Place) {
+fn delayed_work_is_not_reported_late_before_its_time(place: &Place) {
     let desk = Desk::at(place);
     let ledger = Ledger::new(desk.database.clone(), Options::default()).unwrap();
     desk.block(ledger.enqueue(work("later", "air").delay(Duration::from_secs(3600)))).unwrap();

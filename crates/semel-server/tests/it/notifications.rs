@@ -25,10 +25,10 @@ on_both_databases! {
     a_malformed_event_is_refused_with_every_wrong_field
     an_event_without_recipients_is_refused
     of_many_requests_with_one_event_one_creates_it
-    the_directory_says_who_belongs_where
-    a_repeated_change_of_the_directory_is_none
+    recipients_are_put_shown_listed_and_deleted
+    an_equal_change_of_the_directory_makes_no_new_revision
     an_id_with_a_nul_or_invalid_utf8_is_not_found
-    an_event_that_has_left_stays_so_when_its_receipt_is_forgotten
+    a_published_event_stays_published_after_its_receipt_is_deleted
 }
 
 /// A server on a place's database, and requests to it.
@@ -305,7 +305,7 @@ fn of_many_requests_with_one_event_one_creates_it(place: &Place) {
 }
 
 #[test]
-fn while_the_database_is_away_no_event_is_accepted() {
+fn during_a_database_outage_no_event_is_accepted() {
     let place = Place::postgres();
     let mut wire = Wire::to_postgres();
     let url = wire.url(&place.url);
@@ -319,7 +319,7 @@ fn while_the_database_is_away_no_event_is_accepted() {
     eventually(SOON, "events are accepted again", || api.post("/events", &of_restaurant("e", 5)).status == 202);
 }
 
-fn the_directory_says_who_belongs_where(place: &Place) {
+fn recipients_are_put_shown_listed_and_deleted(place: &Place) {
     let api = accepting(place);
     let put = |path: &str, body: Value| api.ask("PUT", path, &body.to_string());
     let body = json!({ "groupId": 5, "channels": ["EMAIL", "PUSH"], "addresses": { "EMAIL": "ana@example.com" } });
@@ -376,7 +376,7 @@ fn the_directory_says_who_belongs_where(place: &Place) {
     assert_eq!(api.get("/recipients/agency/a").json()["groupId"], "3");
 }
 
-fn a_repeated_change_of_the_directory_is_none(place: &Place) {
+fn an_equal_change_of_the_directory_makes_no_new_revision(place: &Place) {
     let api = accepting(place);
     for _ in 0..3 {
         api.recipient("admin", "1", "ops", &["PUSH", "SMS"]);
@@ -387,7 +387,7 @@ fn a_repeated_change_of_the_directory_is_none(place: &Place) {
 
 /// If another program reads the queue, only the receipt tells when the message was published, and it expires after a
 /// week.
-fn an_event_that_has_left_stays_so_when_its_receipt_is_forgotten(place: &Place) {
+fn a_published_event_stays_published_after_its_receipt_is_deleted(place: &Place) {
     let api = Api::start_with(place, &[("SEMEL_ROLES", "api,relay")]);
     api.event(&of_restaurant("evt-001", 5));
     let status = || api.show("evt-001")["processedEvent"]["status"].clone();

@@ -126,7 +126,7 @@ fn a_server_dies_with_sqlite_and_rabbitmq() {
 /// Every crash point of messages has a server here that dies at it. Those of jobs, deliveries, webhooks, streams and
 /// embedded queues have their own tests.
 #[test]
-fn no_point_is_left_out() {
+fn every_point_is_covered_by_a_test() {
     let died = [&POINTS[..], &CHUNKS, &FAILURES].concat();
     let named: Vec<&str> = died.iter().map(|point| point.split(':').next().unwrap()).collect();
     let others = ["job.", "deliver.", "deliveries.", "webhooks.", "streams.", "queue."];

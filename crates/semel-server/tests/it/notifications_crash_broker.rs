@@ -77,7 +77,7 @@ fn a_connection_that_is_cut_and_mended_loses_nothing_on_sqlite() {
 
 /// A published message arrives, but its confirm is lost: it is published again, and found in the inbox.
 #[test]
-fn confirmations_that_never_come_lose_nothing_and_double_nothing() {
+fn lost_confirms_neither_lose_nor_duplicate_messages() {
     on_a_wire(&mut Fleet::postgres_rabbitmq(), Flow::Deaf);
 }
 

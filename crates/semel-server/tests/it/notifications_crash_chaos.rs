@@ -18,7 +18,7 @@ use crate::{
 
 on_every_fleet! {
     two_relays_and_four_listeners_are_killed_at_any_moment
-    a_server_that_is_told_to_stop_loses_nothing
+    a_graceful_stop_loses_nothing
     each_role_can_be_stopped_by_itself
 }
 
@@ -63,7 +63,7 @@ fn two_relays_and_four_listeners_are_killed_at_any_moment(fleet: &mut Fleet) {
 }
 
 /// In the middle of traffic, several times: it stops by itself, and the next server continues.
-fn a_server_that_is_told_to_stop_loses_nothing(fleet: &mut Fleet) {
+fn a_graceful_stop_loses_nothing(fleet: &mut Fleet) {
     let api = fleet.start("api", &[]);
     fleet.invite(&api);
     let (events, sent) = (events("e", 200), AtomicBool::new(false));

@@ -10,8 +10,8 @@ use crate::{
 
 on_every_fleet! {
     a_message_delivered_three_times_takes_effect_once
-    a_row_that_is_there_is_skipped_and_the_rest_is_saved
-    the_same_id_with_another_body_is_a_conflict_that_is_kept
+    an_existing_row_is_skipped_and_the_rest_is_stored
+    the_same_id_with_another_body_becomes_a_dead_letter
 }
 
 #[test]
@@ -35,7 +35,7 @@ fn a_message_delivered_three_times_takes_effect_once(fleet: &mut Fleet) {
 }
 
 /// The source's fourth scenario: one of ten rows exists already.
-fn a_row_that_is_there_is_skipped_and_the_rest_is_saved(fleet: &mut Fleet) {
+fn an_existing_row_is_skipped_and_the_rest_is_stored(fleet: &mut Fleet) {
     let api = fleet.start("api", &[]);
     for i in 0..10 {
         fleet.invite_one(&api, 1, &format!("user{i}"), &["PUSH"]);
@@ -58,7 +58,7 @@ fn a_row_that_is_there_is_skipped_and_the_rest_is_saved(fleet: &mut Fleet) {
 }
 
 /// It is neither dropped nor run: a person sees it.
-fn the_same_id_with_another_body_is_a_conflict_that_is_kept(fleet: &mut Fleet) {
+fn the_same_id_with_another_body_becomes_a_dead_letter(fleet: &mut Fleet) {
     let server = fleet.start(ALL, &[]);
     fleet.invite(&server);
     fleet.send(server.address, &events("e", 4));

@@ -52,12 +52,12 @@ fn a_killed_relay(fleet: &mut Fleet) {
 }
 
 #[test]
-fn a_killed_relay_holds_up_its_ordering_key_for_seconds_with_the_embedded_queue() {
+fn a_killed_relay_blocks_its_ordering_key_for_seconds_with_the_embedded_queue() {
     a_killed_relay(&mut Fleet::postgres());
 }
 
 #[test]
-fn a_killed_relay_holds_up_its_ordering_key_for_seconds_with_rabbitmq() {
+fn a_killed_relay_blocks_its_ordering_key_for_seconds_with_rabbitmq() {
     a_killed_relay(&mut Fleet::postgres_rabbitmq());
 }
 

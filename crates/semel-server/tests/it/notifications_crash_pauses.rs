@@ -18,7 +18,7 @@ const LONG: Duration = Duration::from_secs(4);
 const HEARTBEAT: &str = "?heartbeat=1";
 
 /// One is suspended at a point while the other goes on; when it wakes up, its work belongs to the other.
-fn one_stands_still(fleet: &mut Fleet, point: &str) {
+fn one_is_suspended(fleet: &mut Fleet, point: &str) {
     if fleet.rabbitmq.is_some() {
         fleet.broker.push_str(HEARTBEAT);
     }
@@ -55,23 +55,23 @@ macro_rules! with {
             use super::*;
 
             #[test]
-            fn a_relay_that_stands_still_with_rows_publishes_nothing_late() {
-                one_stands_still(&mut Fleet::$fleet(), "relay.taken");
+            fn a_relay_suspended_with_rows_publishes_nothing_late() {
+                one_is_suspended(&mut Fleet::$fleet(), "relay.taken");
             }
 
             #[test]
-            fn a_relay_that_stands_still_before_its_mark_marks_nothing_of_another() {
-                one_stands_still(&mut Fleet::$fleet(), "relay.published");
+            fn a_relay_suspended_before_its_mark_marks_no_row_of_another() {
+                one_is_suspended(&mut Fleet::$fleet(), "relay.published");
             }
 
             #[test]
-            fn a_listener_that_stands_still_before_its_commit_does_nothing_twice() {
-                one_stands_still(&mut Fleet::$fleet(), "consumer.before_commit");
+            fn a_listener_suspended_before_its_commit_has_no_second_effect() {
+                one_is_suspended(&mut Fleet::$fleet(), "consumer.before_commit");
             }
 
             #[test]
-            fn a_listener_that_stands_still_before_its_ack_does_nothing_twice() {
-                one_stands_still(&mut Fleet::$fleet(), "consumer.after_commit");
+            fn a_listener_suspended_before_its_ack_has_no_second_effect() {
+                one_is_suspended(&mut Fleet::$fleet(), "consumer.after_commit");
             }
         })+
     };

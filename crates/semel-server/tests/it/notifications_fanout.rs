@@ -20,14 +20,14 @@ use crate::{
 
 on_both_databases! {
     the_source_document_works
-    a_notification_that_is_there_already_is_skipped
-    users_of_two_kinds_are_two_people
+    an_existing_notification_is_skipped
+    equal_user_ids_of_two_kinds_are_two_users
     an_event_without_recipients_completes_with_none
-    only_those_who_are_named_hear_of_it
-    all_administrators_hear_of_what_names_no_group
-    a_large_audience_goes_in_chunks_and_is_that_of_the_beginning
-    those_who_are_named_go_in_chunks_too
-    a_message_of_another_program_is_heard_once_by_its_event_id
+    only_named_recipients_are_notified
+    an_event_without_a_group_notifies_all_administrators
+    a_chunked_fan_out_keeps_the_recipients_of_its_start
+    named_recipients_are_notified_in_chunks
+    a_message_of_another_program_is_deduplicated_by_its_event_id
     a_malformed_message_is_a_dead_letter
     a_fan_out_that_cannot_continue_is_a_dead_letter_at_once
     notifications_are_listed_and_read
@@ -91,7 +91,7 @@ fn the_source_document_works(place: &Place) {
     assert_eq!(api.notified("evt-001"), expected);
 }
 
-fn a_notification_that_is_there_already_is_skipped(place: &Place) {
+fn an_existing_notification_is_skipped(place: &Place) {
     let api = Api::start(place);
     let users: Vec<_> = (10..20).map(|user| user.to_string()).collect();
     for user in &users {
@@ -113,7 +113,7 @@ fn a_notification_that_is_there_already_is_skipped(place: &Place) {
     assert_eq!(members.map(|member| &after[0][member]), members.map(|member| &before[0][member]));
 }
 
-fn users_of_two_kinds_are_two_people(place: &Place) {
+fn equal_user_ids_of_two_kinds_are_two_users(place: &Place) {
     let rules = "RESTAURANT=restaurant,customer,admin";
     let api = Api::start_with(place, &[("SEMEL_NOTIFICATIONS_ROUTES", rules)]);
     for kind in ["restaurant", "admin", "agency"] {
@@ -142,7 +142,7 @@ fn an_event_without_recipients_completes_with_none(place: &Place) {
     assert!(api.notified("e").is_empty());
 }
 
-fn only_those_who_are_named_hear_of_it(place: &Place) {
+fn only_named_recipients_are_notified(place: &Place) {
     let api = Api::start_with(place, &[("SEMEL_NOTIFICATIONS_ROUTES", "RESTAURANT=restaurant,customer")]);
     for user in ["1", "2", "3"] {
         api.recipient("restaurant", user, "5", &["PUSH"]);
@@ -167,7 +167,7 @@ fn only_those_who_are_named_hear_of_it(place: &Place) {
     assert_eq!(api.post("/events", &event).status, 422, "agencies do not hear of restaurants");
 }
 
-fn all_administrators_hear_of_what_names_no_group(place: &Place) {
+fn an_event_without_a_group_notifies_all_administrators(place: &Place) {
     let api = Api::start(place);
     api.recipient("admin", "1", "ops", &["PUSH"]);
     api.recipient("admin", "2", "sales", &["PUSH"]);
@@ -206,7 +206,7 @@ fn fill(place: &Place, count: usize) -> BTreeSet<String> {
     users.iter().flat_map(|user| ["PUSH", "EMAIL"].map(|channel| format!("restaurant/{user}/{channel}"))).collect()
 }
 
-fn a_large_audience_goes_in_chunks_and_is_that_of_the_beginning(place: &Place) {
+fn a_chunked_fan_out_keeps_the_recipients_of_its_start(place: &Place) {
     let api = Api::start_with(place, &[("SEMEL_ROLES", "api")]);
     let expected = fill(place, 2_500);
     api.event(&of_restaurant("e", 5));
@@ -232,7 +232,7 @@ fn a_large_audience_goes_in_chunks_and_is_that_of_the_beginning(place: &Place) {
     assert_eq!(api.until_heard("f")["kinds"][0]["notifications"], 2 * 2_497 + 1 + 1);
 }
 
-fn those_who_are_named_go_in_chunks_too(place: &Place) {
+fn named_recipients_are_notified_in_chunks(place: &Place) {
     let api = Api::start_with(place, &[("SEMEL_NOTIFICATIONS_CHUNK", "7")]);
     fill(place, 100);
     let mut event = of_restaurant("e", 5);
@@ -245,7 +245,7 @@ fn those_who_are_named_go_in_chunks_too(place: &Place) {
     assert_eq!(api.notified("e"), expected);
 }
 
-fn a_message_of_another_program_is_heard_once_by_its_event_id(place: &Place) {
+fn a_message_of_another_program_is_deduplicated_by_its_event_id(place: &Place) {
     let api = Api::start(place);
     api.recipient("agency", "1", "a", &["SMS"]);
     let body = r#"{"event_id":"x1","event_type":"T","aggregate_type":"AGENCY","recipientType":"BROADCAST","agency_id":"a","payload":{}}"#;

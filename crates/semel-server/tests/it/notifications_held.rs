@@ -18,7 +18,7 @@ use crate::{
 const SOON: Duration = Duration::from_secs(5);
 
 /// Holds a row, and posts the event that needs it repeatedly beside events that do not.
-fn only_its_own_wait(lock: &'static str, held: &str, restaurant: u64) {
+fn only_the_locked_event_is_refused(lock: &'static str, held: &str, restaurant: u64) {
     let place = Place::postgres();
     let api = Api::start(&place);
     api.event(&of_restaurant("first", 5));
@@ -53,13 +53,13 @@ fn only_its_own_wait(lock: &'static str, held: &str, restaurant: u64) {
 }
 
 #[test]
-fn an_aggregate_that_another_transaction_holds_keeps_no_other_waiting() {
-    only_its_own_wait("BEGIN; SELECT last_number FROM semel_outbox_keys FOR UPDATE", "second", 5);
+fn an_aggregate_locked_by_another_transaction_blocks_no_other() {
+    only_the_locked_event_is_refused("BEGIN; SELECT last_number FROM semel_outbox_keys FOR UPDATE", "second", 5);
 }
 
 #[test]
-fn an_event_id_that_another_transaction_holds_keeps_no_other_waiting() {
-    only_its_own_wait(
+fn an_event_id_held_by_another_transaction_blocks_no_other() {
+    only_the_locked_event_is_refused(
         "BEGIN; INSERT INTO semel_operations
              (id, tenant, service, kind, key, fingerprint, state, fence, owner, created_at, claimed_at, settled_at,
               outcome, outcome_kept)

@@ -12,10 +12,10 @@ on_both_databases! {
     a_notification_shows_its_event_and_its_address
     notifications_are_found_by_status_type_user_and_time
     events_are_found_by_aggregate_type_and_time
-    a_page_of_large_payloads_is_short_and_leads_on
-    an_unreadable_row_hides_no_other
-    a_recipient_whose_addresses_cannot_be_read_hides_no_other
-    a_payload_that_some_reader_refuses_reaches_no_page
+    a_page_of_large_payloads_is_short_and_has_a_next_page
+    an_unreadable_row_is_listed_with_all_others
+    a_recipient_with_unreadable_addresses_is_listed_with_all_others
+    a_payload_that_some_json_reader_refuses_is_not_accepted
 }
 
 /// Three events: two of restaurant 5, one of restaurant 6; users 1 and 2 are in 5, user 3 in 6.
@@ -112,7 +112,7 @@ fn events_are_found_by_aggregate_type_and_time(place: &Place) {
     assert!(alone.body.contains("aggregateId needs aggregateType"), "{}", alone.body);
 }
 
-fn a_page_of_large_payloads_is_short_and_leads_on(place: &Place) {
+fn a_page_of_large_payloads_is_short_and_has_a_next_page(place: &Place) {
     let api = Api::start(place);
     api.recipient("restaurant", "1", "5", &["PUSH"]);
     let most = 20;
@@ -131,7 +131,7 @@ fn a_page_of_large_payloads_is_short_and_leads_on(place: &Place) {
     assert_eq!(api.notifications("").len(), most);
 }
 
-fn an_unreadable_row_hides_no_other(place: &Place) {
+fn an_unreadable_row_is_listed_with_all_others(place: &Place) {
     let api = filled(place);
     // A version of the stored form that this program does not know.
     let (bytes, hex) = if place.url.starts_with("sqlite:") { ("x'", "'") } else { ("'\\x", "'::bytea") };
@@ -151,7 +151,7 @@ fn an_unreadable_row_hides_no_other(place: &Place) {
     assert_eq!(alone.json()["id"], "e1");
 }
 
-fn a_recipient_whose_addresses_cannot_be_read_hides_no_other(place: &Place) {
+fn a_recipient_with_unreadable_addresses_is_listed_with_all_others(place: &Place) {
     let api = filled(place);
     let (bytes, hex) = if place.url.starts_with("sqlite:") { ("x'", "'") } else { ("'\\x", "'::bytea") };
     execute(place, &format!("UPDATE notification_recipients SET addresses = {bytes}ff00{hex} WHERE user_id = '1'"));
@@ -172,7 +172,7 @@ fn a_recipient_whose_addresses_cannot_be_read_hides_no_other(place: &Place) {
     assert_eq!(api.get("/recipients/restaurant/1").status, 200);
 }
 
-fn a_payload_that_some_reader_refuses_reaches_no_page(place: &Place) {
+fn a_payload_that_some_json_reader_refuses_is_not_accepted(place: &Place) {
     let api = Api::start(place);
     api.recipient("restaurant", "1", "5", &["PUSH"]);
     let with = |id: &str, payload: &str| {

@@ -18,8 +18,8 @@ use crate::{
 on_both_databases! {
     a_notification_in_the_app_is_sent_by_the_stream
     a_client_that_reconnects_continues_where_it_was
-    a_stream_of_another_node_hears_too
-    a_tenant_has_so_many_streams
+    a_stream_on_another_node_gets_the_notification
+    the_streams_of_a_tenant_are_limited
     streams_end_when_the_server_stops
     a_stream_needs_a_user
 }
@@ -149,7 +149,7 @@ fn a_client_that_reconnects_continues_where_it_was(place: &Place) {
     assert_eq!(whole.next().id, heard[0].id, "0 is the beginning");
 }
 
-fn a_stream_of_another_node_hears_too(place: &Place) {
+fn a_stream_on_another_node_gets_the_notification(place: &Place) {
     let api = with_ana(place, &[]);
     let other = Api::start_with(place, &[("SEMEL_ROLES", "api")]);
     let (mut stream, _) = Stream::open(&other, ANA, None);
@@ -157,7 +157,7 @@ fn a_stream_of_another_node_hears_too(place: &Place) {
     assert_eq!(stream.next().data["eventId"], "e");
 }
 
-fn a_tenant_has_so_many_streams(place: &Place) {
+fn the_streams_of_a_tenant_are_limited(place: &Place) {
     let api = with_ana(place, &[("SEMEL_NOTIFICATIONS_STREAMS", "2")]);
     let first = Stream::open(&api, ANA, None);
     let _second = Stream::open(&api, ANA, None);

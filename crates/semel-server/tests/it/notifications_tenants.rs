@@ -31,7 +31,7 @@ use crate::{
 };
 
 on_both_databases! {
-    tenants_never_meet
+    tenants_are_isolated
 }
 
 async fn ask(app: &Router, who: &str, method: &str, path: &str, body: Value) -> (u16, Value) {
@@ -44,7 +44,7 @@ async fn ask(app: &Router, who: &str, method: &str, path: &str, body: Value) -> 
     (status, serde_json::from_slice(&body).unwrap_or(Value::Null))
 }
 
-fn tenants_never_meet(place: &Place) {
+fn tenants_are_isolated(place: &Place) {
     tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap().block_on(async {
         let database = Database::open(&place.url, Settings::default()).await.unwrap();
         let ledger = Ledger::new(database.clone(), Options::default()).unwrap();

@@ -15,19 +15,19 @@ use crate::{
 
 on_both_databases! {
     a_command_runs_once_and_is_replayed
-    a_misspelt_variable_is_told_of_also_when_quiet
+    a_misspelt_variable_is_reported_even_with_quiet
     output_is_forwarded_as_it_comes
     binary_output_survives
     output_over_a_mebibyte_is_cut_and_marked
-    a_second_call_at_the_same_time_is_told_to_come_later
+    a_second_concurrent_call_exits_with_75
     a_call_that_waits_is_answered_with_the_outcome
-    of_many_at_once_on_a_new_ledger_one_runs
-    a_failing_command_is_retried_as_often_as_it_may
-    a_decision_as_failed_is_told_with_name_and_reason
+    of_many_concurrent_calls_on_a_new_ledger_one_runs
+    a_failing_command_runs_up_to_its_number_of_attempts
+    an_operation_resolved_as_failed_is_shown_with_name_and_reason
     another_command_under_the_same_key_is_refused
-    keys_of_two_scopes_never_meet
+    equal_keys_of_two_scopes_are_independent
     a_command_that_cannot_be_run_leaves_the_key_free
-    a_known_key_is_replayed_whatever_became_of_its_program
+    a_known_key_is_replayed_after_its_program_was_deleted
     a_key_past_its_retention_runs_again
 }
 
@@ -46,7 +46,7 @@ fn a_command_runs_once_and_is_replayed(place: &Place) {
     assert_eq!(place.lines("runs").len(), 1);
 }
 
-fn a_misspelt_variable_is_told_of_also_when_quiet(place: &Place) {
+fn a_misspelt_variable_is_reported_even_with_quiet(place: &Place) {
     let mut command = place.once("k", &[], "true");
     let (code, _, err) = ended(&command.env("SEMEL_DATABSE_URL", "sqlite:elsewhere.db").output().unwrap());
     assert_eq!(code, 0);
@@ -94,7 +94,7 @@ fn output_over_a_mebibyte_is_cut_and_marked(place: &Place) {
     assert_eq!(place.json(["operations", "show", "k", "--json"])["outcome"]["kept"], false);
 }
 
-fn a_second_call_at_the_same_time_is_told_to_come_later(place: &Place) {
+fn a_second_concurrent_call_exits_with_75(place: &Place) {
     let (mut first, _) = place.start_gated("k", &[]);
     let (code, out, err) = place.ends("k", &[], GATED);
     assert_eq!((code, out.as_str()), (75, ""));
@@ -119,7 +119,7 @@ fn a_call_that_waits_is_answered_with_the_outcome(place: &Place) {
     assert_eq!(place.lines("pids").len(), 1);
 }
 
-fn of_many_at_once_on_a_new_ledger_one_runs(place: &Place) {
+fn of_many_concurrent_calls_on_a_new_ledger_one_runs(place: &Place) {
     let script = "echo run >>runs; echo ran";
     let start = |_| {
         let mut command = place.once("k", &["--wait", "20s"], script);
@@ -132,7 +132,7 @@ fn of_many_at_once_on_a_new_ledger_one_runs(place: &Place) {
     assert_eq!(place.lines("runs").len(), 1);
 }
 
-fn a_failing_command_is_retried_as_often_as_it_may(place: &Place) {
+fn a_failing_command_runs_up_to_its_number_of_attempts(place: &Place) {
     let script = "echo run >>runs; [ -e mended ] && echo fine && exit 0; exit 3";
     for attempt in 1..=2 {
         let (code, _, err) = place.ends("k", &["--attempts", "2"], script);
@@ -152,7 +152,7 @@ fn a_failing_command_is_retried_as_often_as_it_may(place: &Place) {
     assert_eq!(place.lines("runs").len(), 3);
 }
 
-fn a_decision_as_failed_is_told_with_name_and_reason(place: &Place) {
+fn an_operation_resolved_as_failed_is_shown_with_name_and_reason(place: &Place) {
     assert_eq!(place.ends("k", &["--attempts", "3"], "exit 3").0, 3);
     place.say(["operations", "resolve", "k", "--as", "failed", "--reason", "not needed any more"]);
     let (code, _, err) = place.ends("k", &["--attempts", "3"], "exit 3");
@@ -171,7 +171,7 @@ fn paste(place: &Place, advice: &str) -> std::process::Output {
 }
 
 #[test]
-fn advice_can_be_pasted_wherever_the_ledger_is() {
+fn suggested_commands_can_be_pasted_for_any_ledger() {
     let place = Place::sqlite();
     std::fs::write(place.path("semel.toml"), "data_dir = \"from a file\"\n").unwrap();
     for ledger in [["--data-dir", "my data"], ["--database-url", "sqlite:other.db"], ["--config", "semel.toml"]] {
@@ -199,7 +199,7 @@ fn another_command_under_the_same_key_is_refused(place: &Place) {
     assert!(err.contains("the key belongs to another command: sh -c 'echo '\\''first one'\\'''"), "{err}");
 }
 
-fn keys_of_two_scopes_never_meet(place: &Place) {
+fn equal_keys_of_two_scopes_are_independent(place: &Place) {
     assert_eq!(place.ends("k", &[], "echo one").1, "one\n");
     assert_eq!(place.ends("k", &["--scope", "cli/other"], "echo two").1, "two\n");
     assert_eq!(place.ends("k", &["--scope", "acme/cli/once"], "echo three").1, "three\n");
@@ -218,7 +218,7 @@ fn a_command_that_cannot_be_run_leaves_the_key_free(place: &Place) {
     assert_eq!(place.ends("k", &[], "exit 127").0, 77);
 }
 
-fn a_known_key_is_replayed_whatever_became_of_its_program(place: &Place) {
+fn a_known_key_is_replayed_after_its_program_was_deleted(place: &Place) {
     let script = place.path("export.sh");
     std::fs::write(&script, "#!/bin/sh\necho exported\n").unwrap();
     std::fs::set_permissions(&script, PermissionsExt::from_mode(0o755)).unwrap();
@@ -240,7 +240,7 @@ fn a_key_past_its_retention_runs_again(place: &Place) {
 }
 
 #[test]
-fn a_reader_that_goes_away_does_not_stop_the_command() {
+fn a_closed_stdout_does_not_stop_the_command() {
     let place = Place::sqlite();
     let (mut process, _) = place.start_gated("k", &[]);
     drop(process.0.stdout.take());
@@ -260,7 +260,7 @@ fn processes_that_outlive_a_command_are_not_waited_for() {
 }
 
 #[test]
-fn output_that_cannot_be_written_is_told_and_can_be_had_again() {
+fn output_that_cannot_be_written_is_reported_and_can_be_replayed() {
     let place = Place::sqlite();
     let mut command = place.once("k", &[], "echo out");
     let output = command.stdout(std::fs::File::create("/dev/full").unwrap()).output().unwrap();
@@ -277,7 +277,7 @@ fn at_home(variables: &[(&str, &str)], arguments: &[&str]) -> Command {
 }
 
 #[test]
-fn without_a_word_about_it_the_ledger_is_in_the_users_own_place() {
+fn the_default_ledger_is_in_the_users_state_directory() {
     let dir = tempfile::TempDir::new().unwrap();
     let home = dir.path().to_str().unwrap();
     let once = ["once", "--key", "k", "--", "echo", "hi"];
@@ -300,7 +300,7 @@ fn without_a_word_about_it_the_ledger_is_in_the_users_own_place() {
 }
 
 #[test]
-fn a_ledger_that_cannot_be_opened_is_told_in_a_line_without_its_password() {
+fn a_ledger_that_cannot_be_opened_is_reported_without_its_password() {
     for url in ["postgres://ana:geheim@127.0.0.1:1/x", "sqlite:/proc/nowhere/semel.db", "mysql://ana:geheim@db/x"] {
         let once = semel().args(["once", "-q", "--database-url", url, "-k", "k", "--", "true"]).output().unwrap();
         assert_eq!(once.status.code(), Some(69), "{url}");
@@ -341,7 +341,7 @@ fn output(mut process: Process) -> std::process::Output {
 }
 
 #[test]
-fn a_wrong_flag_is_told_with_what_would_be_right() {
+fn a_wrong_flag_is_refused_with_its_valid_form() {
     for (flag, value, said) in [
         ("--lease", "banana", "must be a length of time such as 30s, 5m or 1h 30m"),
         ("--wait", "soon", "must be a length of time such as 30s, 5m or 1h 30m"),

@@ -23,12 +23,12 @@ const AT_ONCE: Duration = Duration::from_secs(15);
 const LEASE: &str = "6s";
 
 on_both_databases! {
-    killed_the_command_dies_too_and_the_next_call_takes_over_after_the_lease
-    killed_under_hold_it_is_in_doubt_until_a_person_decides
+    after_a_kill_the_command_ends_and_the_next_call_takes_over_after_the_lease
+    an_operation_killed_under_hold_is_in_doubt_until_a_person_decides
     a_stopped_process_loses_its_lease_and_its_command_before_another_begins
-    a_process_that_was_suspended_has_made_no_attempt
-    asked_to_stop_the_command_may_tidy_up_and_has_failed
-    asked_to_stop_under_hold_it_is_in_doubt
+    a_suspended_process_counts_no_attempt
+    a_command_that_exits_nonzero_after_a_stop_has_failed
+    a_command_stopped_under_hold_is_in_doubt
 }
 
 fn stderr_of(process: &mut Process) -> String {
@@ -37,7 +37,7 @@ fn stderr_of(process: &mut Process) -> String {
     text
 }
 
-fn killed_the_command_dies_too_and_the_next_call_takes_over_after_the_lease(place: &Place) {
+fn after_a_kill_the_command_ends_and_the_next_call_takes_over_after_the_lease(place: &Place) {
     let (mut process, command) = place.start_gated("k", &["--lease", LEASE]);
     process.signal(Signal::KILL);
     process.end();
@@ -53,7 +53,7 @@ fn killed_the_command_dies_too_and_the_next_call_takes_over_after_the_lease(plac
     assert!(story.starts_with("k in default/cli/once: it took effect\n"), "{story}");
 }
 
-fn killed_under_hold_it_is_in_doubt_until_a_person_decides(place: &Place) {
+fn an_operation_killed_under_hold_is_in_doubt_until_a_person_decides(place: &Place) {
     let flags = ["--lease", "3s", "--on-lost", "hold"];
     let hold = &flags[2..];
     let keys = ["done", "again", "never"];
@@ -116,7 +116,7 @@ fn a_stopped_process_loses_its_lease_and_its_command_before_another_begins(place
     assert_eq!(place.lines("pids").len(), 2);
 }
 
-fn a_process_that_was_suspended_has_made_no_attempt(place: &Place) {
+fn a_suspended_process_counts_no_attempt(place: &Place) {
     let (mut stopped, command) = place.start_gated("k", &["--lease", LEASE]);
     stopped.signal(Signal::STOP);
     // The guard ends it after about half of the lease: the time that is left must not matter.
@@ -138,7 +138,7 @@ fn start(place: &Place, command: &mut Command) -> Process {
     process
 }
 
-fn asked_to_stop_the_command_may_tidy_up_and_has_failed(place: &Place) {
+fn a_command_that_exits_nonzero_after_a_stop_has_failed(place: &Place) {
     for (n, signal) in [Signal::TERM, Signal::INT, Signal::HUP].into_iter().enumerate() {
         let mut process = start(place, &mut place.once(&n.to_string(), &[], TIDY));
         process.signal(signal);
@@ -151,7 +151,7 @@ fn asked_to_stop_the_command_may_tidy_up_and_has_failed(place: &Place) {
     assert_eq!(place.lines("runs").len(), 3);
 }
 
-fn asked_to_stop_under_hold_it_is_in_doubt(place: &Place) {
+fn a_command_stopped_under_hold_is_in_doubt(place: &Place) {
     let mut process = start(place, &mut place.once("k", &["--on-lost", "hold"], TIDY));
     process.signal(Signal::TERM);
     assert_eq!(process.end().code(), Some(76));
@@ -163,7 +163,7 @@ fn asked_to_stop_under_hold_it_is_in_doubt(place: &Place) {
 }
 
 #[test]
-fn a_database_that_goes_away_for_long_costs_the_lease_and_kills_the_command() {
+fn a_long_database_outage_loses_the_lease_and_kills_the_command() {
     let mut place = Place::postgres();
     let mut wire = Wire::to_postgres();
     place.url = wire.url(&place.url);
@@ -176,7 +176,7 @@ fn a_database_that_goes_away_for_long_costs_the_lease_and_kills_the_command() {
 }
 
 #[test]
-fn a_database_that_comes_back_in_time_kills_nothing() {
+fn a_short_database_outage_kills_nothing() {
     let mut place = Place::postgres();
     let mut wire = Wire::to_postgres();
     place.url = wire.url(&place.url);
@@ -191,7 +191,7 @@ fn a_database_that_comes_back_in_time_kills_nothing() {
 }
 
 #[test]
-fn a_second_signal_kills_a_command_that_is_deaf() {
+fn a_second_signal_kills_a_command_that_ignores_sigterm() {
     let place = Place::sqlite();
     let script = "trap '' TERM; echo $$ >>pids; while :; do sleep 0.02; done";
     let mut process = start(&place, &mut place.once("k", &[], script));

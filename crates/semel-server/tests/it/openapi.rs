@@ -67,7 +67,7 @@ fn filled(path: &str) -> String {
 }
 
 #[test]
-fn the_openapi_document_is_the_truth() {
+fn the_openapi_document_matches_the_routes() {
     let place = Place::sqlite();
     let source = [("SEMEL_WEBHOOKS_STRIPE_KIND", "stripe"), ("SEMEL_WEBHOOKS_STRIPE_SECRETS", "whsec_test_secret")];
     let api = Api::start_with(&place, &source);

@@ -12,14 +12,14 @@ use crate::{
 
 on_both_databases! {
     a_list_is_newest_first_and_in_pages
-    a_list_holds_only_what_was_asked_for
-    a_table_is_for_people
-    everything_that_is_stored_is_shown
+    a_list_has_only_matching_operations
+    the_table_of_operations_is_aligned_and_names_the_next_page
+    every_stored_field_is_shown
     a_running_or_completed_operation_cannot_be_resolved
     a_purged_key_is_free
-    a_decision_about_a_key_of_another_scope_is_told_which
+    a_decision_on_a_key_of_another_scope_is_refused_with_that_scope
     decisions_are_audited
-    a_sweep_ends_what_was_killed_and_removes_what_is_old
+    a_sweep_ends_killed_runs_and_deletes_expired_operations
     an_unreadable_operation_is_shown_and_can_be_purged
 }
 
@@ -28,7 +28,7 @@ fn keys(listing: &Value) -> Vec<String> {
     items.iter().map(|item| item["key"].as_str().unwrap().to_owned()).collect()
 }
 
-fn a_decision_about_a_key_of_another_scope_is_told_which(place: &Place) {
+fn a_decision_on_a_key_of_another_scope_is_refused_with_that_scope(place: &Place) {
     assert_eq!(place.ends("k", &["--scope", "jobs/export"], "false").0, 1);
     for decision in [&["purge", "k"][..], &["resolve", "k", "--as", "retry"]] {
         let told = |scope: &[&str]| place.run([&["operations"], decision, &["--reason", "r"], scope].concat());
@@ -67,7 +67,7 @@ fn a_list_is_newest_first_and_in_pages(place: &Place) {
     }
 }
 
-fn a_list_holds_only_what_was_asked_for(place: &Place) {
+fn a_list_has_only_matching_operations(place: &Place) {
     assert_eq!(place.ends("good", &[], "true").0, 0);
     assert_eq!(place.ends("bad", &["--scope", "cli/other"], "false").0, 1);
     assert_eq!(place.ends("foreign", &["--scope", "acme/cli/once"], "true").0, 0);
@@ -92,7 +92,7 @@ fn a_list_holds_only_what_was_asked_for(place: &Place) {
     assert_eq!(running.end().code(), Some(0));
 }
 
-fn a_table_is_for_people(place: &Place) {
+fn the_table_of_operations_is_aligned_and_names_the_next_page(place: &Place) {
     assert_eq!(place.ends("other", &[], "true").0, 0, "the ledger is there");
     place.say(["operations", "purge", "other", "--reason", "x"]);
     assert_eq!(place.say(["operations", "list"]), "none\n");
@@ -109,7 +109,7 @@ fn a_table_is_for_people(place: &Place) {
     assert!(table.lines().last().unwrap().starts_with("There are more: --cursor "), "{table}");
 }
 
-fn everything_that_is_stored_is_shown(place: &Place) {
+fn every_stored_field_is_shown(place: &Place) {
     assert_eq!(place.ends("k", &["--retention", "1d"], "echo hi").0, 0);
     let shown = place.json(["operations", "show", "k", "--json"]);
     let expected = json!({
@@ -179,7 +179,7 @@ fn decisions_are_audited(place: &Place) {
     assert!(before.iter().all(|before| before.contains("\"key\":\"k\"")), "{before:?}");
 }
 
-fn a_sweep_ends_what_was_killed_and_removes_what_is_old(place: &Place) {
+fn a_sweep_ends_killed_runs_and_deletes_expired_operations(place: &Place) {
     assert_eq!(place.ends("old", &["--retention", "1s"], "true").0, 0);
     let (mut process, command) = place.start_gated("k", &["--lease", "1s"]);
     process.signal(Signal::KILL);

@@ -24,7 +24,7 @@ fn lines(place: &Place, from: usize) -> Vec<String> {
 }
 
 #[test]
-fn while_the_database_is_away_the_log_says_so_once_and_once_when_it_is_back() {
+fn a_database_outage_is_logged_once_at_its_start_and_once_at_its_end() {
     let postgres = Postgres::start("");
     let place = Place::at(postgres.url());
     let mut serve: Command = command(&place, ALL, &[("SEMEL_SWEEP_EVERY", "500ms"), ("SEMEL_MESSAGES_POLL", "200ms")]);

@@ -19,7 +19,7 @@ on_both_databases! {
     waiting_messages_are_listed_oldest_first_by_state_and_topic
     a_message_that_cannot_be_read_is_listed_as_such
     readiness_reports_messages_that_this_node_postpones
-    the_summary_counts_by_state_and_tells_the_age
+    the_summary_has_counts_by_state_and_the_oldest_age
     a_parked_message_can_be_redriven
     a_parked_message_can_be_skipped_only_with_a_reason
     a_message_that_is_not_held_is_neither_redriven_nor_skipped
@@ -110,7 +110,7 @@ fn readiness_reports_messages_that_this_node_postpones(place: &Place) {
     assert_eq!(states(&server), ["waiting", "waiting"]);
 }
 
-fn the_summary_counts_by_state_and_tells_the_age(place: &Place) {
+fn the_summary_has_counts_by_state_and_the_oldest_age(place: &Place) {
     let (desk, server) = (Desk::at(place), serve(place, ROLES, &[]));
     let none = json!({ "ready": 0, "waiting": 0, "blocked": 0, "unroutable": 0, "parked": 0 });
     let empty = shown(&server, "/outbox/summary");

@@ -17,9 +17,9 @@ on_both_databases! {
     the_whole_source_document_works
     a_repeat_shows_the_entity_as_it_is_now
     another_body_under_the_key_changes_nothing
-    strictness_can_be_asked_for_by_request
-    strictness_can_be_asked_for_by_configuration
-    a_slip_in_the_query_of_a_change_is_refused
+    strictness_can_be_requested_in_the_query
+    strictness_can_be_configured
+    an_invalid_query_of_a_change_is_refused
     a_refused_request_does_not_use_up_its_key
     a_key_is_per_kind_of_operation
     a_key_belongs_to_one_proposal
@@ -236,7 +236,7 @@ fn another_body_under_the_key_changes_nothing(place: &Place) {
     assert_eq!((other.status, mismatched(&other), &other.json()["versao"]), (200, true, &json!(2)));
 }
 
-fn strictness_can_be_asked_for_by_request(place: &Place) {
+fn strictness_can_be_requested_in_the_query(place: &Place) {
     let api = Api::start(place);
     let (body, other) = (r#"{"nome":"Ana","email":"ana@example.com"}"#, r#"{"nome":"Bia","email":"ana@example.com"}"#);
     assert_eq!(api.post("/clientes", Some("c"), body).status, 201);
@@ -260,7 +260,7 @@ fn strictness_can_be_asked_for_by_request(place: &Place) {
     assert!(mismatched(&api.post("/clientes", Some("d"), other)));
 }
 
-fn strictness_can_be_asked_for_by_configuration(place: &Place) {
+fn strictness_can_be_configured(place: &Place) {
     let api = Api::start_with(place, &[("SEMEL_PROPOSALS_ESTRITO", "true")]);
     assert_eq!(api.post("/clientes", Some("c"), r#"{"nome":"Ana","email":"ana@example.com"}"#).status, 201);
     let other = r#"{"nome":"Bia","email":"bia@example.com"}"#;
@@ -268,7 +268,7 @@ fn strictness_can_be_asked_for_by_configuration(place: &Place) {
     assert_eq!(api.post("/clientes?estrito=false", Some("c"), other).problem(), "payload-mismatch");
 }
 
-fn a_slip_in_the_query_of_a_change_is_refused(place: &Place) {
+fn an_invalid_query_of_a_change_is_refused(place: &Place) {
     let api = Api::start(place);
     let body = r#"{"nome":"Ana","email":"ana@example.com"}"#;
     for key in [None, Some("c")] {

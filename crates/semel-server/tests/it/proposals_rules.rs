@@ -8,13 +8,13 @@ use crate::{
 };
 
 on_both_databases! {
-    every_wrong_field_is_told_at_once
+    every_wrong_field_is_reported_at_once
     fields_have_their_limits
     bodies_have_their_limits
     an_email_belongs_to_one_client
     money_is_exact
     a_client_can_be_changed
-    states_change_only_as_they_may
+    only_allowed_state_changes_are_made
     a_change_needs_the_present_version
     of_two_changes_at_once_one_wins
     a_missing_entity_is_reported
@@ -28,7 +28,7 @@ fn wrong(problem: &Value) -> Vec<&str> {
     problem["errors"].as_array().unwrap().iter().map(|error| error["field"].as_str().unwrap()).collect()
 }
 
-fn every_wrong_field_is_told_at_once(place: &Place) {
+fn every_wrong_field_is_reported_at_once(place: &Place) {
     let api = Api::start(place);
     let refused =
         api.post("/clientes", None, r#"{"nome":"","email":"x","documento":"123456789012345678901","nmoe":1}"#);
@@ -156,7 +156,7 @@ fn a_client_can_be_changed(place: &Place) {
     api.cliente("ana@example.com");
 }
 
-fn states_change_only_as_they_may(place: &Place) {
+fn only_allowed_state_changes_are_made(place: &Place) {
     let api = Api::start(place);
     // The actions that lead to a state, and the actions that it allows.
     type Allowed = &'static [(&'static str, &'static str)];

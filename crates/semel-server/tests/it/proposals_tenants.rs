@@ -27,8 +27,8 @@ use tower::ServiceExt as _;
 use crate::place::{Place, on_both_databases};
 
 on_both_databases! {
-    tenants_never_meet
-    the_history_tells_who
+    tenants_are_isolated
+    the_history_shows_the_user_of_each_change
 }
 
 /// Trusts the header `x-who: tenant/subject`.
@@ -77,7 +77,7 @@ fn run(work: impl Future<Output = ()>) {
     tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap().block_on(work);
 }
 
-fn tenants_never_meet(place: &Place) {
+fn tenants_are_isolated(place: &Place) {
     run(async {
         let asks = Asks::new(place).await;
         let cliente = json!({ "nome": "Ana", "email": "ana@example.com" });
@@ -106,7 +106,7 @@ fn tenants_never_meet(place: &Place) {
     });
 }
 
-fn the_history_tells_who(place: &Place) {
+fn the_history_shows_the_user_of_each_change(place: &Place) {
     run(async {
         let asks = Asks::new(place).await;
         let (_, cliente) =

@@ -97,7 +97,7 @@ fn serve_read_only(way: &[&str], mounted: &Path, data_dir: &Path) -> Output {
 }
 
 #[test]
-fn a_directory_that_is_mounted_read_only_is_named_with_what_to_do() {
+fn a_read_only_mount_is_reported_with_the_remedy() {
     let place = Place::sqlite();
     let dir = place.dir.path();
     let way = own_mounts(dir);
@@ -205,7 +205,7 @@ fn on_few_connections() -> (Postgres, Place, Server) {
 }
 
 #[test]
-fn a_node_that_is_allowed_few_connections_says_so_at_the_start() {
+fn a_node_with_too_few_allowed_connections_logs_it_at_the_start() {
     let (_postgres, place, _server) = on_few_connections();
     let warning = "WARN semel_store::postgres::schema: PostgreSQL allows fewer connections than this node may use";
     let lines = log(&place);
@@ -285,7 +285,7 @@ fn after_a_server_and_a_command_have_ended_the_file_alone_is_the_database() {
 }
 
 #[test]
-fn a_clock_that_was_ahead_is_told_of_and_a_person_can_set_it_back() {
+fn a_clock_that_was_ahead_is_reported_and_can_be_repaired() {
     let place = Place::sqlite();
     place.say(["once", "--key", "k", "--", "true"]);
     let runtime = tokio::runtime::Runtime::new().unwrap();

@@ -112,7 +112,7 @@ fn serve(settings: &[(&str, &str)]) -> Server {
 const SMALL: [(&str, &str); 1] = [("SEMEL_HTTP_BODY_BUDGET", "32MiB")];
 
 #[test]
-fn events_that_are_announced_and_do_not_come_hold_up_no_other() {
+fn announced_bodies_that_never_arrive_delay_no_other_request() {
     let server = serve(&[]);
     let head = "POST /events HTTP/1.1\r\nhost: localhost\r\n";
     // Bodies of the longest accepted length, and more of them than there is room for.

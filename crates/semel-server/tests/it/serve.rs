@@ -26,7 +26,7 @@ use tokio::{net::TcpListener, sync::Semaphore};
 use crate::support::{Answer, SOON, Server, eventually, semel, send, stderr};
 
 #[test]
-fn the_server_says_where_it_listens_and_where_the_data_is() {
+fn the_server_prints_its_address_and_its_data_directory() {
     let mut command = semel();
     command.args(["serve", "--listen", "localhost:0", "--data-dir", "there"]);
     command.args(["--broker-url", "amqp://ana:geheim@mq/%2f"]);
@@ -41,7 +41,7 @@ fn the_server_says_where_it_listens_and_where_the_data_is() {
 }
 
 #[test]
-fn a_living_server_is_healthy_and_ready() {
+fn a_running_server_is_healthy_and_ready() {
     let server = Server::start();
     let health = server.get("/healthz");
     assert_eq!((health.status, health.json()), (200, serde_json::json!({ "status": "ok" })));
@@ -97,7 +97,7 @@ fn a_foreign_host_or_origin_reaches_no_route() {
 }
 
 #[test]
-fn a_port_in_use_is_told_in_one_line() {
+fn a_port_in_use_is_reported_in_one_line() {
     let first = Server::start();
     let address = first.address.to_string();
     let second = semel().args(["serve", "--listen", &address]).output().unwrap();
@@ -178,7 +178,7 @@ async fn requests_in_flight_are_answered_before_the_server_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_second_signal_ends_the_server_whatever_is_in_flight() {
+async fn a_second_signal_ends_the_server_with_requests_in_flight() {
     let slow = Slow::start(Duration::from_secs(3600)).await;
     let _connection = slow.request().await;
     slow.stop.ask();
@@ -187,7 +187,7 @@ async fn a_second_signal_ends_the_server_whatever_is_in_flight() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_second_signal_cuts_nothing_off_where_nothing_is_in_flight() {
+async fn a_second_signal_without_requests_in_flight_is_a_clean_stop() {
     // Repeated: `select!` may choose either of two ready branches.
     for _ in 0..20 {
         let idle = Slow::start(Duration::from_secs(3600)).await;
@@ -207,7 +207,7 @@ async fn a_second_signal_cuts_nothing_off_where_nothing_is_in_flight() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_in_flight_are_waited_for_only_so_long() {
+async fn requests_in_flight_are_cut_off_after_the_drain_time() {
     let slow = Slow::start(Duration::from_millis(10)).await;
     let _connection = slow.request().await;
     slow.stop.ask();
@@ -260,7 +260,7 @@ async fn a_node_without_its_database_lives_but_is_not_ready() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_database_that_does_not_answer_is_not_waited_for() {
+async fn a_readiness_check_that_hangs_is_answered_503() {
     struct Hangs;
     impl Readiness for Hangs {
         fn check(&self) -> BoxFuture<'_, Report> {
@@ -273,7 +273,7 @@ async fn a_database_that_does_not_answer_is_not_waited_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_handler_that_panics_is_answered_for() {
+async fn a_handler_that_panics_is_answered_500() {
     async fn panics() -> &'static str {
         panic!("on purpose")
     }
@@ -285,7 +285,7 @@ async fn a_handler_that_panics_is_answered_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_handler_knows_who_is_asking_and_reads_no_endless_body() {
+async fn a_handler_gets_the_principal_and_bodies_up_to_the_limit() {
     let routes = Router::new()
         .route("/who", get(async |who: Principal| format!("{}/{}", who.tenant, who.subject)))
         .route("/size", post(async |body: Result<Bytes, BytesRejection>| Ok::<_, Problem>(body?.len().to_string())));
@@ -298,7 +298,7 @@ async fn a_handler_knows_who_is_asking_and_reads_no_endless_body() {
 }
 
 #[test]
-fn a_data_directory_that_cannot_be_is_told_with_what_to_do() {
+fn an_impossible_data_directory_is_reported_with_the_remedy() {
     let dir = tempfile::TempDir::new().unwrap();
     std::fs::write(dir.path().join("afile"), "").unwrap();
     for (named, said) in [
@@ -321,7 +321,7 @@ fn a_data_directory_that_cannot_be_is_told_with_what_to_do() {
 
 /// The driver appends the line of the server's source code, which is useless to readers.
 #[test]
-fn an_error_of_postgresql_at_the_start_ends_with_the_servers_own_words() {
+fn a_postgresql_error_at_the_start_is_shown_without_source_lines() {
     let server = crate::place::server();
     let (server, _) = server.rsplit_once('/').unwrap();
     let mut command = semel();

@@ -51,7 +51,7 @@ pub(crate) fn log(place: &Place) -> String {
 }
 
 #[test]
-fn a_log_that_cannot_be_written_costs_no_answer_no_task_and_no_clean_end() {
+fn a_server_works_and_stops_cleanly_without_a_writable_log() {
     for stderr in deaf() {
         let place = Place::sqlite();
         // At the most verbose level, each task writes to the log sooner or later.

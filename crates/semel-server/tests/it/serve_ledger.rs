@@ -26,7 +26,7 @@ fn a_server_whose_database_goes_away_is_not_ready_until_it_is_back() {
 }
 
 #[test]
-fn a_database_that_cannot_be_opened_is_told_in_one_line() {
+fn a_database_that_cannot_be_opened_is_reported_in_one_line() {
     let url = "postgres://ana:geheim@127.0.0.1:1/x";
     let output = semel().args(["serve", "--listen", "127.0.0.1:0", "--database-url", url]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));

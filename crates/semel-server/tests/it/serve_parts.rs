@@ -43,7 +43,7 @@ fn a_server_ends_if_a_consumer_dies() {
 }
 
 #[test]
-fn words_about_messages_that_were_lost_are_said_again() {
+fn a_message_whose_acknowledgement_panicked_is_redelivered() {
     let place = Place::sqlite();
     let server = Server::start_with(&mut breaking(&place, "queue.said", &SOON_AGAIN));
     assert_eq!(post(&server, "/events", &of_restaurant("e1", 5).to_string()).status, 202);
@@ -52,7 +52,7 @@ fn words_about_messages_that_were_lost_are_said_again() {
 }
 
 #[test]
-fn a_batch_of_events_that_breaks_does_not_close_the_way_in() {
+fn a_batch_of_events_that_panics_does_not_stop_later_ones() {
     let place = Place::sqlite();
     let server = Server::start_with(&mut breaking(&place, "events.stored", &[]));
     let event = of_restaurant("e1", 5).to_string();

@@ -19,17 +19,17 @@ use crate::{
 
 on_both_databases! {
     a_new_event_is_processed_and_each_repeat_is_skipped
-    a_second_function_gets_skipped
-    each_function_takes_effect_by_itself_where_that_is_asked_for
+    an_event_sent_to_a_second_function_is_skipped
+    each_function_takes_effect_separately_if_configured
     an_event_is_accepted_as_soon_as_it_is_stored
-    an_event_in_work_is_rejected
+    a_delivery_of_a_running_event_is_rejected
     newer_data_is_processed_and_older_is_not
     newer_data_waits_for_the_older_that_runs
     a_changed_delivery_count_is_no_conflict
     a_stop_waits_for_the_run
-    a_stop_puts_back_what_takes_too_long
+    a_stop_releases_events_that_exceed_its_grace
     a_forwarded_event_has_all_that_the_endpoint_needs
-    two_sources_share_no_ids
+    equal_ids_of_two_sources_are_two_events
     an_archived_event_is_still_known
 }
 
@@ -57,7 +57,7 @@ fn a_new_event_is_processed_and_each_repeat_is_skipped(place: &Place) {
     eventually(SOON, "repeats are counted", || counted(place, "replay") == 3);
 }
 
-fn a_second_function_gets_skipped(place: &Place) {
+fn an_event_sent_to_a_second_function_is_skipped(place: &Place) {
     let server = start(place, &[]);
     let paid = event("evt_1", 1_700_000_000, "a");
     assert_eq!(status(&deliver_to(&server, "/webhooks/stripe/connect", &paid)), "processed");
@@ -66,7 +66,7 @@ fn a_second_function_gets_skipped(place: &Place) {
     assert_eq!(stored(place, "stripe", "evt_1").unwrap().labels.0[1].as_deref(), Some("connect"));
 }
 
-fn each_function_takes_effect_by_itself_where_that_is_asked_for(place: &Place) {
+fn each_function_takes_effect_separately_if_configured(place: &Place) {
     let variables =
         [("SEMEL_WEBHOOKS_STRIPE_DEDUP_PER_FUNCTION", "true"), ("SEMEL_WEBHOOKS_STRIPE_FUNCTIONS", "connect,billing")];
     let server = start(place, &variables);
@@ -92,7 +92,7 @@ fn an_event_is_accepted_as_soon_as_it_is_stored(place: &Place) {
     assert_eq!(status(&deliver(&server, &paid)), "skipped");
 }
 
-fn an_event_in_work_is_rejected(place: &Place) {
+fn a_delivery_of_a_running_event_is_rejected(place: &Place) {
     let endpoint = Endpoint::that([Does::Waits]);
     let server = start(place, &[("SEMEL_WEBHOOKS_STRIPE_HANDLERS", &forward(&endpoint.url()))]);
     let paid = event("evt_1", 1_700_000_000, "a");
@@ -179,7 +179,7 @@ fn a_stop_waits_for_the_run(place: &Place) {
     assert_eq!(stored(place, "stripe", "evt_1").unwrap().state, State::Completed);
 }
 
-fn a_stop_puts_back_what_takes_too_long(place: &Place) {
+fn a_stop_releases_events_that_exceed_its_grace(place: &Place) {
     let endpoint = Endpoint::that([Does::Hangs]);
     let url = forward(&endpoint.url());
     let variables = [("SEMEL_WEBHOOKS_STRIPE_ASYNC", "true"), ("SEMEL_WEBHOOKS_STRIPE_HANDLERS", url.as_str())];
@@ -219,7 +219,7 @@ fn a_forwarded_event_has_all_that_the_endpoint_needs(place: &Place) {
     assert_eq!(outbox(place), ["elsewhere"]);
 }
 
-fn two_sources_share_no_ids(place: &Place) {
+fn equal_ids_of_two_sources_are_two_events(place: &Place) {
     let other = [("SEMEL_WEBHOOKS_OTHER_KIND", "stripe"), ("SEMEL_WEBHOOKS_OTHER_SECRETS", crate::hooks::SECRET)];
     let server = start(place, &other);
     let paid = event("evt_1", 1_700_000_000, "a");

@@ -47,7 +47,7 @@ fn a_source_needs_a_kind_and_a_secret_and_the_rest_has_defaults() {
 }
 
 #[test]
-fn all_that_a_source_can_say_is_read_and_shown() {
+fn every_setting_of_a_source_is_read_and_shown() {
     let text = "
         [webhooks.my-shop]
         kind = 'hmac'
@@ -95,7 +95,7 @@ fn all_that_a_source_can_say_is_read_and_shown() {
 }
 
 #[test]
-fn a_source_that_would_let_anything_pass_keeps_the_server_from_starting() {
+fn a_source_with_unsafe_settings_prevents_the_start() {
     for (field, told) in [
         ("secrets = []", "secrets (semel.toml, line 3): must have at least one secret"),
         ("secrets = ['']", "secrets (semel.toml, line 3): must not be empty"),
@@ -159,7 +159,7 @@ fn no_server_starts_with_a_secret_that_is_easy_to_guess() {
 }
 
 #[test]
-fn a_variable_that_is_not_set_hides_no_other_mistake_and_makes_none_up() {
+fn a_missing_variable_is_reported_once_beside_all_other_mistakes() {
     for secrets in ["['${NO_SUCH_VARIABLE}']", "['${NO_SUCH_VARIABLE}', 'long enough']", "'${NO_SUCH_VARIABLE}'"] {
         let told = mistakes(&format!("[webhooks.s]\nkind = 'stripe'\nsecrets = {secrets}\n"));
         let said = "webhooks.s.secrets (semel.toml, line 3): the environment variable NO_SUCH_VARIABLE is not set: set it \
@@ -175,7 +175,7 @@ fn a_variable_that_is_not_set_hides_no_other_mistake_and_makes_none_up() {
 }
 
 #[test]
-fn every_mistake_of_every_source_is_told_at_once() {
+fn every_mistake_of_every_source_is_reported_at_once() {
     let text = "
 [webhooks.Shop]
 kind = 'stripe'
@@ -236,7 +236,7 @@ handlers = ['*=outbox']
 }
 
 #[test]
-fn a_handler_that_the_program_does_not_have_keeps_it_from_starting() {
+fn an_unknown_handler_prevents_the_start() {
     let text = "[webhooks.s]\nkind = 'stripe'\nsecrets = ['geheim-geheim']\nhandlers = ['*=handler:mine']\n";
     let started = run(text, &["serve", "--listen", "127.0.0.1:0"], &[]);
     assert!(!started.status.success());

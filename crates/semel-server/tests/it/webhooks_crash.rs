@@ -28,7 +28,7 @@ use crate::{
 pub(crate) const LEASE: (&str, &str) = ("SEMEL_WEBHOOKS_STRIPE_LEASE", "1s");
 pub(crate) const BACKOFF: (&str, &str) = ("SEMEL_WEBHOOKS_STRIPE_BACKOFF", "1ms");
 
-/// Starts a server that dies, or stands still, at a point.
+/// Starts a server that dies, or is suspended, at a point.
 pub(crate) fn start_dying(place: &Place, roles: &str, point: &str, variables: &[(&str, &str)]) -> Server {
     let _ = std::fs::remove_file(place.path("points"));
     let mut command = command(place, roles, variables);
@@ -158,7 +158,7 @@ fn at_each<P: Copy + Send + Sync>(points: &[P], place: fn() -> Place, dies: fn(&
 
 /// The body was claimed before the lost run, or the server died before it could complete that claim. It still belongs
 /// to that event only.
-fn an_event_that_was_lost_owns_its_bytes(place: &Place, point: &str) {
+fn an_event_whose_run_was_lost_keeps_its_body(place: &Place, point: &str) {
     let endpoint = Endpoint::that([]);
     let url = forward(&endpoint.url());
     let variables = [
@@ -230,9 +230,9 @@ macro_rules! on {
             }
 
             #[test]
-            fn a_server_dies_with_bytes_that_are_a_second_key() {
+            fn a_server_dies_while_its_event_has_claimed_its_body() {
                 for point in ["webhooks.after_effect", "settle.before"] {
-                    an_event_that_was_lost_owns_its_bytes(&Place::$database(), point);
+                    an_event_whose_run_was_lost_keeps_its_body(&Place::$database(), point);
                 }
             }
 
@@ -250,7 +250,7 @@ on!(sqlite postgres);
 
 /// Every crash point of webhooks has a server in these tests that dies at it.
 #[test]
-fn no_point_is_left_out() {
+fn every_point_is_covered_by_a_test() {
     let of_webhooks = semel::crash::SERVER_POINTS.iter().filter(|point| point.starts_with("webhooks."));
     let forwarding: Vec<_> = FORWARDING.iter().map(|(point, _)| *point).collect();
     let missing: Vec<_> = of_webhooks.filter(|p| !PUBLISHING.contains(p) || !forwarding.contains(p)).collect();
@@ -259,7 +259,7 @@ fn no_point_is_left_out() {
 
 /// A conflict is durable before it is answered; its counter is not, and may be lost with the server.
 #[test]
-fn a_conflict_that_was_answered_is_counted_whatever_dies() {
+fn an_answered_conflict_is_counted_after_the_server_dies() {
     for place in [Place::sqlite(), Place::postgres()] {
         let mut server = start_dying(&place, "api", "repeats.before", &[]);
         assert_eq!(status(&deliver(&server, &event("evt_1", 1_700_000_000, "a"))), "processed");

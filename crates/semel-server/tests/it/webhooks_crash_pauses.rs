@@ -17,7 +17,7 @@ use crate::{
 };
 
 on_both_databases! {
-    a_worker_that_stands_still_with_an_event_in_hand_does_nothing_late
+    a_worker_suspended_with_a_claimed_event_writes_nothing_late
     a_server_suspended_in_a_call_completes_nothing_late
     a_server_suspended_after_a_call_completes_nothing_late
     a_server_suspended_before_its_run_publishes_nothing_late
@@ -90,7 +90,7 @@ fn publishes_nothing_late(place: &Place, point: &str) {
 
 /// The worker is suspended past its lease, after it has claimed the event and after it has called its endpoint. Another
 /// worker runs the event; the first continues, and its writes are refused.
-fn a_worker_that_stands_still_with_an_event_in_hand_does_nothing_late(place: &Place) {
+fn a_worker_suspended_with_a_claimed_event_writes_nothing_late(place: &Place) {
     for (n, (point, calls)) in [("take.after", 1), ("webhooks.after_effect", 2)].into_iter().enumerate() {
         let id = format!("evt_{n}");
         let (broken, endpoint) = (Endpoint::that([Does::Answers(500)]), Endpoint::that([]));

@@ -23,12 +23,12 @@ use crate::{
 const MANY_CRASHES: (&str, &str) = ("SEMEL_WEBHOOKS_STRIPE_MAX_CRASHES", "20");
 
 on_both_databases! {
-    a_worker_that_is_killed_with_an_event_in_hand_leaves_it_to_the_next
-    a_worker_that_is_killed_after_the_commit_has_done_its_work
+    a_claimed_event_of_a_killed_worker_is_run_by_the_next_worker
+    an_event_whose_worker_is_killed_after_the_commit_is_not_run_again
     a_failing_event_runs_three_times_without_a_redelivery
     an_event_that_kills_its_process_is_parked_after_five_crashes
-    an_endpoint_is_left_alone_for_as_long_as_it_asks
-    newer_data_survives_the_crash_of_what_it_waits_for
+    the_retry_after_of_an_endpoint_is_respected
+    newer_data_survives_the_crash_of_the_older_run
     a_stop_in_the_middle_of_deliveries_loses_none_and_repeats_none
 }
 
@@ -56,7 +56,7 @@ fn a_failing_event_runs_three_times_without_a_redelivery(place: &Place) {
     assert_eq!(status(&deliver(&server, &paid)), "skipped");
 }
 
-/// With the defaults: five crashes, whatever max_attempts is.
+/// With the defaults: five crashes, independent of max_attempts.
 fn an_event_that_kills_its_process_is_parked_after_five_crashes(place: &Place) {
     let (variables, point) = ([LEASE, BACKOFF], "webhooks.after_effect");
     let paid = event("evt_1", 1_700_000_000, "a");
@@ -92,7 +92,7 @@ fn one_is_due(place: &Place) {
 }
 
 /// Killed at each step from the claim to the commit: the next worker runs the event, and it takes effect once.
-fn a_worker_that_is_killed_with_an_event_in_hand_leaves_it_to_the_next(place: &Place) {
+fn a_claimed_event_of_a_killed_worker_is_run_by_the_next_worker(place: &Place) {
     one_is_due(place);
     for point in [
         "take.before",
@@ -114,7 +114,7 @@ fn a_worker_that_is_killed_with_an_event_in_hand_leaves_it_to_the_next(place: &P
 }
 
 /// The same after the commit: nothing is left to do.
-fn a_worker_that_is_killed_after_the_commit_has_done_its_work(place: &Place) {
+fn an_event_whose_worker_is_killed_after_the_commit_is_not_run_again(place: &Place) {
     one_is_due(place);
     let mut worker = start_dying(place, "worker,sweeper", "atomic.after_commit", &[LEASE, BACKOFF]);
     died_at(place, "atomic.after_commit", &mut worker);
@@ -126,7 +126,7 @@ fn a_worker_that_is_killed_after_the_commit_has_done_its_work(place: &Place) {
 }
 
 /// Longer than our own backoff. Only a redelivery comes sooner.
-fn an_endpoint_is_left_alone_for_as_long_as_it_asks(place: &Place) {
+fn the_retry_after_of_an_endpoint_is_respected(place: &Place) {
     const ASKED: u64 = 100;
     let asks = [409, 425, 429].map(|status| Does::AsksFor(ASKED, status));
     let endpoint = Endpoint::that(asks);
@@ -144,7 +144,7 @@ fn an_endpoint_is_left_alone_for_as_long_as_it_asks(place: &Place) {
     assert_eq!(endpoint.calls().len(), asks.len() + 1);
 }
 
-fn newer_data_survives_the_crash_of_what_it_waits_for(place: &Place) {
+fn newer_data_survives_the_crash_of_the_older_run(place: &Place) {
     let endpoint = Endpoint::that([Does::Hangs]);
     let url = forward(&endpoint.url());
     let variables = [LEASE, BACKOFF, ("SEMEL_WEBHOOKS_STRIPE_HANDLERS", url.as_str())];

@@ -23,9 +23,9 @@ on_both_databases! {
     heavy_a_hundred_deliveries_of_one_event_over_two_processes_are_forwarded_once
     heavy_the_same_bytes_under_fifty_ids_at_once_are_published_once
     heavy_the_same_bytes_under_fifty_ids_at_once_are_forwarded_once
-    heavy_the_newest_of_many_at_once_has_the_last_word
+    heavy_the_newest_of_many_concurrent_deliveries_runs_last
     exhausted_events_do_not_block_others
-    a_source_that_is_busy_does_not_keep_others_from_running
+    a_busy_source_blocks_no_other
 }
 
 /// A signed delivery: where it goes, its headers, its body.
@@ -136,8 +136,8 @@ fn heavy_the_same_bytes_under_fifty_ids_at_once_are_forwarded_once(place: &Place
     all_are_copies_of_one(place, 50);
 }
 
-/// In whatever order they arrive, an older one never runs after a newer one, and the newest runs.
-fn heavy_the_newest_of_many_at_once_has_the_last_word(place: &Place) {
+/// In any order of arrival, an older one never runs after a newer one, and the newest runs.
+fn heavy_the_newest_of_many_concurrent_deliveries_runs_last(place: &Place) {
     const N: usize = 40;
     let endpoint = Endpoint::that([]);
     let url = forward(&endpoint.url());
@@ -187,7 +187,7 @@ fn exhausted_events_do_not_block_others(place: &Place) {
 }
 
 /// A source with a slow endpoint and more due than it has seats, and another one with little.
-fn a_source_that_is_busy_does_not_keep_others_from_running(place: &Place) {
+fn a_busy_source_blocks_no_other(place: &Place) {
     const DUE: usize = 40;
     let (slow, quick) = (Endpoint::that([Does::Waits; DUE]), Endpoint::that([Does::Answers(500)]));
     let (to_slow, to_quick) = (forward(&slow.url()), forward(&quick.url()));

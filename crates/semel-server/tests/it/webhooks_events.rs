@@ -15,14 +15,14 @@ use crate::{
 
 on_both_databases! {
     an_event_is_shown_with_every_column_of_the_source
-    every_attempt_is_told
-    newer_data_that_waits_is_told
+    every_attempt_is_shown
+    waiting_newer_data_is_shown
     events_are_found_by_their_columns
     a_wrong_filter_is_refused
     an_archived_event_can_be_looked_up
     each_function_has_its_own_event_where_it_is_so_configured
     the_openapi_document_names_every_member
-    an_event_that_cannot_be_read_hides_no_other
+    an_unreadable_event_is_listed_with_all_others
 }
 
 /// The columns of the source document.
@@ -96,7 +96,7 @@ fn an_event_is_shown_with_every_column_of_the_source(place: &Place) {
     assert_eq!(server.get("/webhooks/stripe/events/evt_1?functoin=connect").problem(), "invalid-query");
 }
 
-fn every_attempt_is_told(place: &Place) {
+fn every_attempt_is_shown(place: &Place) {
     let endpoint = Endpoint::that([Does::Answers(500), Does::Answers(429), Does::Cuts]);
     let server = start(place, &[("SEMEL_WEBHOOKS_STRIPE_HANDLERS", &forward(&endpoint.url()))]);
     let paid = event("evt_1", 1_700_000_000, "a");
@@ -121,7 +121,7 @@ fn every_attempt_is_told(place: &Place) {
     assert_eq!(told["processing_result"], json!({ "result": "forwarded", "status": 202 }));
 }
 
-fn newer_data_that_waits_is_told(place: &Place) {
+fn waiting_newer_data_is_shown(place: &Place) {
     let endpoint = Endpoint::that([Does::Waits]);
     let server = start(place, &[("SEMEL_WEBHOOKS_STRIPE_HANDLERS", &forward(&endpoint.url()))]);
     thread::scope(|scope| {
@@ -290,7 +290,7 @@ fn the_openapi_document_names_every_member(place: &Place) {
 }
 
 /// It is listed in its place, with what is known of it.
-fn an_event_that_cannot_be_read_hides_no_other(place: &Place) {
+fn an_unreadable_event_is_listed_with_all_others(place: &Place) {
     let server = start(place, &[]);
     for id in ["evt_1", "evt_2", "evt_3"] {
         assert_eq!(status(&deliver(&server, &event(id, 1_700_000_000, id))), "processed");

@@ -18,14 +18,14 @@ on_both_databases! {
     an_event_that_failed_three_times_waits_for_a_person
     a_failed_event_runs_again_without_a_redelivery
     a_redelivery_does_not_wait_for_the_backoff
-    an_endpoint_that_asks_for_time_costs_no_attempt
-    an_endpoint_that_cannot_be_reached_costs_no_attempt
-    an_endpoint_that_asks_for_no_time_is_left_some
-    the_older_an_event_the_longer_it_waits_for_its_endpoint
-    newer_data_goes_under_a_key_of_its_own
+    a_busy_endpoint_counts_no_attempt
+    an_unreachable_endpoint_counts_no_attempt
+    a_busy_endpoint_is_left_alone_for_at_least_ten_seconds
+    the_delay_of_an_unavailable_endpoint_grows_with_the_age_of_the_event
+    newer_data_is_forwarded_under_its_own_key
     a_run_that_was_lost_times_out_and_runs_again_under_the_same_key
     an_event_whose_runs_are_lost_is_parked
-    newer_data_of_a_type_with_another_rule_goes_its_own_way
+    newer_data_of_another_type_is_run_by_its_own_rule
 }
 
 fn an_event_that_failed_three_times_waits_for_a_person(place: &Place) {
@@ -81,7 +81,7 @@ fn a_redelivery_does_not_wait_for_the_backoff(place: &Place) {
     assert_eq!(endpoint.calls().len(), 2);
 }
 
-fn an_endpoint_that_asks_for_time_costs_no_attempt(place: &Place) {
+fn a_busy_endpoint_counts_no_attempt(place: &Place) {
     let endpoint = Endpoint::that([Does::Answers(429), Does::Answers(409), Does::Answers(425)]);
     let server = start(place, &[("SEMEL_WEBHOOKS_STRIPE_HANDLERS", &forward(&endpoint.url()))]);
     let paid = event("evt_1", 1_700_000_000, "a");
@@ -94,7 +94,7 @@ fn an_endpoint_that_asks_for_time_costs_no_attempt(place: &Place) {
     assert_eq!(status(&deliver(&server, &paid)), "processed");
 }
 
-fn an_endpoint_that_cannot_be_reached_costs_no_attempt(place: &Place) {
+fn an_unreachable_endpoint_counts_no_attempt(place: &Place) {
     // A closed port.
     let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let server = start(place, &[("SEMEL_WEBHOOKS_STRIPE_HANDLERS", &forward(&format!("http://{address}/")))]);
@@ -113,7 +113,7 @@ fn waits(place: &Place) -> Duration {
     stored.not_before.unwrap().since(stored.claimed_at)
 }
 
-fn an_endpoint_that_asks_for_no_time_is_left_some(place: &Place) {
+fn a_busy_endpoint_is_left_alone_for_at_least_ten_seconds(place: &Place) {
     let asks = [(0, 429), (0, 409), (0, 425), (1, 429), (60, 409)];
     let endpoint = Endpoint::that(asks.map(|(seconds, status)| Does::AsksFor(seconds, status)));
     let server = start(place, &[("SEMEL_WEBHOOKS_STRIPE_HANDLERS", &forward(&endpoint.url()))]);
@@ -125,7 +125,7 @@ fn an_endpoint_that_asks_for_no_time_is_left_some(place: &Place) {
     }
 }
 
-fn the_older_an_event_the_longer_it_waits_for_its_endpoint(place: &Place) {
+fn the_delay_of_an_unavailable_endpoint_grows_with_the_age_of_the_event(place: &Place) {
     // A closed port.
     let away = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let busy = Endpoint::that([Does::Answers(429), Does::AsksFor(1, 409), Does::Answers(425)]);
@@ -146,7 +146,7 @@ fn the_older_an_event_the_longer_it_waits_for_its_endpoint(place: &Place) {
 }
 
 /// An endpoint that remembers the older data's key would treat newer data as a repeat.
-fn newer_data_goes_under_a_key_of_its_own(place: &Place) {
+fn newer_data_is_forwarded_under_its_own_key(place: &Place) {
     let script = [Does::Answers(500), Does::Answers(202), Does::Answers(429), Does::Cuts];
     let endpoint = Endpoint::that(script);
     let server = start(place, &[("SEMEL_WEBHOOKS_STRIPE_HANDLERS", &forward(&endpoint.url()))]);
@@ -209,7 +209,7 @@ fn an_event_whose_runs_are_lost_is_parked(place: &Place) {
 }
 
 /// The older is forwarded, the newer goes to the outbox: two modes, one after the other.
-fn newer_data_of_a_type_with_another_rule_goes_its_own_way(place: &Place) {
+fn newer_data_of_another_type_is_run_by_its_own_rule(place: &Place) {
     let endpoint = Endpoint::that([Does::Waits]);
     let rules = format!("invoice.*={}; *=outbox:elsewhere", endpoint.url());
     let server = start_as(place, "api,worker", &[("SEMEL_WEBHOOKS_STRIPE_HANDLERS", &rules)]);

@@ -17,15 +17,15 @@ use crate::{
 };
 
 on_both_databases! {
-    a_redelivery_runs_as_what_the_event_first_was
-    the_bytes_of_another_event_supersede_nothing
-    the_bytes_of_another_event_do_not_wait_for_their_turn
-    the_bytes_of_a_failed_event_take_no_other_id
-    the_bytes_of_an_event_whose_transaction_failed_take_no_other_id
-    made_up_ids_leave_no_rows
+    a_redelivery_runs_with_the_type_and_function_of_the_first_delivery
+    the_body_of_another_event_supersedes_nothing
+    the_body_of_another_event_is_not_stored_as_newer_data
+    the_body_of_a_failed_event_is_not_accepted_under_another_id
+    the_body_of_a_rolled_back_event_is_not_accepted_under_another_id
+    a_known_body_under_invented_ids_stores_no_rows
     the_same_bytes_under_many_ids_at_once_take_effect_once
     the_same_bytes_under_many_ids_at_once_are_not_lost_with_the_first
-    a_delivery_that_died_half_way_is_taken_in_when_it_comes_again
+    a_delivery_that_died_midway_is_accepted_when_it_is_sent_again
 }
 
 const SECRET: &str = "a secret of the forge";
@@ -86,7 +86,7 @@ fn events(place: &Place, source: &str) -> BTreeSet<String> {
     all.iter().filter_map(|row| row.strip_prefix(&format!("{source} "))).map(str::to_owned).collect()
 }
 
-fn a_redelivery_runs_as_what_the_event_first_was(place: &Place) {
+fn a_redelivery_runs_with_the_type_and_function_of_the_first_delivery(place: &Place) {
     let endpoint = Endpoint::that([Does::Answers(500)]);
     let rule = format!("push={}", endpoint.url());
     let server = start(place, "api", &[("SEMEL_WEBHOOKS_GITHUB_HANDLERS", &rule)]);
@@ -102,7 +102,7 @@ fn a_redelivery_runs_as_what_the_event_first_was(place: &Place) {
     assert_eq!(status(&push(&server, "guid-1", &body)), "skipped");
 }
 
-fn the_bytes_of_another_event_supersede_nothing(place: &Place) {
+fn the_body_of_another_event_supersedes_nothing(place: &Place) {
     let endpoint = Endpoint::that([Does::Answers(500)]);
     let rule = format!("*={}", endpoint.url());
     let server = start(place, "api", &[("SEMEL_WEBHOOKS_SHOP_HANDLERS", &rule)]);
@@ -119,7 +119,7 @@ fn the_bytes_of_another_event_supersede_nothing(place: &Place) {
     assert_eq!(endpoint.calls().len(), 4);
 }
 
-fn the_bytes_of_another_event_do_not_wait_for_their_turn(place: &Place) {
+fn the_body_of_another_event_is_not_stored_as_newer_data(place: &Place) {
     let endpoint = Endpoint::that([Does::Answers(202), Does::Waits]);
     let rule = format!("*={}", endpoint.url());
     let server = start(place, "api", &[("SEMEL_WEBHOOKS_SHOP_HANDLERS", &rule)]);
@@ -136,23 +136,25 @@ fn the_bytes_of_another_event_do_not_wait_for_their_turn(place: &Place) {
     assert_eq!(endpoint.calls().len(), 2);
 }
 
-fn the_bytes_of_a_failed_event_take_no_other_id(place: &Place) {
+fn the_body_of_a_failed_event_is_not_accepted_under_another_id(place: &Place) {
     let endpoint = Endpoint::that([Does::Answers(500)]);
     let rule = format!("*={}", endpoint.url());
     let server = start(place, "api", &[("SEMEL_WEBHOOKS_GITHUB_HANDLERS", &rule)]);
-    takes_no_other_id(place, &server, || ());
+    is_not_accepted_under_another_id(place, &server, || ());
     assert_eq!(endpoint.calls().len(), 3);
 }
 
 /// The run's transaction was rolled back, but the body still belongs to the event.
-fn the_bytes_of_an_event_whose_transaction_failed_take_no_other_id(place: &Place) {
+fn the_body_of_a_rolled_back_event_is_not_accepted_under_another_id(place: &Place) {
     let server = start(place, "api", &[]);
     rows(place, "ALTER TABLE semel_outbox RENAME TO out_of_reach");
-    takes_no_other_id(place, &server, || drop(rows(place, "ALTER TABLE out_of_reach RENAME TO semel_outbox")));
+    is_not_accepted_under_another_id(place, &server, || {
+        drop(rows(place, "ALTER TABLE out_of_reach RENAME TO semel_outbox"))
+    });
     assert_eq!(outbox(place).len(), 2);
 }
 
-fn takes_no_other_id(place: &Place, server: &Server, mend: impl FnOnce()) {
+fn is_not_accepted_under_another_id(place: &Place, server: &Server, mend: impl FnOnce()) {
     let (mine, theirs) = (json!({ "ref": "mine" }), json!({ "ref": "theirs" }));
     assert_eq!(push(server, "1001", &mine).status, 500);
     assert_eq!(status(&push(server, "1002", &mine)), "rejected");
@@ -164,7 +166,7 @@ fn takes_no_other_id(place: &Place, server: &Server, mend: impl FnOnce()) {
     assert_eq!(events(place, "github"), ["1001", "1002"].map(str::to_owned).into());
 }
 
-fn made_up_ids_leave_no_rows(place: &Place) {
+fn a_known_body_under_invented_ids_stores_no_rows(place: &Place) {
     let endpoint = Endpoint::that([Does::Answers(500)]);
     let rule = format!("*={}", endpoint.url());
     let once = ("SEMEL_WEBHOOKS_GITHUB_MAX_ATTEMPTS", "1");
@@ -235,7 +237,7 @@ fn the_same_bytes_under_many_ids_at_once_are_not_lost_with_the_first(place: &Pla
 }
 
 /// Its body was claimed, and its event was not stored.
-fn a_delivery_that_died_half_way_is_taken_in_when_it_comes_again(place: &Place) {
+fn a_delivery_that_died_midway_is_accepted_when_it_is_sent_again(place: &Place) {
     let (point, body) = ("claim.after", json!({ "ref": "main" }));
     let mut server = start_dying(place, "api", point, &SOURCES);
     assert!(try_to_post(&server, "github", "guid-1", "push", &body).is_none());

@@ -37,10 +37,10 @@ use crate::{
 
 on_both_databases! {
     a_handlers_rows_commit_with_the_event_or_not_at_all
-    an_event_that_came_too_early_is_tried_again_at_no_cost
+    an_event_that_is_not_ready_is_retried_without_counting_an_attempt
     a_handler_may_work_without_a_transaction
-    a_handlers_keys_are_those_of_the_data
-    a_signature_grows_old_by_the_receivers_clock
+    the_derived_keys_of_a_handler_depend_on_the_data
+    the_age_of_a_signature_uses_the_receivers_clock
 }
 
 /// Writes a row for each event, and then does as the event says.
@@ -159,7 +159,7 @@ fn a_handlers_rows_commit_with_the_event_or_not_at_all(place: &Place) {
     assert_eq!(outcome, json!({ "result": "handled", "value": { "note": "thanks", "attempt": 1 } }));
 }
 
-fn an_event_that_came_too_early_is_tried_again_at_no_cost(place: &Place) {
+fn an_event_that_is_not_ready_is_retried_without_counting_an_attempt(place: &Place) {
     make_tables(place);
     on_a_runtime(async {
         let program = Program::start(place, Mode::Atomic).await;
@@ -201,7 +201,7 @@ fn a_handler_may_work_without_a_transaction(place: &Place) {
 }
 
 /// The same on every attempt, and another for newer data under the same id.
-fn a_handlers_keys_are_those_of_the_data(place: &Place) {
+fn the_derived_keys_of_a_handler_depend_on_the_data(place: &Place) {
     on_a_runtime(async {
         let program = Program::start(place, Mode::Leased).await;
         for (created, note, status) in [(1, "fail", 500), (1, "fail", 500), (2, "thanks", 200)] {
@@ -213,7 +213,7 @@ fn a_handlers_keys_are_those_of_the_data(place: &Place) {
     });
 }
 
-fn a_signature_grows_old_by_the_receivers_clock(place: &Place) {
+fn the_age_of_a_signature_uses_the_receivers_clock(place: &Place) {
     on_a_runtime(async {
         let database = Database::open(&place.url, Settings::default()).await.unwrap();
         let ledger = Ledger::new(database, Options::default()).unwrap();

@@ -16,12 +16,12 @@ use crate::{
 };
 
 on_both_databases! {
-    the_monitor_tells_every_number
+    the_monitor_shows_every_number
     an_empty_period_has_no_rates
     bad_parameters_are_all_named
     a_period_is_whole_hours
     only_a_known_source_has_a_monitor
-    a_monitor_is_for_this_machine
+    the_monitor_answers_only_loopback_hosts
 }
 
 pub(crate) const STRIPE: &str = "/functions/v1/stripe-events-monitor";
@@ -83,7 +83,7 @@ fn known_events(place: &Place, endpoint: &Endpoint) -> Server {
     server
 }
 
-fn the_monitor_tells_every_number(place: &Place) {
+fn the_monitor_shows_every_number(place: &Place) {
     let fails = Does::Answers(500);
     let fine = Does::Answers(202);
     let endpoint = Endpoint::that([fine, fine, fine, fails, fails, fails, fails, fine, Does::Hangs]);
@@ -242,7 +242,7 @@ fn only_a_known_source_has_a_monitor(place: &Place) {
     }
 }
 
-fn a_monitor_is_for_this_machine(place: &Place) {
+fn the_monitor_answers_only_loopback_hosts(place: &Place) {
     let server = start(place, &[]);
     for path in [STRIPE, "/webhooks/stripe/monitor", "/webhooks/stripe/events", "/webhooks/stripe/events/evt_1"] {
         let answer = server.request("GET", path, &[("host", HOST)]);

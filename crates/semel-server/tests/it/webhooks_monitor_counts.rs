@@ -15,8 +15,8 @@ use crate::{
 
 on_both_databases! {
     the_same_body_under_another_id_is_a_duplicate
-    functions_of_their_own_are_added_up
-    totals_are_exact_however_many_types_there_are
+    counts_of_separate_functions_are_added_up
+    totals_are_exact_with_any_number_of_types
     conflicts_are_filtered_before_they_are_cut
 }
 
@@ -36,7 +36,7 @@ fn the_same_body_under_another_id_is_a_duplicate(place: &Place) {
     assert_eq!((&told["totals"]["total"], &told["conflicts"]["count"]), (&json!(1), &json!(0)), "bodies are no events");
 }
 
-fn functions_of_their_own_are_added_up(place: &Place) {
+fn counts_of_separate_functions_are_added_up(place: &Place) {
     let variables = [
         ("SEMEL_WEBHOOKS_STRIPE_DEDUP_PER_FUNCTION", "true"),
         ("SEMEL_WEBHOOKS_STRIPE_FUNCTIONS", "connect"),
@@ -73,7 +73,7 @@ fn types(place: &Place, from: u32, to: u32) {
     }
 }
 
-fn totals_are_exact_however_many_types_there_are(place: &Place) {
+fn totals_are_exact_with_any_number_of_types(place: &Place) {
     // Without a sweeper: counts that are not folded yet belong to this hour.
     let server = start_as(place, "api", &[]);
     assert_eq!(status(&deliver(&server, &customer("cus_1"))), "processed");

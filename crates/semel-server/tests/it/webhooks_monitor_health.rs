@@ -16,10 +16,10 @@ use crate::{
 
 on_both_databases! {
     most_runs_failing_is_down
-    an_event_waits_since_its_data_came
+    the_waiting_time_of_an_event_restarts_with_newer_data_and_a_retry
     settled_conflicts_are_not_reported
     two_versions_of_the_same_age_are_reported
-    conflicts_that_came_right_hide_none_that_did_not
+    open_conflicts_are_reported_among_many_settled_ones
 }
 
 fn most_runs_failing_is_down(place: &Place) {
@@ -36,7 +36,7 @@ fn most_runs_failing_is_down(place: &Place) {
     assert_eq!((&told["totals"]["failed"], &told["rates"]["failure_rate"]), (&json!(10), &json!(1.0)));
 }
 
-fn an_event_waits_since_its_data_came(place: &Place) {
+fn the_waiting_time_of_an_event_restarts_with_newer_data_and_a_retry(place: &Place) {
     let endpoint = Endpoint::that([Does::Answers(500); 3]);
     let url = forward(&endpoint.url());
     let variables = [("SEMEL_WEBHOOKS_STRIPE_HANDLERS", url.as_str()), ("SEMEL_WEBHOOKS_STRIPE_BACKOFF", "10m")];
@@ -104,7 +104,7 @@ fn two_versions_of_the_same_age_are_reported(place: &Place) {
     assert_eq!(health(&server), well());
 }
 
-fn conflicts_that_came_right_hide_none_that_did_not(place: &Place) {
+fn open_conflicts_are_reported_among_many_settled_ones(place: &Place) {
     let server = start(place, &[]);
     for note in ["one", "two"] {
         assert_eq!(deliver(&server, &event("evt_1", 100, note)).status, 200);

@@ -27,10 +27,10 @@ use crate::{
 on_both_databases! {
     an_unsigned_delivery_is_refused_and_counted
     a_delivery_that_is_no_event_is_refused_and_counted
-    bodies_have_a_limit_and_a_time
+    bodies_have_a_size_limit_and_a_timeout
     only_a_post_to_a_known_source_is_taken
     a_compressed_body_is_not_inflated
-    an_event_of_the_other_mode_is_refused
+    an_event_of_another_livemode_is_refused
     without_a_signature_only_this_machine_may_send
     a_sender_of_unknown_address_is_not_this_machine
     a_function_that_the_source_does_not_have_is_refused
@@ -107,7 +107,7 @@ fn a_delivery_that_is_no_event_is_refused_and_counted(place: &Place) {
     is_counted(place, "refused_event", 8);
 }
 
-fn bodies_have_a_limit_and_a_time(place: &Place) {
+fn bodies_have_a_size_limit_and_a_timeout(place: &Place) {
     let limits = [("SEMEL_WEBHOOKS_STRIPE_MAX_BODY", "2KiB"), ("SEMEL_WEBHOOKS_STRIPE_BODY_TIMEOUT", "300ms")];
     let server = start(place, &limits);
     let padded = |length: usize| {
@@ -171,7 +171,7 @@ fn a_compressed_body_is_not_inflated(place: &Place) {
     assert_eq!(status(&post_raw(server.address, "/webhooks/stripe", &headers, &body)), "processed");
 }
 
-fn an_event_of_the_other_mode_is_refused(place: &Place) {
+fn an_event_of_another_livemode_is_refused(place: &Place) {
     let server = start(place, &[("SEMEL_WEBHOOKS_STRIPE_LIVEMODE", "true")]);
     refused(&deliver(&server, &event("evt_1", 1_700_000_000, "a")), 400, "livemode-mismatch");
     nothing_is_stored(place);

@@ -14,7 +14,7 @@ use crate::{
 
 on_both_databases! {
     a_body_that_gets_no_more_room_is_refused_at_once
-    a_source_without_room_keeps_out_no_other
+    a_full_source_blocks_no_other
 }
 
 const LONG: usize = 7 << 20;
@@ -65,7 +65,7 @@ fn a_body_that_gets_no_more_room_is_refused_at_once(place: &Place) {
     assert_eq!(held.len(), 9);
 }
 
-fn a_source_without_room_keeps_out_no_other(place: &Place) {
+fn a_full_source_blocks_no_other(place: &Place) {
     let server = start_roomy(place);
     let (_held, _) = fill(&server);
     // Longer than the rest of the room when nine of the longest are held.

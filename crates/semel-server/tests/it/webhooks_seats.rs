@@ -15,13 +15,13 @@ use crate::{
 };
 
 on_both_databases! {
-    too_many_at_once_wait_for_the_worker
+    events_over_the_concurrency_limit_wait_for_the_worker
     a_delivery_that_finds_no_seat_is_stored_for_the_worker
     newer_data_that_waited_keeps_the_seat_of_the_older
     due_events_get_seats_under_a_stream_of_deliveries
 }
 
-fn too_many_at_once_wait_for_the_worker(place: &Place) {
+fn events_over_the_concurrency_limit_wait_for_the_worker(place: &Place) {
     let endpoint = Endpoint::that([Does::Waits]);
     let url = forward(&endpoint.url());
     let variables = [

@@ -17,14 +17,14 @@ on_both_databases! {
     each_kind_of_source_is_understood
     the_same_bytes_under_another_id_take_effect_once
     the_same_bytes_are_forwarded_once
-    the_same_bytes_wait_for_the_first_to_complete
-    the_bytes_of_another_under_a_known_id_are_a_duplicate
+    the_same_body_is_rejected_until_the_first_event_completes
+    the_body_of_another_event_under_a_known_id_is_a_duplicate
     a_failed_event_keeps_its_body
     another_body_under_the_same_unsigned_id_is_a_conflict
-    an_unsigned_time_makes_nothing_newer
-    an_unsigned_topic_makes_no_other_event
-    an_event_without_an_id_goes_by_its_bytes
-    any_of_several_secrets_will_do
+    an_unsigned_time_does_not_make_data_newer
+    another_unsigned_topic_is_not_another_event
+    an_event_without_an_id_is_identified_by_its_body
+    any_of_several_secrets_is_accepted
 }
 
 const STANDARD_SECRET: &str = "whsec_c2VtZWwtc3RhbmRhcmQtd2ViaG9va3Mta2V5IQ==";
@@ -132,7 +132,7 @@ fn the_same_bytes_are_forwarded_once(place: &Place) {
     assert_eq!(endpoint.calls().len(), 1);
 }
 
-fn the_same_bytes_wait_for_the_first_to_complete(place: &Place) {
+fn the_same_body_is_rejected_until_the_first_event_completes(place: &Place) {
     let endpoint = Endpoint::that([Does::Answers(500)]);
     let rule = format!("*={}", endpoint.url());
     let server = start(place, &[("SEMEL_WEBHOOKS_GITHUB_HANDLERS", &rule)]);
@@ -145,7 +145,7 @@ fn the_same_bytes_wait_for_the_first_to_complete(place: &Place) {
     assert_eq!(endpoint.calls().len(), 2);
 }
 
-fn the_bytes_of_another_under_a_known_id_are_a_duplicate(place: &Place) {
+fn the_body_of_another_event_under_a_known_id_is_a_duplicate(place: &Place) {
     let server = start(place, &[]);
     let (main, other) = (json!({ "ref": "main" }), json!({ "ref": "other" }));
     assert_eq!(push(&server, Some("guid-1"), &main), "processed");
@@ -178,7 +178,7 @@ fn another_body_under_the_same_unsigned_id_is_a_conflict(place: &Place) {
 }
 
 /// The time header is not signed, so a third party can write any time.
-fn an_unsigned_time_makes_nothing_newer(place: &Place) {
+fn an_unsigned_time_does_not_make_data_newer(place: &Place) {
     let server = start(place, &[]);
     for (day, body, said) in [("14", json!({ "id": 1 }), "processed"), ("15", json!({ "id": 2 }), "skipped")] {
         let at = format!("2023-11-{day}T22:13:20Z");
@@ -190,8 +190,8 @@ fn an_unsigned_time_makes_nothing_newer(place: &Place) {
 }
 
 /// Shopify sends the same body under several topics. A third party could replay it under any topic, so it takes effect
-/// once, whatever the topic; or once at each path, if configured so.
-fn an_unsigned_topic_makes_no_other_event(place: &Place) {
+/// once for all topics; or once at each path, if configured so.
+fn another_unsigned_topic_is_not_another_event(place: &Place) {
     let apart = [("SEMEL_WEBHOOKS_SHOPIFY_DEDUP_PER_FUNCTION", "true"), ("SEMEL_WEBHOOKS_SHOPIFY_FUNCTIONS", "gone")];
     let shop = |server: &Server, path: &str, id: &str, topic: &str, body: &Value| {
         status(&post(server, path, Some(id), &[("x-shopify-topic", topic), ("x-shopify-event-id", id)], body))
@@ -210,7 +210,7 @@ fn an_unsigned_topic_makes_no_other_event(place: &Place) {
     );
 }
 
-fn an_event_without_an_id_goes_by_its_bytes(place: &Place) {
+fn an_event_without_an_id_is_identified_by_its_body(place: &Place) {
     let server = start(place, &[]);
     assert_eq!(push(&server, None, &json!({ "ref": "main" })), "processed");
     assert_eq!(push(&server, None, &json!({ "ref": "main" })), "skipped");
@@ -218,7 +218,7 @@ fn an_event_without_an_id_goes_by_its_bytes(place: &Place) {
     assert_eq!(outbox(place).len(), 2);
 }
 
-fn any_of_several_secrets_will_do(place: &Place) {
+fn any_of_several_secrets_is_accepted(place: &Place) {
     let server = start(place, &[]);
     let (body, verifier) = (json!({ "ref": "old" }).to_string(), Verifier::github(["old-secret"]).unwrap());
     let mut headers = signed_by(&verifier, Some("guid-1"), body.as_bytes(), Duration::ZERO);

@@ -16,19 +16,19 @@ use crate::{
 on_both_databases! {
     an_event_that_no_rule_takes_is_stored_and_runs_once_there_is_a_rule
     a_completed_event_runs_again_only_if_its_result_is_named
-    two_who_ask_for_the_same_event_have_it_run_once
+    concurrent_retries_of_one_event_run_it_once
     an_archived_event_runs_with_the_data_that_it_came_with
     a_stored_event_is_run_again_from_the_command_line
-    the_command_line_refuses_what_the_routes_refuse_in_their_words
+    the_command_line_and_the_routes_refuse_with_the_same_text
     a_failed_event_is_run_again_from_the_command_line
-    a_stored_event_is_told_as_such_with_the_way_to_run_it
+    a_stored_event_is_shown_as_stored_with_the_command_to_run_it
     the_story_of_an_event_that_ran_twice_is_in_the_order_of_time
     events_are_listed_by_their_result
     stored_events_are_counted_apart
     an_unroutable_message_is_reported_by_its_event_and_by_the_monitor
-    a_message_of_an_earlier_run_that_is_skipped_says_nothing_of_the_last
-    an_endpoint_that_is_away_is_told_by_the_verdict_until_a_run_completes
-    an_effect_by_another_rule_hides_no_endpoint_that_is_away
+    a_skipped_message_of_an_earlier_run_does_not_change_the_last_result
+    an_unreachable_endpoint_is_degraded_until_a_run_completes
+    an_unreachable_endpoint_is_reported_despite_effects_of_other_rules
 }
 
 /// No rule at all: an empty variable counts as none.
@@ -99,7 +99,7 @@ fn a_completed_event_runs_again_only_if_its_result_is_named(place: &Place) {
     becomes(place, "evt_1", State::Completed);
 }
 
-fn two_who_ask_for_the_same_event_have_it_run_once(place: &Place) {
+fn concurrent_retries_of_one_event_run_it_once(place: &Place) {
     store(place);
     let rule = [("SEMEL_WEBHOOKS_STRIPE_HANDLERS", "*=outbox:news")];
     let nodes = [start_as(place, "api,worker", &rule), start_as(place, "api,worker", &rule)];
@@ -157,7 +157,7 @@ fn person(place: &Place, rules: &str, arguments: &[&str]) -> std::process::Outpu
     command.env("SEMEL_WEBHOOKS_STRIPE_HANDLERS", rules).output().unwrap()
 }
 
-fn the_command_line_refuses_what_the_routes_refuse_in_their_words(place: &Place) {
+fn the_command_line_and_the_routes_refuse_with_the_same_text(place: &Place) {
     store(place);
     let server = start_as(place, "api", &NO_RULES);
     let (one, many) = (["webhooks", "rerun"], ["webhooks", "reprocess"]);
@@ -206,7 +206,7 @@ fn a_failed_event_is_run_again_from_the_command_line(place: &Place) {
     becomes(place, "evt_1", State::Completed);
 }
 
-fn a_stored_event_is_told_as_such_with_the_way_to_run_it(place: &Place) {
+fn a_stored_event_is_shown_as_stored_with_the_command_to_run_it(place: &Place) {
     store(place);
     let why = ["why", "evt_1", "--scope", "webhooks/stripe"];
     let story = place.say(why);
@@ -318,7 +318,7 @@ fn an_unroutable_message_is_reported_by_its_event_and_by_the_monitor(place: &Pla
     eventually(SOON, "it is published", || sent() == "published");
 }
 
-fn a_message_of_an_earlier_run_that_is_skipped_says_nothing_of_the_last(place: &Place) {
+fn a_skipped_message_of_an_earlier_run_does_not_change_the_last_result(place: &Place) {
     let server = start_as(place, "api,relay", &[]);
     assert_eq!(status(&deliver(&server, &event("evt_1", 1_700_000_000, "a"))), "processed");
     eventually(SOON, "no queue takes it", || result(&server)["result"] == "unroutable");
@@ -340,7 +340,7 @@ fn ago(place: &Place, id: &str, seconds: i64) {
     );
 }
 
-fn an_endpoint_that_is_away_is_told_by_the_verdict_until_a_run_completes(place: &Place) {
+fn an_unreachable_endpoint_is_degraded_until_a_run_completes(place: &Place) {
     // A closed port.
     let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let url = forward(&format!("http://{address}/"));
@@ -364,7 +364,7 @@ fn an_endpoint_that_is_away_is_told_by_the_verdict_until_a_run_completes(place: 
     assert_eq!(health(), json!({ "status": "ok", "reasons": [] }), "it can be reached; evt_1 has its turn to come");
 }
 
-fn an_effect_by_another_rule_hides_no_endpoint_that_is_away(place: &Place) {
+fn an_unreachable_endpoint_is_reported_despite_effects_of_other_rules(place: &Place) {
     let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let rules = format!("invoice.*=http://{address}/; customer.*=outbox:news");
     let server = start(place, &[("SEMEL_WEBHOOKS_STRIPE_HANDLERS", &rules)]);

@@ -17,7 +17,7 @@ use crate::{
 on_both_databases! {
     stored_events_are_run_by_type_and_time
     a_job_that_would_run_nothing_or_everything_by_mistake_is_refused
-    a_node_that_is_killed_half_way_has_each_event_run_once
+    a_job_whose_node_is_killed_midway_runs_each_event_once
 }
 
 const REPROCESS: &str = "/webhooks/stripe/events/reprocess";
@@ -114,7 +114,7 @@ fn a_job_that_would_run_nothing_or_everything_by_mistake_is_refused(place: &Plac
 }
 
 /// Killed before the commit of its second step, and after it.
-fn a_node_that_is_killed_half_way_has_each_event_run_once(place: &Place) {
+fn a_job_whose_node_is_killed_midway_runs_each_event_once(place: &Place) {
     let events: Vec<_> = (0..230).map(|n| of_type(&format!("evt_{n}"), "invoice.paid")).collect();
     store(place, &events);
     // The leases of the killed nodes expire soon.

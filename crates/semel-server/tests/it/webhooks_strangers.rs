@@ -13,8 +13,8 @@ use crate::{
 };
 
 on_both_databases! {
-    refusals_are_counted_by_the_functions_that_there_are
-    a_path_that_is_taken_is_no_function_however_it_is_written
+    refusals_are_counted_by_known_functions_only
+    a_reserved_path_is_no_function_in_any_percent_encoding
 }
 
 /// The functions by which an answer was counted.
@@ -26,7 +26,7 @@ fn functions_of(place: &Place, word: &str) -> BTreeSet<String> {
 }
 
 /// A body that was signed once stays valid for ever, and its headers can be anything.
-fn refusals_are_counted_by_the_functions_that_there_are(place: &Place) {
+fn refusals_are_counted_by_known_functions_only(place: &Place) {
     let secret = "a secret of the hub";
     let variables = [
         ("SEMEL_WEBHOOKS_ANY_KIND", "github"),
@@ -49,7 +49,7 @@ fn refusals_are_counted_by_the_functions_that_there_are(place: &Place) {
     assert_eq!(functions_of(place, "refused_event"), known.into());
 }
 
-fn a_path_that_is_taken_is_no_function_however_it_is_written(place: &Place) {
+fn a_reserved_path_is_no_function_in_any_percent_encoding(place: &Place) {
     let server = start(place, &[]);
     let paid = event("evt_1", 1_700_000_000, "a");
     for name in ["event%73", "%65vents", "m%6Fnitor"] {

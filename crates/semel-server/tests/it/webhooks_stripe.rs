@@ -16,7 +16,7 @@ use crate::{
 };
 
 on_both_databases! {
-    an_event_that_the_library_signs_is_taken
+    an_event_signed_by_the_stripe_library_is_accepted
 }
 
 /// Reads a list of `[deed, arguments…]`, and prints the library's result of each.
@@ -73,7 +73,7 @@ fn post(server: &Server, header: &Value, body: &str) -> Answer {
     post_raw(server.address, "/webhooks/stripe", &headers, body.as_bytes())
 }
 
-fn an_event_that_the_library_signs_is_taken(place: &Place) {
+fn an_event_signed_by_the_stripe_library_is_accepted(place: &Place) {
     let (server, bodies) = (start(place, &[]), bodies());
     let signed = library(&bodies.each_ref().map(|body| json!(["sign", body, SECRET, now()])));
     for (body, header) in bodies.iter().zip(&signed) {
@@ -99,7 +99,7 @@ fn an_event_that_the_library_signs_is_taken(place: &Place) {
 }
 
 #[test]
-fn both_sign_alike() {
+fn semel_and_the_stripe_library_sign_alike() {
     let verifier = Verifier::stripe([SECRET], DEFAULT_TOLERANCE).unwrap();
     let bodies = [&bodies()[..], &[String::new(), "\u{feff}{}".to_owned(), "x".repeat(100_000)]].concat();
     let times = [0, 1, 1_533_204_620, now()];
@@ -113,7 +113,7 @@ fn both_sign_alike() {
 }
 
 #[test]
-fn the_library_takes_what_we_sign() {
+fn the_stripe_library_accepts_signatures_of_semel() {
     let verifier = Verifier::stripe([SECRET, "whsec_another"], DEFAULT_TOLERANCE).unwrap();
     let bodies = bodies();
     let signed = bodies.each_ref().map(|body| {
@@ -133,9 +133,9 @@ fn the_library_takes_what_we_sign() {
     );
 }
 
-/// The library accepts what Semel accepts, whatever else the header contains.
+/// Also with other parts in the header.
 #[test]
-fn headers_are_read_alike() {
+fn semel_and_the_stripe_library_accept_the_same_headers() {
     let (body, at) = (event("evt_1", 1_700_000_000, "a").to_string(), now());
     let [right, wrong] =
         library(&[json!(["sign", body, SECRET, at]), json!(["sign", body, "whsec_another", at])]).try_into().unwrap();

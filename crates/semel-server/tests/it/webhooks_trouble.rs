@@ -53,20 +53,20 @@ impl Holder {
     }
 }
 
-fn is_told_to_come_again(answer: &Answer) {
+fn is_answered_503(answer: &Answer) {
     assert_eq!((answer.status, answer.problem().as_str()), (503, "store-unavailable"), "{}", answer.body);
     assert_eq!(answer.header("retry-after"), Some("1"));
 }
 
 #[test]
-fn a_statement_that_took_too_long_costs_no_attempt() {
+fn a_statement_that_timed_out_counts_no_attempt() {
     let place = Place::postgres();
     let server = start_as(&place, "api,worker", &[("SEMEL_WEBHOOKS_STRIPE_MAX_ATTEMPTS", "1")]);
     let options: PgConnectOptions = place.url.parse().unwrap();
     let holder = Holder::of(async move { options.connect().await }, async |connection| {
         connection.execute("BEGIN; LOCK TABLE semel_outbox IN ACCESS EXCLUSIVE MODE").await.map(drop).unwrap();
     });
-    is_told_to_come_again(&deliver(&server, &event("evt_1", 1_700_000_000, "a")));
+    is_answered_503(&deliver(&server, &event("evt_1", 1_700_000_000, "a")));
     let waits = stored(&place, "stripe", "evt_1").unwrap();
     assert_eq!((waits.failures, waits.crashes), (0, 0), "{:?}", waits.error);
     holder.let_go();
@@ -83,7 +83,7 @@ const DEADLOCK: &str = "CREATE SEQUENCE commits; CREATE FUNCTION deadlock() RETU
     FOR EACH ROW EXECUTE FUNCTION deadlock()";
 
 #[test]
-fn a_commit_in_trouble_costs_no_attempt() {
+fn a_deadlock_at_the_commit_counts_no_attempt() {
     let place = Place::postgres();
     let server = start_as(&place, "api,worker", &[("SEMEL_WEBHOOKS_STRIPE_MAX_ATTEMPTS", "1")]);
     let options: PgConnectOptions = place.url.parse().unwrap();
@@ -91,7 +91,7 @@ fn a_commit_in_trouble_costs_no_attempt() {
         sqlx::raw_sql(DEADLOCK).execute(connection).await.map(drop).unwrap();
     })
     .let_go();
-    is_told_to_come_again(&deliver(&server, &event("evt_1", 1_700_000_000, "a")));
+    is_answered_503(&deliver(&server, &event("evt_1", 1_700_000_000, "a")));
     becomes(&place, "evt_1", State::Completed);
     assert_eq!(stored(&place, "stripe", "evt_1").unwrap().failures, 0);
     assert_eq!(outbox(&place).len(), 1);
@@ -99,7 +99,7 @@ fn a_commit_in_trouble_costs_no_attempt() {
 
 /// Another process holds the file's only writer, from after the event was stored until its run has given up.
 #[test]
-fn a_file_that_another_process_holds_costs_no_attempt() {
+fn a_file_locked_by_another_process_counts_no_attempt() {
     /// Longer than the wait for a writer.
     const PAST_PATIENCE: Duration = Duration::from_secs(7);
     let (place, endpoint, secret) = (Place::sqlite(), Endpoint::that([]), "a secret of the hub");
@@ -124,7 +124,7 @@ fn a_file_that_another_process_holds_costs_no_attempt() {
         server.process.signal(Signal::CONT);
         thread::sleep(PAST_PATIENCE);
         holder.let_go();
-        is_told_to_come_again(&answer.join().unwrap());
+        is_answered_503(&answer.join().unwrap());
     });
     let _worker = start_as(&place, "worker", &variables);
     eventually(SOON, "it is processed", || {
@@ -145,7 +145,7 @@ fn newer_data_for_a_row_that_another_transaction_holds_is_answered_503() {
     let holder = Holder::of(async move { options.connect().await }, async |connection| {
         connection.execute("BEGIN; SELECT id FROM semel_operations FOR UPDATE").await.map(drop).unwrap();
     });
-    is_told_to_come_again(&deliver(&server, &event("evt_1", 200, "b")));
+    is_answered_503(&deliver(&server, &event("evt_1", 200, "b")));
     assert_eq!(stored(&place, "stripe", "evt_1").unwrap().order, Some(100), "nothing of it is stored");
     assert_eq!(conflicts(&place), ["evt_1 skipped 1 200 100"], "and nothing is said to be taken");
     // The stored data itself is still answered as a duplicate.

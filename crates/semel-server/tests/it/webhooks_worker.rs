@@ -14,10 +14,10 @@ use crate::{
 };
 
 on_both_databases! {
-    an_endpoint_that_is_away_pauses_and_costs_no_attempt
-    a_source_that_has_all_its_seats_taken_leaves_others_theirs
-    a_function_with_much_to_do_does_not_keep_others_from_running
-    a_function_that_is_slow_leaves_seats_for_others
+    an_unreachable_endpoint_is_paused_and_counts_no_attempt
+    a_source_without_free_seats_blocks_no_other
+    a_function_with_a_long_backlog_blocks_no_other
+    a_slow_function_leaves_seats_for_others
     events_of_a_source_that_is_gone_wait_untouched_until_it_is_back
     events_of_another_tenant_are_left_alone_and_delay_no_other
 }
@@ -54,7 +54,7 @@ fn events_of_another_tenant_are_left_alone_and_delay_no_other(place: &Place) {
 
 /// More events wait for it than there are seats. Those of another endpoint of the same source go on; when it is
 /// reachable again, so do its own.
-fn an_endpoint_that_is_away_pauses_and_costs_no_attempt(place: &Place) {
+fn an_unreachable_endpoint_is_paused_and_counts_no_attempt(place: &Place) {
     const AWAY: usize = 8;
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let there = Endpoint::that([Does::Answers(500)]);
@@ -95,7 +95,7 @@ fn completes(place: &Place, kind: &str, id: &str) {
 }
 
 /// With the default number of seats, all of them taken by the worker.
-fn a_source_that_has_all_its_seats_taken_leaves_others_theirs(place: &Place) {
+fn a_source_without_free_seats_blocks_no_other(place: &Place) {
     const SEATS: usize = 64;
     const DUE: usize = SEATS + 6;
     let (broken, slow) = (Endpoint::that([Does::Answers(500); DUE]), Endpoint::that([Does::Waits; DUE]));
@@ -129,7 +129,7 @@ fn a_source_that_has_all_its_seats_taken_leaves_others_theirs(place: &Place) {
 }
 
 /// With one seat, which is taken until all of them are due.
-fn a_function_with_much_to_do_does_not_keep_others_from_running(place: &Place) {
+fn a_function_with_a_long_backlog_blocks_no_other(place: &Place) {
     const DUE: usize = 12;
     let endpoint = Endpoint::that([Does::Waits]);
     let url = forward(&endpoint.url());
@@ -164,7 +164,7 @@ fn a_function_with_much_to_do_does_not_keep_others_from_running(place: &Place) {
 }
 
 /// With two seats, and more of one function due than that.
-fn a_function_that_is_slow_leaves_seats_for_others(place: &Place) {
+fn a_slow_function_leaves_seats_for_others(place: &Place) {
     const DUE: usize = 6;
     let (broken, slow) = (Endpoint::that([Does::Answers(500); DUE + 1]), Endpoint::that([Does::Waits; DUE + 1]));
     let (to_broken, to_slow) = (forward(&broken.url()), forward(&slow.url()));

@@ -8,16 +8,16 @@ use crate::{
 };
 
 on_both_databases! {
-    a_completed_operation_is_told_with_its_repeats
-    a_failure_is_told_with_what_follows
-    a_running_operation_is_told_with_its_lease
-    a_run_that_was_stopped_for_too_long_is_told_as_lost
-    a_person_is_told_by_name
-    a_story_can_be_had_as_json
+    a_completed_operation_is_shown_with_its_repeats
+    a_failure_is_shown_with_the_next_step
+    a_running_operation_is_shown_with_its_lease
+    a_run_suspended_past_its_lease_is_shown_with_the_expiry
+    a_decision_is_shown_with_the_name_of_the_person
+    a_story_can_be_shown_as_json
     a_key_is_found_by_the_hash_that_logs_show_and_by_its_number
-    a_key_is_found_in_whatever_scope_it_is
+    a_key_is_found_in_any_scope
     a_purged_operation_is_still_known_by_its_number
-    an_unknown_key_is_told_with_where_it_was_looked_for
+    an_unknown_key_is_reported_with_the_searched_scope
 }
 
 /// The story's lines without their times, for comparison.
@@ -29,7 +29,7 @@ fn untimed(story: &str) -> Vec<String> {
     story.lines().map(cut).collect()
 }
 
-fn a_completed_operation_is_told_with_its_repeats(place: &Place) {
+fn a_completed_operation_is_shown_with_its_repeats(place: &Place) {
     for _ in 0..3 {
         assert_eq!(place.ends("nightly", &[], "echo hi").0, 0);
     }
@@ -40,7 +40,7 @@ fn a_completed_operation_is_told_with_its_repeats(place: &Place) {
     assert_eq!(lines[1], "The command: sh -c 'echo hi'");
     assert!(lines[3].starts_with("first claimed by "), "{story}");
     assert!(lines[4].starts_with("completed by ") && lines[4].ends_with(": exit code 0; 3 bytes printed"), "{story}");
-    assert!(lines[6].starts_with("The same came again twice, first at 20"), "{story}");
+    assert!(lines[6].starts_with("The same input came again twice, first at 20"), "{story}");
     assert!(lines[6].ends_with("; the last was answered replay."), "{story}");
     assert!(lines[7].starts_with("Another input came under this key once, at 20"), "{story}");
     assert!(lines[7].ends_with(", and was answered mismatch."), "{story}");
@@ -48,7 +48,7 @@ fn a_completed_operation_is_told_with_its_repeats(place: &Place) {
     assert_eq!(lines.len(), 9, "{story}");
 }
 
-fn a_failure_is_told_with_what_follows(place: &Place) {
+fn a_failure_is_shown_with_the_next_step(place: &Place) {
     for code in [3, 3, 77] {
         assert_eq!(place.ends("k", &["--attempts", "2"], "exit 3").0, code);
     }
@@ -72,7 +72,7 @@ fn a_failure_is_told_with_what_follows(place: &Place) {
     );
 }
 
-fn a_running_operation_is_told_with_its_lease(place: &Place) {
+fn a_running_operation_is_shown_with_its_lease(place: &Place) {
     let (mut process, _) = place.start_gated("k", &[]);
     let story = place.say(["why", "k"]);
     assert!(story.starts_with("k in default/cli/once: it is running\n"), "{story}");
@@ -81,7 +81,7 @@ fn a_running_operation_is_told_with_its_lease(place: &Place) {
     assert_eq!(process.end().code(), Some(0));
 }
 
-fn a_run_that_was_stopped_for_too_long_is_told_as_lost(place: &Place) {
+fn a_run_suspended_past_its_lease_is_shown_with_the_expiry(place: &Place) {
     let flags = ["--lease", "1s"];
     let (mut late, command) = place.start_gated("k", &flags);
     late.signal(Signal::STOP);
@@ -96,7 +96,7 @@ fn a_run_that_was_stopped_for_too_long_is_told_as_lost(place: &Place) {
     assert!(story.contains(" expired; it may run again\n"), "{story}");
 }
 
-fn a_person_is_told_by_name(place: &Place) {
+fn a_decision_is_shown_with_the_name_of_the_person(place: &Place) {
     assert_eq!(place.ends("k", &[], "exit 1").0, 1);
     place.say(["operations", "resolve", "k", "--as", "retry", "--reason", "the disk\nwas full"]);
     let story = place.say(["why", "k"]);
@@ -106,7 +106,7 @@ fn a_person_is_told_by_name(place: &Place) {
     assert!(story.ends_with("It runs when it is claimed next.\n"), "{story}");
 }
 
-fn a_story_can_be_had_as_json(place: &Place) {
+fn a_story_can_be_shown_as_json(place: &Place) {
     assert_eq!(place.ends("k", &[], "exit 3").0, 3);
     assert_eq!(place.ends("k", &[], "exit 4").0, 65);
     let told = place.json(["why", "k", "--json"]);
@@ -138,7 +138,7 @@ fn a_key_is_found_by_the_hash_that_logs_show_and_by_its_number(place: &Place) {
     assert!(story.starts_with("k in default/cli/other: "), "{story}");
 }
 
-fn a_key_is_found_in_whatever_scope_it_is(place: &Place) {
+fn a_key_is_found_in_any_scope(place: &Place) {
     assert_eq!(place.ends("k", &["--scope", "cli/other"], "true").0, 0);
     let story = place.say(["why", "k"]);
     assert!(story.starts_with("k in default/cli/other: "), "{story}");
@@ -161,7 +161,7 @@ fn a_purged_operation_is_still_known_by_its_number(place: &Place) {
     assert!(place.json(["why", "--id", &id, "--json"])["operation"].is_null());
 }
 
-fn an_unknown_key_is_told_with_where_it_was_looked_for(place: &Place) {
+fn an_unknown_key_is_reported_with_the_searched_scope(place: &Place) {
     assert_eq!(place.ends("k", &[], "true").0, 0);
     let output = place.run(["why", "nightly", "--quiet"]);
     assert_eq!(output.status.code(), Some(1));
@@ -173,7 +173,7 @@ fn an_unknown_key_is_told_with_where_it_was_looked_for(place: &Place) {
 }
 
 #[test]
-fn looking_makes_no_ledger() {
+fn why_operations_and_sweep_create_no_ledger() {
     let place = Place::sqlite();
     for command in [&["why", "k"][..], &["operations", "list"], &["operations", "show", "k"], &["sweep"]] {
         let output = place.run(command);

@@ -18,12 +18,12 @@ use crate::{
 };
 
 on_both_databases! {
-    an_enqueued_run_is_told_from_the_queue_on
-    a_pending_operation_is_told_with_its_time
-    a_cancelled_operation_is_told_with_who_and_why
-    an_operation_that_failed_too_often_is_told_as_parked
-    a_lost_run_under_hold_is_told_as_in_doubt
-    a_message_that_is_held_and_what_people_did_are_told
+    an_enqueued_run_is_shown_from_the_queue_on
+    a_pending_operation_is_shown_with_its_time
+    a_cancelled_operation_is_shown_with_its_actor_and_reason
+    an_operation_out_of_attempts_is_shown_as_failed_until_a_person_decides
+    a_lost_run_under_hold_is_shown_as_in_doubt
+    held_messages_and_actions_of_people_are_shown
 }
 
 /// A ledger for the test.
@@ -70,7 +70,7 @@ fn told(place: &Place) -> Vec<String> {
     story.lines().map(cut).collect()
 }
 
-fn an_enqueued_run_is_told_from_the_queue_on(place: &Place) {
+fn an_enqueued_run_is_shown_from_the_queue_on(place: &Place) {
     let desk = Desk::at(place);
     let ledger = ledger(&desk);
     desk.block(ledger.enqueue(work("k").priority(Priority::new(1).unwrap()))).unwrap();
@@ -86,7 +86,7 @@ fn an_enqueued_run_is_told_from_the_queue_on(place: &Place) {
     assert!(run["startedAt"].as_str() > json["operation"]["createdAt"].as_str(), "{json:#}");
 }
 
-fn a_pending_operation_is_told_with_its_time(place: &Place) {
+fn a_pending_operation_is_shown_with_its_time(place: &Place) {
     let desk = Desk::at(place);
     let ledger = ledger(&desk);
     desk.block(ledger.enqueue(work("k").delay(Duration::from_secs(3600)))).unwrap();
@@ -103,7 +103,7 @@ fn a_pending_operation_is_told_with_its_time(place: &Place) {
     assert!(shown.contains("\nnot before   20") && !shown.contains("\nclaimed "), "{shown}");
 }
 
-fn a_cancelled_operation_is_told_with_who_and_why(place: &Place) {
+fn a_cancelled_operation_is_shown_with_its_actor_and_reason(place: &Place) {
     let desk = Desk::at(place);
     let ledger = ledger(&desk);
     desk.block(async {
@@ -119,7 +119,7 @@ fn a_cancelled_operation_is_told_with_who_and_why(place: &Place) {
     assert_eq!((&did["before"]["state"], &did["after"]["state"]), (&"pending".into(), &"failed".into()));
 }
 
-fn an_operation_that_failed_too_often_is_told_as_parked(place: &Place) {
+fn an_operation_out_of_attempts_is_shown_as_failed_until_a_person_decides(place: &Place) {
     let desk = Desk::at(place);
     let ledger = ledger(&desk);
     let policy = Policy { max_attempts: Some(2), backoff: Backoff::NONE, ..Policy::default() };
@@ -135,7 +135,7 @@ fn an_operation_that_failed_too_often_is_told_as_parked(place: &Place) {
     assert!(told[7].starts_with("Its policy allows no further attempt: it runs again only if"), "{told:#?}");
 }
 
-fn a_lost_run_under_hold_is_told_as_in_doubt(place: &Place) {
+fn a_lost_run_under_hold_is_shown_as_in_doubt(place: &Place) {
     let desk = Desk::at(place);
     let ledger = ledger(&desk);
     let policy = Policy { lease: Duration::from_secs(1), on_lost: OnLost::Hold, ..Policy::default() };
@@ -161,7 +161,7 @@ fn a_lost_run_under_hold_is_told_as_in_doubt(place: &Place) {
 
 /// A held message is shown by the operation that wrote it; an action of a person is shown even if no note of it is
 /// left.
-fn a_message_that_is_held_and_what_people_did_are_told(place: &Place) {
+fn held_messages_and_actions_of_people_are_shown(place: &Place) {
     let desk = Desk::at(place);
     let ledger = ledger(&desk);
     desk.block(ledger.enqueue(work("k"))).unwrap();

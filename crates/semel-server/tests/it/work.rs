@@ -14,8 +14,8 @@ use crate::{
 on_both_databases! {
     kinds_are_listed_paused_and_resumed
     a_pending_operation_is_cancelled_by_key_and_by_number
-    a_server_shows_life_and_runs_its_schedules
-    a_server_without_the_role_worker_shows_life
+    a_server_is_listed_as_a_node_and_runs_its_schedules
+    a_server_without_the_role_worker_is_listed_as_a_node
 }
 
 /// Work that no server has a handler for.
@@ -47,7 +47,7 @@ fn kinds_are_listed_paused_and_resumed(place: &Place) {
     assert_eq!(unpaused.status.code(), Some(1));
     assert!(stderr(&unpaused).contains("shop mail is not paused; no kind is"), "{}", stderr(&unpaused));
     let said = place.say(["work", "pause", "shop", "mail", "--reason", "the server is away"]);
-    assert_eq!(said, "shop/mail is paused: no worker begins work of it\n");
+    assert_eq!(said, "shop/mail is paused: no worker starts it\n");
     let said = place.say(["work", "pause", "shop", "male", "--reason", "a slip"]);
     assert!(said.contains("no node runs this kind at present, and nothing of it waits"), "{said}");
     let mail = list().into_iter().find(|kind| kind["kind"] == "mail").unwrap();
@@ -90,7 +90,7 @@ fn a_pending_operation_is_cancelled_by_key_and_by_number(place: &Place) {
     assert_eq!(rows(place, "SELECT action FROM semel_audit"), ["operations.cancel"; 2]);
 }
 
-fn a_server_shows_life_and_runs_its_schedules(place: &Place) {
+fn a_server_is_listed_as_a_node_and_runs_its_schedules(place: &Place) {
     let variables = [("SEMEL_PROPOSALS_SUBMISSIONS_RETENTION", "10s")];
     let mut server = serve(place, "api,worker", &variables);
     let nodes = || items(&place.json(["work", "nodes", "--json"]));
@@ -113,7 +113,7 @@ fn a_server_shows_life_and_runs_its_schedules(place: &Place) {
     assert_eq!(nodes().len(), 0, "one that stopped in order is not listed");
 }
 
-fn a_server_without_the_role_worker_shows_life(place: &Place) {
+fn a_server_without_the_role_worker_is_listed_as_a_node(place: &Place) {
     let mut server = serve(place, "sweeper", &[]);
     let nodes = || items(&place.json(["work", "nodes", "--json"]));
     eventually(SOON, "it is there", || nodes().len() == 1);

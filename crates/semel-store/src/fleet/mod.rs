@@ -1,4 +1,4 @@
-//! What nodes share besides operations: the marks of schedules, signs of life, and counts of work.
+//! The data that nodes share besides operations: the marks of schedules, signs of life, and counts of work.
 
 mod nodes;
 mod schedules;

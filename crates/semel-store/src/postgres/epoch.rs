@@ -28,8 +28,8 @@ pub(crate) use next_fence;
 /// The sequence has the bits below.
 const SHIFT: u32 = 43;
 
-/// What a connection reads: the server, the stored epoch, the highest id and the sequence. The snapshot is older than
-/// the reading of the sequence, so no id in it can be above the sequence unless the sequence went back.
+/// Read on every new connection: the server, the stored epoch, the highest id and the sequence. The snapshot is older
+/// than the reading of the sequence, so no id in it can be above the sequence unless the sequence went back.
 const SEE: &str = "SELECT pg_is_in_recovery() AS standby, c.system, c.timeline, e.epoch, e.system AS known_system,
             e.timeline AS known_timeline, coalesce((SELECT max(id) FROM semel_operations), 0) AS highest,
             (SELECT last_value FROM semel_fence) AS last

@@ -198,7 +198,7 @@ impl Drop for InLine<'_> {
     }
 }
 
-/// For every connection. An acknowledged commit must be on disk, whatever the server's default. Nothing may hang:
+/// For every connection. An acknowledged commit must be on disk, under any default of the server. Nothing may hang:
 /// statements, lock waits and forgotten transactions time out.
 pub(super) const SETUP: &str = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') IN ('off', 'local');
      SET statement_timeout = '10s'; SET lock_timeout = '10s'; SET idle_in_transaction_session_timeout = '30s'";

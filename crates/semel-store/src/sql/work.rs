@@ -93,7 +93,7 @@ statements! {
                 AS BIGINT) AS bytes
          FROM (", by_priority!("b.operation", "FROM semel_backlog AS b", "b.due <= {now $4}"), ") AS w
          CROSS JOIN {locked ", picked!(), "} LIMIT $6");
-    /// As `pick`, but the longest due first, whatever the priority.
+    /// As `pick`, but the longest due first, with any priority.
     pick_oldest = concat!(
         "SELECT o.id, CAST(coalesce(length(o.payload), 0) + coalesce(length(o.checkpoint), 0) + coalesce(length(o.error), 0)
                 AS BIGINT) AS bytes

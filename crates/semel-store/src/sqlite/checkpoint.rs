@@ -1,4 +1,4 @@
-//! Moves pages from the log to the file while the writer goes on.
+//! Moves pages from the log to the file while the writer continues.
 //!
 //! By default SQLite does this inside the commit that fills the log, and every caller waits for thousands of random
 //! writes. Here another connection does most of it beside the writer; the commit does the rest when the log is full.

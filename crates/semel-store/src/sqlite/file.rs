@@ -24,7 +24,7 @@ pub(crate) fn path(url: &str) -> Result<PathBuf> {
     let path = path.strip_prefix("//").unwrap_or(path);
     if path.is_empty() || path.contains(":memory:") || path.contains('?') {
         return Err(Error::Invalid(
-            "database url: write sqlite:PATH with the path of a file (a ledger in memory would forget)".into(),
+            "database url: write sqlite:PATH with the path of a file (a ledger in memory loses data)".into(),
         ));
     }
     Ok(PathBuf::from(path))
@@ -62,14 +62,14 @@ pub(crate) fn check_log(path: &Path) -> Result<()> {
     // has its first page.
     let Some(bytes @ 1..) = size(&log) else { return Ok(()) };
     let found = match size(&database) {
-        None => "is not there",
+        None => "is missing",
         Some(0) => "is empty (0 bytes)",
         Some(_) => return Ok(()),
     };
     Err(Error::Unavailable(format!(
-        "{} {found}, but its log {} is ({bytes} bytes): the database was deleted, moved or not restored together with its \
-         log. Nothing was changed. Put the database file back beside its log (or restore both from one backup); to begin \
-         an empty ledger, in which every key is new, move the log away first",
+        "{} {found}, but its log {} has {bytes} bytes: the database was deleted, moved or not restored together with \
+         its log. Nothing was changed. Put the database file back beside its log (or restore both from one backup); to \
+         begin an empty ledger, in which every key is new, move the log away first",
         database.display(),
         log.display(),
     )))
@@ -175,7 +175,7 @@ pub(crate) fn cannot(path: &Path, error: &sqlx::Error) -> Error {
     })
 }
 
-/// Whether the file's directory is on a read-only file system, whatever the permissions.
+/// Whether the file's directory is on a read-only file system. Permissions do not count.
 fn is_mounted_read_only(path: &Path) -> bool {
     let flags = rustix::fs::statvfs(folder(path)).map(|stat| stat.f_flag);
     flags.is_ok_and(|flags| flags.contains(rustix::fs::StatVfsMountFlags::RDONLY))

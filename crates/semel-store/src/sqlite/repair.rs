@@ -84,7 +84,7 @@ async fn alone(path: &std::path::Path) -> Result<SqliteConnection> {
         .disable_statement_logging();
     options.connect().await.map_err(|error| match file::is_locked(&error) {
         true => Error::Invalid(format!(
-            "another process has {} open and knows what the time was; stop it first",
+            "another process has {} open and keeps its time in memory; stop it first",
             path.display()
         )),
         false => file::cannot(path, &error),
@@ -96,8 +96,8 @@ async fn nothing_leased(conn: &mut SqliteConnection, now: i64) -> Result<()> {
         let n: i64 = sqlx::query_scalar(sql).bind(now).fetch_one(&mut *conn).await.map_err(broken)?;
         if n > 0 {
             return Err(Error::Invalid(format!(
-                "{n} {what} are leased, and would be for as long as the clock goes back; wait until those leases have \
-                 ended"
+                "{n} {what} are leased, and their leases would last longer by as much as the clock is set back; wait \
+                 until they have ended"
             )));
         }
     }

@@ -1,5 +1,5 @@
 //! Rows set aside: those that cannot be read, or that the database refuses to change. A person sees them, and the sweep
-//! goes on with the others.
+//! continues with the others.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -90,7 +90,7 @@ impl Database {
                 tracing::warn!(
                     operation = id,
                     reason,
-                    "set aside: cannot {what}; the others go on, and it is tried again in hours"
+                    "set aside: cannot {what}; other rows continue, and this one is retried in hours"
                 );
             }
         }

@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_is_set_back_hides_nothing() {
+    fn after_a_clock_is_set_back_the_sweep_starts_at_the_low_end() {
         let edges = Edges::new(true);
         edges.advance(Task::Age, done(NOW.as_micros()), true);
         assert_eq!(edges.from(Task::Age, NOW), Some(NOW.as_micros()));

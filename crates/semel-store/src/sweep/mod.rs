@@ -3,7 +3,7 @@
 //!
 //! Every phase runs in every round, even if others fail. A phase selects its rows within limits of number and size, and
 //! handles them in one transaction. If that fails, the rows are halved until only those remain that cannot be read or
-//! written; these are set aside (`aside.rs`) and the others go on. Rows that another transaction has locked are
+//! written; these are set aside (`aside.rs`) and the others continue. Rows that another transaction has locked are
 //! skipped.
 
 mod adrift;
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_round_takes_what_fits_and_at_least_one() {
+    fn a_round_is_bounded_in_bytes_but_takes_at_least_one_row() {
         for (sizes, fit) in [
             (&[][..], 0),
             (&[1], 1),

@@ -111,7 +111,7 @@ async fn a_locked_row_is_in_flight_only_for_claims_with_the_stored_payload() {
 /// A claim that met a locked row is looked up in the background, and withdrawn if it was made. This concerns this claim
 /// only, not the next one of the same caller.
 #[tokio::test]
-async fn a_waiter_that_met_a_held_row_keeps_the_lease_that_it_gets_later() {
+async fn a_waiter_that_met_a_locked_row_keeps_its_later_lease() {
     /// Longer than the pauses between looks in the background.
     const LOOKED: Duration = Duration::from_millis(2500);
     let lab = Lab::new(Kind::Postgres).await;
@@ -151,7 +151,7 @@ async fn claim_all(ledger: &Ledger<Database>, names: impl Iterator<Item = String
 /// An open transaction has inserted a key: a frozen peer, or a slow inline claim. Only claims of that key wait, and the
 /// others wait for them once, for a moment.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_uncommitted_insert_holds_up_no_other_key() {
+async fn an_uncommitted_insert_blocks_no_other_key() {
     let lab = Lab::new(Kind::Postgres).await;
     let (ledger, other) = (lab.ledger().await, lab.open().await);
     let tx = other.begin(Duration::from_secs(300)).await.unwrap();
@@ -256,7 +256,7 @@ async fn overlapping_batches_that_share_a_key_harm_only_its_callers() {
 /// A claim in a caller's transaction replaces an expired operation, and the transaction stays open. Claims of other
 /// expired keys go on, and so do the repeats of other operations.
 #[tokio::test]
-async fn an_open_inline_claim_of_an_expired_key_keeps_no_other_waiting() {
+async fn an_open_inline_claim_of_an_expired_key_blocks_no_other() {
     /// More than the slots of any hashed lock of operations.
     const OTHERS: usize = 300;
     let lab = Lab::new(Kind::Postgres).await;

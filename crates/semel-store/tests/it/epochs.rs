@@ -66,7 +66,7 @@ async fn lived_in(lab: &Lab) -> Fence {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fences_only_grow_whatever_becomes_of_the_server() {
+async fn fences_only_grow_after_every_change_of_the_server() {
     for (change, sql) in CHANGES {
         let lab = Lab::new(Kind::Postgres).await;
         let before = lived_in(&lab).await;

@@ -128,7 +128,7 @@ async fn connections_that_nothing_uses_are_closed() {
 
 /// A caller comes while another one has the only connection for a moment, and gets that one.
 #[tokio::test]
-async fn callers_that_meet_share_a_connection_that_is_left_soon() {
+async fn concurrent_callers_share_a_connection_that_is_soon_free() {
     let narrow = Narrow::new().await;
     let settings = Settings { idle_limit: Duration::from_secs(1), ..Settings::default() };
     let db = narrow.open(settings).await;

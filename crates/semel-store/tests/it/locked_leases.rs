@@ -71,7 +71,7 @@ impl Runs {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_locked_lease_costs_a_node_that_lease_and_no_other() {
+async fn a_node_loses_a_locked_lease_and_no_other() {
     let lab = Lab::in_real_time(Kind::Postgres).await;
     let ledger = lab.ledger().await;
     let mut runs = Runs::start(&ledger);

@@ -93,7 +93,7 @@ async fn left_behind() -> Lab {
 
 #[tokio::test]
 async fn a_log_without_its_database_is_refused_and_left_as_it_is() {
-    for (how, database) in [("is not there", None), ("is empty", Some(b""))] {
+    for (how, database) in [("is missing", None), ("is empty", Some(b""))] {
         let lab = left_behind().await;
         let log = fs::read(file(&lab, "-wal")).unwrap();
         fs::rename(file(&lab, ""), file(&lab, "-moved")).unwrap();

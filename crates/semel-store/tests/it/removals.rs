@@ -164,7 +164,7 @@ async fn a_note_that_is_written_during_a_purge_leaves_no_row() {
 
 /// Rows that were set aside are tried again one by one. One that times out blocks no other.
 #[tokio::test]
-async fn a_row_that_always_times_out_keeps_no_other_from_being_tried_again() {
+async fn a_row_that_always_times_out_blocks_no_other_retry() {
     const REFUSE: &str = "CREATE OR REPLACE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
          $$ BEGIN RAISE EXCEPTION 'not this one'; END $$;
          CREATE TRIGGER refuse BEFORE DELETE ON semel_operations FOR EACH ROW EXECUTE FUNCTION refuse()";

@@ -24,7 +24,7 @@ async fn was_ahead() -> Lab {
 }
 
 #[tokio::test]
-async fn a_clock_that_is_set_back_revives_nothing() {
+async fn a_clock_set_back_revives_no_expired_lease() {
     let lab = Lab::new(Kind::Sqlite).await;
     let ledger = lab.ledger().await;
     let Claim::Acquired(mut zombie) = ledger.claim(work("k", policy())).await.unwrap() else { panic!() };

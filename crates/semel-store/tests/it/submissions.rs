@@ -108,7 +108,7 @@ async fn completed_and_submitted(lab: &Lab, ledger: &Ledger<Database>) -> BTreeM
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_submission_commits_without_its_key_whatever_times_out_or_is_ended() {
+async fn no_submission_commits_without_its_key_under_timeouts_and_lost_connections() {
     let lab = Lab::in_real_time(Kind::Postgres).await;
     let (a, b) = (lab.ledger_of("a").await, lab.ledger_of("b").await);
     lab.execute("CREATE TABLE proposals (id INT PRIMARY KEY, version INT NOT NULL)").await.unwrap();

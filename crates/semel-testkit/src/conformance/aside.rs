@@ -320,7 +320,7 @@ pub async fn missing_leases_are_found_among_many_and_after_rows_that_are_refused
     assert_eq!(lab.number("SELECT count(*) FROM semel_operations WHERE state = 'in_doubt'").await, 22);
 }
 
-/// However many rows are due, one round handles no more than a few megabytes; the rest follows in the next one.
+/// One round handles no more than a few megabytes; the rest follows in the next one.
 pub async fn a_round_is_bounded_in_bytes(lab: Lab) {
     let ledger = lab.ledger().await;
     let store = ledger.store();
@@ -383,7 +383,7 @@ pub async fn a_locked_row_is_swept_later(lab: Lab) {
 
 /// The leases of a node are renewed together. One whose operation is unreadable is renewed or lost like any other, and
 /// its late renewal is noted.
-pub async fn an_operation_that_cannot_be_read_keeps_no_other_lease_from_being_renewed(lab: Lab) {
+pub async fn an_unreadable_operation_blocks_no_renewal(lab: Lab) {
     let store = lab.open().await;
     let policy = Policy { lease: secs(60), ..Policy::default() };
     let operations = claimed(&store, 3, 10, &policy).await;
@@ -505,7 +505,7 @@ pub async fn an_unreadable_operation_can_be_purged(lab: Lab) {
 }
 
 /// An unreadable journal note says so, and one of a newer version is omitted; the others are returned.
-pub async fn a_note_that_cannot_be_read_hides_no_other(lab: Lab) {
+pub async fn an_unreadable_note_is_returned_with_all_others(lab: Lab) {
     let ledger = lab.ledger().await;
     let policy = Policy { backoff: Backoff::NONE, ..Policy::default() };
     let lease = acquire(&ledger, work("k", policy.clone())).await;

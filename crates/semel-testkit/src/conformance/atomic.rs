@@ -55,7 +55,7 @@ pub async fn an_effect_commits_with_its_completion(lab: Lab) {
     assert_eq!(counted(&ledger, State::Completed).await, 1);
 }
 
-/// If a handler fails, its effect has not happened; so nothing is in doubt, whatever the policy.
+/// If a handler fails, its effect has not happened; so nothing is in doubt under any policy.
 pub async fn an_effect_that_fails_is_rolled_back(lab: Lab) {
     make_effects(&lab).await;
     let ledger = lab.ledger().await;
@@ -487,7 +487,7 @@ pub async fn a_handler_can_use_its_transaction_only(lab: Lab) {
 }
 
 /// A stop in the middle of an effect rolls it back, and counts no attempt.
-pub async fn a_stop_rolls_an_effect_back_at_no_cost(lab: Lab) {
+pub async fn a_stop_rolls_an_effect_back_without_counting_an_attempt(lab: Lab) {
     make_effects(&lab).await;
     let other = lab.ledger().await;
     for on_lost in [OnLost::Rerun, OnLost::Hold] {

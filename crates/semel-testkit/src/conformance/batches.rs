@@ -129,7 +129,7 @@ async fn flush(
 }
 
 /// A ledger under load does both at once, and a refused item affects no other.
-pub async fn a_poison_claim_does_not_take_settles_down(lab: Lab) {
+pub async fn a_poison_claim_fails_no_settle(lab: Lab) {
     let store = lab.open().await;
     let made = store.claim((0..20).map(|n| ask_for(&format!("old {n:02}"))).collect()).await.unwrap();
     let writes = made.iter().map(|applied| applied.operation.as_ref().unwrap());
@@ -238,7 +238,7 @@ pub async fn a_zombie_in_the_owners_batch_is_refused(lab: Lab) {
 
 /// Two nodes that send the same keys in opposite orders both succeed: each key is acquired once, and each write is
 /// answered. A separate test, on a PostgreSQL that detects deadlocks sooner, checks that there are none.
-pub async fn crossing_batches_get_through(lab: Lab) {
+pub async fn crossing_batches_both_succeed(lab: Lab) {
     let (a, b) = (lab.open().await, lab.open().await);
     for round in 0..4 {
         let names: Vec<_> = (0..300).map(|n| format!("{round}/{}", n * 7919 % 300)).collect();

@@ -44,15 +44,15 @@ macro_rules! broker_suite {
                 a_confirmed_message_is_delivered_with_all_its_properties,
                 a_large_body_and_an_empty_one_are_delivered,
                 a_message_without_a_queue_is_unroutable_and_stored_nowhere,
-                one_that_is_unroutable_does_not_hide_among_others,
+                each_unroutable_message_of_a_batch_is_reported,
                 declaring_is_harmless_to_repeat_and_by_many_at_once,
                 prefetch_limits_unacknowledged_messages,
                 an_unacknowledged_message_is_delivered_again,
                 an_acknowledged_message_is_never_delivered_again,
                 a_returned_message_is_delivered_again_at_once,
                 two_consumers_share_a_queue,
-                one_consumer_gets_them_in_order,
-                nothing_is_sent_after_its_time,
+                one_consumer_gets_messages_in_order,
+                nothing_is_sent_after_the_deadline,
                 a_batch_of_a_thousand_is_confirmed,
                 waiting_for_a_message_can_be_given_up,
                 queues_do_not_mix,
@@ -72,7 +72,7 @@ macro_rules! broker_suite {
     };
 }
 
-/// A message arrives as it was sent, whatever its bytes.
+/// A message with any bytes arrives as it was sent.
 pub async fn a_confirmed_message_is_delivered_with_all_its_properties(lab: &impl BrokerLab) {
     let (broker, queue) = (lab.broker().await, lab.name());
     broker.declare(vec![Queue::new(&queue)]).await.unwrap();
@@ -132,7 +132,7 @@ pub async fn a_message_without_a_queue_is_unroutable_and_stored_nowhere(lab: &im
 }
 
 /// Each message has its own answer, also if the others have different ones.
-pub async fn one_that_is_unroutable_does_not_hide_among_others(lab: &impl BrokerLab) {
+pub async fn each_unroutable_message_of_a_batch_is_reported(lab: &impl BrokerLab) {
     let broker = lab.broker().await;
     for _ in 0..5 {
         // A new queue each time: the consumer of the previous round may still return its messages.
@@ -284,7 +284,7 @@ pub async fn two_consumers_share_a_queue(lab: &impl BrokerLab) {
 }
 
 /// First in, first out.
-pub async fn one_consumer_gets_them_in_order(lab: &impl BrokerLab) {
+pub async fn one_consumer_gets_messages_in_order(lab: &impl BrokerLab) {
     let (broker, queue) = (lab.broker().await, lab.name());
     broker.declare(vec![Queue::new(&queue)]).await.unwrap();
     for round in 0..3 {
@@ -295,7 +295,7 @@ pub async fn one_consumer_gets_them_in_order(lab: &impl BrokerLab) {
 }
 
 /// A relay whose lease has expired must not send.
-pub async fn nothing_is_sent_after_its_time(lab: &impl BrokerLab) {
+pub async fn nothing_is_sent_after_the_deadline(lab: &impl BrokerLab) {
     let (broker, queue) = (lab.broker().await, lab.name());
     broker.declare(vec![Queue::new(&queue)]).await.unwrap();
     let batch: Vec<_> = (0..10).map(|i| envelope(&queue, i.to_string())).collect();

@@ -65,8 +65,8 @@ pub async fn each_of_the_seven_answers_is_given(lab: Lab) {
     assert_eq!(ask(&b, work("not_yet", Policy::default())).await, "acquired");
 }
 
-/// Equal keys in two scopes are different operations, wherever the border between the parts is.
-pub async fn equal_keys_in_two_scopes_never_meet(lab: Lab) {
+/// Equal keys in two scopes are different operations, with any border between the parts.
+pub async fn equal_keys_in_two_scopes_are_independent(lab: Lab) {
     let ledger = lab.ledger().await;
     let parts = [
         ("a", "b", "c"),
@@ -170,7 +170,7 @@ pub async fn a_claim_whose_answer_was_lost_is_recognised(lab: Lab) {
     }
 }
 
-/// Another payload under the same key is a mismatch, whatever state the operation is in.
+/// Another payload under the same key is a mismatch in every state of the operation.
 pub async fn another_payload_is_a_mismatch_in_every_state(lab: Lab) {
     let (a, b) = (lab.ledger().await, lab.ledger().await);
     let hold = Policy { on_lost: OnLost::Hold, max_attempts: Some(1), ..Policy::default() };
@@ -256,8 +256,8 @@ pub async fn invalid_work_is_refused_before_anything_is_claimed(lab: Lab) {
     );
 }
 
-/// A claim whose caller goes away, at any moment, leaves no key blocked: the clock stands still, so only a release can
-/// free it.
+/// A claim whose caller goes away, at any moment, leaves no key blocked: the clock does not move, so only a release
+/// can free it.
 pub async fn a_claim_that_is_dropped_frees_its_key(lab: Lab) {
     let ledger = lab.ledger().await;
     let mut dropped = 0;

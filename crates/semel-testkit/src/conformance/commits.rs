@@ -133,7 +133,7 @@ pub async fn a_refused_commit_is_a_failure(lab: Lab) {
 }
 
 /// A second, then half its age, up to a minute: a worker does not retry in a loop. Only its caller can bring an
-/// operation without data again, so its delay is short, however old it is.
+/// operation without data again, so its delay is short at any age.
 pub async fn an_endless_transient_failure_is_retried_ever_more_rarely(lab: Lab) {
     doomed_lab(&lab).await;
     let ledger = lab.ledger().await;

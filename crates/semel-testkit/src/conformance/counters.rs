@@ -356,9 +356,9 @@ pub async fn a_tally_of_days_is_the_sum_of_its_hours(lab: Lab) {
     assert_eq!(appeared(&day), 24);
 }
 
-/// However many values a label has, a tally is bounded, and says that it is incomplete: it has the largest sums, always
+/// A tally is bounded for any number of label values, and shows that it is incomplete: it has the largest sums, always
 /// the same ones. A tally without that dimension is complete.
-pub async fn a_tally_is_bounded_and_says_so(lab: Lab) {
+pub async fn a_tally_is_bounded_and_marked_as_cut(lab: Lab) {
     let ledger = lab.ledger().await;
     let most = Tallied::<Tally>::MOST;
     let add = async |from: u32, to: u32| {
@@ -386,7 +386,7 @@ pub async fn a_tally_is_bounded_and_says_so(lab: Lab) {
     }
 }
 
-/// A tally of a year's days is complete, whatever happened on each of them.
+/// A tally of a year's days is complete, with every kind of event on each of them.
 pub async fn a_tally_of_a_year_of_days_is_whole(lab: Lab) {
     let ledger = lab.ledger().await;
     let states: Vec<_> = State::ALL.iter().map(|state| format!("SELECT '{state}' AS state")).collect();

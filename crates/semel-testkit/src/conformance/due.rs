@@ -97,7 +97,7 @@ pub async fn a_failed_operation_is_due_after_its_backoff_on_every_node(lab: Lab)
     assert_eq!(repeats, [], "nothing has brought the key again");
 }
 
-/// An operation that is out of attempts, parked or in doubt is never due, however often the sweep runs; after a
+/// An operation that is out of attempts, parked or in doubt is never due, also after many sweeps; after a
 /// person's retry it is due at once.
 pub async fn an_operation_that_waits_for_a_person_is_never_due(lab: Lab) {
     let ledger = lab.ledger().await;
@@ -137,7 +137,7 @@ pub async fn an_operation_that_waits_for_a_person_is_never_due(lab: Lab) {
     assert_eq!(first_due(&[&ledger]).await, None, "a person's verdict failed is final");
 }
 
-/// Newer data is due when the older run ends, in whatever way; an operation whose lease expired is due when the sweep
+/// Newer data is due when the older run ends, in any way; an operation whose lease expired is due when the sweep
 /// has found it; a released one after its delay.
 pub async fn an_operation_without_a_delay_is_due_at_once(lab: Lab) {
     let (a, b) = (lab.ledger().await, lab.ledger().await);
@@ -257,9 +257,9 @@ async fn put_back(node: &Node, scope: Scope, text: &str, delay: Duration) {
     assert_eq!(acquire(node, work.policy(policy())).await.release(delay).await.unwrap(), SETTLED);
 }
 
-/// However many operations of one kind or tenant are due, and for however long, those of another are found at once; the
-/// listing of kinds has the first due time of each, of one service and every tenant.
-pub async fn due_operations_of_one_kind_hide_none_of_another(lab: Lab) {
+/// If many operations of one kind or tenant are due, those of another are found at once; the listing of kinds has
+/// the first due time of each, of one service and every tenant.
+pub async fn due_operations_of_one_kind_delay_none_of_another(lab: Lab) {
     let (a, b) = (lab.ledger().await, lab.ledger().await);
     let scope = |tenant: &str, service: &str, kind: &str| Scope::new(tenant, service, kind).unwrap();
     for n in 0..70 {
@@ -327,7 +327,7 @@ pub async fn due_operations_of_one_kind_hide_none_of_another(lab: Lab) {
     assert_eq!(got("").await, [kind("much", "acme", 7, 0), kind("running", "acme", 12, 3)]);
 }
 
-/// Kinds are listed in pages, so that all are listed, however many there are.
+/// Kinds are listed in pages, so that any number of them can be listed.
 pub async fn kinds_of_work_are_counted_up_to_a_limit(lab: Lab) {
     let ledger = lab.ledger().await;
     let numbers = match lab.kind() {
@@ -393,7 +393,7 @@ pub async fn a_claim_at_once_waits_for_no_backoff(lab: Lab) {
 }
 
 /// A row of the backlog without a due time gets one when the tables are migrated.
-pub async fn a_list_from_before_it_had_times_is_brought_up_to_date(lab: Lab) {
+pub async fn backlog_rows_without_due_times_are_migrated(lab: Lab) {
     let ledger = lab.ledger().await;
     let never = Failure { error: "no way".into(), retry: Retry::Never };
     assert_eq!(acquire(&ledger, work("failed", policy())).await.fail(failure("no")).await.unwrap(), SETTLED);

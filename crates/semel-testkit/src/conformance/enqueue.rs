@@ -86,7 +86,7 @@ pub async fn an_enqueue_in_a_transaction_commits_with_it(lab: Lab) {
     ledger.store().roll_back(&tx).await;
 }
 
-/// Many enqueues at once are answered in order, whatever the state of each key.
+/// Many enqueues at once are answered in order, with keys in any state.
 pub async fn many_are_enqueued_at_once_and_answered_in_order(lab: Lab) {
     let ledger = lab.ledger().await;
     enqueue(&ledger, plain("3")).await;
@@ -177,7 +177,7 @@ pub async fn newer_data_replaces_pending_data(lab: Lab) {
     assert_eq!(taken(&ledger, 9).await, ["k"]);
 }
 
-/// The policy of an enqueue applies to every run, whatever the worker's; without one, the worker's applies.
+/// The policy of an enqueue applies to every run, not the worker's; without one, the worker's applies.
 pub async fn the_policy_of_an_enqueue_is_kept_until_it_settles(lab: Lab) {
     let ledger = lab.ledger().await;
     let own = Policy { max_attempts: Some(1), lease: secs(7), on_lost: OnLost::Hold, ..policy() };
@@ -270,7 +270,7 @@ pub async fn a_run_can_be_cancelled(lab: Lab) {
     }
 }
 
-/// A run may end before it hears that it was cancelled. It does not run again, unless it took effect.
+/// A run may end before it gets the signal that it was cancelled. It does not run again, unless it took effect.
 pub async fn a_cancelled_run_that_fails_or_is_released_does_not_run_again(lab: Lab) {
     let node = lab.ledger().await;
     for (on_lost, text) in [(OnLost::Rerun, "rerun"), (OnLost::Hold, "hold")] {
@@ -312,7 +312,7 @@ pub async fn a_failed_operation_does_not_expire_before_its_retry(lab: Lab) {
     assert_eq!(taken(&node, 1).await, ["k"]);
 }
 
-/// A run that makes progress each time is not parked, however often its node dies.
+/// A run that makes progress each time is not parked, even if its node dies many times.
 pub async fn progress_forgives_crashes(lab: Lab) {
     let ledger = lab.ledger().await;
     let policy = Policy { max_crashes: 3, backoff: Backoff::NONE, ..policy() };
@@ -353,7 +353,7 @@ pub async fn a_paused_kind_is_not_taken(lab: Lab) {
 }
 
 /// The nodes of a fleet share the limits of a kind.
-pub async fn the_limits_of_a_kind_are_the_fleets(lab: Lab) {
+pub async fn the_limits_of_a_kind_are_shared_by_the_fleet(lab: Lab) {
     let (a, b) = (lab.ledger_of("a").await, lab.ledger_of("b").await);
     for n in 0..30 {
         enqueue(&a, plain(&n.to_string())).await;

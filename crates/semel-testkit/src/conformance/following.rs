@@ -114,7 +114,8 @@ pub async fn a_row_follows_its_operation_through_every_change(lab: Lab) {
     drop(taken_over);
 }
 
-/// The rows of the handler, the completion and the row that follows are one commit, however the transaction ends.
+/// The rows of the handler, the completion and the row that follows are one commit. If the handler fails, the row shows
+/// it, and the handler's rows are not stored.
 pub async fn a_row_follows_in_the_transaction_of_the_effect(lab: Lab) {
     let node = node(&lab).await;
     let work = |context: Context<Database>, tx: Tx| async move {

@@ -275,7 +275,7 @@ pub async fn a_forgotten_transaction_ends_by_itself(lab: Lab) {
 }
 
 /// A statement fails, and the caller ignores it and commits: the answer is what happened.
-pub async fn a_commit_says_whether_anything_was_committed(lab: Lab) {
+pub async fn a_commit_reports_whether_anything_was_committed(lab: Lab) {
     make_effects(&lab).await;
     let ledger = lab.ledger().await;
     let tx = begin(&ledger).await;

@@ -11,7 +11,7 @@ use super::tools::*;
 use crate::{Lab, key, work, work_with};
 
 /// An error may have any length, and goes to the row and to the journal: it is cut.
-pub async fn an_error_of_any_length_is_cut_and_says_so(lab: Lab) {
+pub async fn a_long_error_is_cut_and_marked_as_cut(lab: Lab) {
     let ledger = lab.ledger().await;
     let long = "ü💥".repeat(1 << 18);
     for name in ["fail", "doubt"] {
@@ -101,7 +101,7 @@ pub async fn a_released_first_run_leaves_no_trace(lab: Lab) {
 }
 
 /// A release does not lose accepted data: the payload of the claim stays, pending.
-pub async fn a_release_keeps_the_payload_and_costs_no_attempt(lab: Lab) {
+pub async fn a_release_keeps_the_payload_and_counts_no_attempt(lab: Lab) {
     let ledger = lab.ledger().await;
     let policy = Policy { max_attempts: Some(2), backoff: Backoff::NONE, ..Policy::default() };
     let accepted = work("k", policy.clone()).payload("data");
@@ -122,7 +122,7 @@ pub async fn a_release_keeps_the_payload_and_costs_no_attempt(lab: Lab) {
     assert_eq!(acquire(&ledger, work("k", policy)).await.operation().attempt(), 2);
 }
 
-/// A checkpoint is kept for the next attempt, however this one ends, and is removed by the completion.
+/// A checkpoint is kept for the next attempt after any end of this one, and is removed by the completion.
 pub async fn a_checkpoint_is_handed_to_the_next_attempt(lab: Lab) {
     let ledger = lab.ledger().await;
     let policy = Policy { backoff: Backoff::NONE, ..Policy::default() };
@@ -166,7 +166,7 @@ pub async fn derived_keys_are_the_same_on_every_attempt(lab: Lab) {
 }
 
 /// A failure decides the retry: after the policy's backoff, after its own delay, or never.
-pub async fn a_failure_says_when_it_may_be_tried_again(lab: Lab) {
+pub async fn a_failure_decides_when_it_is_retried(lab: Lab) {
     let ledger = lab.ledger().await;
     let fail = async |text: &str, retry: Retry| {
         let lease = acquire(&ledger, work(text, Policy::default())).await;

@@ -98,7 +98,7 @@ pub async fn a_letter_is_kept_once(lab: Lab) {
 }
 
 /// The stored message is the one that came.
-pub async fn a_letter_comes_back_whole(lab: Lab) {
+pub async fn a_letter_keeps_the_whole_message(lab: Lab) {
     let store = lab.open().await;
     let whole = letter("whole", now());
     keep(&store, whole.clone()).await;
@@ -235,7 +235,7 @@ pub async fn a_retry_that_fails_is_tried_again_or_dead(lab: Lab) {
 
 /// A copy of a dead letter's message may be retried, and fail for good as well: they are one letter, with the last
 /// reason, and a re-drive that began before does not include it.
-pub async fn a_copy_that_dies_is_the_same_letter(lab: Lab) {
+pub async fn a_dead_copy_of_a_message_is_the_same_letter(lab: Lab) {
     let store = lab.open().await;
     keep(&store, letter("k", Retry::Dead)).await;
     let asked = LetterFilter { before: Some(Lab::START + TICK), ..all() };
@@ -283,7 +283,7 @@ pub async fn letters_are_found_by_their_filter(lab: Lab) {
 }
 
 /// Re-driven letters become retries with all counts at zero, all of a round or none.
-pub async fn letters_are_given_back_to_their_consumers(lab: Lab) {
+pub async fn redriven_letters_become_retries(lab: Lab) {
     let store = lab.open().await;
     for key in ["a", "b", "c"] {
         keep(&store, letter(key, Retry::Dead)).await;
@@ -331,7 +331,7 @@ pub async fn a_discarded_letter_is_audited(lab: Lab) {
 }
 
 /// An unreadable retry is postponed, and nothing is counted; the next one is taken at once.
-pub async fn a_retry_that_cannot_be_read_keeps_no_other_waiting(lab: Lab) {
+pub async fn an_unreadable_retry_blocks_no_other(lab: Lab) {
     let store = lab.open().await;
     for key in ["a", "b", "c", "d"] {
         keep(&store, letter(key, now())).await;

@@ -32,7 +32,7 @@ pub async fn an_operation_is_found_by_its_tenant_only(lab: Lab) {
     assert_eq!(list(&ledger, &Filter::tenant("other")).await, [""; 0]);
 }
 
-/// A listing never shows another tenant's operations, whatever the filter.
+/// A listing never shows another tenant's operations, with any filter.
 pub async fn a_listing_never_crosses_tenants(lab: Lab) {
     let ledger = lab.ledger().await;
     let red = Labels::default().with(1, "red").unwrap();
@@ -104,7 +104,7 @@ fn brief(op: &Operation) -> Operation {
 }
 
 /// Filters by state, age, service and kind, alone and together, give the same as a scan of all rows.
-pub async fn a_listing_is_what_its_filter_says(lab: Lab) {
+pub async fn a_listing_has_exactly_the_matching_operations(lab: Lab) {
     let ledger = lab.ledger().await;
     let mut all = Vec::new();
     for (n, (service, kind)) in [("bank", "transfer"), ("bank", "refund"), ("post", "letter")].into_iter().enumerate() {
@@ -303,7 +303,7 @@ pub async fn pages_are_complete_while_rows_are_added(lab: Lab) {
 }
 
 /// A page is as long as requested, between 1 and 500, and the last one says so.
-pub async fn a_page_is_1_to_500_long_and_the_last_says_so(lab: Lab) {
+pub async fn a_page_has_1_to_500_items_and_the_last_has_no_next(lab: Lab) {
     let ledger = lab.ledger().await;
     let asked = |range: std::ops::Range<usize>| {
         range.map(|n| crate::request(&format!("k{n}"), b"", Policy::default()).into()).collect()

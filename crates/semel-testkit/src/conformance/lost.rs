@@ -46,7 +46,7 @@ pub async fn a_lost_lease_is_taken_over_under_rerun(lab: Lab) {
     assert_eq!(got[1].actor, "b");
 }
 
-/// Under hold and probe an operation with a lost lease is in doubt for every claim, whatever its policy, and for ever:
+/// Under hold and probe an operation with a lost lease is in doubt for every claim, under any policy, and for ever:
 /// the terms are those of the claim that got the lease.
 pub async fn a_lost_lease_is_in_doubt_under_hold_and_probe(lab: Lab) {
     let ledger = lab.ledger().await;
@@ -102,7 +102,7 @@ pub async fn the_finding_of_a_probe_resolves_a_doubt(lab: Lab) {
 }
 
 /// Of two concurrent probes one decides, and both callers get that result.
-pub async fn of_two_probes_one_has_its_way(lab: Lab) {
+pub async fn of_two_concurrent_probes_one_decides(lab: Lab) {
     let nodes = [lab.ledger().await, lab.ledger().await];
     for round in 0..5 {
         let text = format!("k{round}");

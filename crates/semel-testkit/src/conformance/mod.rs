@@ -47,7 +47,7 @@ macro_rules! conformance_suite {
                     a_first_claim_acquires_and_the_next_is_replayed,
                     a_second_claim_is_in_flight,
                     each_of_the_seven_answers_is_given,
-                    equal_keys_in_two_scopes_never_meet,
+                    equal_keys_in_two_scopes_are_independent,
                     keys_are_compared_byte_by_byte,
                     a_claim_whose_answer_was_lost_is_recognised,
                     another_payload_is_a_mismatch_in_every_state,
@@ -58,11 +58,11 @@ macro_rules! conformance_suite {
                     one_key_many_times_in_a_batch_is_acquired_once,
                     a_mixed_batch_is_answered_in_its_order,
                     claims_and_writes_share_a_flush,
-                    a_poison_claim_does_not_take_settles_down,
+                    a_poison_claim_fails_no_settle,
                     a_poison_item_fails_alone,
                     a_batch_sent_again_changes_nothing,
                     a_zombie_in_the_owners_batch_is_refused,
-                    crossing_batches_get_through,
+                    crossing_batches_both_succeed,
                     without_group_commit_the_answers_are_the_same,
                     a_crowd_takes_over_once,
                     a_crowd_on_two_nodes_gets_one_lease_per_key;
@@ -74,19 +74,19 @@ macro_rules! conformance_suite {
                     the_fences_of_an_operation_only_grow;
                 leases:
                     an_outcome_too_large_to_keep_still_completes,
-                    an_error_of_any_length_is_cut_and_says_so,
+                    a_long_error_is_cut_and_marked_as_cut,
                     a_lease_expires_at_its_deadline,
                     a_late_settle_counts_without_a_takeover,
                     a_lease_can_be_renewed_up_to_the_longest_run,
                     a_dropped_lease_expires,
                     a_released_first_run_leaves_no_trace,
-                    a_release_keeps_the_payload_and_costs_no_attempt,
+                    a_release_keeps_the_payload_and_counts_no_attempt,
                     a_checkpoint_is_handed_to_the_next_attempt,
                     derived_keys_are_the_same_on_every_attempt,
-                    a_failure_says_when_it_may_be_tried_again;
+                    a_failure_decides_when_it_is_retried;
                 running:
                     a_run_completes_once,
-                    however_a_handler_ends_it_is_settled,
+                    every_end_of_a_handler_is_settled,
                     a_value_is_handed_over_if_its_result_is_stored,
                     a_caller_that_goes_away_does_not_stop_the_run,
                     a_lost_lease_cancels_the_run,
@@ -98,7 +98,7 @@ macro_rules! conformance_suite {
                 newer:
                     only_newer_data_supersedes,
                     newer_data_waits_for_the_run_and_only_newer_replaces_it,
-                    however_the_run_ends_newer_data_has_its_turn,
+                    newer_data_runs_after_every_end_of_the_older_run,
                     newer_data_waits_while_the_older_is_in_doubt,
                     a_late_owner_of_older_data_does_not_touch_the_newer,
                     another_payload_is_replayed_under_on_mismatch_replay;
@@ -116,7 +116,7 @@ macro_rules! conformance_suite {
                     a_lost_lease_is_taken_over_under_rerun,
                     a_lost_lease_is_in_doubt_under_hold_and_probe,
                     the_finding_of_a_probe_resolves_a_doubt,
-                    of_two_probes_one_has_its_way,
+                    of_two_concurrent_probes_one_decides,
                     a_finding_about_an_older_run_is_dropped,
                     a_crash_loop_is_slowed_down_and_parked,
                     a_person_resolves_operations_that_do_not_run,
@@ -133,11 +133,11 @@ macro_rules! conformance_suite {
                     an_operation_without_a_delay_is_due_at_once,
                     an_operation_exhausted_under_a_stricter_policy_is_no_longer_due,
                     due_operations_are_taken_in_order_and_within_limits,
-                    due_operations_of_one_kind_hide_none_of_another,
+                    due_operations_of_one_kind_delay_none_of_another,
                     kinds_of_work_are_counted_up_to_a_limit,
                     an_expired_operation_is_not_due,
                     a_claim_at_once_waits_for_no_backoff,
-                    a_list_from_before_it_had_times_is_brought_up_to_date;
+                    backlog_rows_without_due_times_are_migrated;
                 enqueue:
                     an_enqueued_operation_is_pending_and_runs_once,
                     an_enqueue_in_a_transaction_commits_with_it,
@@ -154,38 +154,38 @@ macro_rules! conformance_suite {
                     a_failed_operation_does_not_expire_before_its_retry,
                     progress_forgives_crashes,
                     a_paused_kind_is_not_taken,
-                    the_limits_of_a_kind_are_the_fleets;
+                    the_limits_of_a_kind_are_shared_by_the_fleet;
                 working:
                     a_worker_runs_enqueued_operations,
                     two_workers_share_a_queue,
                     a_commit_wakes_the_worker,
-                    a_tenant_with_much_to_do_keeps_no_other_waiting,
+                    a_tenant_with_a_long_backlog_blocks_no_other,
                     a_stop_releases_runs_that_exceed_its_grace,
                     an_unreachable_target_counts_no_attempt,
                     newer_data_is_the_workers_next_work,
                     work_of_a_lost_node_goes_on_without_a_sweep,
                     mistakes_in_one_kind_stop_no_other,
-                    more_kinds_than_fit_one_transaction_have_their_turn,
-                    an_operation_that_cannot_be_claimed_keeps_no_other_waiting,
-                    a_worker_tries_again_as_often_as_the_policy_says,
+                    kinds_beyond_one_transaction_are_taken_in_the_next,
+                    an_operation_that_cannot_be_claimed_blocks_no_other,
+                    a_worker_retries_as_often_as_the_policy_allows,
                     a_paused_kind_is_rarely_polled;
                 schedules:
                     a_new_schedule_starts_now,
-                    a_cron_expression_goes_by_the_clocks_of_its_place,
+                    a_cron_expression_uses_its_time_zone,
                     many_nodes_enqueue_a_run_once,
-                    the_mark_decides_what_was_missed,
+                    the_mark_decides_which_runs_were_missed,
                     a_run_commits_with_its_mark,
-                    a_mark_that_another_node_is_at_is_passed_over,
+                    a_mark_that_another_node_has_locked_is_skipped,
                     a_changed_schedule_counts_from_now,
                     a_paused_kind_gets_no_runs,
                     a_schedule_that_fails_harms_no_other,
-                    schedules_can_be_looked_at,
+                    schedules_can_be_listed,
                     two_workers_run_a_schedule_once;
                 nodes:
-                    a_node_leaves_a_sign_and_takes_it_back,
+                    a_node_stores_a_sign_of_life_and_removes_it_at_its_end,
                     the_sign_of_a_worker_has_its_kinds,
                     a_node_that_is_gone_is_forgotten_after_a_day,
-                    work_goes_on_without_signs,
+                    work_continues_if_signs_of_life_cannot_be_stored,
                     kinds_of_work_are_listed,
                     kinds_of_work_are_counted_up_to_a_bound;
                 stepping:
@@ -220,7 +220,7 @@ macro_rules! conformance_suite {
                     a_loser_is_in_flight_or_waits_while_an_effect_is_made,
                     a_swallowed_error_is_not_reported_as_success,
                     a_handler_can_use_its_transaction_only,
-                    a_stop_rolls_an_effect_back_at_no_cost;
+                    a_stop_rolls_an_effect_back_without_counting_an_attempt;
                 commits:
                     a_transient_commit_failure_counts_no_attempt,
                     a_refused_commit_is_a_failure,
@@ -238,7 +238,7 @@ macro_rules! conformance_suite {
                     an_inbox_lets_a_message_through_once,
                     an_inbox_distinguishes_effects_from_unsettled_operations,
                     a_forgotten_transaction_ends_by_itself,
-                    a_commit_says_whether_anything_was_committed,
+                    a_commit_reports_whether_anything_was_committed,
                     a_dropped_transaction_is_rolled_back,
                     acknowledged_writes_after_dropped_transactions_are_durable;
                 waiting:
@@ -251,7 +251,7 @@ macro_rules! conformance_suite {
                     a_caller_decides_which_operations_it_waits_for,
                     only_an_operation_in_flight_is_waited_for;
                 sweeping:
-                    orphans_end_by_their_own_terms,
+                    expired_leases_end_by_the_terms_of_their_claims,
                     an_operation_whose_lease_is_missing_ends_in_doubt,
                     expiry_removes_everything_of_an_operation,
                     an_archived_operation_keeps_its_key_taken,
@@ -271,23 +271,23 @@ macro_rules! conformance_suite {
                     missing_leases_are_found_among_many_and_after_rows_that_are_refused,
                     a_round_is_bounded_in_bytes,
                     a_locked_row_is_swept_later,
-                    an_operation_that_cannot_be_read_keeps_no_other_lease_from_being_renewed,
+                    an_unreadable_operation_blocks_no_renewal,
                     a_listing_shows_unreadable_operations,
                     an_unreadable_due_operation_blocks_no_other,
                     an_unreadable_operation_can_be_purged,
-                    a_note_that_cannot_be_read_hides_no_other;
+                    an_unreadable_note_is_returned_with_all_others;
                 looking:
                     an_operation_is_found_by_its_tenant_only,
                     a_listing_never_crosses_tenants,
                     each_label_finds_its_operations,
-                    a_listing_is_what_its_filter_says,
+                    a_listing_has_exactly_the_matching_operations,
                     filters_hold_together,
                     filtered_pages_are_complete,
                     pages_are_complete_while_rows_are_added,
-                    a_page_is_1_to_500_long_and_the_last_says_so,
+                    a_page_has_1_to_500_items_and_the_last_has_no_next,
                     kinds_are_found_by_their_prefix;
                 story:
-                    an_ordinary_life_costs_no_note,
+                    an_ordinary_operation_needs_no_note,
                     unusual_events_are_noted_in_order,
                     only_a_late_renewal_is_noted,
                     repeats_are_counted_exactly_with_both_ends,
@@ -305,28 +305,28 @@ macro_rules! conformance_suite {
                     the_histogram_has_the_durations,
                     a_tally_is_the_sum_of_its_counters,
                     a_tally_of_days_is_the_sum_of_its_hours,
-                    a_tally_is_bounded_and_says_so,
+                    a_tally_is_bounded_and_marked_as_cut,
                     a_tally_of_a_year_of_days_is_whole;
                 outbox:
-                    a_message_is_there_if_its_transaction_commits,
-                    a_message_comes_back_whole,
+                    a_message_is_published_only_if_its_transaction_commits,
+                    a_taken_message_equals_the_one_that_was_put,
                     an_invalid_message_is_not_put,
                     a_commit_wakes_the_relays,
                     a_row_is_leased_by_one_relay,
                     a_take_is_bounded_in_bytes,
-                    a_row_that_cannot_be_read_is_parked_and_keeps_no_other_waiting,
+                    an_unreadable_row_is_parked_and_blocks_no_other,
                     a_row_of_another_version_is_postponed_and_not_parked,
                     a_page_of_the_outbox_shows_unreadable_rows,
                     an_expired_lease_is_taken_again,
                     a_lease_is_renewed_by_its_own_token_only,
-                    a_locked_row_holds_up_no_renewal,
+                    a_locked_row_blocks_no_renewal,
                     a_published_row_is_deleted_and_its_receipt_stays,
                     a_mark_sets_the_state_of_its_row,
                     a_message_waits_for_its_time,
                     a_row_that_commits_late_is_still_taken,
                     a_thousand_messages_go_in_one_put,
                     tenants_have_outboxes_of_their_own,
-                    the_outbox_can_be_looked_at,
+                    the_outbox_can_be_listed_and_counted,
                     the_outbox_tables_refuse_nonsense;
                 lines:
                     a_long_ordering_key_costs_no_more_than_a_short_one,
@@ -337,22 +337,22 @@ macro_rules! conformance_suite {
                     crossing_puts_never_deadlock;
                 letters:
                     a_letter_is_kept_once,
-                    a_letter_comes_back_whole,
+                    a_letter_keeps_the_whole_message,
                     a_retry_is_begun_by_one_and_counted,
                     a_retry_that_was_not_begun_is_not_counted,
-                    a_retry_that_cannot_be_read_keeps_no_other_waiting,
+                    an_unreadable_retry_blocks_no_other,
                     a_page_of_letters_shows_unreadable_ones,
                     an_old_token_ends_no_retry,
                     a_retry_ends_with_its_effect,
                     a_retry_that_fails_is_tried_again_or_dead,
-                    a_copy_that_dies_is_the_same_letter,
+                    a_dead_copy_of_a_message_is_the_same_letter,
                     letters_are_found_by_their_filter,
-                    letters_are_given_back_to_their_consumers,
+                    redriven_letters_become_retries,
                     a_discarded_letter_is_audited;
                 queues:
                     a_message_whose_lease_expired_is_delivered_again,
                     a_delivered_message_is_renewed_while_it_is_handled,
-                    a_message_that_another_has_is_lost_and_not_renewed,
+                    a_message_taken_by_another_consumer_is_lost_and_not_renewed,
                     a_message_that_was_not_begun_is_not_marked_redelivered,
                     a_message_that_cannot_be_read_becomes_a_dead_letter,
                     messages_that_cannot_be_read_are_put_aside_a_batch_at_a_time,
@@ -361,7 +361,7 @@ macro_rules! conformance_suite {
                     reused_row_ids_lose_no_letter,
                     a_damaged_message_does_not_stop_its_queue,
                     a_topic_without_a_queue_is_unroutable,
-                    a_broker_is_as_well_as_its_database;
+                    the_embedded_broker_is_up_while_its_database_answers;
                 stores:
                     the_tables_refuse_nonsense,
                     a_person_can_read_the_rows,

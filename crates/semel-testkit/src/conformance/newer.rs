@@ -98,9 +98,9 @@ pub async fn newer_data_waits_for_the_run_and_only_newer_replaces_it(lab: Lab) {
     assert_eq!(counted(&a, State::Completed).await, 1);
 }
 
-/// However the older run ends, the newer data runs: after a failure without its backoff, after a release, after lease
-/// expiry, and after the sweep.
-pub async fn however_the_run_ends_newer_data_has_its_turn(lab: Lab) {
+/// The newer data runs after every end of the older run: after a failure without its backoff, after a release, after
+/// lease expiry, and after the sweep.
+pub async fn newer_data_runs_after_every_end_of_the_older_run(lab: Lab) {
     let (a, b) = (lab.ledger().await, lab.ledger().await);
     for how in ["fail", "release", "lapse", "sweep"] {
         let lease = acquire(&a, version(how, 1)).await;

@@ -19,7 +19,7 @@ fn job(tenant: &str, kind: &str, name: &str) -> Work {
 }
 
 /// A node stores a sign of life, and removes it when it ends. Its age is by the database's clock.
-pub async fn a_node_leaves_a_sign_and_takes_it_back(lab: Lab) {
+pub async fn a_node_stores_a_sign_of_life_and_removes_it_at_its_end(lab: Lab) {
     let (node, other) = (lab.ledger_of("node").await, lab.ledger_of("other").await);
     let (stop, stops) = watch::channel(false);
     let shown = tokio::spawn(async move { node.show_life(sign(), stops).await });
@@ -69,7 +69,7 @@ pub async fn a_node_that_is_gone_is_forgotten_after_a_day(lab: Lab) {
 }
 
 /// A sign that cannot be stored does not stop the work.
-pub async fn work_goes_on_without_signs(lab: Lab) {
+pub async fn work_continues_if_signs_of_life_cannot_be_stored(lab: Lab) {
     let lab = lab.with_real_clock();
     let ledger = lab.ledger().await;
     lab.execute("ALTER TABLE semel_nodes RENAME TO elsewhere").await.unwrap();
@@ -120,7 +120,7 @@ pub async fn kinds_of_work_are_listed(lab: Lab) {
     drop(lease);
 }
 
-/// Counts are bounded: a listing costs the same however many wait.
+/// Counts are bounded: a listing costs the same for any number of waiting operations.
 pub async fn kinds_of_work_are_counted_up_to_a_bound(lab: Lab) {
     let ledger = lab.ledger().await;
     let most = usize::try_from(KindOfWork::MOST).unwrap();

@@ -76,7 +76,7 @@ async fn is_woken(wake: &Wake) -> bool {
 }
 
 /// A message is published if its transaction commits, and not otherwise.
-pub async fn a_message_is_there_if_its_transaction_commits(lab: Lab) {
+pub async fn a_message_is_published_only_if_its_transaction_commits(lab: Lab) {
     let store = lab.open().await;
     let tx = begin(&store).await;
     soon(store.put(&tx, vec![message("never"), keyed("k", "never")])).await.unwrap();
@@ -92,7 +92,7 @@ pub async fn a_message_is_there_if_its_transaction_commits(lab: Lab) {
 }
 
 /// All properties of a message arrive at the relay.
-pub async fn a_message_comes_back_whole(lab: Lab) {
+pub async fn a_taken_message_equals_the_one_that_was_put(lab: Lab) {
     let store = lab.open().await;
     let whole = Message {
         body: Bytes::from_static(b"\xff\0binary"),
@@ -188,7 +188,7 @@ pub async fn a_row_is_leased_by_one_relay(lab: Lab) {
     assert_eq!(all, (3..200).map(|n| format!("{n:03}")).collect::<Vec<_>>());
 }
 
-/// The rows that a relay takes fit into memory, however long the bodies are; and the answer says that there are more.
+/// The rows that a relay takes fit into memory with bodies of any length; and the answer says that there are more.
 pub async fn a_take_is_bounded_in_bytes(lab: Lab) {
     let store = lab.open().await;
     let long = "x".repeat(1 << 20);
@@ -205,7 +205,7 @@ pub async fn a_take_is_bounded_in_bytes(lab: Lab) {
 
 /// An unreadable row is parked for a person, and counted there; the others are published. Once it is readable, it is
 /// re-driven like any parked one.
-pub async fn a_row_that_cannot_be_read_is_parked_and_keeps_no_other_waiting(lab: Lab) {
+pub async fn an_unreadable_row_is_parked_and_blocks_no_other(lab: Lab) {
     let store = lab.open().await;
     put(&store, vec![message("a"), message("b"), message("c"), message("d")]).await;
     damage_body(&lab, "semel_outbox", "id = (SELECT min(id) FROM semel_outbox)").await;
@@ -335,7 +335,7 @@ pub async fn a_lease_is_renewed_by_its_own_token_only(lab: Lab) {
 }
 
 /// A row that another transaction has locked delays the renewal of no other, and counts as still held.
-pub async fn a_locked_row_holds_up_no_renewal(lab: Lab) {
+pub async fn a_locked_row_blocks_no_renewal(lab: Lab) {
     let store = lab.open().await;
     put(&store, vec![message("x"), message("y")]).await;
     let taken = take(&store).await;
@@ -518,7 +518,7 @@ pub async fn tenants_have_outboxes_of_their_own(lab: Lab) {
 }
 
 /// Listings and counts agree with the rows, in pages.
-pub async fn the_outbox_can_be_looked_at(lab: Lab) {
+pub async fn the_outbox_can_be_listed_and_counted(lab: Lab) {
     let store = lab.open().await;
     assert_eq!(store.backlog().await.unwrap().oldest, None);
     put(&store, (0..5).map(|n| message(&n.to_string())).collect()).await;

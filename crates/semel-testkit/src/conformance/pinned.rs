@@ -138,7 +138,7 @@ pub async fn another_payload_is_refused_without_the_database(lab: Lab) {
     take_table(&lab, false).await;
 }
 
-/// A key that can be freed is always read from the database, whatever the policy of the claim.
+/// A key that can be freed is always read from the database, under any policy of the claim.
 pub async fn an_unpinned_operation_is_never_replayed_from_memory(lab: Lab) {
     let (a, b) = (lab.ledger().await, lab.ledger().await);
     for (text, asking) in [("plain", Policy::default()), ("asked for as pinned", policy())] {

@@ -106,7 +106,7 @@ pub async fn a_delivered_message_is_renewed_while_it_is_handled(lab: Lab) {
 }
 
 /// A consumer is informed before it begins a message that another one has; and it does not renew the other's lease.
-pub async fn a_message_that_another_has_is_lost_and_not_renewed(lab: Lab) {
+pub async fn a_message_taken_by_another_consumer_is_lost_and_not_renewed(lab: Lab) {
     let here = broker_with(&lab, RENEWED).await;
     publish(&here, &["x"]).await;
     let mut deliveries = consume(&here, 1).await;
@@ -176,7 +176,7 @@ pub async fn a_message_that_cannot_be_read_becomes_a_dead_letter(lab: Lab) {
     assert_eq!(again, ids.into_iter().map(|id| (id, 1)).collect::<Vec<_>>());
 }
 
-/// However many messages of a queue are unreadable: a consumer leases no more of them at once than it has room for,
+/// Of many unreadable messages in a queue, a consumer leases no more at once than it has room for,
 /// each becomes one dead letter, and the messages behind them arrive. This happens also while the consumer does not ask
 /// for a message.
 pub async fn messages_that_cannot_be_read_are_put_aside_a_batch_at_a_time(lab: Lab) {
@@ -259,7 +259,7 @@ pub async fn reused_row_ids_lose_no_letter(lab: Lab) {
     }
 }
 
-/// However a message is damaged, its queue goes on, also for a consumer with room for one.
+/// A queue goes on after a message with any damage, also for a consumer with room for one.
 pub async fn a_damaged_message_does_not_stop_its_queue(lab: Lab) {
     let broker = broker(&lab).await;
     publish(&broker, &["a", "b", "c"]).await;
@@ -295,7 +295,7 @@ pub async fn a_topic_without_a_queue_is_unroutable(lab: Lab) {
 }
 
 /// The broker is up while the database answers, and down otherwise.
-pub async fn a_broker_is_as_well_as_its_database(lab: Lab) {
+pub async fn the_embedded_broker_is_up_while_its_database_answers(lab: Lab) {
     let broker = broker(&lab).await;
     publish(&broker, &["x"]).await;
     assert_eq!(broker.health(), BrokerHealth::Up);

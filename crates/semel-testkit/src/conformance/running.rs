@@ -60,7 +60,7 @@ pub async fn a_run_completes_once(lab: Lab) {
 }
 
 /// Every end of a handler is settled accordingly, under rerun and under hold.
-pub async fn however_a_handler_ends_it_is_settled(lab: Lab) {
+pub async fn every_end_of_a_handler_is_settled(lab: Lab) {
     let ledger = lab.ledger().await;
     for on_lost in [OnLost::Rerun, OnLost::Hold] {
         let policy = Policy { on_lost, ..Policy::default() };
@@ -184,7 +184,7 @@ pub async fn a_lost_lease_cancels_the_run(lab: Lab) {
     eventually(async || story(&b, id).await == [Event::TimedOut, Event::TakenOver, Event::Refused]).await;
 }
 
-/// A stuck run ends with its longest run, however often it is renewed.
+/// A stuck run ends at its `max_run`, although it is renewed.
 pub async fn a_stuck_run_ends_with_its_longest_run(lab: Lab) {
     let lab = lab.with_real_clock();
     let ledger = lab.ledger().await;

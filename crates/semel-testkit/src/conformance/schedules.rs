@@ -63,7 +63,7 @@ pub async fn a_new_schedule_starts_now(lab: Lab) {
 }
 
 /// A cron expression uses its time zone, and its marks the database's clock.
-pub async fn a_cron_expression_goes_by_the_clocks_of_its_place(lab: Lab) {
+pub async fn a_cron_expression_uses_its_time_zone(lab: Lab) {
     let ledger = lab.ledger().await;
     // The clocks of Rome go back on 2020-10-25: 02:30 occurs twice, and runs once.
     lab.clock.set(Timestamp::from_micros(1_603_497_600_000_000));
@@ -103,7 +103,7 @@ pub async fn many_nodes_enqueue_a_run_once(lab: Lab) {
 
 /// The mark decides what was missed. Runs whose operations have expired are not enqueued again, and after an outage the
 /// schedule's `Missed` applies.
-pub async fn the_mark_decides_what_was_missed(lab: Lab) {
+pub async fn the_mark_decides_which_runs_were_missed(lab: Lab) {
     let ledger = lab.ledger().await;
     let policy = Policy { retention: Some(secs(1)), ..Policy::default() };
     let every = |missed| hourly().missed(missed).policy(policy.clone());
@@ -155,7 +155,7 @@ pub async fn a_run_commits_with_its_mark(lab: Lab) {
 }
 
 /// A node that freezes while it enqueues a run blocks no other node. (SQLite has one writer, for which all wait.)
-pub async fn a_mark_that_another_node_is_at_is_passed_over(lab: Lab) {
+pub async fn a_mark_that_another_node_has_locked_is_skipped(lab: Lab) {
     if lab.kind() == crate::Kind::Sqlite {
         return;
     }
@@ -232,7 +232,7 @@ pub async fn a_schedule_that_fails_harms_no_other(lab: Lab) {
 }
 
 /// Equal names in two scopes are two schedules, and all of them are listed.
-pub async fn schedules_can_be_looked_at(lab: Lab) {
+pub async fn schedules_can_be_listed(lab: Lab) {
     let ledger = lab.ledger().await;
     let elsewhere = Scope::new("other", "bank", "report").unwrap();
     let other = Schedule::every("hourly", secs(1800), elsewhere.clone()).unwrap();

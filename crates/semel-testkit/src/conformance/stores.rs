@@ -164,7 +164,7 @@ pub async fn a_wrong_url_is_refused_with_the_reason(lab: Lab) {
         Kind::Sqlite => {
             for url in ["sqlite::memory:", "sqlite:", "sqlite://", "sqlite:file.db?mode=memory"] {
                 let error = refused(url).await;
-                assert!(matches!(&error, Error::Invalid(why) if why.contains("would forget")), "{url}: {error}");
+                assert!(matches!(&error, Error::Invalid(why) if why.contains("loses data")), "{url}: {error}");
             }
             let missing = lab.url.replace("ledger.db", "no/such/folder/ledger.db");
             let error = refused(&missing).await;

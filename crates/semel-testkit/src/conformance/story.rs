@@ -12,7 +12,7 @@ use super::tools::*;
 use crate::{Lab, work, work_with};
 
 /// An ordinary operation needs no note: the row has its history.
-pub async fn an_ordinary_life_costs_no_note(lab: Lab) {
+pub async fn an_ordinary_operation_needs_no_note(lab: Lab) {
     let ledger = lab.ledger().await;
     let mut lease = acquire(&ledger, work("k", Policy::default()).payload("data")).await;
     for _ in 0..5 {
@@ -176,7 +176,7 @@ pub async fn a_flush_ends_after_the_one_before_it(lab: Lab) {
     assert_eq!(repeats(&ledger, "k").await[0].1.count, 1);
 }
 
-/// A claim that waits is one repeat, however often it looks; a claim that gets the lease is none.
+/// A claim that waits is one repeat, although it looks several times; a claim that gets the lease is none.
 pub async fn a_waiting_claim_is_one_repeat(lab: Lab) {
     let ledger = lab.ledger().await;
     let lease = acquire(&ledger, work("k", Policy::default())).await;

@@ -15,7 +15,7 @@ use crate::{Lab, scope, work};
 
 /// An expired lease is ended by the terms of its claim, whichever node sweeps; a live, renewed or new lease is never
 /// touched.
-pub async fn orphans_end_by_their_own_terms(lab: Lab) {
+pub async fn expired_leases_end_by_the_terms_of_their_claims(lab: Lab) {
     let (a, b) = (lab.ledger().await, lab.ledger().await);
     let cases = [("rerun", OnLost::Rerun), ("hold", OnLost::Hold), ("probe", OnLost::Probe)];
     for (text, on_lost) in cases {
@@ -38,8 +38,8 @@ pub async fn orphans_end_by_their_own_terms(lab: Lab) {
     assert_eq!(renewed.complete(done("")).await.unwrap(), SETTLED);
 }
 
-/// An operation that is processing without a lease (damaged, or restored without it) is found and put in doubt,
-/// whatever its terms were: they were in the lease. A person decides; operations with a lease go on.
+/// An operation that is processing without a lease (damaged, or restored without it) is found and put in doubt under
+/// any terms: they were in the lease. A person decides; operations with a lease go on.
 pub async fn an_operation_whose_lease_is_missing_ends_in_doubt(lab: Lab) {
     let ledger = lab.ledger().await;
     let kept = acquire(&ledger, work("kept", Policy::default())).await;

@@ -18,7 +18,7 @@ fn wait_for(node: &Node, text: &str) -> (tokio::task::JoinHandle<Claim<Lease<Dat
 }
 
 /// Every end of a run of `owner` wakes the waiters on `waiter`.
-async fn every_end_is_told(owner: &Node, waiter: &Node) {
+async fn every_end_wakes_the_waiter(owner: &Node, waiter: &Node) {
     for round in 0..5 {
         let text = format!("k {round}");
         let lease = acquire(owner, work(&text, Policy::default())).await;
@@ -48,14 +48,14 @@ pub async fn a_waiter_in_the_same_process_is_woken_at_once(lab: Lab) {
         }
         assert!(readers.len() < 100, "there is no end to readers");
     }
-    every_end_is_told(&node, &node).await;
+    every_end_wakes_the_waiter(&node, &node).await;
     drop(readers);
 }
 
 /// On another node the next poll wakes the waiter.
 pub async fn a_waiter_on_another_node_is_woken_soon(lab: Lab) {
     let (a, b) = (lab.ledger().await, lab.ledger().await);
-    every_end_is_told(&a, &b).await;
+    every_end_wakes_the_waiter(&a, &b).await;
 }
 
 /// Waiting costs no connection: with a single one for callers, 64 wait and others go on.

@@ -168,7 +168,7 @@ pub async fn a_commit_wakes_the_worker(lab: Lab) {
 }
 
 /// A tenant with a long backlog does not delay another's single operation.
-pub async fn a_tenant_with_much_to_do_keeps_no_other_waiting(lab: Lab) {
+pub async fn a_tenant_with_a_long_backlog_blocks_no_other(lab: Lab) {
     let lab = lab.with_real_clock();
     let ledger = lab.ledger().await;
     let works = (0..200).map(|n| job(of("big", "fair"), &n.to_string())).collect();
@@ -324,8 +324,8 @@ pub async fn newer_data_is_the_workers_next_work(lab: Lab) {
     hired.stop().await;
 }
 
-/// However many kinds have work, each has its turn: those that do not fit one transaction follow in the next.
-pub async fn more_kinds_than_fit_one_transaction_have_their_turn(lab: Lab) {
+/// Each kind with work has its turn: those that do not fit one transaction follow in the next.
+pub async fn kinds_beyond_one_transaction_are_taken_in_the_next(lab: Lab) {
     const KINDS: usize = 150;
     let lab = lab.with_real_clock();
     let ledger = lab.ledger().await;
@@ -348,7 +348,7 @@ pub async fn more_kinds_than_fit_one_transaction_have_their_turn(lab: Lab) {
 }
 
 /// A row that the database refuses to change is set aside, and delays no other.
-pub async fn an_operation_that_cannot_be_claimed_keeps_no_other_waiting(lab: Lab) {
+pub async fn an_operation_that_cannot_be_claimed_blocks_no_other(lab: Lab) {
     let lab = lab.with_real_clock();
     let ledger = lab.ledger().await;
     let names = ["a", "b", "refused", "c", "d"];
@@ -384,7 +384,7 @@ pub async fn an_operation_that_cannot_be_claimed_keeps_no_other_waiting(lab: Lab
 }
 
 /// The worker retries a failed operation as often as its policy allows.
-pub async fn a_worker_tries_again_as_often_as_the_policy_says(lab: Lab) {
+pub async fn a_worker_retries_as_often_as_the_policy_allows(lab: Lab) {
     let lab = lab.with_real_clock();
     let ledger = lab.ledger().await;
     let ran = Ran::default();

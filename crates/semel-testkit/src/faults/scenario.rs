@@ -233,7 +233,7 @@ async fn run_queued(worker: &Arc<Worker>, round: usize, policy: &Policy) {
     let _ = running.await;
 }
 
-/// A run every second, missed ones included: whatever is killed, no second is omitted.
+/// A run every second, missed ones included: no second is omitted after any kill.
 ///
 /// # Panics
 /// Never: it is constant.

@@ -303,7 +303,7 @@ impl Worker {
         }))
     }
 
-    /// One key after the other, each until it has an outcome, whatever breaks.
+    /// One key after the other, each until it has an outcome, through all faults.
     async fn pump(&self, prefix: &str, policy: &Policy, mode: Mode) {
         let mut number = 0;
         while !self.stop.load(Ordering::SeqCst) {

@@ -442,7 +442,7 @@ async fn data_answered_in_flight_outlives_the_withdrawn_claim_that_stored_it() {
 
 /// A claim that the database refuses to withdraw blocks no other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lost_claim_that_cannot_be_undone_keeps_no_other() {
+async fn a_lost_claim_that_cannot_be_withdrawn_blocks_no_other() {
     /// None may be withdrawn before all are lost.
     const REFUSE: &str = "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
          $$ BEGIN RAISE EXCEPTION 'not this one'; END $$;

@@ -87,7 +87,7 @@ async fn three_nodes_that_are_killed_at_any_moment_make_each_run_once(kind: Kind
 /// A node that freezes in the transaction of a run blocks this schedule for the others for a few seconds: then the
 /// server ends the transaction. When the node wakes, its commit is refused. SQLite has one writer, for which all wait.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_that_freezes_in_a_run_holds_up_the_schedule_for_seconds() {
+async fn a_node_that_freezes_in_a_run_blocks_the_schedule_for_seconds() {
     let site = Site::new(Kind::Postgres).await;
     let mut frozen = ticking(&site, &[("SEMEL_CRASH", "schedule.before_commit:3:stop")]).await;
     frozen.until_frozen().await;

@@ -20,7 +20,7 @@ macro_rules! behind_pgbouncer {
 
 behind_pgbouncer!(
     claims::each_of_the_seven_answers_is_given,
-    batches::crossing_batches_get_through,
+    batches::crossing_batches_both_succeed,
     fences::every_write_of_a_zombie_is_refused,
     stores::nodes_that_start_together_migrate_once,
     stores::a_database_can_be_opened_again,

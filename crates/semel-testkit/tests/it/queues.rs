@@ -116,7 +116,7 @@ async fn a_worker_that_slept_past_its_lease_changes_nothing(kind: Kind) {
 
 /// A worker that is stopped during a take holds the locks of its rows. Another worker skips these rows.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_that_is_stopped_while_it_takes_holds_up_no_other() {
+async fn a_worker_frozen_during_a_take_blocks_no_other() {
     let site = Site::new(Kind::Postgres).await;
     let mut zombie = site.worker_with(&[("SEMEL_CRASH", "store.take.claimed:1:stop")]).await;
     enqueue(&mut zombie, Mode::Leased, &["held"], &policy(PATIENCE)).await;
@@ -134,7 +134,7 @@ async fn a_worker_that_is_stopped_while_it_takes_holds_up_no_other() {
     assert_eq!(effects_of(&site, Mode::Leased, "held").await, 1);
 }
 
-/// At whatever step a worker is killed, another one completes its work: in atomic mode with one effect, under rerun
+/// If a worker is killed at any step, another one completes its work: in atomic mode with one effect, under rerun
 /// with the same derived key, under hold with one effect at most.
 async fn kill_minus_nine_at_each_step_of_a_worker(kind: Kind) {
     let points = [

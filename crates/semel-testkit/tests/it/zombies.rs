@@ -136,7 +136,7 @@ async fn futures(all: impl Iterator<Item = impl Future<Output = ()>>) {
 /// A node that is frozen with a commit in flight holds that row's lock, and another claim of the key is in flight. The
 /// others of the same batch are not affected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_zombie_does_not_hold_up_the_other_keys_of_a_batch() {
+async fn a_zombie_blocks_no_other_key_of_a_batch() {
     let site = Site::new(Kind::Postgres).await;
     let mut zombie = site.worker_with(&[("SEMEL_CRASH", "atomic.before_commit:1:stop")]).await;
     // Its completion is sent before the commit, not with it.

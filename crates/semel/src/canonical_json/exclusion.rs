@@ -6,7 +6,7 @@ use super::reader::Value;
 /// The reference tokens of a pointer, unescaped, from the root down.
 pub(super) type Path = Vec<String>;
 
-/// Parses all pointers, so that a bad one is reported whatever the payload looks like.
+/// Parses all pointers, so that a bad one is reported for any payload.
 pub(super) fn parse(pointers: &[&str]) -> Result<Vec<Path>, JsonError> {
     let parse_one = |pointer: &&str| {
         let invalid = || JsonError::InvalidPointer { pointer: (*pointer).to_owned() };

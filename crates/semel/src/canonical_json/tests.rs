@@ -116,7 +116,7 @@ fn numbers_that_are_merged_leave_their_literals_with_their_place() {
 }
 
 #[test]
-fn literals_stay_with_their_member_whatever_the_order() {
+fn literals_stay_with_their_member_in_any_order() {
     let sorted = canonicalize(br#"{"a":1.0,"b":1}"#).unwrap();
     assert_eq!(canonicalize(br#"{"b":1, "a":1.0}"#).unwrap(), sorted);
     let moved = canonicalize(br#"{"a":1,"b":1.0}"#).unwrap();

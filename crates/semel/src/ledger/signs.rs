@@ -77,7 +77,7 @@ impl<S: Fleet> Signs<'_, S> {
             store.remove_sign(&owner, since).await
         });
         if !matches!(tokio::time::timeout(PATIENCE, removed).await, Ok(Ok(()))) {
-            tracing::debug!("this node's sign of life could not be removed; the sweep forgets it");
+            tracing::debug!("this node's sign of life could not be removed; the sweep deletes it");
         }
     }
 }

@@ -19,14 +19,14 @@
 //!     timed_out ◄─ lease lost under rerun ─────┼──┘         │ resolved by a probe or a person:
 //!     pending ◄─ release, or newer data waits ─┘            ▼ completed, failed, or pending again
 //!        ▲
-//!        └─ enqueue of what is absent, or of newer data
+//!        └─ enqueue of an absent operation, or of newer data
 //!    past its retention, a settled operation counts as absent; in_doubt and pending never expire
 //! ```
 //!
 //! Five rules keep it correct:
 //! - **The fence identifies the last writer.** A settle that finds its own fence on a row that is not
-//!   processing was made before, and its answer was lost; it gets the same answer again. Whatever ends
-//!   another's lease (lease expiry, a resolution) writes a new fence.
+//!   processing was made before, and its answer was lost; it gets the same answer again. A transition
+//!   that ends a lease without its owner (lease expiry, a resolution) writes a new fence.
 //! - **An expired lease is ended first.** A claim, a resolution or a purge that finds one first makes
 //!   the transition that the sweep would have made, and continues from there.
 //! - **Past its retention is absent**, before the sweep has deleted it, too.

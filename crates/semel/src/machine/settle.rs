@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     Fence, LeaseRow, Operation, State, Timestamp,
-    journal::{Event, Note, PUT_BACK},
+    journal::{Event, Note, RELEASED},
     text::bounded,
 };
 
@@ -170,7 +170,7 @@ fn release(mut op: Operation, now: Timestamp, delay: std::time::Duration, why: O
     if let Some(why) = why {
         op.error = Some(why.to_owned());
     }
-    notes.push(note(&op, Event::Released, actor, why.unwrap_or(PUT_BACK).to_owned(), now));
+    notes.push(note(&op, Event::Released, actor, why.unwrap_or(RELEASED).to_owned(), now));
     Step::put(op, settled, notes)
 }
 

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn leases_that_are_nearly_due_are_renewed_along() {
+    fn leases_that_are_nearly_due_are_renewed_with_the_due_ones() {
         let (mut agenda, now) = (Agenda::default(), Uptime::now());
         let after = |seconds| now + Duration::from_secs(seconds);
         for (n, due) in [now, after(5), after(7), after(30)].into_iter().enumerate() {
@@ -234,7 +234,7 @@ mod tests {
 
     /// A late answer to an earlier request does not undo the extension of a later one.
     #[test]
-    fn an_answer_out_of_order_shortens_nothing() {
+    fn an_answer_out_of_order_does_not_shorten_a_lease() {
         let (mut agenda, now) = (Agenda::default(), Uptime::now());
         let (lease, until) = held(MINUTE, now);
         agenda.add((1, Fence(1)), lease);
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_that_ends_soon_keeps_no_other_from_being_asked_for() {
+    fn a_lease_that_ends_soon_blocks_no_other_renewal() {
         let (mut agenda, now) = (Agenda::default(), Uptime::now());
         let (mut ending, _) = held(MINUTE, now + 2 * MINUTE);
         ending.deadline = OwnDeadline::of_claim(now, &Policy { lease: MINUTE / 60, ..Policy::default() });

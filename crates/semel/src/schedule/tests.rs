@@ -44,7 +44,7 @@ fn steps_follow_the_clock_through_both_changes() {
 }
 
 #[test]
-fn the_zone_says_which_02_00_is_meant() {
+fn the_time_zone_decides_when_02_00_is_due() {
     for (zone, due) in [
         (Europe::Rome, "2026-07-01T00:00:00Z"),
         (America::New_York, "2026-07-01T06:00:00Z"),

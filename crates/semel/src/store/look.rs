@@ -7,7 +7,7 @@ use crate::{
     look::{Count, DayTally, DueKind, Filter, Listing, Page, Tallied, Tally, TallyFilter},
 };
 
-/// What programs and people read of operations. Changes nothing.
+/// Reads of operations, for programs and people. Changes nothing.
 pub trait Look: TimeSource {
     /// The states of operations that callers wait for.
     fn glance(&self, ids: Vec<i64>) -> impl Future<Output = Result<Vec<Glance>>> + Send;
@@ -44,7 +44,7 @@ pub trait Look: TimeSource {
     fn tally_days(&self, filter: &TallyFilter) -> impl Future<Output = Result<Tallied<DayTally>>> + Send;
 }
 
-/// What a waiter needs to know about an operation.
+/// The part of an operation that a waiter needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Glance {
     /// The operation.

@@ -1,4 +1,4 @@
-//! What the engine needs of a database, split by caller.
+//! The traits of a database, split by caller.
 //!
 //! - [`TimeSource`]: everything that compares times
 //! - [`Transactions`]: callers that work in transactions of their own
@@ -29,7 +29,7 @@ pub use transactions::{Commit, Transactions};
 
 use crate::{Result, Timestamp};
 
-/// What a ledger needs of a database. Implement the traits it is made of.
+/// All that a ledger needs of a database. Implement the traits it is made of.
 pub trait Store: Operations + Look + Sweep {}
 
 impl<S: Operations + Look + Sweep> Store for S {}

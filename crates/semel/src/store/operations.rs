@@ -11,7 +11,7 @@ use crate::{
     messaging::Wake,
 };
 
-/// What the engine needs of a database. Every batch is answered in the order of its items, after it is durable. An
+/// The database calls of the engine. Every batch is answered in the order of its items, after it is durable. An
 /// `Err` concerns the whole batch; a single item that could not be decided is answered [`Answer::Busy`].
 pub trait Operations: TimeSource + Transactions {
     /// Claims, in their own commit. Sending a batch again is harmless: a claim is recognised by its token.

@@ -2,10 +2,10 @@
 
 use crate::Result;
 
-/// What the sweep needs of a database.
+/// The database calls of the sweep.
 pub trait Sweep: Clone + Send + Sync + 'static {
     /// One bounded round of the sweep: every phase runs. An unreadable or unwritable row is set aside, and the others
-    /// go on. A phase that fails is reported in [`Swept::troubles`], and the other phases run. An error means that
+    /// continue. A phase that fails is reported in [`Swept::troubles`], and the other phases run. An error means that
     /// every phase failed.
     fn sweep(&self, limit: u32) -> impl Future<Output = Result<Swept>> + Send;
 

@@ -11,7 +11,7 @@ pub struct Want {
     pub scope: Scope,
     /// The most operations to take.
     pub most: u32,
-    /// How many of these are the longest due ones, whatever their priority.
+    /// How many of these are the longest due ones, with any priority.
     pub oldest: u32,
     /// The policy of operations that were enqueued without one.
     pub policy: Policy,

@@ -1,4 +1,4 @@
-//! Ends expired leases, so that the work of a killed node goes on soon. The sweep does the same every 15 s.
+//! Ends expired leases, so that the work of a killed node continues soon. The sweep does the same every 15 s.
 
 use std::time::Duration;
 

@@ -8,7 +8,7 @@
 //! - [`Worker`]: all of them, and the loop
 //! - [`Timetable`]: schedules, whose runs it enqueues when they are due
 //! - `expired`: ends the expired leases of killed nodes
-//! - `rounds`: looks at what is due, takes as much as there are seats for, runs it
+//! - `rounds`: looks for due operations, claims as many as it has free seats, runs them
 //! - `shares`: shares the free seats among tenants
 //! - `targets`: pauses unreachable targets
 
@@ -37,7 +37,7 @@ const BUSY: Duration = Duration::from_millis(100);
 /// The polling interval while idle.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// The default time that runs may go on after a stop.
+/// The default time that runs have after a stop.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Runs due operations.
@@ -78,8 +78,8 @@ impl<S: Fleet> Worker<S> {
         Self { sign: Sign { roles, version: version.to_owned(), kinds: Vec::new() }, ..self }
     }
 
-    /// How long runs may go on after a stop. Those that have not ended by then are released under rerun, and in doubt
-    /// under hold or probe.
+    /// How long runs may continue after a stop. Those that have not ended by then are released under rerun, and in
+    /// doubt under hold or probe.
     pub fn grace(self, grace: Duration) -> Self {
         Self { grace, ..self }
     }

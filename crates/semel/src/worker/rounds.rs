@@ -1,4 +1,4 @@
-//! The rounds of a running worker: it looks at what is due, takes as much as it has seats for, and runs it.
+//! The rounds of a running worker: it looks for due operations, claims as many as it has free seats, and runs them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -137,7 +137,7 @@ impl<S: Store> Rounds<S> {
                 Ok(wait) => wait,
                 Err(Error::Stopping) => break,
                 Err(error) => {
-                    tracing::warn!(%error, "what is due could not be taken; trying again");
+                    tracing::warn!(%error, "due operations could not be claimed; trying again");
                     IDLE
                 }
             };

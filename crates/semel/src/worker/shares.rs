@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::look::DueKind;
 
-/// One of this many operations is the longest due one, whatever its priority: so low priorities do not starve.
+/// One of this many operations is the longest due one, with any priority: so low priorities do not starve.
 const OLDEST_OF: u32 = 10;
 
 /// The state between rounds.
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn every_tenth_is_the_longest_due_of_all() {
+    fn a_tenth_of_the_seats_goes_to_the_longest_due() {
         let mut shares = Shares::default();
         let oldest: u32 = (0..100).map(|_| shares.ages(0, 1).1).sum();
         assert_eq!(oldest, 10);

@@ -19,7 +19,7 @@ const MOST: usize = 10_000;
 /// How long after its pause a target is remembered, if no run reports on it.
 const FORGET: Duration = Duration::from_secs(600);
 
-/// The longest wait of an operation whose target is unreachable, whatever its age.
+/// The longest wait of an operation whose target is unreachable, at any age.
 const LONGEST_AWAY: Duration = Duration::from_secs(3600);
 
 /// Unreachable targets.
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_is_probed_again_however_many_wait_for_it() {
+    fn an_unreachable_target_is_probed_again_after_each_pause() {
         let targets = Targets::default();
         let pass = || targets.0.lock().get_mut("a").unwrap().until = Uptime::now();
         targets.is_away("a", "no route");

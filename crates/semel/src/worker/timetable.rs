@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_schedule_counts_from_now_and_the_newest_node_has_its_way() {
+    fn a_changed_schedule_counts_from_now_and_the_newest_node_decides() {
         let mark = Mark { spec: "other".into(), ..Mark::new(&hourly(), at(5, 10)) };
         let Step::Move { to, runs } = step(&hourly(), Some(&mark), false, at(9, 10)) else { panic!() };
         assert_eq!((to.at, to.since, to.spec, runs), (at(9, 10), at(9, 10), hourly().spec(), vec![]));

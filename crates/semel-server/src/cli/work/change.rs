@@ -16,7 +16,7 @@ use crate::{
     view::words::{plain, resolve},
 };
 
-/// Stop the starts of a kind on all nodes, for all tenants, until it is resumed; runs go on
+/// Stop the starts of a kind on all nodes, for all tenants, until it is resumed; runs continue
 #[derive(clap::Args)]
 pub(in crate::cli) struct Pause {
     #[command(flatten)]
@@ -89,7 +89,7 @@ impl Pause {
             true => "",
             false => "; no node runs this kind at present, and nothing of it waits",
         };
-        Ok(format!("{service}/{kind} is paused: no worker begins work of it{unknown}\n"))
+        Ok(format!("{service}/{kind} is paused: no worker starts it{unknown}\n"))
     }
 }
 
@@ -121,7 +121,7 @@ impl Cancel {
         let cancelled = opened.ledger.cancel(operation.id, &actor(), &self.reason).await?;
         let then = match cancelled.answer {
             Answer::Cancelled => "it is cancelled, and does not run any more",
-            Answer::CancelAsked => "its worker is asked to stop, and hears of it when it renews its lease",
+            Answer::CancelAsked => "its run is asked to stop, and stops at its next renewal",
             Answer::NotNow(why) => anyhow::bail!("nothing was changed: {}", not_now(why, &operation, opened)),
             other => anyhow::bail!("nothing was changed: the ledger answered {other:?}"),
         };
@@ -136,8 +136,8 @@ fn not_now(why: NotNow, operation: &semel::Operation, opened: &Opened) -> String
         NotNow::Completed | NotNow::Pinned => "it is too late: it has taken effect".to_owned(),
         NotNow::InDoubt => {
             let resolve = resolve(&operation.scope, &operation.key, &opened.flags);
-            format!("it may have taken effect, and nothing runs; to say what happened: {resolve}")
+            format!("it may have taken effect, and nothing runs; to resolve it: {resolve}")
         }
-        NotNow::Running | NotNow::MovedOn => "it has moved on meanwhile; look again".to_owned(),
+        NotNow::Running | NotNow::MovedOn => "it has changed meanwhile; look again".to_owned(),
     }
 }

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_count_that_was_cut_says_so() {
+    fn a_truncated_count_is_shown_with_a_plus() {
         let of = KindOfWork { waiting: KindOfWork::MOST, due: 7, running: 3, ..KindOfWork::default() };
         assert_eq!(row(&of)[1..4], ["10000+", "7+", "3"]);
     }

@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_filter_is_kept_as_it_was_said() {
+    fn a_stored_filter_is_read_back_unchanged() {
         let filter = Filter {
             ids: vec![1],
             consumer: Some("mail".into()),

@@ -2,7 +2,7 @@
 //!
 //! Another transaction may hold a row for long: the key of one event, or the last number of one aggregate. A batch that
 //! meets it is halved until only the requests that need the row are left. These go through a separate lane, as do later
-//! ones with the same names (`busy`): all others go on.
+//! ones with the same names (`busy`): all others continue.
 
 use std::{
     collections::{BTreeMap, HashSet},

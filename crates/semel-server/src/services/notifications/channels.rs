@@ -18,7 +18,7 @@ pub struct Channel {
     pub url: Endpoint,
     /// How long a call may take.
     pub timeout: Duration,
-    /// What happens to a notification whose call may or may not have arrived.
+    /// The rule for a notification whose call may or may not have arrived.
     pub on_lost: OnLost,
     /// How many calls may fail before the notification is FAILED.
     pub max_attempts: usize,

@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn by_default_each_type_of_aggregate_is_heard_by_its_own_kind() {
+    fn by_default_an_aggregate_type_notifies_the_kind_of_the_same_name() {
         let routes = Routes::default();
         assert_eq!(routes.kinds("RESTAURANT", "RESERVATION_REQUESTED"), ["restaurant"]);
         assert_eq!(routes.kinds("ADMIN", ""), ["admin"]);
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_goes_to_the_kinds_of_all_rules_that_it_fits() {
+    fn an_event_notifies_the_kinds_of_all_matching_rules() {
         let routes = Routes::parse("ORDER=restaurant; ORDER/*_LATE*=admin,customer; ORDER/X=admin").unwrap();
         assert_eq!(routes.kinds("ORDER", "MADE"), ["restaurant"]);
         assert_eq!(routes.kinds("ORDER", "VERY_LATE_1"), ["restaurant", "customer", "admin"]);

@@ -100,7 +100,7 @@ fn policy(config: &Channel) -> Policy {
     }
 }
 
-/// The span of a run: its log lines name the notification, whatever the log filter is. The event is added once the
+/// The span of a run: its log lines name the notification, under any log filter. The event is added once the
 /// notification was read.
 fn span(operation: &Operation) -> Span {
     tracing::error_span!("delivery", notification = notification(operation), event = tracing::field::Empty)

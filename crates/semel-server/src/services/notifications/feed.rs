@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tenant_has_so_many_streams_and_those_that_end_make_room() {
+    fn the_streams_of_a_tenant_are_limited_and_ended_ones_make_room() {
         let feed = Feed::new(2);
         let first = feed.join("a", Kind::Admin, "1").unwrap();
         let second = feed.join("a", Kind::Admin, "1").unwrap();
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn news_wakes_those_whom_it_concerns() {
+    async fn a_wake_up_reaches_only_the_streams_of_its_user() {
         let feed = Feed::new(10);
         let (mut mine, mut other) =
             (feed.join("a", Kind::Admin, "1").unwrap(), feed.join("a", Kind::Admin, "2").unwrap());

@@ -35,7 +35,7 @@ impl Handler<Database> for Listener {
         let told = message::read(self.kind, &self.config.routes, &message.body)?;
         let tenant = tenant(message);
         if Scope::new(tenant, "notifications", self.kind.name()).is_err() {
-            return Err(Refusal::Dead("the message is malformed: it names a tenant that cannot be one".into()));
+            return Err(Refusal::Dead("the message is malformed: its tenant is not valid".into()));
         }
         // Its members may be ordered differently next time.
         let bytes = &message.body[..];
@@ -89,7 +89,7 @@ impl Listener {
         let after = told.body.fanout.as_ref().map_or("", |place| place.cursor.as_str());
         let part = Part { tenant, kind, whom: &told.whom, revision: fanout.revision, after };
         let mut reached = part.first(&mut conn, self.config.chunk + 1).await?;
-        // One more than a chunk was read: it tells whether there are more.
+        // One more than a chunk was read: it shows whether there are more.
         let more = reached.len() > self.config.chunk;
         reached.truncate(self.config.chunk);
         let wanted = reached.iter().map(|(_, channels)| channels).sum();

@@ -169,7 +169,7 @@ fn users(kind: Kind, recipients: Option<&[Named]>) -> Result<Vec<String>, Refusa
     let recipients = recipients.ok_or_else(|| dead("recipients is missing"))?;
     let mine = recipients.iter().filter(|named| named.kind == kind.name());
     let read = |named: &Named| Ident::read(named.user_id.get()).map(|ident| ident.text);
-    mine.map(read).collect::<Result<_, _>>().map_err(|_| dead("recipients has a userId that is none"))
+    mine.map(read).collect::<Result<_, _>>().map_err(|_| dead("recipients has a userId that is not valid"))
 }
 
 /// The error of a text that is not a [`Body`]. Only names of our members are repeated; serde's error may quote the
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_that_is_missing_or_of_another_type_is_named_and_nothing_is_repeated() {
+    fn a_missing_or_mistyped_member_is_named_without_its_value() {
         let why = refused(Kind::Admin, &json!({ "event_type": "X" }));
         assert_eq!(why, "the message is malformed: event_id is missing");
         let good = json!({ "event_id": "e", "event_type": "X", "aggregate_type": "AGENCY", "recipientType": "USER",

@@ -103,7 +103,7 @@ pub struct Notifications {
 /// ordinary events.
 const ROOM: usize = 64 << 10;
 
-/// What the routes share.
+/// The state of the routes.
 struct Service {
     ledger: Ledger<Database>,
     database: Database,

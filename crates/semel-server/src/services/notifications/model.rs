@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_and_its_digits_name_the_same_thing_and_travel_as_they_came() {
+    fn a_number_and_its_digits_are_one_identifier_and_keep_their_json_form() {
         let (number, digits) = (Ident::read("5").unwrap(), Ident::read("\"5\"").unwrap());
         assert_eq!(number.text, digits.text);
         assert_eq!((number.json.as_str(), digits.json.as_str()), ("5", "\"5\""));

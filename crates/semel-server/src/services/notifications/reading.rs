@@ -49,7 +49,7 @@ impl NewEvent {
     /// Its approximate weight in a transaction.
     pub(super) fn weight(&self) -> usize {
         let bodies: usize = self.messages.iter().map(|(_, message)| message.body.len()).sum();
-        // Rows and their indices cost about as much as a page, whatever their content.
+        // Rows and their indices cost about as much as a page, with any content.
         4096 + self.payload.get().len() + bodies
     }
 }
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_wrong_is_told_by_its_place() {
+    fn every_mistake_is_reported_with_its_place() {
         assert_eq!(wrong(&json!({})), ["eventId", "aggregateType", "eventType", "payload"]);
         let named = json!([{ "kind": "boss", "userId": 1 }, { "kind": "customer" }, 7]);
         let mut second = with("recipients", named);
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_that_readers_differ_about_is_refused_by_name() {
+    fn an_ambiguous_member_is_refused_by_name() {
         for (event, field, message) in [
             (r#""payload":{"restaurant_id":6,"restaurant_id":7}"#, "payload", "has restaurant_id twice"),
             (r#""payload":{"a":[{"b":1,"\u0062":1}]}"#, "payload", "has a[0].b twice"),
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn a_repeat_is_known_whatever_the_order_of_its_members() {
+    fn a_repeat_is_recognised_with_its_members_in_any_order() {
         let read =
             |text: &str| read(text.as_bytes(), "default", &Routes::default()).ok().unwrap().events[0].fingerprint;
         let one = r#"{"eventId":"e","aggregateType":"ADMIN","eventType":"X","payload":{"a":1,"b":2}}"#;

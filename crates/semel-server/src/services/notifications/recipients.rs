@@ -96,7 +96,7 @@ impl Recipient {
         Ok(Self::new(kind, row.user_id, entry, row.created_at))
     }
 
-    /// An item of a list. A list goes on if the addresses of one item cannot be read.
+    /// An item of a list. A list continues if the addresses of one item cannot be read.
     fn listed(kind: Kind, row: Row) -> Self {
         let (entry, error) = match row.entry() {
             Ok(entry) => (entry, None),

@@ -1,4 +1,4 @@
-//! What the handlers share: path ids and answers.
+//! Path ids and answers of all handlers.
 
 use axum::{
     body::Body,
@@ -71,7 +71,7 @@ pub(super) struct Page<T> {
 }
 
 impl<T: Listed> Page<T> {
-    /// A page of rows, of which one more than the limit was read: it tells whether there is a next page.
+    /// A page of rows, of which one more than the limit was read: it shows whether there is a next page.
     pub(super) fn of(mut read: Vec<T>, place: Place) -> Self {
         let limit = usize::try_from(place.limit).unwrap_or(usize::MAX);
         let more = read.len() > limit;

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn changes_are_kept_as_long_as_the_rest_unless_told_otherwise() {
+    fn submissions_have_the_common_retention_unless_one_is_set() {
         let (long, short) = (Some(Duration::from_secs(9)), Some(Duration::from_secs(1)));
         let kept = |retention, submissions_retention| {
             Proposals { retention, submissions_retention, ..Proposals::default() }.submissions()

@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_told_from_slips() {
+    fn valid_addresses_are_accepted_and_malformed_ones_refused() {
         for email in ["joao@example.com", "a.b+c@x.co.uk", "o'neil@x-y.org", "1@2.3x"] {
             assert_eq!(valid(email), Ok(()), "{email}");
         }

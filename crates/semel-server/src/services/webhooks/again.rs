@@ -89,8 +89,7 @@ async fn rerun(
 /// The problem of an event that completed with another result than the named one.
 fn completed(was: Option<&'static str>) -> Problem {
     let was = was.unwrap_or("unknown");
-    Problem::new(&EVENT_COMPLETED).with("result", was).detail(format!(
-        "This event completed with the result {was}. An effect is not repeated by mistake: to repeat it, \
-         name this result."
-    ))
+    Problem::new(&EVENT_COMPLETED)
+        .with("result", was)
+        .detail(format!("This event completed with the result {was}. To repeat its effect, name this result."))
 }

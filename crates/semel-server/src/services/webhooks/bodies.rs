@@ -1,5 +1,5 @@
 //! Deduplicates by body hash when the signature does not cover the event id: a second key, so that the same body takes
-//! effect once, whatever its id.
+//! effect once, under any id.
 //!
 //! A body belongs to the id with which it was first stored. It is claimed before the id, and completed once the event
 //! is stored. A delivery that stores no event leaves no claim of its body, and a body of another id stores no event. So
@@ -34,7 +34,7 @@ pub(super) enum Whose {
     Other(Option<Box<Operation>>),
 }
 
-/// The claim of an event's body. Another id is a mismatch, whatever the state of that one.
+/// The claim of an event's body. Another id is a mismatch, in any state of the first.
 fn work(source: &Source, event: &Event) -> Result<Work> {
     let key = Key::new(&body_hash(&event.body))?;
     let work = Work::new(source.body_scope(event)?, key, Fingerprint::of_bytes(event.id.as_bytes()));

@@ -25,7 +25,7 @@ pub struct Conflict {
     pub came_created: Option<i64>,
     /// The creation time of the stored data.
     pub stored_created: Option<i64>,
-    /// What was done: `taken` if it was newer, or `skipped`.
+    /// The decision: `taken` if it was newer, or `skipped`.
     pub deed: String,
     /// How often it arrived.
     pub count: i64,
@@ -66,7 +66,7 @@ impl Conflict {
     }
 }
 
-/// What was done.
+/// The decisions.
 const TAKEN: &str = "taken";
 const SKIPPED: &str = "skipped";
 

@@ -285,7 +285,7 @@ mod tests {
         ids.map(|id| stored(id, if rare(&id) { "rare" } else { "common" })).collect()
     }
 
-    /// What a page loads, its cursor, and its number of statements.
+    /// The ids that a page loads, its cursor, and its number of statements.
     async fn page(filter: &Filter, after: Option<i64>, limit: u32) -> (Vec<i64>, Option<i64>, u32) {
         let (statements, loaded) = (Cell::new(0), RefCell::new(Vec::new()));
         let count = || statements.set(statements.get() + 1);
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_page_by_result_takes_a_bounded_number_of_statements_however_few_events_fit() {
+    async fn a_page_by_result_takes_a_bounded_number_of_statements() {
         let most = MOST_LOOKED_AT / AT_ONCE + 1;
         let labels = Labels([Some("rare".to_owned()), None, None, None]);
         let rare = Filter { service: Some(SERVICE.to_owned()), labels, ..Filter::tenant("acme") };
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_page_by_result_loads_only_what_fits_all_filters() {
+    async fn a_page_by_result_loads_only_events_that_match_all_filters() {
         let all = Filter::tenant("acme");
         assert_eq!(page(&all, Some(4), 20).await.0, [3, 2, 1]);
         assert_eq!(page(&all, Some(4), 3).await, (vec![3, 2, 1], None, 2), "there is no page after the last event");

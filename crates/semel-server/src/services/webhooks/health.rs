@@ -11,7 +11,7 @@ pub(super) fn reasons(deliveries: &Deliveries) -> Vec<Reason> {
     [conflicts(deliveries), refusals(deliveries)].into_iter().flatten().collect()
 }
 
-/// Newer data supersedes older data, in whatever order they arrive: that is no problem. Of two versions of the same
+/// Newer data supersedes older data, in any order of arrival: that is no problem. Of two versions of the same
 /// age, one was not processed, and it may be the right one.
 fn conflicts(deliveries: &Deliveries) -> Option<Reason> {
     let came = match deliveries.conflicts {
@@ -41,7 +41,7 @@ mod tests {
     use crate::monitor::Status;
 
     #[test]
-    fn each_rule_has_its_number() {
+    fn each_health_rule_has_its_threshold() {
         let none = Deliveries::default;
         for well in [none(), Deliveries { refused: 10, ..none() }, Deliveries { refused: 11, let_in: 11, ..none() }] {
             assert_eq!(reasons(&well), [], "{well:?}");

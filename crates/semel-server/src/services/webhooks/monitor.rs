@@ -219,7 +219,7 @@ impl Seen {
     }
 }
 
-/// The kinds of a source's operations. Refusals are counted under its name, whatever its functions.
+/// The kinds of a source's operations. Refusals are counted under its name, for all functions.
 fn kinds(source: &Source, functions: &[String]) -> Vec<String> {
     let own = functions.iter().map(|function| source.kind(function));
     [source.name.clone()].into_iter().chain(own).collect::<BTreeSet<_>>().into_iter().collect()
@@ -350,7 +350,7 @@ mod tests {
     };
 
     #[test]
-    fn a_source_knows_its_own_kinds() {
+    fn the_kinds_of_a_source_are_its_own_and_those_of_its_functions() {
         let mut config = config::Source::new(SourceKind::Stripe, Secrets(vec!["a good secret".into()]));
         let functions = ["connect".to_owned(), "body".to_owned()];
         let source = Source::open("stripe", config.clone(), &Handlers::default()).unwrap();

@@ -34,7 +34,7 @@ pub static EVENT_MALFORMED: Kind = Kind {
     status: StatusCode::BAD_REQUEST,
     retryable: false,
     title: "Not an event",
-    meaning: "The delivery is signed, but is not what events of this source look like.",
+    meaning: "The delivery is signed, but does not have the form of this source's events.",
     remedy: "The member errors lists everything that is wrong. Check that the source's kind is that of the sender, and \
              that it sends JSON. Nothing was stored.",
 };
@@ -98,7 +98,7 @@ pub static EVENT_COMPLETED: Kind = Kind {
     status: StatusCode::CONFLICT,
     retryable: false,
     title: "The event has taken effect",
-    meaning: "This event has completed. Its effect is not repeated by mistake.",
+    meaning: "This event has completed. To repeat its effect, name its result.",
     remedy: "Its processing_result shows the effect. An event that was only stored runs again through the present \
              rules. To run any other again and repeat its effect, name its result: \
              {\"reason\": \"…\", \"result\": \"forwarded\"}, or --result forwarded on the command line.",

@@ -176,7 +176,7 @@ impl Job {
         match self.attempt(&context, tx).await {
             Ok(done) => (done.outcome(), None),
             Err(Stopped::By(unfinished)) => (Err(unfinished), None),
-            // An unreachable store is no failure of the event: it waits for a while, and the sender is told.
+            // An unreachable store is no failure of the event: it waits for a while, and the sender gets 503.
             Err(Stopped::Broken(error)) if error.is_transient() => {
                 let wait = later(context.operation(), A_MOMENT, self.source.config.backoff.cap);
                 (Err(Unfinished::NotYet(wait)), Some(Trouble(error)))

@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn every_result_has_a_name_and_no_other_word_is_one() {
+    fn every_result_has_a_name_and_other_words_are_refused() {
         for done in [Done::Stored, Done::Forwarded { status: 200 }, Done::Duplicate { of: "a".into() }] {
             assert_eq!(result(&format!("{:?}", done.word())), Ok(done.word().to_owned()));
         }

@@ -18,13 +18,13 @@ on_both_databases!(
     a_failure_that_the_store_could_have_caused_is_not_counted,
     a_commit_without_an_answer_is_found_in_the_inbox,
     a_consumer_that_stops_during_an_outage_returns_its_deliveries,
-    a_commit_that_always_fails_in_passing_is_a_dead_letter_in_the_end_and_the_others_go_on,
+    a_message_whose_commit_always_fails_transiently_becomes_a_dead_letter,
     an_outage_at_every_commit_counts_no_attempt,
 );
 
 /// The commit of one message is refused every time with a transient error code: a trigger that always finds the same
 /// conflict. The store is available for all others.
-async fn a_commit_that_always_fails_in_passing_is_a_dead_letter_in_the_end_and_the_others_go_on(kind: Kind) {
+async fn a_message_whose_commit_always_fails_transiently_becomes_a_dead_letter(kind: Kind) {
     let place = Place::new(kind).await;
     let unreliable = Unreliable::new(place.lab.open().await);
     let books = Books::that({

@@ -21,18 +21,18 @@ on_both_databases!(
     copies_in_one_batch_take_effect_once,
     two_copies_at_once_enter_the_handler_once,
     a_failing_message_is_retried_until_it_succeeds,
-    one_bad_message_in_a_batch_spoils_none_of_the_others,
-    poison_is_a_dead_letter_in_the_end_and_the_queue_goes_on,
+    a_refused_message_does_not_fail_the_others_of_its_batch,
+    a_poison_message_becomes_a_dead_letter_and_the_queue_continues,
     a_permanent_refusal_is_a_dead_letter_at_once,
     a_panic_is_a_failure,
     an_unreadable_message_is_a_dead_letter,
     another_body_under_a_known_id_is_a_conflict,
     a_stopped_consumer_has_no_unacknowledged_messages,
-    a_delivery_that_another_has_is_not_begun,
+    a_delivery_taken_by_another_consumer_is_not_begun,
 );
 
 /// A consumer that was paused for longer than its lease skips deliveries that another one has by now.
-async fn a_delivery_that_another_has_is_not_begun(kind: Kind) {
+async fn a_delivery_taken_by_another_consumer_is_not_begun(kind: Kind) {
     let place = Place::new(kind).await;
     let (feed, books) = (Feed::new(), Books::new());
     feed.deliver_late(&received("late"));
@@ -127,7 +127,7 @@ async fn a_failing_message_is_retried_until_it_succeeds(kind: Kind) {
     assert_eq!(place.db.next_retry(CONSUMER).await.unwrap(), None, "and the retry is gone");
 }
 
-async fn one_bad_message_in_a_batch_spoils_none_of_the_others(kind: Kind) {
+async fn a_refused_message_does_not_fail_the_others_of_its_batch(kind: Kind) {
     let place = Place::new(kind).await;
     let feed = Feed::new();
     let books = Books::that(|text, _| async move {
@@ -146,7 +146,7 @@ async fn one_bad_message_in_a_batch_spoils_none_of_the_others(kind: Kind) {
     assert_eq!((letters.len(), &*letters[0].reason, letters[0].failures), (1, "seven", 1));
 }
 
-async fn poison_is_a_dead_letter_in_the_end_and_the_queue_goes_on(kind: Kind) {
+async fn a_poison_message_becomes_a_dead_letter_and_the_queue_continues(kind: Kind) {
     let place = Place::new(kind).await;
     let feed = Feed::new();
     let books = Books::that(|text, run| async move {

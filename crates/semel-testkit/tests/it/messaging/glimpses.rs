@@ -8,7 +8,7 @@ use super::{tools::eventually, unreliable::Unreliable};
 /// The read may find the very claim that it was made for, whose answer is still in flight. That is no second lease, and
 /// no reason to release the first one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_claim_that_finds_itself_keeps_its_lease() {
+async fn a_claim_that_reads_its_own_row_keeps_its_lease() {
     let lab = Lab::in_real_time(Kind::Sqlite).await;
     let store = Unreliable::new(lab.open().await);
     let ledger = Ledger::new(store.clone(), Options::default()).unwrap();

@@ -26,15 +26,15 @@ use crate::support::on_both_databases;
 on_both_databases!(
     every_message_is_published_once_and_leaves_the_outbox,
     a_commit_wakes_the_relay,
-    a_batch_that_is_confirmed_late_holds_up_no_other,
-    a_refused_message_backs_off_and_is_parked_in_the_end,
+    a_batch_that_is_confirmed_late_blocks_no_other,
+    a_refused_message_backs_off_and_is_then_parked,
     an_unroutable_message_is_published_once_there_is_a_queue,
     an_unreachable_broker_counts_no_failure,
     a_broker_that_asks_for_a_pause_gets_one,
     a_batch_that_outlives_its_lease_does_not_publish_its_tail,
     a_confirmation_after_three_leases_is_published_once,
     a_silent_broker_is_asked_again_under_the_same_id,
-    one_that_cuts_its_connection_does_not_hold_up_the_others,
+    a_message_that_cuts_the_connection_blocks_no_other,
     order_is_kept_per_key_by_two_relays,
     a_short_outage_of_the_store_loses_nothing,
     a_stopped_relay_has_no_leased_rows,
@@ -85,7 +85,7 @@ async fn a_commit_wakes_the_relay(kind: Kind) {
     running.stop().await;
 }
 
-async fn a_batch_that_is_confirmed_late_holds_up_no_other(kind: Kind) {
+async fn a_batch_that_is_confirmed_late_blocks_no_other(kind: Kind) {
     let place = Place::new(kind).await;
     let (gate, waits) = (Arc::new(Semaphore::new(0)), Arc::new(AtomicUsize::new(0)));
     let script = Script::doing({
@@ -114,7 +114,7 @@ async fn a_batch_that_is_confirmed_late_holds_up_no_other(kind: Kind) {
     assert_eq!(sorted(script.texts()), texts_of(12));
 }
 
-async fn a_refused_message_backs_off_and_is_parked_in_the_end(kind: Kind) {
+async fn a_refused_message_backs_off_and_is_then_parked(kind: Kind) {
     let place = Place::new(kind).await;
     let tries = Arc::new(AtomicUsize::new(0));
     let script = Script::that({
@@ -294,7 +294,7 @@ async fn a_silent_broker_is_asked_again_under_the_same_id(kind: Kind) {
     assert!(ids.len() >= 2 && ids.iter().all(|id| *id == ids[0]), "{ids:?}");
 }
 
-async fn one_that_cuts_its_connection_does_not_hold_up_the_others(kind: Kind) {
+async fn a_message_that_cuts_the_connection_blocks_no_other(kind: Kind) {
     let place = Place::in_real_time(kind).await;
     let cuts = Arc::new(AtomicUsize::new(0));
     let script = Script::doing({

@@ -26,7 +26,7 @@ use crate::support::on_both_databases;
 on_both_databases!(
     a_redelivered_message_is_counted_before_it_runs,
     a_redelivery_of_a_handled_message_is_acknowledged,
-    one_that_kills_its_process_is_parked,
+    a_retry_that_kills_its_process_becomes_a_dead_letter,
     a_retry_that_stops_before_its_turn_is_not_counted,
     a_retry_that_gets_no_turn_is_not_counted,
     a_retry_that_the_store_cut_off_is_not_counted,
@@ -91,7 +91,7 @@ async fn put_retry(place: &Place, text: &str) {
 }
 
 /// A retry that runs elsewhere in this process until the semaphore is closed, so that none can run alone.
-async fn somebody_at_it() -> (Place, Running, Arc<Semaphore>) {
+async fn retry_running_elsewhere() -> (Place, Running, Arc<Semaphore>) {
     let place = Place::new(Kind::Postgres).await;
     let (books, entered, gate) = Books::that_wait();
     put_retry(&place, "long").await;
@@ -103,7 +103,7 @@ async fn somebody_at_it() -> (Place, Running, Arc<Semaphore>) {
 const STARTS: &str = "SELECT starts FROM semel_retries";
 
 async fn a_retry_that_stops_before_its_turn_is_not_counted(kind: Kind) {
-    let (_elsewhere, long, gate) = somebody_at_it().await;
+    let (_elsewhere, long, gate) = retry_running_elsewhere().await;
     let place = Place::new(kind).await;
     let (feed, books) = (Feed::new(), Books::new());
     put_retry(&place, "unlucky").await;
@@ -125,7 +125,7 @@ async fn a_retry_that_stops_before_its_turn_is_not_counted(kind: Kind) {
 }
 
 async fn a_retry_that_gets_no_turn_is_not_counted(kind: Kind) {
-    let (_elsewhere, long, gate) = somebody_at_it().await;
+    let (_elsewhere, long, gate) = retry_running_elsewhere().await;
     let place = Place::new(kind).await;
     let unreliable = Unreliable::new(place.lab.open().await);
     let (feed, books) = (Feed::new(), Books::new());
@@ -143,7 +143,7 @@ async fn a_retry_that_gets_no_turn_is_not_counted(kind: Kind) {
     assert_eq!((books.entered("unlucky"), place.letters().await.len()), (1, 0));
 }
 
-/// The clock stands still, so that a retry that is not released does not become due.
+/// The clock does not move, so that a retry that is not released does not become due.
 async fn a_retry_that_the_store_cut_off_is_not_counted(kind: Kind) {
     let place = Place::new(kind).await;
     let unreliable = Unreliable::new(place.lab.open().await);
@@ -174,7 +174,7 @@ async fn a_retry_that_the_store_cut_off_is_not_counted(kind: Kind) {
     assert_eq!(place.letters().await.len(), 0);
 }
 
-async fn one_that_kills_its_process_is_parked(kind: Kind) {
+async fn a_retry_that_kills_its_process_becomes_a_dead_letter(kind: Kind) {
     let place = Place::new(kind).await;
     let options = ConsumerOptions { max_crashes: 2, ..quick_consumer() };
     let (feed, books) = (Feed::new(), Books::new());

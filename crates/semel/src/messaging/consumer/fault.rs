@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_does_not_answer_is_to_blame_and_so_is_one_that_lets_nothing_run() {
+    fn failures_without_a_run_or_a_store_answer_are_not_the_messages_fault() {
         let mut faults = Faults::default();
         for run in 1..10 {
             assert!(!faults.note(run, run % 3 != 0), "{run}");

@@ -5,7 +5,7 @@
 //! - `fresh.rs`: deliveries, several per transaction
 //! - `retries.rs`: messages that failed or may have killed their process, each alone
 //! - `letters.rs`: stores messages that could not be handled
-//! - `fault.rs`: tells a message that always fails from an unavailable store
+//! - `fault.rs`: distinguishes a message that always fails from an unavailable store
 
 mod attempt;
 mod fault;
@@ -183,8 +183,8 @@ struct Shared<S: ConsumerStore, H> {
 }
 
 impl<S: ConsumerStore, H: Handler<S>> Consumer<S, H> {
-    /// A consumer of this name. Its inbox, retries and dead letters go by this name, whatever queue the messages came
-    /// from.
+    /// A consumer of this name. Its inbox, retries and dead letters go by this name, for messages from any
+    /// queue.
     pub fn new(
         ledger: Ledger<S>,
         broker: Arc<dyn Broker>,
@@ -238,7 +238,7 @@ impl<S: ConsumerStore, H: Handler<S>> Consumer<S, H> {
 }
 
 /// Runs a task until it ends. A task that panics is restarted: the broker delivers its messages again, and the queue
-/// must go on.
+/// must continue.
 async fn kept_alive(task: impl Fn() -> BoxFuture<'static, ()>) {
     let mut running = JoinSet::new();
     running.spawn(task());

@@ -39,7 +39,7 @@ impl Patience {
     }
 }
 
-/// What the relay's loop needs to know about marks.
+/// The state of marks that the relay's loop reads.
 #[derive(Default)]
 pub(super) struct Marked {
     more: Notify,

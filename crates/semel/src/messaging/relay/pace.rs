@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_batch_without_answers_fewer_go_together_and_one_batch_at_a_time() {
+    fn after_a_batch_without_answers_batches_are_smaller_and_sent_one_at_a_time() {
         let mut pace = Pace::new(8, 4);
         assert_eq!((pace.batch(), pace.in_flight()), (8, 4));
         for batch in [4, 2, 1, 1] {

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{Result, Store, Timestamp};
 
-/// What a [`Consumer`](crate::messaging::Consumer) asks of a database: a ledger, and the retries.
+/// The database calls of a [`Consumer`](crate::messaging::Consumer): a ledger, and the retries.
 pub trait ConsumerStore: Store {
     /// Stores a message that could not be handled, as a retry or a dead letter, in its own commit. An existing one
     /// (same tenant, consumer, key and fingerprint) is not changed.
@@ -46,7 +46,7 @@ pub trait ConsumerStore: Store {
     fn retry_wake(&self) -> Wake;
 }
 
-/// What people ask of a database about dead letters.
+/// The database calls for people who inspect and re-drive dead letters.
 pub trait LetterStore: Clone + Send + Sync + 'static {
     /// A page of dead letters, newest first. An unreadable one hides no other.
     fn letters(

@@ -1,4 +1,4 @@
-//! What messaging needs of a database beyond the ledger, split by caller. As with a [`Store`](crate::Store), an answer
+//! The database calls of messaging beyond the ledger, split by caller. As with a [`Store`](crate::Store), an answer
 //! comes after the change is durable.
 
 mod letters;

@@ -3,7 +3,7 @@
 use super::super::{Envelope, Message, MessageId, Topic};
 use crate::{Result, Timestamp, store::Transactions};
 
-/// What services and people ask of the outbox.
+/// The outbox, for services and people.
 pub trait OutboxStore: Transactions {
     /// Puts messages into the outbox, inside a transaction: they are published if it commits. Their ordering keys are
     /// locked until then.

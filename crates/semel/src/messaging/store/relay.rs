@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{super::Envelope, Wake};
 use crate::{Result, Timestamp, store::TimeSource};
 
-/// What a [`Relay`](crate::messaging::Relay) asks of a database.
+/// The database calls of a [`Relay`](crate::messaging::Relay).
 pub trait RelayStore: TimeSource {
     /// Leases up to `limit` ready rows, oldest first, and at most [`Taken::MOST_BYTES`].
     fn take(&self, limit: u32, lease: Duration) -> impl Future<Output = Result<Taken>> + Send;

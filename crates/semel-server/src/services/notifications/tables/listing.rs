@@ -314,7 +314,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_holds_what_fits_and_at_least_one() {
+    fn a_page_is_bounded_in_bytes_but_has_at_least_one_item() {
         assert_eq!(fitting(&[(9, 3), (8, 3), (7, 3)], 7), 2);
         assert_eq!(fitting(&[(9, 30), (8, 3)], 7), 1);
         assert_eq!(fitting(&[], 7), 0);

@@ -4,7 +4,7 @@ use semel::messaging::Topic;
 
 use crate::config::{Endpoint, Value, glob, wrong_type};
 
-/// What happens to an event.
+/// The action of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Deed {
     /// It is only stored: it can be run again when there is a rule for it.
@@ -22,7 +22,7 @@ pub enum Deed {
 pub struct Rule {
     /// A pattern of event types; `*` matches any text.
     pub kind: String,
-    /// What happens to them.
+    /// The action for these events.
     pub deed: Deed,
 }
 
@@ -30,11 +30,11 @@ pub struct Rule {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rules(pub Vec<Rule>);
 
-/// What happens to an event without a matching rule.
+/// The action for events without a matching rule.
 static OTHERWISE: Deed = Deed::Store;
 
 impl Rules {
-    /// What happens to an event of this type.
+    /// The action for events of this type.
     #[must_use]
     pub fn of(&self, kind: &str) -> &Deed {
         self.0.iter().find(|rule| glob(&rule.kind, kind)).map_or(&OTHERWISE, |rule| &rule.deed)
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn every_wrong_rule_is_told() {
+    fn every_wrong_rule_is_reported() {
         let told = rules(
             "handlers = [{ type = 'a', do = 'dance' }, { type = 'b', forward = 'geheim' }, { typ = 'c' },
                          { type = 'd', forward = 'https://x.example', handler = 'e' }, { handler = '' }]",
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_for_everything_ends_the_list() {
+    fn rules_after_one_that_matches_everything_are_ignored() {
         let publishes = |text| Rules::parse(text).unwrap().publishes();
         assert!(publishes("*=outbox") && publishes("a=outbox; *=handler:x") && publishes("a=outbox"));
         for text in ["", "a=handler:x", "*=store", "*=handler:x", "*=handler:x; a=outbox"] {

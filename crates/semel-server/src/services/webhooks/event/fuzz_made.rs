@@ -198,7 +198,7 @@ fn changed(rng: &mut Rng, event: &[(String, Json)]) -> Vec<(String, Json)> {
 
 /// Runs for `SEMEL_FUZZ_SECONDS`; the default is one.
 #[test]
-fn fuzz_made_events_are_the_same_however_they_are_written_and_refused_when_spoiled() {
+fn fuzz_made_events_are_equal_in_any_notation_and_refused_when_spoiled() {
     let seconds = std::env::var("SEMEL_FUZZ_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
     let end = Instant::now() + Duration::from_secs(seconds);
     let seed = fastrand::u64(..);

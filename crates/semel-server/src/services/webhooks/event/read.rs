@@ -138,7 +138,7 @@ fn stripe(members: &Members<'_>, wrong: &mut Wrong) -> Said {
     let is_text = |value: &RawValue| strict::text(value).is_some_and(|text| !text.is_empty());
     let is_event = |value: &RawValue| strict::text(value).is_some_and(|text| text == "event");
     let id = needed("id", "must be a string of 1 to 255 bytes", &is_text);
-    needed("object", "must be \"event\"; thin events are not taken", &is_event);
+    needed("object", "must be \"event\"; thin events are not accepted", &is_event);
     let kind = needed("type", "must be a string", &is_text);
     let created = needed("created", "must be a whole number of seconds since 1970", &|value| seconds(value).is_some());
     let livemode = needed("livemode", "must be true or false", &|value| ["true", "false"].contains(&value.get()));

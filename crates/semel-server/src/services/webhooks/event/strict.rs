@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_no_double_holds_are_told_apart_by_their_digits() {
+    fn integers_beyond_a_double_are_distinguished_by_their_digits() {
         for json in ["9223372036854775808", "9007199254740993"] {
             assert!(fingerprint(json.as_bytes(), &[]).is_ok(), "{json}");
         }

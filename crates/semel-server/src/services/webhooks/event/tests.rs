@@ -49,7 +49,7 @@ fn stripe() -> Value {
 }
 
 #[test]
-fn a_stripe_event_says_what_it_is() {
+fn a_stripe_event_is_read_from_its_body() {
     let event = taken(&source(SourceKind::Stripe), None, &[], &stripe());
     assert_eq!((event.id.as_str(), event.kind.as_str(), event.created), ("evt_1", "invoice.paid", Some(1_700_000_000)));
     assert_eq!((event.source.as_str(), event.function.as_str()), ("shop", "f"));
@@ -57,7 +57,7 @@ fn a_stripe_event_says_what_it_is() {
 }
 
 #[test]
-fn all_that_is_wrong_with_a_stripe_event_is_told_at_once() {
+fn every_wrong_field_of_a_stripe_event_is_reported_at_once() {
     let source = source(SourceKind::Stripe);
     assert_eq!(wrong(&source, &[], b"{}"), ["id", "object", "type", "created", "livemode", "data"]);
     let changed = |name: &str, value: Value| {
@@ -174,7 +174,7 @@ fn a_shopify_event_has_its_topic_in_a_header_and_no_time_that_counts() {
 }
 
 #[test]
-fn another_sender_says_where_its_events_have_what() {
+fn pointers_find_id_type_and_time_in_the_body_of_a_custom_source() {
     let pointer = config::Pointer::new;
     let scheme = semel_http::webhooks::HmacScheme { header: "x-signature".into(), ..Default::default() };
     let hmac = Hmac { scheme, id: pointer("/e/id"), kind: pointer("/e/what"), created: pointer("/e/when") };
@@ -197,7 +197,7 @@ fn another_sender_says_where_its_events_have_what() {
 }
 
 #[test]
-fn an_event_without_an_id_goes_by_its_source_and_its_bytes() {
+fn an_event_without_an_id_is_identified_by_its_source_and_its_body() {
     let given = [("x-github-event", "push")];
     let github = source(SourceKind::Github);
     let id = |source: &Source, body: Value| taken(source, None, &given, &body).id;

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_says_where_the_message_is() {
+    fn a_result_shows_where_the_message_is() {
         assert_eq!(told(&Sent::Published)["result"], "published");
         assert_eq!(told(&Sent::Skipped)["result"], "skipped");
         assert_eq!(told(&Sent::Waits(OutboxState::Ready, None))["result"], "waiting");
