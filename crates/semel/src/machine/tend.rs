@@ -241,7 +241,7 @@ pub(super) fn cancel(stored: Option<&Operation>, fence: Fence, (actor, reason): 
         return Step::answer(Answer::NotNow(NotNow::Absent));
     };
     let (mut op, mut notes) =
-        if lapsed(stored, now) { end_lease(stored, fence, now) } else { (stored.clone(), Vec::new()) };
+        if lapsed(stored, now) { lapse(stored, fence, now) } else { (stored.clone(), Vec::new()) };
     match (op.state, &mut op.lease) {
         (State::Completed, _) => return Step::answer(Answer::NotNow(NotNow::Completed)),
         (State::InDoubt, _) => return Step::answer(Answer::NotNow(NotNow::InDoubt)),

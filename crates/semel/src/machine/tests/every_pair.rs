@@ -64,14 +64,11 @@ fn leases() -> Vec<LeaseRow> {
     for on_lost in [OnLost::Rerun, OnLost::Hold, OnLost::Probe] {
         for retention in [None, Some(Duration::from_secs(100))] {
             for (deadline, run_until) in [(2, 17), (2, 2), (0, 15), (-1, -1)] {
-                let terms = Policy { on_lost, retention, tombstone: retention, ..policy() };
-                all.push(LeaseRow {
-                    token: Token([1; 16]),
-                    deadline: at(deadline),
-                    run_until: at(run_until),
-                    terms,
-                    cancelled: false,
-                });
+                for cancelled in [false, true] {
+                    let terms = Policy { on_lost, retention, tombstone: retention, ..policy() };
+                    let (deadline, run_until) = (at(deadline), at(run_until));
+                    all.push(LeaseRow { token: Token([1; 16]), deadline, run_until, terms, cancelled });
+                }
             }
         }
     }
@@ -108,7 +105,7 @@ fn rows_in(state: State) -> Vec<Operation> {
 }
 
 fn happenings() -> Vec<Happening> {
-    let mut all = vec![Happening::Lapse, Happening::Tend, Happening::Purge];
+    let mut all = vec![Happening::Lapse, Happening::Tend, Happening::Cancel, Happening::Purge];
     for mismatch in [OnMismatch::Reject, OnMismatch::Replay, OnMismatch::SupersedeIfNewer] {
         for (payload, order) in [
             ("first", Some(5)),
@@ -124,6 +121,11 @@ fn happenings() -> Vec<Happening> {
                     let request = Request { order, token, policy, at_once, ..ask(payload) };
                     all.extend([Happening::Claim(request.clone()), Happening::Inline(request)]);
                 }
+            }
+            for keeps_policy in [false, true] {
+                let policy = Policy { on_mismatch: mismatch, ..policy() };
+                let later = Some(Later { delay: Duration::from_secs(3), keeps_policy, ..Later::default() });
+                all.push(Happening::Claim(Request { order, policy, later, ..ask(payload) }));
             }
         }
     }

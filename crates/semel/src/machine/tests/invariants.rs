@@ -65,7 +65,8 @@ pub(super) fn step(before: Option<&Operation>, what: &Happening, fence: Fence, n
         (_, Next::Anew(new)) => {
             row(new);
             assert!(before.is_none_or(|op| op.has_expired(now)), "only nothing is replaced: {}", context());
-            assert!(claims && step.answer == Answer::Acquired, "only a claim begins a life: {}", context());
+            let begins = matches!(step.answer, Answer::Acquired | Answer::Enqueued);
+            assert!(claims && begins, "only a claim or an enqueue begins a life: {}", context());
             assert_eq!((Fence(new.id), new.fence), (fence, fence), "{}", context());
         }
         (_, Next::Gone) => match what {

@@ -70,9 +70,9 @@ pub(super) fn doubt() -> Write {
 }
 
 /// One of each.
-pub(super) fn writes() -> [Write; 7] {
-    let checkpoint = Write::Checkpoint("so far".into());
-    [complete("done"), fail(Retry::Backoff), release(), Write::Withdraw, doubt(), checkpoint, Write::Renew]
+pub(super) fn writes() -> [Write; 8] {
+    let (checkpoint, progress) = (Write::Checkpoint("so far".into()), Write::Progress("so far".into()));
+    [complete("done"), fail(Retry::Backoff), release(), Write::Withdraw, doubt(), checkpoint, progress, Write::Renew]
 }
 
 /// Those that end a lease.
@@ -89,6 +89,7 @@ pub(super) enum Happening {
     Lapse,
     Tend,
     Resolve(Option<Fence>, Verdict),
+    Cancel,
     Purge,
 }
 
@@ -102,6 +103,7 @@ impl Happening {
             Self::Lapse => Event::Lapse { fence },
             Self::Tend => Event::Tend,
             Self::Resolve(expected, verdict) => Event::Resolve { fence, expected, verdict, actor, reason },
+            Self::Cancel => Event::Cancel { fence, actor, reason },
             Self::Purge => Event::Purge { actor, reason },
         };
         step(row, &event, now)
@@ -199,6 +201,10 @@ impl Life {
 
     pub(super) fn resolve(&mut self, verdict: Verdict) -> Answer {
         self.answer(&Happening::Resolve(None, verdict))
+    }
+
+    pub(super) fn cancel(&mut self) -> Answer {
+        self.answer(&Happening::Cancel)
     }
 
     pub(super) fn purge(&mut self) -> Answer {

@@ -96,6 +96,22 @@ fn newer_data_survives_the_crash_of_the_older_run() {
 }
 
 #[test]
+fn a_cancel_after_lease_expiry_withdraws_the_newer_data_before_and_after_the_sweep() {
+    for swept in [false, true] {
+        let mut life = Life::new();
+        life.acquire(&bring("first", 1));
+        let _ = life.claim(&bring("second", 2));
+        match swept {
+            true => life.crash(),
+            false => life.pass(LEASE),
+        }
+        assert_eq!(life.cancel(), Answer::Cancelled);
+        assert!(has(&life, "second", 2) && life.row().successor.is_none(), "swept: {swept}");
+        assert_eq!(life.claim(&bring("second", 2)), Answer::Exhausted, "swept: {swept}");
+    }
+}
+
+#[test]
 fn newer_data_waits_for_the_end_of_a_doubt() {
     for came_first in [false, true] {
         for verdict in [Verdict::Completed(Outcome::kept("yes")), Verdict::Failed, Verdict::Retry] {
