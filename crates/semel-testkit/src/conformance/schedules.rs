@@ -176,6 +176,24 @@ pub async fn a_mark_that_another_node_has_locked_is_skipped(lab: Lab) {
     assert_eq!(runs(&b).await.len(), 2);
 }
 
+/// A new version that finds the mark locked at its start takes the schedule over when the mark is free.
+pub async fn a_changed_schedule_takes_over_a_mark_that_was_locked(lab: Lab) {
+    if lab.kind() == crate::Kind::Sqlite {
+        return;
+    }
+    let (a, b) = (lab.ledger_of("a").await, lab.ledger_of("b").await);
+    table(&a, hourly()).round().await.unwrap();
+    let changed = Schedule::every("hourly", secs(1800), reports()).unwrap();
+    let mut new = table(&b, changed.clone());
+    let old = mark(&a, &hourly()).await;
+    let tx = a.store().begin(secs(5)).await.unwrap();
+    assert!(a.store().move_mark(&tx, Some(&old), &old).await.unwrap());
+    new.round().await.unwrap();
+    a.store().roll_back(&tx).await;
+    new.round().await.unwrap();
+    assert_eq!(mark(&a, &changed).await.spec, changed.spec());
+}
+
 /// A changed schedule applies from now on. While two versions of a program run side by side, the one that started last
 /// decides; if it is gone, the other continues.
 pub async fn a_changed_schedule_counts_from_now(lab: Lab) {

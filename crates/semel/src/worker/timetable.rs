@@ -105,8 +105,9 @@ impl<S: Fleet> Timetable<S> {
         for (schedule, known) in self.schedules.iter().zip(&mut self.known) {
             let mark = marks.iter().find(|mark| mark.is_of(schedule));
             let next = match tend(&self.ledger, schedule, mark, known.seen, now).await {
-                Ok(next) => {
-                    known.seen = true;
+                Ok((next, moved)) => {
+                    // A mark of another spec that could not be moved yet is still this node's to take over.
+                    known.seen |= moved || mark.is_some_and(|mark| mark.spec == schedule.spec());
                     if let Some(after) = known.trouble.take() {
                         tracing::info!(schedule = schedule.name(), after, "a schedule works again");
                     }
@@ -127,23 +128,23 @@ impl<S: Fleet> Timetable<S> {
     }
 }
 
-/// Performs the next action of a schedule; returns how long to wait for the next look.
+/// Performs the next action of a schedule; returns how long to wait for the next look, and whether the mark has moved.
 async fn tend<S: Fleet>(
     ledger: &Ledger<S>,
     schedule: &Schedule,
     mark: Option<&Mark>,
     seen: bool,
     now: Timestamp,
-) -> Result<Duration> {
+) -> Result<(Duration, bool)> {
     Ok(match step(schedule, mark, seen, now) {
-        Step::Leave => PAUSED,
-        Step::Wait(next) => next.map_or(RECHECK, |next| next.since(now)),
+        Step::Leave => (PAUSED, false),
+        Step::Wait(next) => (next.map_or(RECHECK, |next| next.since(now)), false),
         Step::Move { to, runs } => {
             let works = runs.into_iter().map(|due| schedule.work(due)).collect::<Result<Vec<_>>>()?;
             let next = to.next;
             match move_mark(ledger, mark, &to, works).await? {
-                true => next.map_or(RECHECK, |next| next.since(now)),
-                false => AGAIN,
+                true => (next.map_or(RECHECK, |next| next.since(now)), true),
+                false => (AGAIN, false),
             }
         }
     })
@@ -156,8 +157,8 @@ fn step(schedule: &Schedule, mark: Option<&Mark>, seen: bool, now: Timestamp) ->
     };
     if mark.spec != schedule.spec() {
         // While two versions of a program run side by side, the one that started last decides. If its node is gone,
-        // another one takes over.
-        let abandoned = mark.next.is_none_or(|next| now.since(next) > ABANDONED);
+        // another one takes over. While the kind is paused, its runs are overdue on every node.
+        let abandoned = !mark.paused && mark.next.is_none_or(|next| now.since(next) > ABANDONED);
         if seen && !abandoned {
             return Step::Leave;
         }
@@ -266,5 +267,7 @@ mod tests {
         assert_eq!((to.at, to.since, to.spec, runs), (at(9, 10), at(9, 10), hourly().spec(), vec![]));
         assert_eq!(step(&hourly(), Some(&mark), true, at(6, 30)), Step::Leave, "an older node stands back");
         assert!(matches!(step(&hourly(), Some(&mark), true, at(6, 90)), Step::Move { .. }), "unless no node runs it");
+        let paused = Mark { paused: true, ..mark };
+        assert_eq!(step(&hourly(), Some(&paused), true, at(6, 90)), Step::Leave, "or its kind is paused");
     }
 }
