@@ -155,7 +155,7 @@ impl Database {
     }
 
     /// Pauses a kind, of all tenants, until it is resumed: no node starts it, and schedules enqueue no runs of it.
-    /// Running operations continue.
+    /// Running operations continue, and a node that is taking at this moment may still start what it takes.
     ///
     /// # Errors
     /// The database cannot be reached.
@@ -202,7 +202,8 @@ impl Database {
 
 impl Taking<'_> {
     async fn in_postgres(&self, db: &postgres::Postgres, ids: &mut Vec<i64>) -> Result<Taken> {
-        let mut seat = db.lane_seat().await?;
+        let mut seat = db.lane_take().await?;
+        begin_take(&mut seat).await?;
         let mut picked = self.pick(&mut Conn::Postgres(&mut seat)).await?;
         ids.extend(picked.iter().map(|picked| picked.id));
         let (mut taken, mut left) = (Vec::new(), Left::default());
@@ -211,7 +212,7 @@ impl Taking<'_> {
             // One is unreadable: the general path finds out which.
             None => {
                 postgres::roll_back(&mut seat).await?;
-                postgres::begin(&mut seat).await?;
+                begin_take(&mut seat).await?;
                 picked = self.pick(&mut Conn::Postgres(&mut seat)).await?;
             }
         }
@@ -254,9 +255,10 @@ impl Taking<'_> {
                     .await
                     .map_err(read_failed)?);
                 for (id, size) in rows {
-                    bytes += usize::try_from(size).unwrap_or(usize::MAX);
-                    let fits = picked.is_empty() || bytes <= Take::BYTES;
+                    let sum = usize::try_from(size).map_or(usize::MAX, |size| size.saturating_add(bytes));
+                    let fits = picked.is_empty() || sum <= Take::BYTES;
                     if fits && here.len() < most as usize && here.insert(id) {
+                        bytes = sum;
                         picked.push(Picked { want: n, id });
                     }
                 }
@@ -272,7 +274,7 @@ impl Taking<'_> {
         if want.limits.is_none() {
             return Ok((want.most, 0));
         }
-        let Some(free_at) = self.lock_limit(conn, want).await? else { return Ok((0, 0)) };
+        let Some(mut free_at) = self.lock_limit(conn, want).await? else { return Ok((0, 0)) };
         let (service, kind) = (want.scope.service(), want.scope.kind());
         let mut most = want.most;
         if let Some(at_once) = want.limits.at_once {
@@ -282,8 +284,12 @@ impl Taking<'_> {
             most = most.min(at_once.saturating_sub(running));
         }
         if let Some(every) = want.limits.every {
-            let now = self.now(conn).await?;
-            let starts = if free_at > now { 0 } else { (now - free_at.max(now - BURST)) / micros(every).max(1) + 1 };
+            let (now, every) = (self.now(conn).await?, micros(every).max(1));
+            // The next start is at most this far away, unless the clock was set back or the rate was raised since.
+            if free_at > now.saturating_add(every) {
+                free_at = now;
+            }
+            let starts = if free_at > now { 0 } else { (now - free_at.max(now - BURST)) / every + 1 };
             most = most.min(u32::try_from(starts).unwrap_or(u32::MAX));
         }
         Ok((most, free_at))
@@ -367,6 +373,13 @@ impl Taking<'_> {
             owner: self.take.owner.clone(),
         })
     }
+}
+
+/// Begins the transaction of a take on PostgreSQL. The locks of a node that freezes in it are free after 5 s: nodes with
+/// fewer seats may see only rows that it has locked, and all nodes wait for the limits of a kind.
+async fn begin_take(conn: &mut sqlx::PgConnection) -> Result<()> {
+    const BEGIN: &str = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = '5s'; SET LOCAL lock_timeout = '250ms'";
+    sqlx::raw_sql(BEGIN).execute(conn).await.map(drop).map_err(broken)
 }
 
 /// Missed starts are caught up within this time only: a rate is not a budget to save.

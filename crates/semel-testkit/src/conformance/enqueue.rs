@@ -380,4 +380,7 @@ pub async fn the_limits_of_a_kind_are_shared_by_the_fleet(lab: Lab) {
     assert_eq!((take(&b, slow()).await.len(), take(&a, slow()).await.len()), (1, 0));
     lab.pass(secs(100));
     assert_eq!(take(&a, slow()).await.len(), 1, "missed starts are not saved up");
+    let fast = || Want { limits: Limits { at_once: None, every: Some(secs(1)) }, ..want(9) };
+    assert_eq!(take(&a, fast()).await.len(), 1, "a raised rate applies at once, and so does a clock that was set back");
+    assert_eq!(take(&b, fast()).await.len(), 0);
 }

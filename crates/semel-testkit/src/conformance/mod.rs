@@ -168,7 +168,11 @@ macro_rules! conformance_suite {
                     kinds_beyond_one_transaction_are_taken_in_the_next,
                     an_operation_that_cannot_be_claimed_blocks_no_other,
                     a_worker_retries_as_often_as_the_policy_allows,
-                    a_paused_kind_is_rarely_polled;
+                    a_paused_kind_is_rarely_polled,
+                    tenants_share_the_limit_of_a_fleet,
+                    a_rate_spreads_the_starts,
+                    low_priorities_of_each_tenant_have_their_turn,
+                    a_stop_during_a_take_hands_back_its_operations;
                 schedules:
                     a_new_schedule_starts_now,
                     a_cron_expression_uses_its_time_zone,
@@ -177,6 +181,7 @@ macro_rules! conformance_suite {
                     a_run_commits_with_its_mark,
                     a_mark_that_another_node_has_locked_is_skipped,
                     a_changed_schedule_counts_from_now,
+                    a_changed_schedule_takes_over_a_mark_that_was_locked,
                     a_paused_kind_gets_no_runs,
                     a_schedule_that_fails_harms_no_other,
                     schedules_can_be_listed,

@@ -10,8 +10,8 @@ use std::{
 };
 
 use semel::{
-    Backoff, Context, Fingerprint, Kind, OnLost, OnMismatch, Outcome, Policy, Scope, State, Unfinished, Work, Worker,
-    prelude::*,
+    Backoff, Context, Fingerprint, Kind, OnLost, OnMismatch, Outcome, Policy, Priority, Scope, State, Unfinished, Work,
+    Worker, prelude::*,
 };
 use semel_store::{Database, Tx};
 use tokio::{
@@ -431,4 +431,94 @@ pub async fn a_paused_kind_is_rarely_polled(lab: Lab) {
     assert!(ledger.store().resume_kind("works", "paused", "ann", "go on").await.unwrap());
     eventually(|| is_over(&ledger, "paused", std::iter::once("k".to_owned()))).await;
     hired.stop().await;
+}
+
+/// A kind that notes the tenant and key of its runs, in order.
+fn noting(kind: &str, order: &Order) -> Kind<Database> {
+    let order = order.clone();
+    Kind::leased("works", kind, move |context: Context<Database>| {
+        let (tenant, key) =
+            (context.operation().scope.tenant().to_owned(), context.operation().key.as_str().to_owned());
+        order.lock().unwrap().push((tenant, key));
+        std::future::ready(Ok(Outcome::kept("")))
+    })
+    .policy(policy())
+}
+
+/// The tenants and keys of runs, in order.
+type Order = Arc<Mutex<Vec<(String, String)>>>;
+
+/// A limit of the fleet is shared among tenants: one with a long backlog does not use it up.
+pub async fn tenants_share_the_limit_of_a_fleet(lab: Lab) {
+    let lab = lab.with_real_clock();
+    let ledger = lab.ledger().await;
+    for tenant in ["a", "b", "c"] {
+        let works = (0..20).map(|n| job(of(tenant, "limited"), &n.to_string())).collect();
+        ledger.enqueue_all(works).await.unwrap();
+    }
+    let order = Order::default();
+    let hired = hire(Worker::new(&ledger).on(noting("limited", &order).at_once_in_all(1)));
+    eventually(|| async { order.lock().unwrap().len() >= 9 }).await;
+    hired.stop().await;
+    for tenant in ["a", "b", "c"] {
+        let runs = order.lock().unwrap()[..9].iter().filter(|(of, _)| of == tenant).count();
+        assert_eq!(runs, 3, "{tenant}: {:?}", order.lock().unwrap());
+    }
+}
+
+/// The starts of a kind with a rate are spread over time.
+pub async fn a_rate_spreads_the_starts(lab: Lab) {
+    let lab = lab.with_real_clock();
+    let ledger = lab.ledger().await;
+    let works = (0..30).map(|n| job(of("acme", "slow"), &n.to_string())).collect();
+    ledger.enqueue_all(works).await.unwrap();
+    let (order, begun) = (Order::default(), std::time::Instant::now());
+    let hired = hire(Worker::new(&ledger).on(noting("slow", &order).rate(20, secs(2))));
+    eventually(|| async { order.lock().unwrap().len() >= 30 }).await;
+    hired.stop().await;
+    // Ten a second, and those of one second at once in the beginning.
+    assert!(begun.elapsed() >= Duration::from_millis(1800), "thirty have started within {:?}", begun.elapsed());
+}
+
+/// Low priorities of every tenant have their turn, although higher ones are due.
+pub async fn low_priorities_of_each_tenant_have_their_turn(lab: Lab) {
+    let lab = lab.with_real_clock();
+    let ledger = lab.ledger().await;
+    for tenant in ["a", "b"] {
+        let low = job(of(tenant, "ranked"), "low").priority(Priority::new(-2).unwrap());
+        ledger.enqueue(low).await.unwrap();
+        let high = |n: usize| job(of(tenant, "ranked"), &n.to_string()).priority(Priority::new(2).unwrap());
+        ledger.enqueue_all((0..40).map(high).collect()).await.unwrap();
+    }
+    let order = Order::default();
+    let hired = hire(Worker::new(&ledger).on(noting("ranked", &order).at_once(1)));
+    eventually(|| async { order.lock().unwrap().len() >= 60 }).await;
+    hired.stop().await;
+    for tenant in ["a", "b"] {
+        let order = order.lock().unwrap();
+        let mut own = order.iter().filter(|(of, _)| of == tenant).map(|(_, key)| key.as_str());
+        let place = own.position(|key| key == "low");
+        assert_eq!(place, Some(9), "{tenant}: every tenth is the longest due one");
+    }
+}
+
+/// A stop during a take: what was taken has not begun, and is handed back without counting an attempt.
+pub async fn a_stop_during_a_take_hands_back_its_operations(lab: Lab) {
+    let lab = lab.with_real_clock();
+    let ledger = lab.ledger().await;
+    let works = (0..5).map(|n| job(of("acme", "unbegun"), &n.to_string())).collect();
+    ledger.enqueue_all(works).await.unwrap();
+    let (order, (stop, stops)) = (Order::default(), watch::channel(false));
+    // The policy is looked up just before the take.
+    let kind = noting("unbegun", &order).policy_by(move |_| {
+        stop.send_replace(true);
+        Policy { on_lost: OnLost::Hold, ..policy() }
+    });
+    soon(Worker::new(&ledger).on(kind).run(stops)).await;
+    assert!(order.lock().unwrap().is_empty(), "they were begun after the stop");
+    for n in 0..5 {
+        let there = ledger.store().by_key(&of("acme", "unbegun"), &key(&n.to_string())).await.unwrap().unwrap();
+        assert_eq!((there.state, there.failures, there.crashes), (State::Pending, 0, 0));
+    }
+    assert!(!ledger.due_kinds("works", ("", "")).await.unwrap().is_empty(), "they are due");
 }

@@ -108,8 +108,8 @@ pub enum Order {
         keys: Vec<String>,
         /// Whether the effects are to be outside the database, or rows of it.
         mode: Mode,
-        /// The policy that is kept with the work.
-        terms: String,
+        /// The policy that is kept with the work. Without it, the policy of [`Order::Work`] applies.
+        terms: Option<String>,
         /// In a transaction that also writes a row for each, and that stays open if requested; without it each alone.
         with_rows: Option<Open>,
     },
@@ -117,6 +117,8 @@ pub enum Order {
     Work {
         /// The concurrency of each.
         at_once: usize,
+        /// The policy of work that was enqueued without one.
+        terms: String,
     },
     /// The [`scenario`](super::scenario).
     Scenario {
@@ -134,6 +136,12 @@ impl Order {
     #[must_use]
     pub fn claim(key: &str, policy: &Policy) -> Self {
         Self::Claim { key: key.to_owned(), terms: policy.to_terms() }
+    }
+
+    /// An [`Order::Work`].
+    #[must_use]
+    pub fn work(at_once: usize, policy: &Policy) -> Self {
+        Self::Work { at_once, terms: policy.to_terms() }
     }
 
     /// An [`Order::Run`] whose handler makes its effect at once.

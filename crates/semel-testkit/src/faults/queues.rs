@@ -16,11 +16,15 @@ use super::{
     worker::{Worker, outcome, report},
 };
 
-/// Work of one of the two queues, with its own policy.
-fn job(mode: Mode, key: &str, policy: &Policy) -> Result<Work> {
+/// Work of one of the two queues, with its own policy or the worker's.
+fn job(mode: Mode, key: &str, policy: Option<&Policy>) -> Result<Work> {
     let scope: Scope = if mode == Mode::Atomic { queue() } else { leased_queue() };
     let fingerprint = Fingerprint::of_bytes(key.as_bytes());
-    Ok(Work::new(scope, Key::new(key)?, fingerprint).payload(key.to_owned()).policy(policy.clone()))
+    let work = Work::new(scope, Key::new(key)?, fingerprint).payload(key.to_owned());
+    Ok(match policy {
+        Some(policy) => work.policy(policy.clone()),
+        None => work,
+    })
 }
 
 impl Worker {
@@ -28,7 +32,7 @@ impl Worker {
         &self,
         keys: &[String],
         mode: Mode,
-        policy: &Policy,
+        policy: Option<&Policy>,
         with_rows: Option<Open>,
     ) -> Result<()> {
         let works = keys.iter().map(|key| job(mode, key, policy)).collect::<Result<Vec<_>>>()?;
@@ -53,8 +57,8 @@ impl Worker {
         written.await
     }
 
-    /// Runs due operations until it is stopped, under the policy of their enqueue.
-    pub(super) async fn work(self: &Arc<Self>, at_once: usize) {
+    /// Runs due operations until it is stopped, under the policy of their enqueue, or under this one.
+    pub(super) async fn work(self: &Arc<Self>, at_once: usize, policy: &Policy) {
         let bank = self.bank.clone();
         let leased = Kind::leased("bank", "leased", move |context: Context<Database>| {
             let name = context.operation().key.as_str().to_owned();
@@ -67,7 +71,8 @@ impl Worker {
             Ok(outcome(&name, context.fence().0))
         });
         let (stop, stops) = watch::channel(false);
-        let worker = semel::Worker::new(&self.ledger).on(leased.at_once(at_once)).on(atomic.at_once(at_once));
+        let kinds = [leased, atomic].map(|kind| kind.at_once(at_once).policy(policy.clone()));
+        let worker = kinds.into_iter().fold(semel::Worker::new(&self.ledger), semel::Worker::on);
         let working = tokio::spawn(worker.run(stops));
         while !self.stop.load(Ordering::SeqCst) {
             tokio::time::sleep(Duration::from_millis(20)).await;

@@ -136,12 +136,12 @@ impl Worker {
                 pumping.join_all().await;
             }
             Order::Enqueue { keys, mode, terms, with_rows } => {
-                let policy = Policy::from_terms(&terms).unwrap();
-                if let Err(error) = self.enqueue(&keys, mode, &policy, with_rows).await {
+                let policy = terms.map(|terms| Policy::from_terms(&terms).unwrap());
+                if let Err(error) = self.enqueue(&keys, mode, policy.as_ref(), with_rows).await {
                     report_error(&keys[0], &error);
                 }
             }
-            Order::Work { at_once } => self.work(at_once).await,
+            Order::Work { at_once, terms } => self.work(at_once, &Policy::from_terms(&terms).unwrap()).await,
             Order::Scenario { rounds } => scenario::play(self, rounds).await,
             Order::Tick => scenario::tick(self).await,
             Order::Stop => {}

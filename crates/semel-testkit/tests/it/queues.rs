@@ -47,11 +47,11 @@ async fn two_processes_work_off_a_long_queue(kind: Kind) {
     site.db.pause_kind("bank", "leased", "test", "until the queue is filled").await.unwrap();
     let mut nodes = [site.worker().await, site.worker().await];
     for node in &mut nodes {
-        node.order(&Order::Work { at_once: 64 }).await;
+        node.order(&Order::work(64, &policy(Duration::from_secs(60)))).await;
     }
     let work = |n: usize| {
-        let (name, policy) = (format!("job-{n}"), policy(Duration::from_secs(60)));
-        Work::new(leased_queue(), key(&name), Fingerprint::of_bytes(name.as_bytes())).policy(policy)
+        let name = format!("job-{n}");
+        Work::new(leased_queue(), key(&name), Fingerprint::of_bytes(name.as_bytes()))
     };
     ledger.enqueue_all((0..all).map(work).collect()).await.unwrap();
     site.db.resume_kind("bank", "leased", "test", "it is filled").await.unwrap();
@@ -92,21 +92,23 @@ async fn a_worker_that_slept_past_its_lease_changes_nothing(kind: Kind) {
         cases
             .extend(["atomic.begun", "atomic.before_complete", "atomic.before_commit"].map(|at| (Mode::Atomic, at, 1)));
     }
-    for (mode, point, effects) in cases {
+    // With its own policy, and with that of the worker: on PostgreSQL another statement takes those.
+    let cases = cases.into_iter().flat_map(|case| [(case, Some(policy(SHORT))), (case, None)]);
+    for ((mode, point, effects), own) in cases {
         let site = Site::new(kind).await;
         let mut zombie = site.worker_with(&[("SEMEL_CRASH", &format!("{point}:1:stop"))]).await;
-        enqueue(&mut zombie, mode, &["sleeper"], &policy(SHORT)).await;
-        zombie.order(&Order::Work { at_once: 2 }).await;
+        enqueue(&mut zombie, mode, &["sleeper"], own.as_ref()).await;
+        zombie.order(&Order::work(2, &policy(SHORT))).await;
         zombie.until_frozen().await;
         tokio::time::sleep(SHORT).await;
         let mut heir = site.worker().await;
-        heir.order(&Order::Work { at_once: 2 }).await;
+        heir.order(&Order::work(2, &policy(SHORT))).await;
         let before = settled(&site, mode, "sleeper").await;
         assert_eq!(before.state, State::Completed, "{point}");
         zombie.wake();
         // It has woken, and works again, when it has run another operation.
         heir.stop().await;
-        enqueue(&mut zombie, mode, &["another"], &policy(PATIENCE)).await;
+        enqueue(&mut zombie, mode, &["another"], Some(&policy(PATIENCE))).await;
         assert_eq!(settled(&site, mode, "another").await.state, State::Completed, "{point}");
         zombie.stop().await;
         assert_eq!(operation(&site, mode, "sleeper").await, Some(before), "{point}: it has changed the row");
@@ -119,19 +121,41 @@ async fn a_worker_that_slept_past_its_lease_changes_nothing(kind: Kind) {
 async fn a_worker_frozen_during_a_take_blocks_no_other() {
     let site = Site::new(Kind::Postgres).await;
     let mut zombie = site.worker_with(&[("SEMEL_CRASH", "store.take.claimed:1:stop")]).await;
-    enqueue(&mut zombie, Mode::Leased, &["held"], &policy(PATIENCE)).await;
-    zombie.order(&Order::Work { at_once: 2 }).await;
+    enqueue(&mut zombie, Mode::Leased, &["held"], None).await;
+    zombie.order(&Order::work(2, &policy(PATIENCE))).await;
     zombie.until_frozen().await;
     let mut node = site.worker().await;
-    enqueue(&mut node, Mode::Leased, &["free"], &policy(PATIENCE)).await;
+    enqueue(&mut node, Mode::Leased, &["free"], None).await;
     let begun = Instant::now();
-    node.order(&Order::Work { at_once: 2 }).await;
+    node.order(&Order::work(2, &policy(PATIENCE))).await;
     assert_eq!(settled(&site, Mode::Leased, "free").await.state, State::Completed);
-    // The server ends the transaction of a frozen node, after ten seconds at the earliest.
-    assert!(begun.elapsed() < Duration::from_secs(9), "it waited for {:?}", begun.elapsed());
+    // The server ends the transaction of a frozen node after five seconds.
+    assert!(begun.elapsed() < Duration::from_secs(4), "it waited for {:?}", begun.elapsed());
     zombie.wake();
     assert_eq!(settled(&site, Mode::Leased, "held").await.state, State::Completed);
     assert_eq!(effects_of(&site, Mode::Leased, "held").await, 1);
+}
+
+/// A worker that is stopped during a take may have locked more rows than another one looks at. The server ends its
+/// transaction after five seconds, and the other continues.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_frozen_during_a_large_take_blocks_others_for_seconds() {
+    let site = Site::new(Kind::Postgres).await;
+    let mut zombie = site.worker_with(&[("SEMEL_CRASH", "store.take.claimed:1:stop")]).await;
+    let names: Vec<String> = (0..200).map(|n| format!("held {n:03}")).collect();
+    let held: Vec<&str> = names.iter().map(String::as_str).collect();
+    enqueue(&mut zombie, Mode::Leased, &held, None).await;
+    zombie.order(&Order::work(200, &policy(PATIENCE))).await;
+    zombie.until_frozen().await;
+    let mut node = site.worker().await;
+    enqueue(&mut node, Mode::Leased, &["free"], None).await;
+    let begun = Instant::now();
+    node.order(&Order::work(2, &policy(PATIENCE))).await;
+    assert_eq!(settled(&site, Mode::Leased, "free").await.state, State::Completed);
+    assert!(begun.elapsed() < Duration::from_secs(20), "it waited for {:?}", begun.elapsed());
+    node.stop().await;
+    zombie.wake();
+    zombie.stop().await;
 }
 
 /// If a worker is killed at any step, another one completes its work: in atomic mode with one effect, under rerun
@@ -151,26 +175,28 @@ async fn kill_minus_nine_at_each_step_of_a_worker(kind: Kind) {
         "atomic.before_commit",
         "atomic.after_commit",
     ];
-    for point in points {
+    // With its own policy, and with that of the worker: on PostgreSQL another statement takes those.
+    let points = points.into_iter().flat_map(|point| [(point, false), (point, true)]);
+    for (point, own) in points.filter(|(_, own)| !own || kind == Kind::Postgres) {
         let site = Site::new(kind).await;
         let mut doomed = site.worker_with(&[("SEMEL_CRASH", point)]).await;
         let (rerun, hold) = (policy(SHORT), Policy { on_lost: OnLost::Hold, ..policy(SHORT) });
-        enqueue(&mut doomed, Mode::Leased, &["rerun"], &rerun).await;
-        enqueue(&mut doomed, Mode::Leased, &["hold"], &hold).await;
-        enqueue(&mut doomed, Mode::Atomic, &["atomic"], &rerun).await;
-        doomed.order(&Order::Work { at_once: 2 }).await;
+        enqueue(&mut doomed, Mode::Leased, &["rerun"], own.then_some(&rerun)).await;
+        enqueue(&mut doomed, Mode::Leased, &["hold"], Some(&hold)).await;
+        enqueue(&mut doomed, Mode::Atomic, &["atomic"], own.then_some(&rerun)).await;
+        doomed.order(&Order::work(2, &rerun)).await;
         assert_eq!(doomed.ended().await.signal(), Some(9), "{point}");
         site.check_counters().await;
 
         let mut heir = site.worker().await;
-        heir.order(&Order::Work { at_once: 2 }).await;
+        heir.order(&Order::work(2, &rerun)).await;
         for (mode, name) in [(Mode::Leased, "rerun"), (Mode::Atomic, "atomic")] {
             assert_eq!(settled(&site, mode, name).await.state, State::Completed, "{point}: {name}");
         }
         let held = settled(&site, Mode::Leased, "hold").await;
         heir.stop().await;
-        let [rerun, hold] =
-            [effects_of(&site, Mode::Leased, "rerun").await, effects_of(&site, Mode::Leased, "hold").await];
+        let of = |name| effects_of(&site, Mode::Leased, name);
+        let (rerun, hold) = (of("rerun").await, of("hold").await);
         assert!((1..=2).contains(&rerun), "{point}: {rerun} effects under rerun");
         match held.state {
             State::Completed => assert_eq!(hold, 1, "{point}"),
@@ -193,14 +219,14 @@ async fn kill_minus_nine_of_an_enqueue_before_and_after_its_commit(kind: Kind) {
     for (point, is_there) in [("enqueue.before", false), ("enqueue.after", true)] {
         let site = Site::new(kind).await;
         let mut doomed = site.worker_with(&[("SEMEL_CRASH", point)]).await;
-        enqueue(&mut doomed, Mode::Atomic, &["alone"], &policy(SHORT)).await;
+        enqueue(&mut doomed, Mode::Atomic, &["alone"], Some(&policy(SHORT))).await;
         assert_eq!(doomed.ended().await.signal(), Some(9), "{point}");
         check_enqueued(&site, "alone", is_there.then_some(1)).await;
     }
     for open in [Open::ForEver, Open::UntilWritten] {
         let site = Site::new(kind).await;
         let mut doomed = site.worker().await;
-        let (keys, terms) = (vec!["with rows".to_owned()], policy(SHORT).to_terms());
+        let (keys, terms) = (vec!["with rows".to_owned()], Some(policy(SHORT).to_terms()));
         doomed.order(&Order::Enqueue { keys, mode: Mode::Atomic, terms, with_rows: Some(open) }).await;
         assert!(matches!(doomed.next().await, Some(Report::Begun { .. })));
         if open == Open::UntilWritten {
@@ -218,17 +244,18 @@ async fn check_enqueued(site: &Site, name: &str, rows: Option<usize>) {
     assert_eq!(there.map(|op| op.state), rows.map(|_| State::Pending), "{name}");
     site.check_counters().await;
     let mut heir = site.worker().await;
-    heir.order(&Order::Work { at_once: 2 }).await;
+    heir.order(&Order::work(2, &policy(SHORT))).await;
     // The caller got no answer, and enqueues it again.
-    enqueue(&mut heir, Mode::Atomic, &[name], &policy(PATIENCE)).await;
+    enqueue(&mut heir, Mode::Atomic, &[name], Some(&policy(PATIENCE))).await;
     assert_eq!(settled(site, Mode::Atomic, name).await.state, State::Completed);
     heir.stop().await;
     assert_eq!(effects_of(site, Mode::Atomic, name).await, rows.unwrap_or(1), "{name}");
 }
 
-async fn enqueue(node: &mut Process, mode: Mode, keys: &[&str], policy: &Policy) {
+/// Enqueues with its own policy, or without.
+async fn enqueue(node: &mut Process, mode: Mode, keys: &[&str], policy: Option<&Policy>) {
     let keys: Vec<String> = keys.iter().map(|key| (*key).to_owned()).collect();
-    node.order(&Order::Enqueue { keys, mode, terms: policy.to_terms(), with_rows: None }).await;
+    node.order(&Order::Enqueue { keys, mode, terms: policy.map(Policy::to_terms), with_rows: None }).await;
     // A process that is killed meanwhile ends here, too.
     node.until_done().await;
 }

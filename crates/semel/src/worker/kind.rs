@@ -128,7 +128,8 @@ impl<S: Store> Kind<S> {
         self
     }
 
-    /// How many start per period, on all nodes.
+    /// How many start per period, on all nodes. After an idle time the starts of up to one second are made up for at
+    /// once.
     pub fn rate(mut self, most: u32, per: Duration) -> Self {
         self.limits.every = Some(per / most.max(1));
         self

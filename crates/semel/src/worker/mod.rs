@@ -94,7 +94,7 @@ impl<S: Fleet> Worker<S> {
         let ledger = self.ledger.clone();
         let timetable = Timetable::new(&ledger, std::mem::take(&mut self.schedules));
         let mut sign = std::mem::take(&mut self.sign);
-        sign.kinds = self.kinds.iter().map(|kind| kind.shown()).collect();
+        sign.kinds = self.kinds.iter().filter(|kind| kind.is_work).map(|kind| kind.shown()).collect();
         let work = async {
             let expired = expired::end_expired_leases(&ledger, stop.clone());
             let rounds = Rounds::new(ledger.clone(), self.kinds, self.polls, stop.clone());

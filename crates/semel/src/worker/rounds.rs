@@ -72,6 +72,9 @@ pub(super) struct Rounds<S: Store> {
     /// Until when that look is used.
     fresh: Uptime,
     shares: Shares,
+    /// How many takes there were. Each begins with another kind: a take is bounded in bytes, and its first kind could
+    /// use them all.
+    takes: usize,
     /// Services, kinds and tenants without a handler that were logged.
     strange: BTreeSet<(String, String, String)>,
     /// Kinds without a valid policy that were logged.
@@ -113,6 +116,7 @@ impl<S: Store> Rounds<S> {
             later: IDLE,
             fresh: Uptime::now(),
             shares: Shares::default(),
+            takes: 0,
             strange: BTreeSet::new(),
             wrong: BTreeSet::new(),
             looks: services(&kinds),
@@ -175,17 +179,18 @@ impl<S: Store> Rounds<S> {
         }
         let (mut asked, wait) = (Vec::new(), self.pause().min(self.later));
         let mut came = came;
-        for (kind, due) in self.due.clone() {
+        let mut kinds: Vec<_> = self.due.clone().into_iter().collect();
+        let first = self.takes.checked_rem(kinds.len()).unwrap_or(0);
+        kinds.rotate_left(first);
+        for (kind, due) in kinds {
             let seat = came.take_if(|(of, _)| *of == kind).map(|(_, seat)| seat);
             self.ask_for(kind, due, seat, &mut asked)?;
         }
         if asked.is_empty() {
             return Ok(wait);
         }
-        let mut took = false;
-        for asked in asked.chunks_mut(MOST_WANTS) {
-            took |= self.take(asked).await?;
-        }
+        let took = self.take_all(&mut asked).await?;
+        self.takes = self.takes.wrapping_add(1);
         if !took {
             self.held = (2 * self.held).clamp(HELD, self.pause().max(HELD));
             return Ok(wait.min(self.held));
@@ -196,18 +201,45 @@ impl<S: Store> Rounds<S> {
         Ok(Duration::ZERO)
     }
 
-    /// Takes the wants in one transaction and starts the runs. Whether there were any.
-    async fn take(&mut self, asked: &mut [Asked]) -> Result<bool> {
+    /// Takes the wants and starts the runs. Whether there were any.
+    async fn take_all(&mut self, asked: &mut [Asked]) -> Result<bool> {
+        // By kind of work: the last want that got an operation, or the last of all if none did.
+        let mut last: BTreeMap<usize, Scope> =
+            asked.iter().map(|asked| (asked.kind, asked.want.scope.clone())).collect();
+        let mut took = false;
+        for asked in asked.chunks_mut(MOST_WANTS) {
+            let taken = self.take(asked).await?;
+            for (asked, taken) in asked.iter().zip(taken).filter(|(_, taken)| *taken > 0) {
+                self.shares.count(&asked.want.scope, taken);
+                last.insert(asked.kind, asked.want.scope.clone());
+                took = true;
+            }
+            if is_over(&self.stop) {
+                break;
+            }
+        }
+        last.iter().for_each(|(kind, scope)| self.shares.end_at(*kind, scope));
+        Ok(took)
+    }
+
+    /// Takes the wants in one transaction and starts the runs. Returns how many of each want.
+    async fn take(&mut self, asked: &mut [Asked]) -> Result<Vec<usize>> {
+        let mut counts = vec![0; asked.len()];
         let taken = self.ledger.take(asked.iter().map(|asked| asked.want.clone()).collect()).await?;
-        let took = !taken.is_empty();
+        // If the stop came during the take, nothing of it begins: under hold, a run that exceeds the grace is in doubt.
+        let stopping = is_over(&self.stop);
         for (n, lease) in taken {
             let Some(asked) = asked.get_mut(n) else { continue };
             if let Some(seat) = asked.seats.pop() {
-                self.begin(asked.kind, lease, seat);
+                counts[n] += 1;
+                match stopping {
+                    true => self.hand_back(lease, seat),
+                    false => self.begin(asked.kind, lease, seat),
+                }
             }
         }
         asked.iter().filter(|asked| !asked.seats.is_empty()).for_each(|asked| self.has_no_more(asked));
-        Ok(took)
+        Ok(counts)
     }
 
     /// Looks for due operations of all services.
@@ -313,7 +345,7 @@ impl<S: Store> Rounds<S> {
                 self.log_wrong_policy(n, &scope, &error);
                 continue;
             }
-            let (most, oldest) = self.shares.ages(n, share);
+            let (most, oldest) = self.shares.ages(&scope, share);
             let want = Want { policy, scope, most, oldest, limits: kind.limits };
             let seats = seats.split_off(seats.len() - share);
             asked.push(Asked { kind: n, want, seats });
@@ -340,6 +372,16 @@ impl<S: Store> Rounds<S> {
             // In the task: a span of a user's that panics ends its own run only.
             let span = (kind.span)(lease.operation());
             kind.run(lease).instrument(span).await;
+        });
+    }
+
+    /// Releases an operation that has not begun: no attempt is counted.
+    fn hand_back(&mut self, lease: Lease<S>, seat: OwnedSemaphorePermit) {
+        self.runs.spawn(async move {
+            let _seat = seat;
+            if let Err(error) = lease.release(Duration::ZERO).await {
+                tracing::warn!(%error, "an operation could not be released before the stop; its lease expires");
+            }
         });
     }
 }

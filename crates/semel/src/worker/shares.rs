@@ -1,25 +1,28 @@
 //! Shares the free seats among tenants.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
-use crate::look::DueKind;
+use crate::{Scope, look::DueKind};
 
 /// One of this many operations is the longest due one, with any priority: so low priorities do not starve.
 const OLDEST_OF: u32 = 10;
+
+/// How many kinds and tenants are counted. Beyond that the counts begin anew, which postpones the next longest-due one.
+const MOST_COUNTED: usize = 10_000;
 
 /// The state between rounds.
 #[derive(Default)]
 pub(super) struct Shares {
     /// By kind of work: the kind and tenant that was served last. The next round begins after it.
     turns: BTreeMap<usize, (String, String)>,
-    /// By kind of work: how many were asked for since the last longest-due one.
-    asked: BTreeMap<usize, u32>,
+    /// By kind and tenant: how many were taken since the last longest-due one.
+    taken: HashMap<Scope, u32>,
 }
 
 impl Shares {
     /// Shares free seats among kinds and tenants with due operations, at least one each as far as they suffice. The
     /// order rotates, because there may be fewer seats than tenants.
-    pub(super) fn of(&mut self, kind: usize, mut due: Vec<DueKind>, mut free: usize) -> Vec<(DueKind, usize)> {
+    pub(super) fn of(&self, kind: usize, mut due: Vec<DueKind>, mut free: usize) -> Vec<(DueKind, usize)> {
         if let Some((last_kind, last_tenant)) = self.turns.get(&kind) {
             let first = due.partition_point(|due| (&due.kind, &due.tenant) <= (last_kind, last_tenant));
             // At the end of the list it starts from the beginning.
@@ -36,19 +39,29 @@ impl Shares {
             left -= 1;
             shares.push((due, share));
         }
-        if let Some((last, _)) = shares.last() {
-            self.turns.insert(kind, (last.kind.clone(), last.tenant.clone()));
-        }
         shares
     }
 
-    /// How many to ask for, and how many of these are the longest due ones: every tenth.
-    pub(super) fn ages(&mut self, kind: usize, share: usize) -> (u32, u32) {
+    /// How many to ask for, and how many of these are the longest due ones: every tenth that this tenant gets.
+    pub(super) fn ages(&self, scope: &Scope, share: usize) -> (u32, u32) {
         let most = u32::try_from(share).unwrap_or(u32::MAX);
-        let asked = self.asked.entry(kind).or_default();
-        let sum = asked.saturating_add(most);
-        *asked = sum % OLDEST_OF;
-        (most, sum / OLDEST_OF)
+        let since = self.taken.get(scope).copied().unwrap_or_default();
+        (most, since.saturating_add(most) / OLDEST_OF)
+    }
+
+    /// Counts taken operations.
+    pub(super) fn count(&mut self, scope: &Scope, taken: usize) {
+        if self.taken.len() >= MOST_COUNTED && !self.taken.contains_key(scope) {
+            self.taken.clear();
+        }
+        let since = self.taken.entry(scope.clone()).or_default();
+        *since = since.saturating_add(u32::try_from(taken).unwrap_or(u32::MAX)) % OLDEST_OF;
+    }
+
+    /// Notes which kind and tenant was served last. A limit of the fleet may serve only the first of those that were
+    /// offered a share: the next one is first in the next round.
+    pub(super) fn end_at(&mut self, kind: usize, last: &Scope) {
+        self.turns.insert(kind, (last.kind().to_owned(), last.tenant().to_owned()));
     }
 }
 
@@ -64,9 +77,16 @@ mod tests {
         DueKind { kind, tenant, next: Timestamp::from_micros(1), wait: Duration::ZERO }
     }
 
+    fn scope(tenant: &str) -> Scope {
+        Scope::new(tenant, "service", "kind").unwrap()
+    }
+
+    /// A round that serves all shares.
     fn round(shares: &mut Shares, tenants: &[&str], free: usize) -> Vec<(String, usize)> {
         let due = tenants.iter().map(|tenant| due(tenant)).collect();
-        shares.of(0, due, free).into_iter().map(|(due, n)| (due.tenant, n)).collect()
+        let given: Vec<_> = shares.of(0, due, free).into_iter().map(|(due, n)| (due.tenant, n)).collect();
+        shares.end_at(0, &scope(&given.last().unwrap().0));
+        given
     }
 
     #[test]
@@ -85,10 +105,32 @@ mod tests {
     }
 
     #[test]
-    fn a_tenth_of_the_seats_goes_to_the_longest_due() {
+    fn the_order_continues_after_the_tenant_that_was_served_last() {
         let mut shares = Shares::default();
-        let oldest: u32 = (0..100).map(|_| shares.ages(0, 1).1).sum();
-        assert_eq!(oldest, 10);
-        assert_eq!(shares.ages(0, 100), (100, 10));
+        let order = |shares: &Shares| {
+            let given = shares.of(0, ["a", "b", "c"].map(due).into(), 16);
+            given.into_iter().map(|(due, _)| due.tenant).collect::<Vec<_>>()
+        };
+        assert_eq!(order(&shares), ["a", "b", "c"]);
+        shares.end_at(0, &scope("a"));
+        assert_eq!(order(&shares), ["b", "c", "a"], "only the first was served");
+    }
+
+    #[test]
+    fn every_tenth_of_each_tenant_is_the_longest_due_of_all() {
+        let mut shares = Shares::default();
+        let mut oldest = 0;
+        for tenant in ["a", "b"].map(scope).iter().cycle().take(200) {
+            oldest += shares.ages(tenant, 1).1;
+            shares.count(tenant, 1);
+            if tenant.tenant() == "a" {
+                assert_eq!(oldest % 2, 0, "the tenants have theirs in turn");
+            }
+        }
+        assert_eq!(oldest, 20);
+        assert_eq!(shares.ages(&scope("a"), 100), (100, 10));
+        shares.count(&scope("a"), 4);
+        shares.count(&scope("a"), 0);
+        assert_eq!(shares.ages(&scope("a"), 6), (6, 1), "a take that found nothing does not count");
     }
 }

@@ -16,6 +16,9 @@ const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_sec
 /// How many unreachable targets are remembered. Further ones are not paused.
 const MOST: usize = 10_000;
 
+/// How long a run may take to report on its target. After that it may be lost, and another operation probes.
+const PROBE: Duration = Duration::from_secs(120);
+
 /// How long after its pause a target is remembered, if no run reports on it.
 const FORGET: Duration = Duration::from_secs(600);
 
@@ -30,8 +33,8 @@ struct Pause {
     /// How many times in a row it was unreachable.
     times: u32,
     until: Uptime,
-    /// Whether an operation is probing it.
-    probed: bool,
+    /// An operation probes it: until when its report is awaited.
+    probe: Option<Uptime>,
 }
 
 impl Targets {
@@ -42,12 +45,11 @@ impl Targets {
         if !pause.until.has_passed() {
             return Some(pause.until.remaining());
         }
-        if pause.probed {
-            // The probing run may be lost: after a while another operation probes.
-            (pause.until, pause.probed) = (Uptime::now() + PAUSES.0, false);
+        // One probe at a time: if the target takes long to refuse, more of them would fill all seats.
+        if pause.probe.is_some_and(|report| !report.has_passed()) {
             return Some(PAUSES.0);
         }
-        pause.probed = true;
+        pause.probe = Some(Uptime::now() + PROBE);
         None
     }
 
@@ -61,10 +63,10 @@ impl Targets {
         }
         let (first, longest) = PAUSES;
         let now = Uptime::now();
-        let pause = all.entry(target.to_owned()).or_insert(Pause { times: 0, until: now, probed: false });
-        if pause.until.has_passed() || pause.probed {
+        let pause = all.entry(target.to_owned()).or_insert(Pause { times: 0, until: now, probe: None });
+        if pause.until.has_passed() {
             let wait = (first * (1 << pause.times.min(8))).min(longest);
-            (pause.until, pause.times, pause.probed) = (now + wait, pause.times + 1, false);
+            *pause = Pause { times: pause.times.saturating_add(1), until: now + wait, probe: None };
             tracing::warn!(target, error = why, pause = ?wait, "target unreachable; paused without counting attempts");
         }
         pause.until.remaining()
@@ -101,7 +103,6 @@ mod tests {
         targets.0.lock().get_mut("a").unwrap().until = Uptime::now();
         assert_eq!(targets.wait("a"), None, "one operation probes");
         assert!(targets.wait("a").is_some(), "no second probe");
-        targets.0.lock().get_mut("a").unwrap().until = Uptime::now();
         assert!(targets.is_away("a", "no route") > PAUSES.0, "the next pause is longer");
         targets.is_there("a");
         assert_eq!(targets.wait("a"), None);
@@ -120,8 +121,11 @@ mod tests {
         }
         pass();
         assert_eq!(targets.wait("a"), None);
-        assert!(targets.wait("a").is_some());
-        pass();
+        for _ in 0..3 {
+            pass();
+            assert!(targets.wait("a").is_some(), "one probe at a time, however long it takes");
+        }
+        targets.0.lock().get_mut("a").unwrap().probe = Some(Uptime::now());
         assert_eq!(targets.wait("a"), None, "the probing run is lost");
     }
 }
