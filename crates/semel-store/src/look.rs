@@ -1,6 +1,9 @@
 //! Reading: due kinds, pages, sums of counters. Reads wait for no writer, and block none.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
 use semel::{
     Labels, Result, State, Timestamp,
@@ -178,6 +181,27 @@ impl Database {
                 sqlx::query_as(self.look_sql().begun_anew).bind(ids).fetch_all(&mut *c).await.map_err(read_failed)?);
             reader.leave();
             Ok(rows.into_iter().filter_map(|(id, at)| Some((id, Timestamp::from_micros(at?)))).collect())
+        })
+        .await
+    }
+
+    /// Those of these operations that wait and that no worker runs: they are parked, or the policy of their last run
+    /// allows no further attempt. An operation in doubt is not among them. The row of an operation does not tell it: the
+    /// policy may be that of the worker, which the row does not have.
+    ///
+    /// # Errors
+    /// The database cannot be reached.
+    pub async fn never_due(&self, ids: &[i64]) -> Result<HashSet<i64>> {
+        if ids.is_empty() {
+            return Ok(HashSet::new());
+        }
+        self.answered(async {
+            let ids = Value::Array(ids.iter().map(|id| json!({ "id": id })).collect()).to_string();
+            let mut reader = self.reader().await?;
+            let found: Vec<i64> = on!(reader.conn(), c =>
+                sqlx::query_scalar(self.look_sql().never_due).bind(ids).fetch_all(&mut *c).await.map_err(read_failed)?);
+            reader.leave();
+            Ok(found.into_iter().collect())
         })
         .await
     }

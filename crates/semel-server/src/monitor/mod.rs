@@ -10,7 +10,7 @@
 mod count;
 mod health;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use semel::{
     Operation, Result, Scope, State, Timestamp,
@@ -79,10 +79,8 @@ impl Subject {
 pub struct Rules<'a> {
     /// How operations are described.
     pub telling: Telling,
-    /// Whether an operation failed as often as allowed.
-    pub is_at_limit: &'a dyn Fn(&Operation) -> bool,
-    /// Whether an operation is parked for another reason.
-    pub is_parked: &'a dyn Fn(&Operation) -> bool,
+    /// Which operations wait for a person; `None`: those that no worker runs, by the backlog.
+    pub given_up: Option<GivenUp<'a>>,
     /// The group of an operation: if one of a group completes, its target is not down.
     pub group: &'a dyn Fn(&Operation) -> Option<usize>,
     /// Messages that need a person.
@@ -91,26 +89,19 @@ pub struct Rules<'a> {
     pub wrong: Vec<Reason>,
 }
 
+/// How a service that knows its own limits tells which operations wait for a person.
+pub struct GivenUp<'a> {
+    /// Whether an operation failed as often as allowed.
+    pub is_at_limit: &'a dyn Fn(&Operation) -> bool,
+    /// Whether an operation is parked for another reason.
+    pub is_parked: &'a dyn Fn(&Operation) -> bool,
+}
+
 impl Rules<'_> {
     /// The rules of a service that adds none.
     #[must_use]
     pub fn plain(telling: Telling) -> Self {
-        let is_at_limit = &|op: &Operation| {
-            let most = op.terms.as_ref().and_then(|terms| terms.max_attempts);
-            most.is_some_and(|most| op.failures >= most)
-        };
-        Self {
-            telling,
-            is_at_limit,
-            is_parked: &|op| op.parked,
-            group: &|_| None,
-            stuck: Vec::new(),
-            wrong: Vec::new(),
-        }
-    }
-
-    fn waits_for_a_person(&self, op: &Operation) -> bool {
-        (self.is_at_limit)(op) || (self.is_parked)(op)
+        Self { telling, given_up: None, group: &|_| None, stuck: Vec::new(), wrong: Vec::new() }
     }
 }
 
@@ -126,6 +117,8 @@ pub struct Looked {
     open: Open,
     /// When operations with a long wait last began anew.
     anew: HashMap<i64, Timestamp>,
+    /// Waiting operations that no worker runs. Their rows do not tell it: they do not have the worker's policy.
+    never_due: HashSet<i64>,
     /// Sums by the first label, and by the second. Each by one dimension: the product of labels and durations may be
     /// too large.
     labels: [Tallied<Tally>; 2],
@@ -161,8 +154,9 @@ impl Looked {
         let open = Open { states, since: hour(since_hour) };
         let long = open.every().filter(|op| now.since(op.created_at) > health::FAILING);
         let anew = store.begun_anew(&long.map(|op| op.id).collect::<Vec<_>>()).await?;
+        let never_due = store.never_due(&open.idle().map(|op| op.id).collect::<Vec<_>>()).await?;
         let latest = store.list(&subject.filter, Page { after: None, limit: MOST_LATEST }).await?.items;
-        Ok(Self { now, since: open.since, days, open, anew, labels, durations, by_day, recent, latest })
+        Ok(Self { now, since: open.since, days, open, anew, never_due, labels, durations, by_day, recent, latest })
     }
 
     /// The report, by the rules of the service.
@@ -172,7 +166,7 @@ impl Looked {
         let totals = Stand::of(&days, &self.open, |_| true);
         let (by_label1, more1) = by_label(&self.labels[0].lines, &self.open, 0);
         let (by_label2, more2) = by_label(&self.labels[1].lines, &self.open, 1);
-        let failed = self.of_period(State::Failed).filter(|op| (rules.is_at_limit)(op));
+        let failed = self.of_period(State::Failed).filter(|op| self.is_at_limit(rules, op));
         Report {
             health: Health::of(&self.vitals(rules), &rules.wrong),
             period: Period { since: self.since.to_string(), until: self.now.to_string(), days: self.days },
@@ -204,22 +198,43 @@ impl Looked {
         [self.by_day.cut, self.labels[0].cut, self.labels[1].cut, self.durations.cut]
     }
 
+    /// Whether an operation failed as often as allowed.
+    fn is_at_limit(&self, rules: &Rules<'_>, op: &Operation) -> bool {
+        match &rules.given_up {
+            Some(of_service) => (of_service.is_at_limit)(op),
+            None => op.state == State::Failed && !op.parked && self.never_due.contains(&op.id),
+        }
+    }
+
+    /// Whether an operation is parked for another reason. Without rules of the service, this includes an operation whose
+    /// runs were lost as often as allowed.
+    fn is_parked(&self, rules: &Rules<'_>, op: &Operation) -> bool {
+        match &rules.given_up {
+            Some(of_service) => (of_service.is_parked)(op),
+            None => op.parked || (op.state != State::Failed && self.never_due.contains(&op.id)),
+        }
+    }
+
+    fn waits_for_a_person(&self, rules: &Rules<'_>, op: &Operation) -> bool {
+        self.is_at_limit(rules, op) || self.is_parked(rules, op)
+    }
+
     /// The input of the verdict.
     fn vitals(&self, rules: &Rules<'_>) -> Vitals {
         let ran = |state| runs(&self.recent, state);
         let all = |state| self.open.all(state);
-        let set_aside = self.open.idle().filter(|op| (rules.is_parked)(op) && !(rules.is_at_limit)(op));
+        let set_aside = self.open.idle().filter(|op| self.is_parked(rules, op) && !self.is_at_limit(rules, op));
         let silent = all(State::Processing).filter_map(|op| {
             let lease = op.lease.as_ref().filter(|lease| lease.deadline < self.now)?;
             Some(self.now.since(lease.deadline) + lease.terms.lease)
         });
-        let waiting = self.open.idle().filter(|op| !rules.waits_for_a_person(op));
+        let waiting = self.open.idle().filter(|op| !self.waits_for_a_person(rules, op));
         Vitals {
             noun: rules.telling.noun,
             completed: ran(State::Completed),
             failed: ran(State::Failed),
             lost: ran(State::TimedOut) + ran(State::InDoubt),
-            at_limit: all(State::Failed).filter(|op| (rules.is_at_limit)(op)).count(),
+            at_limit: all(State::Failed).filter(|op| self.is_at_limit(rules, op)).count(),
             parked: set_aside.count(),
             in_doubt: all(State::InDoubt).count(),
             silent: silent.max(),
@@ -242,7 +257,7 @@ impl Looked {
     fn failing(&self, rules: &Rules<'_>) -> Vec<Failing> {
         let mut groups: BTreeMap<Option<usize>, Vec<&Operation>> = BTreeMap::new();
         for op in self.open.every() {
-            if op.error.is_some() && op.state != State::InDoubt && !rules.waits_for_a_person(op) {
+            if op.error.is_some() && op.state != State::InDoubt && !self.waits_for_a_person(rules, op) {
                 groups.entry((rules.group)(op)).or_default().push(op);
             }
         }

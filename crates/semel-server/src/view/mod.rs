@@ -76,6 +76,8 @@ pub struct View {
     pub audit: Vec<Audited>,
     /// The entries of `semel_set_aside`.
     pub aside: Vec<SetAside>,
+    /// Whether it waits and no worker runs it: it is parked, or out of attempts by the policy of its last run.
+    pub never_due: bool,
     /// The database's time.
     pub now: Timestamp,
 }
@@ -91,19 +93,31 @@ impl View {
         let messages = store.held_messages(&tenant, id).await?;
         let audit = store.audited(&tenant, id).await?;
         let aside = set_aside(store, id).await?;
-        Ok(Self { operation, notes, repeats, messages, audit, aside, now: store.now().await? })
+        let never_due = store.never_due(&[id]).await?.contains(&id);
+        Ok(Self { operation, notes, repeats, messages, audit, aside, never_due, now: store.now().await? })
     }
 
     /// An operation with its row only.
     #[cfg(test)]
     pub(crate) fn bare(operation: Operation, now: Timestamp) -> Self {
-        let (notes, repeats, messages, audit, aside) = Default::default();
-        Self { operation, notes, repeats, messages, audit, aside, now }
+        let (notes, repeats, messages, audit, aside, never_due) = Default::default();
+        Self { operation, notes, repeats, messages, audit, aside, never_due, now }
     }
 
     /// Its present standing.
     pub(crate) fn standing(&self) -> Standing {
-        Standing::of(&self.operation, self.now)
+        let (op, now) = (&self.operation, self.now);
+        match op.state {
+            State::Processing if lease_has_expired(op, now) => Standing::LeaseLapsed,
+            State::Processing => Standing::Running,
+            State::Completed => Standing::Completed,
+            State::InDoubt => Standing::InDoubt,
+            State::Failed if op.parked && op.error.as_deref() == Some(CANCELLED) => Standing::Cancelled,
+            State::Pending | State::Failed | State::TimedOut if op.parked || self.never_due => Standing::Parked,
+            State::Pending => Standing::Waiting,
+            State::Failed | State::TimedOut if op.not_before.is_some_and(|at| at > now) => Standing::BackingOff,
+            State::Failed | State::TimedOut => Standing::Runnable,
+        }
     }
 
     /// How its service describes it.
@@ -133,7 +147,7 @@ pub(crate) enum Standing {
     BackingOff,
     /// Its last run failed or was lost, and it may run again.
     Runnable,
-    /// Its last run failed or was lost, and it runs again only if a person decides so.
+    /// No worker runs it, and no claim under the policy of its last run: a person decides.
     Parked,
     /// It was cancelled.
     Cancelled,
@@ -142,20 +156,6 @@ pub(crate) enum Standing {
 }
 
 impl Standing {
-    pub(crate) fn of(op: &Operation, now: Timestamp) -> Self {
-        match op.state {
-            State::Pending => Self::Waiting,
-            State::Processing if op.lease.as_ref().is_some_and(|lease| lease.deadline > now) => Self::Running,
-            State::Processing => Self::LeaseLapsed,
-            State::Completed => Self::Completed,
-            State::InDoubt => Self::InDoubt,
-            State::Failed if op.parked && op.error.as_deref() == Some(CANCELLED) => Self::Cancelled,
-            State::Failed | State::TimedOut if op.parked || is_exhausted(op) => Self::Parked,
-            State::Failed | State::TimedOut if op.not_before.is_some_and(|at| at > now) => Self::BackingOff,
-            State::Failed | State::TimedOut => Self::Runnable,
-        }
-    }
-
     /// Its name in JSON.
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
@@ -172,10 +172,7 @@ impl Standing {
     }
 }
 
-/// Whether it has no attempt left, by the policy that it was enqueued with. Without one, the next claim sets the number
-/// of attempts.
-fn is_exhausted(op: &Operation) -> bool {
-    op.terms.as_ref().is_some_and(|terms| {
-        terms.max_attempts.is_some_and(|most| op.failures >= most) || op.crashes >= terms.max_crashes
-    })
+/// Whether an operation is processing under a lease that has expired, or that is missing.
+pub(crate) fn lease_has_expired(op: &Operation, now: Timestamp) -> bool {
+    op.state == State::Processing && op.lease.as_ref().is_none_or(|lease| lease.deadline <= now)
 }

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use semel::{
-    Backoff, Fence, Fingerprint, Key, Labels, OnLost, Operation, Outcome, Policy, Priority, Scope, Timestamp, Token,
+    Backoff, Fence, Fingerprint, Key, Labels, OnLost, Operation, Outcome, Policy, Priority, Scope, State, Timestamp,
+    Token,
     journal::Note,
-    machine::{Event, Failure, Later, Next, Request, Retry, Verdict, Write, step},
+    machine::{Event, Failure, Later, Next, Request, Retry, Verdict, Write, due, step},
 };
 
-use super::View;
+use super::{Standing, View};
 
 /// The first moment: 2023-11-14T22:13:20Z.
 const START: i64 = 1_700_000_000_000_000;
@@ -118,7 +119,11 @@ impl Life {
     }
 
     fn view(&self) -> View {
-        View { notes: self.notes.clone(), ..View::bare(self.row().clone(), self.now) }
+        let row = self.row();
+        let waits = matches!(row.state, State::Pending | State::Failed | State::TimedOut);
+        // As the store computes it at the end of a run.
+        let never_due = waits && due(row, Some(&self.policy), self.now).is_none();
+        View { notes: self.notes.clone(), never_due, ..View::bare(row.clone(), self.now) }
     }
 
     /// The story, with seconds since the start in place of times.
@@ -249,6 +254,29 @@ fn an_operation_out_of_attempts_is_shown_as_failed_until_a_person_decides() {
     let since = told.iter().position(|line| line == "10  decided by ana: it may run again: mended").unwrap();
     let end = "12  completed by w3 after 1.0 s: 4 bytes of outcome";
     assert_eq!(told[since + 1..since + 3], ["11  claimed by w3: attempt 1", end]);
+}
+
+/// The row does not have the worker's policy, but the backlog says that no worker runs it.
+#[test]
+fn an_operation_that_failed_as_often_as_the_worker_allows_is_told_as_parked() {
+    let once = Life::new(two_attempts()).enqueued(Later::default()).after(1).claimed("w1");
+    let once = once.after(1).fails("no luck", Retry::Backoff);
+    assert_eq!(
+        once.told().pop().unwrap(),
+        format!("It has failed once. A worker runs it again. A person can decide, too: {RETRY}")
+    );
+    let life = once.after(3).claimed("w2").after(1).fails("no luck", Retry::Backoff);
+    let last = format!("Its policy allows no further attempt: it runs again only if a person decides so: {RETRY}");
+    assert_eq!((life.view().standing(), life.told().pop()), (Standing::Parked, Some(last)));
+}
+
+#[test]
+fn a_claimed_operation_without_attempts_left_runs_again_for_a_claim_that_allows_more() {
+    let once = Life::new(two_attempts()).claimed("a").fails("no", Retry::Backoff);
+    let life = once.after(1).claimed("a").fails("no", Retry::Backoff);
+    let last = "It has failed twice, and may run again for a claim that allows 3 attempts or more.";
+    let last = format!("{last} A person can decide, too: {RETRY}");
+    assert_eq!((life.view().standing(), life.told().pop()), (Standing::Parked, Some(last)));
 }
 
 #[test]

@@ -86,6 +86,7 @@ impl View {
             Standing::InDoubt => "it is in doubt whether it took effect",
             Standing::BackingOff | Standing::Runnable | Standing::Parked => match self.operation.state {
                 State::TimedOut => "the lease of its last run expired",
+                State::Pending => "it has no attempt left",
                 _ => "it failed",
             },
         }
@@ -175,9 +176,11 @@ impl View {
             Standing::Cancelled => format!("It runs again only if a person decides so: {person}"),
             Standing::Parked => match op.parked {
                 true => format!("It runs again only if a person decides so: {person}"),
-                false => {
+                false if self.beginning() == Beginning::Enqueued => {
                     format!("Its policy allows no further attempt: it runs again only if a person decides so: {person}")
                 }
+                // A repeat brings its own policy.
+                false => format!("{} A person can decide, too: {person}", self.retry()),
             },
             Standing::BackingOff | Standing::Runnable => {
                 format!("{} A person can decide, too: {person}", self.retry())
@@ -227,7 +230,7 @@ impl View {
                 format!("It has failed {failed}, and runs again{when}.{most}")
             }
             (_, None) if self.beginning() == Beginning::Enqueued => {
-                format!("It has failed {failed}. A worker runs it again{when}, if its policy allows a further attempt.")
+                format!("It has failed {failed}. A worker runs it again{when}.")
             }
             (failures, None) => {
                 let more = failures + 1;

@@ -283,6 +283,9 @@ fn a_delivery_fails_after_its_last_attempt(place: &Place) {
     becomes(place, "FAILED");
     assert_eq!(endpoint.calls().len(), 3, "as often as max_attempts says");
     assert!(error(place).contains("500"), "{}", error(place));
+    let why = place.json(["why", "--scope", "notifications/deliver.EMAIL", "1", "--json"]);
+    assert_eq!(why["standing"], "parked", "{why:#}");
+    assert!(told(place).contains("\nIts policy allows no further attempt: it runs again only if"), "{}", told(place));
 }
 
 fn an_endpoint_that_cannot_be_reached_is_tried_again(place: &Place) {

@@ -23,6 +23,7 @@ on_both_databases! {
     requests_to_the_proposals_are_counted_by_method_and_path
     deliveries_of_any_service_have_rates_times_and_health
     delayed_work_is_not_reported_late_before_its_time
+    an_operation_without_attempts_left_waits_for_a_person
 }
 
 fn report(desk: &Desk, subject: &Subject) -> Report {
@@ -123,4 +124,27 @@ fn delayed_work_is_not_reported_late_before_its_time(place: &Place) {
     execute(place, &format!("UPDATE semel_operations SET not_before = not_before - {day}"));
     let reasons = report(&desk, &Subject::scope(&scope())).health.reasons;
     assert_eq!(reasons, ["a delivery has waited for 1380 minutes to take effect: does a worker run?"]);
+}
+
+/// The policy is that of each claim, as a worker's is: the rows do not have it.
+fn an_operation_without_attempts_left_waits_for_a_person(place: &Place) {
+    let desk = Desk::at(place);
+    let ledger = Ledger::new(desk.database.clone(), Options::default()).unwrap();
+    let once = Policy { max_attempts: Some(1), lease: Duration::from_secs(1), max_crashes: 1, ..Policy::default() };
+    run(&desk, &ledger, work("failed", "sea").policy(once.clone()), Err(Unfinished::failed("the sea is rough")));
+    desk.block(async {
+        // Its node is killed.
+        std::mem::forget(ledger.claim(work("lost", "sea").policy(once)).await.unwrap());
+    });
+    execute(place, "UPDATE semel_operations SET created_at = created_at - 3600000000");
+    eventually(SOON, "the sweep ends the lease", || {
+        place.say(["sweep"]);
+        report(&desk, &Subject::scope(&scope())).totals.timed_out == 1
+    });
+    let told = report(&desk, &Subject::scope(&scope()));
+    let reasons = told.health.reasons.join("; ");
+    assert_eq!(told.retries.at_limit, 1, "{reasons}");
+    assert!(reasons.contains("1 delivery has failed as often as allowed"), "{reasons}");
+    assert!(reasons.contains("1 delivery is parked until a person decides"), "{reasons}");
+    assert!(!reasons.contains("does a worker run") && !reasons.contains("by themselves"), "{reasons}");
 }

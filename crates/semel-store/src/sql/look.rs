@@ -186,6 +186,10 @@ statements! {
         "SELECT r.id, (SELECT j.at FROM semel_journal AS j
                        WHERE j.operation = r.id AND j.event IN ('superseded', 'resolved') ORDER BY j.id DESC LIMIT 1) AS at
          FROM {rows $1: id int} AS r";
+    /// Operations that wait and that no worker runs: parked, or out of attempts.
+    never_due =
+        "SELECT b.operation FROM {rows $1: id int} AS r JOIN semel_backlog AS b ON b.operation = r.id
+         WHERE b.due IS NULL AND b.state <> 'in_doubt'";
     /// All counts of a tenant, folded or not, in one snapshot.
     load_counts =
         "SELECT tenant, service, kind, label1, label2, hour, from_state, to_state, answer, bucket, CAST(sum(n) AS BIGINT) AS n

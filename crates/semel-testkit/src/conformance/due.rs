@@ -120,9 +120,16 @@ pub async fn an_operation_that_waits_for_a_person_is_never_due(lab: Lab) {
         lab.pass(secs(3600));
         ledger.sweep().await.unwrap();
     }
+    let mut never = Vec::new();
+    for text in ["exhausted", "for good", "doubted", "crashed", "held"] {
+        let id = row(&ledger, text).await.id;
+        never.extend(ledger.store().never_due(&[id, id + 1]).await.unwrap().contains(&id).then_some(text));
+    }
+    assert_eq!(never, ["exhausted", "for good", "crashed"], "the others are in doubt");
     for text in ["exhausted", "for good", "doubted", "crashed", "held"] {
         let op = row(&ledger, text).await;
         assert_eq!(decide(&ledger, op.id, retry()).await.answer, Answer::Resolved, "{text}");
+        assert!(ledger.store().never_due(&[op.id]).await.unwrap().is_empty(), "{text}");
         let mut taken = take(&ledger, once.clone()).await;
         assert_eq!(keys(&taken), [text]);
         let lease = taken.remove(0);

@@ -16,7 +16,7 @@ use crate::{
         ledger::{LedgerFlags, Opened},
     },
     view::{
-        Standing, json,
+        json, lease_has_expired,
         words::{self, plain, span, table},
     },
 };
@@ -149,7 +149,7 @@ fn unreadable(row: &Unreadable, now: Timestamp) -> [String; 7] {
 
 fn row(op: &Operation, aside: Option<&Vec<SetAside>>, now: Timestamp) -> [String; 7] {
     let note = match &op.error {
-        _ if Standing::of(op, now) == Standing::LeaseLapsed => "its lease has expired".to_owned(),
+        _ if lease_has_expired(op, now) => "its lease has expired".to_owned(),
         Some(error) => plain(error),
         None => op.labels.0.iter().flatten().map(|label| plain(label)).collect::<Vec<_>>().join(" "),
     };

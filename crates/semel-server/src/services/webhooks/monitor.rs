@@ -33,7 +33,7 @@ use crate::{
         problem::Problem,
         query::{Query, number},
     },
-    monitor::{Health, Line, Looked, Period, Rates, Report, Retries, Rules, Stand, Stuck, Subject, Times},
+    monitor::{GivenUp, Health, Line, Looked, Period, Rates, Report, Retries, Rules, Stand, Stuck, Subject, Times},
 };
 
 /// The source of the source document's path.
@@ -160,8 +160,10 @@ impl Seen {
     fn tell<'a>(&self, source: &'a Source, asked: &'a Asked) -> Told<'a> {
         let rules = Rules {
             telling: TELLING,
-            is_at_limit: &|event| is_at_limit(event, source),
-            is_parked: &|event| is_parked(event, source),
+            given_up: Some(GivenUp {
+                is_at_limit: &|event| is_at_limit(event, source),
+                is_parked: &|event| is_parked(event, source),
+            }),
             group: &|event| source.config.handlers.place(event.labels.0[0].as_deref().unwrap_or_default()),
             stuck: self.stuck.clone(),
             wrong: health::reasons(&self.deliveries(asked.is_all())),
