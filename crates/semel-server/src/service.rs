@@ -38,6 +38,9 @@ pub struct Service {
     pub migrations: &'static [Migration],
     /// Rows of its tables that follow its operations.
     pub projections: &'static [Projection],
+    /// The lists of its SQL, one per file: a test prepares every statement on both databases.
+    #[cfg(test)]
+    pub(crate) statements: &'static [fn() -> Vec<crate::sql::Statement>],
     /// Opens it on a ledger. Its tables are up to date.
     pub open: for<'a> fn(&'a Parts<'a>) -> BoxFuture<'a, semel::Result<Opened>>,
 }

@@ -42,12 +42,12 @@ mod tests {
     };
 
     use super::Statement;
-    use crate::{gateway, jobs, services};
+    use crate::{gateway, services};
 
+    /// The gateway is a separate program and not in the list of services.
     fn all() -> Vec<Statement> {
-        let of_services = [services::proposals::statements(), services::notifications::statements()];
-        let others = [services::webhooks::statements(), jobs::statements(), gateway::secret::statements()];
-        of_services.into_iter().chain(others).flatten().collect()
+        let of_services = services::ALL.into_iter().flat_map(|service| service.statements);
+        of_services.flat_map(|list| list()).chain(gateway::secret::statements()).collect()
     }
 
     /// Prepares all statements but those of the other database.

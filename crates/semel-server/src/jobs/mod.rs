@@ -35,8 +35,6 @@ use crate::{
     services,
     view::Telling,
 };
-#[cfg(test)]
-pub(crate) use carry_over::statements;
 use model::Stored;
 
 /// The service, for the list of all services.
@@ -48,6 +46,8 @@ pub static JOBS: Service = Service {
     telling: Telling { noun: ("job", "jobs"), ..Telling::PLAIN },
     migrations: migrations!("0003_jobs"),
     projections: &[],
+    #[cfg(test)]
+    statements: &[carry_over::statements],
     open: |parts| {
         Box::pin(async {
             let (routes, kinds) = (parts.jobs.routes(), parts.jobs.kinds());

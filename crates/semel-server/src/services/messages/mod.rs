@@ -32,6 +32,8 @@ pub static MESSAGES: Service = Service {
     telling: Telling::PLAIN,
     migrations: &[],
     projections: &[],
+    #[cfg(test)]
+    statements: &[],
     open: |parts| {
         Box::pin(async {
             let messages = Messages::open(parts.ledger, parts.jobs).await?;

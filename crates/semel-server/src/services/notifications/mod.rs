@@ -74,6 +74,8 @@ pub static NOTIFICATIONS: Definition = Definition {
         "0009_deliveries_by_worker",
     ),
     projections: &[deliver_tables::STATUS],
+    #[cfg(test)]
+    statements: &[tables::statements, deliver_tables::statements],
     open: |parts| Box::pin(open(parts)),
 };
 
@@ -209,10 +211,4 @@ impl Notifications {
             tokio::join!(work, end);
         }
     }
-}
-
-/// The statements of the service.
-#[cfg(test)]
-pub(crate) fn statements() -> Vec<crate::sql::Statement> {
-    [tables::statements(), deliver_tables::statements()].into_iter().flatten().collect()
 }

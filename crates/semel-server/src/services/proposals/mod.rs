@@ -35,8 +35,6 @@ use crate::{
     view::{Telling, about},
 };
 use model::Acao;
-#[cfg(test)]
-pub(crate) use tables::statements;
 
 /// The service of their operations.
 pub(crate) const SERVICE: &str = "proposals";
@@ -50,6 +48,8 @@ pub static PROPOSALS: Service = Service {
     telling: TELLING,
     migrations: migrations!("0001_proposals"),
     projections: &[],
+    #[cfg(test)]
+    statements: &[tables::statements],
     open: |parts| {
         Box::pin(async {
             let config: config::Proposals = parts.config.services.get();

@@ -56,8 +56,6 @@ pub use handler::{Handler, Handlers, Run};
 pub use refusals::WORDS as REFUSALS;
 pub use source::Source;
 
-#[cfg(test)]
-pub(crate) use conflicts::statements;
 use refusals::Refusals;
 
 /// The service, for the list of all services.
@@ -69,6 +67,8 @@ pub static WEBHOOKS: Service = Service {
     telling: record::TELLING,
     migrations: migrations!("0005_webhooks"),
     projections: &[],
+    #[cfg(test)]
+    statements: &[conflicts::statements],
     open: |parts| {
         Box::pin(async {
             // Handlers are for Rust programs that embed Semel; this program has none.
