@@ -1,7 +1,7 @@
 //! The SQL of services: each file with statements lists them, and one test prepares every statement on both databases.
 
-/// Lists the statements of a file: constants by name, and other texts each with a name. A name that ends in `_POSTGRES`
-/// or `_SQLITE` is of a statement for that database alone.
+/// Lists the statements of a file: constants by name, and other texts each with a name. A part of a constant is named
+/// after it: `FIRST.all`. A name that ends in `_POSTGRES` or `_SQLITE` is of a statement for that database alone.
 macro_rules! statements {
     ($($name:ident),* $(,)? $(; $($label:literal = $text:expr),+ $(,)?)?) => {
         /// The statements of this file.
@@ -21,14 +21,39 @@ pub(crate) use statements;
 pub(crate) struct Statement {
     /// The file and the name.
     name: String,
-    text: String,
+    texts: Texts,
 }
 
 #[cfg(test)]
 impl Statement {
-    pub(crate) fn new(file: &str, name: &str, text: impl Into<String>) -> Self {
+    pub(crate) fn new(file: &str, name: &str, texts: impl Into<Texts>) -> Self {
         let file = file.split_once("src/").map_or(file, |(_, file)| file);
-        Self { name: format!("src/{file}: {name}"), text: text.into() }
+        Self { name: format!("src/{file}: {name}"), texts: texts.into() }
+    }
+}
+
+/// A statement for PostgreSQL and for SQLite.
+#[cfg(test)]
+pub(crate) struct Texts([String; 2]);
+
+#[cfg(test)]
+impl From<&str> for Texts {
+    fn from(text: &str) -> Self {
+        Self([text.to_owned(), text.to_owned()])
+    }
+}
+
+#[cfg(test)]
+impl From<String> for Texts {
+    fn from(text: String) -> Self {
+        Self([text.clone(), text])
+    }
+}
+
+#[cfg(test)]
+impl From<semel_store::Projection> for Texts {
+    fn from(projection: semel_store::Projection) -> Self {
+        Self(projection.texts())
     }
 }
 
@@ -41,7 +66,7 @@ mod tests {
         statements::{constants, prepare},
     };
 
-    use super::Statement;
+    use super::{Statement, Texts};
     use crate::{gateway, services};
 
     /// The gateway is a separate program and not in the list of services.
@@ -55,7 +80,11 @@ mod tests {
         let lab = Lab::new(kind).await;
         services::migrate(&lab.open().await).await.unwrap();
         let ours = all().into_iter().filter(|statement| !statement.name.ends_with(others));
-        prepare(&lab, &ours.map(|statement| (statement.name, statement.text)).collect::<Vec<_>>()).await
+        let text = |Texts([postgres, sqlite]): Texts| match kind {
+            Kind::Postgres => postgres,
+            Kind::Sqlite => sqlite,
+        };
+        prepare(&lab, &ours.map(|statement| (statement.name, text(statement.texts))).collect::<Vec<_>>()).await
     }
 
     /// SQLite silently reads an unbound parameter as NULL, so both variants of a statement must have the same number of
@@ -71,7 +100,11 @@ mod tests {
 
     #[test]
     fn every_constant_with_sql_is_listed() {
-        let listed: BTreeSet<String> = all().into_iter().map(|statement| statement.name).collect();
+        let constant = |Statement { name, .. }| match name.rsplit_once('.') {
+            Some((constant, part)) if !part.starts_with("rs: ") => constant.to_owned(),
+            _ => name,
+        };
+        let listed: BTreeSet<String> = all().into_iter().map(constant).collect();
         let missing: Vec<_> = constants(Path::new("src")).into_iter().filter(|name| !listed.contains(name)).collect();
         assert!(missing.is_empty(), "not in the statements of its file:\n{}", missing.join("\n"));
     }

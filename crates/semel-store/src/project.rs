@@ -64,6 +64,19 @@ pub struct Projection {
     pub update: &'static str,
 }
 
+impl Projection {
+    /// The statement as it runs on PostgreSQL and on SQLite: a test can prepare it. It has one parameter, the changed
+    /// operations.
+    #[must_use]
+    pub fn texts(&self) -> [String; 2] {
+        [Dialect::Postgres, Dialect::Sqlite].map(|dialect| self.text(dialect))
+    }
+
+    fn text(&self, dialect: Dialect) -> String {
+        render(&self.update.replace("{operations}", OPERATIONS), dialect)
+    }
+}
+
 /// The statements of the ledger and the projections.
 pub(crate) struct Tables {
     sql: Sql,
@@ -73,9 +86,8 @@ pub(crate) struct Tables {
 impl Tables {
     pub(crate) fn new(dialect: Dialect, projections: &[Projection]) -> Self {
         let rendered = |projection: &Projection| {
-            let text = projection.update.replace("{operations}", OPERATIONS);
             // They live as long as the process, like the statements of the ledger.
-            Projection { update: Box::leak(render(&text, dialect).into_boxed_str()), ..*projection }
+            Projection { update: Box::leak(projection.text(dialect).into_boxed_str()), ..*projection }
         };
         Self { sql: Sql::new(dialect), projections: Projections(projections.iter().map(rendered).collect()) }
     }

@@ -45,8 +45,8 @@ fn of<T>(parameters: Option<Either<&[T], usize>>) -> usize {
     parameters.map_or(0, |parameters| parameters.either(<[T]>::len, |n| n))
 }
 
-/// The constants with SQL in the sources below a folder, each as `file: NAME`. A constant has SQL if one of its strings
-/// begins with the first word of a statement.
+/// The constants and statics with SQL in the sources below a folder, of any type, each as `file: NAME`. A constant has
+/// SQL if one of its strings begins with the first word of a statement.
 ///
 /// # Panics
 /// If a file cannot be read.
@@ -70,11 +70,12 @@ pub fn constants(folder: &Path) -> Vec<String> {
 }
 
 fn in_source(text: &str) -> impl Iterator<Item = &str> {
-    text.split("const ").skip(1).filter_map(|after| {
-        let (name, value) = after.split_once(": &str =")?;
+    ["const ", "static "].into_iter().flat_map(|word| text.split(word).skip(1)).filter_map(|after| {
+        let (name, typed) = after.split_once(": ")?;
+        let (of, value) = typed.split_once(" =")?;
         let (value, _) = value.split_once(";\n")?;
         let is_name = name.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_');
-        (is_name && has_sql(value)).then_some(name)
+        (is_name && !of.contains('\n') && has_sql(value)).then_some(name)
     })
 }
 
@@ -95,10 +96,19 @@ mod tests {
             pub(crate) const LIST: &str =
                 concat!(\"
                     SELECT \", columns!(), \" FROM t\");
+            pub(super) const STATUS: Projection = Projection {
+                service: \"shop\",
+                update: \"
+                    UPDATE t SET state = o.state\",
+            };
+            static BOTH: [&str; 2] = [\"SELECT 1\", \"SELECT 2\"];
+            fn first<const N: usize>(all: &'static [i64; N]) {
+                let text: &'static str = \"SELECT 3\";
+            }
             const NAME: &str = \"a name\";
             const PART: &str = \" AND id = $2\";
             fn update() { \"UPDATE t\"; }
         ";
-        assert_eq!(in_source(source).collect::<Vec<_>>(), ["FIND", "LIST"]);
+        assert_eq!(in_source(source).collect::<Vec<_>>(), ["FIND", "LIST", "STATUS", "BOTH"]);
     }
 }

@@ -99,4 +99,4 @@ pub(super) async fn enqueued(conn: &mut Conn<'_>, ids: &[i64]) -> Result<()> {
     on!(conn, c => sqlx::query(sql).bind(ids).execute(&mut **c).await.map(drop).map_err(broken))
 }
 
-statements!(DUE, FIND, BARE, ENQUEUED_POSTGRES, ENQUEUED_SQLITE);
+statements!(STATUS, DUE, FIND, BARE, ENQUEUED_POSTGRES, ENQUEUED_SQLITE);

@@ -337,12 +337,12 @@ pub(in super::super) async fn address(
 
 statements!(
     FIND, LIST, LIST_GROUP, NEXT_REVISION, END, INSERT, FORGET;
-    "first of all" = FIRST.all,
-    "first of a group" = FIRST.group,
-    "FIRST_POSTGRES" = FIRST.users_postgres,
-    "FIRST_SQLITE" = FIRST.users_sqlite,
-    "notify all" = NOTIFY.all,
-    "notify a group" = NOTIFY.group,
-    "NOTIFY_POSTGRES" = NOTIFY.users_postgres,
-    "NOTIFY_SQLITE" = NOTIFY.users_sqlite,
+    "FIRST.all" = FIRST.all,
+    "FIRST.group" = FIRST.group,
+    "FIRST.users_POSTGRES" = FIRST.users_postgres,
+    "FIRST.users_SQLITE" = FIRST.users_sqlite,
+    "NOTIFY.all" = NOTIFY.all,
+    "NOTIFY.group" = NOTIFY.group,
+    "NOTIFY.users_POSTGRES" = NOTIFY.users_postgres,
+    "NOTIFY.users_SQLITE" = NOTIFY.users_sqlite,
 );

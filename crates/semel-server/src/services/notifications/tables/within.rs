@@ -77,5 +77,5 @@ async fn edge(conn: &mut Conn<'_>, sql: &'static str, tenant: &str, at: i64) -> 
     on!(conn, c => sqlx::query_scalar(sql).bind(tenant).bind(at).fetch_optional(&mut **c).await.map_err(broken))
 }
 
-statements!(; "first notification" = NOTIFICATIONS.0, "last notification" = NOTIFICATIONS.1,
-    "first event" = EVENTS.0, "last event" = EVENTS.1);
+statements!(; "NOTIFICATIONS.0" = NOTIFICATIONS.0, "NOTIFICATIONS.1" = NOTIFICATIONS.1,
+    "EVENTS.0" = EVENTS.0, "EVENTS.1" = EVENTS.1);
