@@ -19,8 +19,11 @@ use super::{
     serve::{VERSION, until_stopped},
 };
 use crate::{
-    config::{self, Config, Flags, StoreFlags, Upstream},
-    gateway,
+    config::{Config, Flags, StoreFlags},
+    gateway::{
+        self,
+        config::{self, Upstream},
+    },
     http::{request_log::Line, room::Budget},
     log,
     node::{AsksTheStore, Fault},

@@ -23,7 +23,7 @@ use crate::{
     node::{self, AsksTheStore, Fault, Node},
     serve::{self, Drained, Limits},
     service::Parts,
-    services::{self, webhooks::config::Webhooks},
+    services::{self, messages::config::Messages, webhooks::config::Webhooks},
     stop::Stop,
 };
 
@@ -91,7 +91,7 @@ async fn serve(config: &Config, outage: log::Outage) -> anyhow::Result<()> {
     let stop = Stop::on_signals().context("cannot listen to signals")?;
     let listener = serve::bind(&config.listen).await?;
     let ledger = ledger::open(&config.database_url, Options::default()).await?.ledger;
-    let broker = node::broker(&config.broker_url, ledger.store(), &config.messages)?;
+    let broker = node::broker(&config.broker_url, ledger.store(), &config.services.get())?;
     let node = Node::new(broker.clone(), &stop);
     let fault = node.fault();
     fault.watch(&ledger);
@@ -144,7 +144,7 @@ async fn start(config: &Config, ledger: &Ledger<Database>, node: &Node) -> anyho
         node.declare(queues);
     }
     if has(NodeRole::Relay) {
-        node.relay(ledger.store().clone(), config.messages.relay());
+        node.relay(ledger.store().clone(), config.services.get::<Messages>().relay());
     }
     if has(NodeRole::Worker) {
         node.keep_given_up(&config.broker_url, ledger.store().clone());

@@ -5,18 +5,17 @@
 //! is refused in every layer, and all mistakes are reported at once.
 //!
 //! The section of a service lives in the service's folder and is read because the service is in the
-//! [list](crate::services::ALL). Unknown fields, variables, origins and `semel config show` follow from that.
+//! [list](crate::services::ALL). Unknown fields, variables, origins and `semel config show` follow from that. The gateway
+//! is a separate program and not in the list; its section lives in its folder, too.
 
 mod endpoint;
 mod environment;
 mod expand;
 mod file;
 mod flags;
-mod gateway;
 mod glob;
 mod http;
 mod listen;
-mod messages;
 mod networks;
 mod reader;
 mod report;
@@ -32,11 +31,9 @@ use std::{path::PathBuf, time::Duration};
 pub use endpoint::Endpoint;
 pub use environment::Environment;
 pub use flags::{Flags, StoreFlags};
-pub use gateway::{Cookies, Gateway, Statuses, Upstream};
 pub(crate) use glob::glob;
 pub use http::Http;
 pub use listen::Listen;
-pub use messages::Messages;
 pub use networks::Networks;
 pub(crate) use reader::Reader;
 pub use report::{Mistake, Mistakes, Origin, Report};
@@ -46,7 +43,11 @@ pub use size::Size;
 pub use store::{BrokerUrl, DatabaseUrl};
 pub(crate) use value::{Tenant, Value, wrong_type};
 
-use crate::{service::Sections, services};
+use crate::{
+    gateway::config::{self as gateway, Gateway},
+    service::Sections,
+    services,
+};
 
 /// The shortest interval of sweeps. A round costs a transaction even if there is nothing to do; more frequent rounds
 /// would compete with callers.
@@ -69,8 +70,6 @@ pub struct Config {
     pub roles: Roles,
     /// The sweep of the ledger.
     pub sweep: Sweep,
-    /// How messages are published and consumed.
-    pub messages: Messages,
     /// The sections of the services.
     pub services: Sections,
     /// The reverse proxy.
@@ -99,7 +98,6 @@ pub fn read(flags: &Flags, environment: &Environment, data_dir: impl Into<PathBu
     let roles = reader.field("roles", Roles::all);
     let http = Http::read(&mut reader);
     let sweep = Sweep { every: reader.field("sweep.every", || Duration::from_secs(15)) };
-    let messages = Messages::read(&mut reader);
     let mut of_services = Sections::default();
     for service in services::ALL {
         if let Some(read) = service.section {
@@ -129,7 +127,6 @@ pub fn read(flags: &Flags, environment: &Environment, data_dir: impl Into<PathBu
         broker_url,
         roles,
         sweep,
-        messages,
         services: of_services,
         gateway,
     })

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use semel::Scope;
+use semel::{OnLost, Scope};
 
 /// A type that a field may have.
 pub(crate) trait Value: Sized {
@@ -141,6 +141,22 @@ impl Value for usize {
 
     fn to_toml(&self) -> toml::Value {
         i64::try_from(*self).unwrap_or(i64::MAX).into()
+    }
+}
+
+impl Value for OnLost {
+    const EXAMPLE: &'static str = "hold";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "hold" => Ok(Self::Hold),
+            "rerun" => Ok(Self::Rerun),
+            _ => Err(format!("must be hold or rerun, not \"{text}\"")),
+        }
+    }
+
+    fn to_toml(&self) -> toml::Value {
+        if self.doubts() { "hold".into() } else { "rerun".into() }
     }
 }
 

@@ -10,6 +10,7 @@
 //! docs/gateway.md lists what a proxy cannot know.
 
 mod admit;
+pub mod config;
 mod framing;
 pub(crate) mod headers;
 mod pool;
@@ -40,7 +41,6 @@ use semel_store::Database;
 use tower::{Layer as _, Service};
 
 use crate::{
-    config,
     http::{self, health::Readiness, room::Budget},
     view::{Meaning, Telling, about},
 };

@@ -16,6 +16,7 @@ use semel_http::{Attempt, BoxFuture, Reason, Verdict};
 use tower::Service;
 
 use super::{
+    config::Statuses,
     framing::settle_length,
     headers::{FENCE, remove_about_the_key, remove_hop_by_hop, set_upgrade, upgrade},
     problems::{UPSTREAM_INVALID, UPSTREAM_LOST, UPSTREAM_TIMEOUT, UPSTREAM_UNREACHABLE},
@@ -24,7 +25,6 @@ use super::{
     upstream::{Failure, Upstream},
 };
 use crate::{
-    config::Statuses,
     http::{
         held::Held,
         problem::{BODY_INCOMPLETE, BODY_TIMEOUT, Kind, Problem},

@@ -23,11 +23,8 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-use super::{framing::is_ambiguous, pool::Pool, trailers::WithoutTrailers};
-use crate::{
-    config,
-    http::held::{Held, LeaseLost, WhileHeld},
-};
+use super::{config, framing::is_ambiguous, pool::Pool, trailers::WithoutTrailers};
+use crate::http::held::{Held, LeaseLost, WhileHeld};
 
 /// The buffer for an answer whose client is slow, and so the longest head of an answer. hyper's default is 400 KiB
 /// each.

@@ -12,6 +12,7 @@
 mod carry_over;
 mod look;
 mod model;
+pub mod problems;
 mod routes;
 mod work;
 
@@ -41,7 +42,7 @@ use model::Stored;
 pub static JOBS: Service = Service {
     name: SERVICE,
     section: None,
-    problems: &[&routes::JOB_ENDED],
+    problems: &problems::ALL,
     openapi: &[include_str!("openapi.json")],
     telling: Telling { noun: ("job", "jobs"), ..Telling::PLAIN },
     migrations: migrations!("0003_jobs"),

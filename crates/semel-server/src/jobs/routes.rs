@@ -11,24 +11,15 @@ use semel::machine::{Answer, NotNow};
 use super::{
     Jobs,
     model::{Job, JobId, JobState},
+    problems::JOB_ENDED,
 };
 use crate::http::{
     answers::{Page, answer, damaged, missing, one_row, patiently, shown},
     fields::Because,
     path::Id,
     principal::{Actor, Principal},
-    problem::{Kind, Problem},
+    problem::Problem,
     query::Query,
-};
-
-/// The job ended before it could be cancelled.
-pub(super) static JOB_ENDED: Kind = Kind {
-    name: "job-ended",
-    status: StatusCode::CONFLICT,
-    retryable: false,
-    title: "The job has ended",
-    meaning: "The job completed, failed or was cancelled before this request.",
-    remedy: "GET /jobs/{id} shows how it ended. Its completed steps stay.",
 };
 
 /// The remedy for a job that cannot be read.

@@ -15,10 +15,7 @@ use semel_amqp::Amqp;
 use semel_store::{Database, EmbeddedBroker};
 use tokio::{sync::watch, task::JoinSet};
 
-use crate::{
-    config::{self, BrokerUrl},
-    stop::Stop,
-};
+use crate::{config::BrokerUrl, services::messages::config::Messages, stop::Stop};
 
 pub use fault::Fault;
 pub use ready::AsksTheStore;
@@ -37,7 +34,7 @@ const PATIENT_TRIES: u32 = 3;
 ///
 /// # Errors
 /// When the URL is invalid.
-pub fn broker(url: &BrokerUrl, database: &Database, options: &config::Messages) -> semel::Result<Arc<dyn Broker>> {
+pub fn broker(url: &BrokerUrl, database: &Database, options: &Messages) -> semel::Result<Arc<dyn Broker>> {
     Ok(match url {
         BrokerUrl::Embedded => Arc::new(EmbeddedBroker::with_lease(database.clone(), options.lease)),
         BrokerUrl::Amqp(url) => Arc::new(Amqp::connect(url.expose(), semel_amqp::Options::default())?),

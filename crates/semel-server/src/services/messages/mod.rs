@@ -2,6 +2,7 @@
 //!
 //! The store audits every action with its actor. Re-driving many letters is a [job](crate::jobs).
 
+pub mod config;
 mod letters;
 mod outbox;
 pub mod problems;
@@ -26,7 +27,7 @@ use crate::{
 /// The service, for the list of all services.
 pub static MESSAGES: Service = Service {
     name: "messages",
-    section: None,
+    section: Some(|reader| Arc::new(config::Messages::read(reader))),
     problems: &problems::ALL,
     openapi: &[include_str!("openapi.json")],
     telling: Telling::PLAIN,

@@ -52,6 +52,7 @@ use tokio::sync::{Semaphore, watch};
 use crate::{
     config::NodeRole,
     service::{Opened, Parts, Service as Definition, Task, migrations},
+    services::messages,
     view::Telling,
 };
 use accept::Acceptor;
@@ -83,8 +84,9 @@ pub static NOTIFICATIONS: Definition = Definition {
 async fn open(parts: &Parts<'_>) -> semel::Result<Opened> {
     const WORKS: &[NodeRole] = &[NodeRole::Worker];
     let config: config::Notifications = parts.config.services.get();
+    let messages: messages::config::Messages = parts.config.services.get();
     let notifications = Arc::new(Notifications::open(parts.ledger, parts.broker.clone(), config).await?);
-    let listeners = notifications.listeners(&parts.config.messages.consumer()).into_iter();
+    let listeners = notifications.listeners(&messages.consumer()).into_iter();
     let mut tasks: Vec<_> =
         listeners.map(|listener| Task::new("listener", WORKS, move |stop| listener.run(stop)).consuming()).collect();
     let (routes, queues, kinds) = (notifications.routes(), notifications.queues(), notifications.kinds()?);

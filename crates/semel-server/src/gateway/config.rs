@@ -5,8 +5,8 @@ use std::{fmt, time::Duration};
 use axum::http::{HeaderName, StatusCode};
 use semel::{OnLost, Policy, Scope};
 
-use super::{Listen, Size, Tenant, networks::Networks, reader::Reader, value::Value};
-use crate::gateway::headers;
+use super::headers;
+use crate::config::{Listen, Networks, Reader, Size, Tenant, Value};
 
 /// How `semel gateway` treats requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,7 +52,8 @@ const SHORTEST_RETENTION: Duration = Duration::from_secs(60);
 /// The lease is renewed up to this limit: longer than a client would wait for an answer.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(3600);
 
-pub(super) fn read(reader: &mut Reader<'_>, listen: &Listen) -> Gateway {
+/// Reads the section; `listen` is the gateway's own address.
+pub(crate) fn read(reader: &mut Reader<'_>, listen: &Listen) -> Gateway {
     let policy = Policy::default();
     let gateway = Gateway {
         upstream: reader.field("gateway.upstream", || None),
@@ -257,22 +258,6 @@ impl Value for Option<HeaderName> {
 
     fn to_toml(&self) -> toml::Value {
         self.as_ref().map_or("", HeaderName::as_str).into()
-    }
-}
-
-impl Value for OnLost {
-    const EXAMPLE: &'static str = "hold";
-
-    fn parse(text: &str) -> Result<Self, String> {
-        match text {
-            "hold" => Ok(Self::Hold),
-            "rerun" => Ok(Self::Rerun),
-            _ => Err(format!("must be hold or rerun, not \"{text}\"")),
-        }
-    }
-
-    fn to_toml(&self) -> toml::Value {
-        if self.doubts() { "hold".into() } else { "rerun".into() }
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use semel::messaging::{ConsumerOptions, RelayOptions};
 
-use super::reader::Reader;
+use crate::config::Reader;
 
 /// How a node publishes and consumes messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ const MOST_RUNS: usize = 1_000;
 const FORMER_LEASES: [&str; 3] = ["messages.relay_lease", "messages.visibility", "messages.retry_lease"];
 
 impl Messages {
-    pub(super) fn read(reader: &mut Reader<'_>) -> Self {
+    pub(crate) fn read(reader: &mut Reader<'_>) -> Self {
         let default = Self::default();
         let read = Self {
             lease: reader.renamed("messages.lease", &FORMER_LEASES, || default.lease),
