@@ -27,6 +27,7 @@ on_both_databases! {
     of_many_requests_with_one_event_one_creates_it
     recipients_are_put_shown_listed_and_deleted
     an_equal_change_of_the_directory_makes_no_new_revision
+    a_change_of_the_directory_is_audited_in_its_commit
     an_id_with_a_nul_or_invalid_utf8_is_not_found
     a_published_event_stays_published_after_its_receipt_is_deleted
 }
@@ -383,6 +384,35 @@ fn an_equal_change_of_the_directory_makes_no_new_revision(place: &Place) {
     }
     assert_eq!(rows(place, "SELECT CAST(revision AS TEXT) FROM notification_directories"), ["1"]);
     assert_eq!(rows(place, "SELECT CAST(COUNT(*) AS TEXT) FROM notification_recipients"), ["1"]);
+}
+
+fn a_change_of_the_directory_is_audited_in_its_commit(place: &Place) {
+    let api = accepting(place);
+    let body = json!({ "groupId": "ops", "channels": ["EMAIL"], "addresses": { "EMAIL": "ana@example.com" } });
+    for _ in 0..2 {
+        assert_eq!(api.ask("PUT", "/recipients/admin/1", &body.to_string()).status, 200);
+    }
+    // Neither is stored without the other.
+    execute(place, "ALTER TABLE semel_audit RENAME TO audit_away");
+    let refused = api.ask("PUT", "/recipients/admin/1", r#"{"groupId":"dev","channels":["PUSH"]}"#).status;
+    assert!(refused >= 500, "{refused}");
+    assert!(api.ask("DELETE", "/recipients/admin/1", "").status >= 500);
+    execute(place, "ALTER TABLE audit_away RENAME TO semel_audit");
+    assert_eq!(api.get("/recipients/admin/1").json()["groupId"], "ops");
+    api.recipient("admin", "1", "dev", &["PUSH", "SMS"]);
+    for status in [204, 404] {
+        assert_eq!(api.ask("DELETE", "/recipients/admin/1", "").status, status);
+    }
+    let did = "SELECT tenant || ' ' || actor || ' ' || action || ' ' || subject FROM semel_audit ORDER BY id";
+    let [put, deleted] = ["put", "delete"].map(|did| format!("default local recipients.{did} admin/1"));
+    assert_eq!(rows(place, did), [put.clone(), put, deleted], "a repeat is not audited");
+    let stood = |sql| rows(place, sql).iter().map(|text| serde_json::from_str(text).unwrap()).collect::<Vec<Value>>();
+    let first = json!({ "groupId": "ops", "channels": ["EMAIL"] });
+    let second = json!({ "groupId": "dev", "channels": ["PUSH", "SMS"] });
+    let before = stood("SELECT coalesce(before, 'null') FROM semel_audit ORDER BY id");
+    let after = stood("SELECT coalesce(after, 'null') FROM semel_audit ORDER BY id");
+    assert_eq!(before, [Value::Null, first.clone(), second.clone()]);
+    assert_eq!(after, [first, second, Value::Null], "without addresses");
 }
 
 /// If another program reads the queue, only the receipt tells when the message was published, and it expires after a

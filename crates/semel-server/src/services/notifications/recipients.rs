@@ -9,9 +9,9 @@ use axum::{
 };
 use semel::{micros, prelude::*};
 use semel_http::Principal;
-use semel_store::Tx;
+use semel_store::{Audit, Database, Tx};
 use serde::Serialize;
-use serde_json::value::RawValue;
+use serde_json::{json, value::RawValue};
 
 use super::{
     Service,
@@ -130,24 +130,10 @@ pub(super) async fn put(
     {
         return Ok(shown(&Recipient::of(kind, row).map_err(of_store)?));
     }
-    let now = service.database.now().await.map_err(of_store)?.as_micros();
-    let (tenant, said, user) = (principal.tenant, entry.clone(), user_id.clone());
-    let created_at = service
-        .ledger
-        .transact(move |tx| async move {
-            let mut held = tx.connection().await?;
-            let (mut conn, who) = (held.get()?, (tenant.as_str(), kind, user.as_str()));
-            let revision = recipients::next_revision(&mut conn, &tenant).await?;
-            let before = recipients::find(&mut conn, &tenant, kind, &user).await?;
-            recipients::end(&mut conn, who, revision, now).await?;
-            let created_at = before.map_or(now, |row| row.created_at);
-            recipients::insert(&mut conn, who, &said, revision, created_at).await?;
-            recipients::forget(&mut conn, who, now.saturating_sub(micros(KEPT))).await?;
-            semel::Result::Ok(created_at)
-        })
-        .await
-        .map_err(of_store)?;
-    Ok(shown(&Recipient::new(kind, user_id, entry, created_at)))
+    let change = Change::new(&service, principal, kind, user_id.clone()).await?;
+    let said = entry.clone();
+    let created_at = service.ledger.transact(move |tx| async move { change.put(&tx, &said).await }).await;
+    Ok(shown(&Recipient::new(kind, user_id, entry, created_at.map_err(of_store)?)))
 }
 
 /// `GET /recipients/{kind}/{userId}`
@@ -167,24 +153,88 @@ pub(super) async fn delete(
     Actor(principal): Actor,
     Named(kind, user_id): Named,
 ) -> Result<Response, Problem> {
-    let now = service.database.now().await.map_err(of_store)?.as_micros();
-    let removed = service.ledger.transact(move |tx| remove(tx, principal.tenant, kind, user_id, now)).await;
+    let change = Change::new(&service, principal, kind, user_id).await?;
+    let removed = service.ledger.transact(move |tx| async move { change.remove(&tx).await }).await;
     if !removed.map_err(of_store)? {
         return Err(missing());
     }
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-async fn remove(tx: Tx, tenant: String, kind: Kind, user_id: String, now: i64) -> semel::Result<bool> {
-    let mut held = tx.connection().await?;
-    let (mut conn, who) = (held.get()?, (tenant.as_str(), kind, user_id.as_str()));
-    if recipients::find(&mut conn, &tenant, kind, &user_id).await?.is_none() {
-        return Ok(false);
+/// A change of one recipient. The audit is written in its transaction.
+struct Change {
+    database: Database,
+    tenant: String,
+    actor: String,
+    kind: Kind,
+    user_id: String,
+    now: i64,
+}
+
+impl Change {
+    async fn new(service: &Service, principal: Principal, kind: Kind, user_id: String) -> Result<Self, Problem> {
+        let database = service.database.clone();
+        let now = database.now().await.map_err(of_store)?.as_micros();
+        Ok(Self { database, tenant: principal.tenant, actor: principal.subject, kind, user_id, now })
     }
-    let revision = recipients::next_revision(&mut conn, &tenant).await?;
-    let removed = recipients::end(&mut conn, who, revision, now).await?;
-    recipients::forget(&mut conn, who, now.saturating_sub(micros(KEPT))).await?;
-    Ok(removed)
+
+    fn who(&self) -> (&str, Kind, &str) {
+        (&self.tenant, self.kind, &self.user_id)
+    }
+
+    /// Stores a new version of the recipient; returns when the first one was made.
+    async fn put(&self, tx: &Tx, entry: &Entry) -> semel::Result<i64> {
+        let (before, created_at) = {
+            let mut held = tx.connection().await?;
+            let mut conn = held.get()?;
+            let revision = recipients::next_revision(&mut conn, &self.tenant).await?;
+            let before = recipients::find(&mut conn, &self.tenant, self.kind, &self.user_id).await?;
+            recipients::end(&mut conn, self.who(), revision, self.now).await?;
+            let created_at = before.as_ref().map_or(self.now, |row| row.created_at);
+            recipients::insert(&mut conn, self.who(), entry, revision, created_at).await?;
+            recipients::forget(&mut conn, self.who(), self.now.saturating_sub(micros(KEPT))).await?;
+            (before, created_at)
+        };
+        self.audit(tx, "recipients.put", before.as_ref(), Some(entry)).await?;
+        Ok(created_at)
+    }
+
+    /// Ends the present version; returns whether there was one.
+    async fn remove(&self, tx: &Tx) -> semel::Result<bool> {
+        let before = {
+            let mut held = tx.connection().await?;
+            let mut conn = held.get()?;
+            let Some(before) = recipients::find(&mut conn, &self.tenant, self.kind, &self.user_id).await? else {
+                return Ok(false);
+            };
+            let revision = recipients::next_revision(&mut conn, &self.tenant).await?;
+            if !recipients::end(&mut conn, self.who(), revision, self.now).await? {
+                return Ok(false);
+            }
+            recipients::forget(&mut conn, self.who(), self.now.saturating_sub(micros(KEPT))).await?;
+            before
+        };
+        self.audit(tx, "recipients.delete", Some(&before), None).await?;
+        Ok(true)
+    }
+
+    /// Audits the change. The audit is kept longer than addresses may be, so it has none.
+    async fn audit(
+        &self,
+        tx: &Tx,
+        action: &'static str,
+        before: Option<&Row>,
+        after: Option<&Entry>,
+    ) -> semel::Result<()> {
+        let told = |entry: &Entry| {
+            let channels: Vec<_> = entry.channels.iter().map(|channel| channel.name()).collect();
+            json!({ "groupId": entry.group_id, "channels": channels })
+        };
+        let subject = format!("{}/{}", self.kind.name(), self.user_id);
+        let audit = Audit { tenant: &self.tenant, actor: &self.actor, action, subject: &subject, reason: "" };
+        let before = before.map(|row| told(&row.without_addresses()));
+        self.database.audit_in(tx, audit, before, after.map(told)).await
+    }
 }
 
 /// `GET /recipients/{kind}`

@@ -44,7 +44,7 @@ from_row!(Row, row => {
 });
 
 impl Row {
-    /// The entry without its addresses, which cannot be read.
+    /// The entry without its addresses: they cannot be read, or must not be repeated.
     pub(in super::super) fn without_addresses(&self) -> Entry {
         let addresses = Addresses::new();
         Entry { group_id: self.group_id.clone(), channels: channels(&self.channels), addresses }
