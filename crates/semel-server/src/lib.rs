@@ -6,7 +6,7 @@
 //! - [`http`]: the common parts of all routes: health, principal, problems, the loopback rule;
 //! - [`service`]: the shape of a service; [`services`]: all of them, each a folder; [`jobs`]: background jobs,
 //!   which take longer than an answer may;
-//! - `sql`: the test of every statement of a service;
+//! - `sql`: the test of every statement of a service; `unfinished`: how a run ends after an error of the database;
 //! - [`view`]: shows an operation; [`monitor`]: rates, times and health of a service's operations;
 //! - [`node`]: the tasks of a node besides answering: relay, consumers, readiness;
 //! - [`gateway`]: a reverse proxy with the layer's semantics;
@@ -29,6 +29,7 @@ pub mod service;
 pub mod services;
 mod sql;
 pub mod stop;
+mod unfinished;
 pub mod view;
 
 pub use error::{Error, Result};

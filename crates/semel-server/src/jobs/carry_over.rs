@@ -12,10 +12,10 @@ use serde_json::Value;
 use super::{
     Jobs, look,
     model::{Former, JobId, Progress, Stored},
-    work::{policy, unfinished},
+    work::policy,
     work_of,
 };
-use crate::sql::statements;
+use crate::{sql::statements, unfinished::unfinished};
 
 /// How many rows a step migrates.
 const AT_ONCE: usize = 100;

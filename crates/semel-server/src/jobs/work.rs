@@ -2,22 +2,20 @@
 
 use std::{sync::Arc, time::Duration};
 
-use semel::{Backoff, Context, Error, Kind, OnLost, Outcome, Policy, Unfinished, prelude::*};
+use semel::{Backoff, Context, Kind, OnLost, Outcome, Policy, Unfinished, prelude::*};
 use semel_store::{Database, Tx};
 
 use super::{
     Jobs, SERVICE,
     model::{Job, JobKind, JobState, Progress},
 };
+use crate::unfinished::unfinished;
 
 /// How many jobs run on a node at a time. People create few, and on SQLite each step takes the only writer.
 const AT_ONCE: usize = 4;
 
 /// The turn of a job: after it, the job goes behind the other jobs.
 const TURN: Duration = Duration::from_secs(60);
-
-/// How long to wait after a step that failed because the database was unreachable.
-const AWAY: Duration = Duration::from_secs(1);
 
 /// The policy of jobs. Every step is atomic, so a job whose node was lost may continue.
 pub(super) fn policy() -> Policy {
@@ -85,13 +83,4 @@ async fn step(
         Ok((progress.encode(), progress))
     });
     stepped.await
-}
-
-/// How a run ends after an error. An outage counts no attempt; an error that no retry can fix fails the job.
-pub(super) fn unfinished(error: Error) -> Unfinished {
-    match error {
-        error if error.is_transient() => Unfinished::NotYet(AWAY),
-        Error::Invalid(_) | Error::Corrupt(_) => Unfinished::failed_for_good(error.to_string()),
-        error => Unfinished::failed(error.to_string()),
-    }
 }
