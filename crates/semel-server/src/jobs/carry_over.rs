@@ -23,6 +23,9 @@ const AT_ONCE: usize = 100;
 /// How long to wait for rows that another transaction holds: a node of an older version runs a step of them.
 const HELD: Duration = Duration::from_secs(1);
 
+/// The retention of operations that only serve the migration.
+const KEPT: Duration = Duration::from_secs(24 * 3600);
+
 /// The scope of the operation that migrates rows, for all tenants.
 const SERVICE: &str = "jobs";
 const KIND: &str = "carry-over";
@@ -35,7 +38,7 @@ pub(super) async fn enqueue(ledger: &Ledger<Database>) -> Result<()> {
     }
     let (scope, key) = (Scope::new(Scope::DEFAULT_TENANT, SERVICE, KIND)?, look::key(JobId::new())?);
     let work = Work::new(scope, key, Fingerprint::of_bytes(KIND.as_bytes())).payload("");
-    ledger.enqueue(work.policy(Policy { retention: Some(Duration::from_secs(24 * 3600)), ..policy() })).await?;
+    ledger.enqueue(work.policy(Policy { retention: Some(KEPT), ..policy() })).await?;
     Ok(())
 }
 
@@ -47,6 +50,23 @@ pub(super) fn kind(jobs: &Jobs) -> Kind<Database> {
         async move { carry_over(&jobs, &context).await }
     });
     kind.policy(policy()).at_once(1)
+}
+
+/// The kind of work that completes the operations of older versions, each a lease on a row. One that was released, by a
+/// stop or an outage, is pending: no node of this version would claim it again, and a pending operation never expires.
+///
+/// If its row is still there, a node of an older version has made the job after the migration. The row is migrated now:
+/// that node does not get the lease of a completed operation.
+pub(super) fn former(jobs: &Jobs) -> Kind<Database> {
+    let jobs = jobs.clone();
+    let kind = Kind::leased(SERVICE, "", move |_| {
+        let jobs = jobs.clone();
+        async move {
+            enqueue(&jobs.0.ledger).await.map_err(unfinished)?;
+            Ok(Outcome::kept(""))
+        }
+    });
+    kind.taking(|kind, _| kind != KIND).policy(Policy { retention: Some(KEPT), ..policy() })
 }
 
 /// Migrates the table in batches. Unreadable rows stay.

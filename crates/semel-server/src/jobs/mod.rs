@@ -113,10 +113,10 @@ impl Jobs {
             .with_state(self.clone())
     }
 
-    /// The kind of work of jobs.
+    /// The kinds of work of jobs.
     #[must_use]
     pub fn kinds(&self) -> Vec<Kind<Database>> {
-        vec![work::kind(self), carry_over::kind(self)]
+        vec![work::kind(self), carry_over::kind(self), carry_over::former(self)]
     }
 }
 

@@ -1,6 +1,8 @@
 //! The laws of jobs in the table of an older version: each is migrated once, and continues where it was.
 
-use semel::{prelude::*, store::Commit};
+use std::time::Duration;
+
+use semel::{Claim, Fingerprint, Key, Ledger, Options, Scope, Work, prelude::*, store::Commit};
 use semel_store::{Conn, Database};
 use serde_json::{Value, json};
 
@@ -8,13 +10,15 @@ use crate::{
     desk::{Desk, ended, execute, listed, serve, shown},
     jobs::{LETTERS, RETRIES, SWEEPS, copy_letters, count},
     place::{Place, on_both_databases},
-    support::{SOON, eventually},
+    proposals::rows,
+    support::{SOON, Server, eventually},
 };
 
 on_both_databases! {
     jobs_of_an_older_version_go_on_and_stay_readable
     a_job_of_an_older_version_with_invalid_params_fails_with_the_reason
     a_node_that_is_killed_while_it_carries_over_loses_no_job
+    a_lease_that_an_older_version_released_is_completed_and_expires
 }
 
 const LEFT: &str = "SELECT CAST(count(*) AS TEXT) FROM semel_jobs";
@@ -115,6 +119,38 @@ fn a_node_that_is_killed_while_it_carries_over_loses_no_job(place: &Place) {
     let ids: Vec<_> = (0..ALL).rev().map(|n| json!(id(n))).collect();
     assert_eq!(listed(&server, "/jobs?limit=100", "jobId"), ids);
     assert_eq!(listed(&server, "/jobs?limit=100&state=done", "jobId"), ids);
+}
+
+/// What an older version leaves of a job whose run it released: a pending operation, which was the lease on its row.
+fn released_lease(desk: &Desk, n: usize) {
+    let (scope, key) = (Scope::parse("jobs/redrive-dead-letters").unwrap(), Key::new(&id(n)).unwrap());
+    desk.block(async {
+        let ledger = Ledger::new(desk.database.clone(), Options::default()).unwrap();
+        let work = Work::new(scope, key, Fingerprint::of_bytes(id(n).as_bytes()));
+        let Claim::Acquired(lease) = ledger.claim(work).await.unwrap() else { panic!("its key is free") };
+        let _ = lease.release(Duration::from_millis(1)).await.unwrap();
+    });
+}
+
+fn a_lease_that_an_older_version_released_is_completed_and_expires(place: &Place) {
+    const COMPLETED: &str = "SELECT key FROM semel_operations
+        WHERE service = 'jobs' AND state = 'completed' AND expires_at IS NOT NULL AND kind <> 'carry-over' ORDER BY id";
+    made(place);
+    let desk = Desk::at(place);
+    released_lease(&desk, 1);
+    let log = std::fs::File::create(place.path("log")).unwrap();
+    let mut command = place.semel(["serve", "--listen", "127.0.0.1:0", "--roles", "api,worker"]);
+    let server = Server::start_with(command.env("RUST_LOG", "warn").stderr(log));
+    eventually(SOON, "it is completed", || rows(place, COMPLETED) == [id(1)]);
+    // A node of the older version makes a job, and its turn ends.
+    insert(place, &[row(2, "default", "{}", "'running', 0, NULL, NULL, NULL, 1, 1, NULL")]);
+    released_lease(&desk, 2);
+    eventually(SOON, "it is completed", || rows(place, COMPLETED) == [id(1), id(2)]);
+    eventually(SOON, "its job is carried over", || count(place, LEFT) == 0);
+    assert_eq!(ended(&server, id(2))["state"], "done");
+    drop(server);
+    let log = std::fs::read_to_string(place.path("log")).unwrap();
+    assert!(!log.contains("no handler"), "{log}");
 }
 
 /// A node of the older version runs a step: the others are migrated now, and this one after the step.
