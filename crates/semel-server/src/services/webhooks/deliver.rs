@@ -12,6 +12,7 @@ use super::{
     problems::WEBHOOK_FAILED,
     process::{Done, span},
     source::Source,
+    status::Status,
 };
 use crate::http::problem::{Problem, STORE_UNAVAILABLE, of_store};
 
@@ -20,36 +21,6 @@ const SEAT_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The same if the sender does not wait for the run: longer than a worker holds free seats while it takes due events.
 const SHORT_PATIENCE: Duration = Duration::from_millis(20);
-
-/// The status in a 200 answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Status {
-    /// It took effect now.
-    Processed,
-    /// It is stored, and takes effect without a redelivery.
-    Accepted,
-    /// It took effect before, or newer data did.
-    Skipped,
-    /// Another run processes it. If that fails, a worker runs it again without a redelivery.
-    Rejected,
-    /// It failed as often as allowed.
-    MaxRetries,
-    /// Too many of its runs were lost, or a person parked it.
-    Parked,
-}
-
-impl Status {
-    pub(super) const fn word(self) -> &'static str {
-        match self {
-            Self::Processed => "processed",
-            Self::Accepted => "accepted",
-            Self::Skipped => "skipped",
-            Self::Rejected => "rejected",
-            Self::MaxRetries => "max_retries",
-            Self::Parked => "parked",
-        }
-    }
-}
 
 impl Receiver {
     /// Stores a delivery, and processes it if it gets the lease. The sender is answered after that, or meanwhile.

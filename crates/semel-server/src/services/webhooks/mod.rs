@@ -5,8 +5,8 @@
 //! reading order:
 //!
 //! - `event`: the event of a delivery; `source`: a sender, its rules and the check of its signatures
-//! - `receive`: the route; `deliver`: from a delivery to its answer; `take_in`: the claim; `bodies`: deduplicates by
-//!   body hash when the signature does not cover the event id; `process`: runs an event
+//! - `receive`: the route; `deliver`: from a delivery to its answer; `status`: the answers; `take_in`: the claim; `bodies`:
+//!   deduplicates by body hash when the signature does not cover the event id; `process`: runs an event
 //! - `handler`: handlers of an application; `work`: the kinds of work for the worker
 //! - `refusals`: counts of refused deliveries; `conflicts`: other data under the same id
 //! - `events`: lists and reruns; `again` and `reprocess`: reruns of completed events, one by one and many; `record`: an
@@ -31,6 +31,7 @@ pub(crate) mod record;
 mod refusals;
 pub(crate) mod reprocess;
 mod source;
+mod status;
 mod take_in;
 mod work;
 

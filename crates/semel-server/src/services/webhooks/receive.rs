@@ -15,11 +15,11 @@ use serde_json::json;
 
 use super::{
     Receiver,
-    deliver::Status,
     event::{Event, NoEvent, read},
     problems::{BODY_ENCODED, EVENT_MALFORMED, LIVEMODE_MISMATCH, SIGNATURE_REFUSED, TOO_MANY_DELIVERIES},
     refusals::Reason,
     source::{Source, is_function},
+    status::Status,
 };
 use crate::http::{
     answers::{answer, missing},

@@ -9,11 +9,11 @@ use super::{
     Receiver,
     bodies::{self, Whose},
     conflicts::{self, Noted},
-    deliver::Status,
     event::Event,
     process::span,
     record::{is_at_limit, is_parked},
     source::Source,
+    status::Status,
 };
 
 impl Receiver {
