@@ -264,7 +264,7 @@ pub struct Operation {
     pub owner: String,
     /// When it was first claimed or enqueued.
     pub created_at: Timestamp,
-    /// When it was last claimed; [`Timestamp::NEVER`] if never.
+    /// When it was last claimed; 1970 if [never](Self::was_claimed).
     pub claimed_at: Timestamp,
     /// When it reached its settled state.
     pub settled_at: Option<Timestamp>,

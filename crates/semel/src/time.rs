@@ -14,7 +14,7 @@ pub struct Timestamp(i64);
 
 impl Timestamp {
     /// The value of a time that has not come.
-    pub const NEVER: Self = Self(0);
+    pub(crate) const NEVER: Self = Self(0);
 
     /// From microseconds since 1970.
     #[must_use]

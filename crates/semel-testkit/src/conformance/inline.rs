@@ -198,6 +198,30 @@ pub async fn an_inbox_distinguishes_effects_from_unsettled_operations(lab: Lab) 
     assert_eq!(ask("done").await, Once::Done);
 }
 
+/// An inbox forgets a message after its retention, and with none never.
+pub async fn an_inbox_remembers_a_message_for_its_retention(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let day = secs(24 * 3600);
+    let once = async |inbox: &Inbox<Database>, name: &str| {
+        let tx = begin(&ledger).await;
+        let key = InboxKey { tenant: "acme".into(), key: name.into(), fingerprint: Fingerprint::of_bytes(b"one") };
+        let once = soon(inbox.once(&tx, "billing", &key)).await.unwrap();
+        commit(&ledger, &tx).await;
+        matches!(once, Once::First(_))
+    };
+    let inbox = || Inbox::new(ledger.clone());
+    let inboxes =
+        [(inbox(), Some(30 * day)), (inbox().retention(Some(day)), Some(day)), (inbox().retention(None), None)];
+    for (n, (inbox, kept)) in inboxes.into_iter().enumerate() {
+        let name = n.to_string();
+        assert!(once(&inbox, &name).await, "{kept:?}");
+        lab.pass(kept.unwrap_or(1000 * day) - TICK);
+        assert!(!once(&inbox, &name).await, "{kept:?}: it is remembered");
+        lab.pass(TICK);
+        assert_eq!(once(&inbox, &name).await, kept.is_some(), "{kept:?}");
+    }
+}
+
 /// Many transactions with the same keys in different orders: one effect per key, and no deadlock.
 pub async fn inline_crowds_share_their_keys(lab: Lab) {
     make_effects(&lab).await;

@@ -242,6 +242,7 @@ macro_rules! conformance_suite {
                     inline_crowds_share_their_keys,
                     an_inbox_lets_a_message_through_once,
                     an_inbox_distinguishes_effects_from_unsettled_operations,
+                    an_inbox_remembers_a_message_for_its_retention,
                     a_forgotten_transaction_ends_by_itself,
                     a_commit_reports_whether_anything_was_committed,
                     a_dropped_transaction_is_rolled_back,
