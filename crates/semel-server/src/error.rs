@@ -33,7 +33,7 @@ pub enum Error {
 
     /// A name that should resolve to this machine resolves to another one.
     #[error(
-        "cannot listen on {listen}: the name resolves to {address}, and without tokens only loopback addresses are served"
+        "cannot listen on {listen}: the name resolves to {address}, and without API tokens only loopback addresses are served"
     )]
     NotLoopback {
         /// The address that was asked for.

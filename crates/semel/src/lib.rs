@@ -27,21 +27,30 @@
 //! | scope | tenant + service + kind; equal keys in two scopes are different operations |
 //! | key | the caller's name for the operation |
 //! | fingerprint | a hash of the payload; distinguishes a retry from a reuse of the key |
+//! | policy | the rules of an operation: lease, retention, attempts, backoff, what a lost lease means |
 //! | claim | asks for the right to execute |
 //! | token | a random number of one claim, to recognise it if it is sent again |
 //! | lease | the right to execute until a deadline; renewed while the work runs |
 //! | fence | a number that only grows, new with every claim; a write with an old fence is refused |
 //! | attempt | the number of a run; failures and expired leases count, releases do not |
 //! | settle | end a run: complete, fail, release (no effect, no attempt counted) or doubt (end unknown) |
+//! | checkpoint, progress | small data that a run leaves for the next one; progress also resets the count of crashes |
+//! | cancel | withdraw a pending operation, or ask a run to stop |
 //! | outcome, replay | the stored result; the answer with it, without executing |
 //! | in doubt | it may or may not have taken effect; a probe or a person resolves it |
 //! | pending, due | stored and waiting to run; may be claimed now |
 //! | enqueue, worker | store a pending operation; run due operations |
+//! | priority | -2 to 2; higher first among due operations |
+//! | target | what a handler calls; an unreachable one is paused, and its operations are released |
+//! | turn | the longest time a long operation runs before it is released to let others run |
+//! | schedule | enqueues one operation per cron time |
 //! | parked | runs again only after a person said so |
 //! | successor | newer data that waits for the present run to settle |
 //! | retention, tombstone | how long a settled operation is kept; its row after archiving, without data |
 //! | journal | the history of an operation beyond its row |
 //! | sweep | the periodic clean-up: lease expiry, retention, archive, counters |
+//! | message | what goes through the outbox and a broker |
+//! | deliver | bring something to its receiver, at least once: a broker brings a message to a consumer |
 
 mod aside;
 mod atomic;

@@ -110,7 +110,7 @@ pub fn read(flags: &Flags, environment: &Environment, data_dir: impl Into<PathBu
         reader.mistake(
             "listen",
             format!(
-                "{listen} can be reached from other machines, but no tokens are configured, so only loopback is \
+                "{listen} can be reached from other machines, but no API tokens are configured, so only loopback is \
                  served: use 127.0.0.1, [::1] or localhost"
             ),
         );

@@ -25,7 +25,9 @@ pub(crate) fn check(uri: &Uri, headers: &HeaderMap) -> Result<(), Problem> {
     let refused = || {
         let problem = Problem::new(&HOST_NOT_ALLOWED);
         match headers.get_all(header::HOST).iter().count() {
-            0 => problem.detail("The Host header is missing. No tokens are configured, so only loopback is served."),
+            0 => {
+                problem.detail("The Host header is missing. No API tokens are configured, so only loopback is served.")
+            }
             1 => problem,
             _ => problem.detail("There is more than one Host header."),
         }

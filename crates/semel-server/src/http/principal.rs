@@ -25,7 +25,7 @@ impl<S: Sync> FromRequestParts<S> for Actor {
     }
 }
 
-/// The authentication of a server without tokens: every local caller may do everything.
+/// The authentication of a server without API tokens: every local caller may do everything.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Local;
 

@@ -36,7 +36,7 @@ pub static HOST_NOT_ALLOWED: Kind = Kind {
     status: StatusCode::FORBIDDEN,
     retryable: false,
     title: "Host not allowed",
-    meaning: "The Host header names another machine. No tokens are configured, so only loopback is served.",
+    meaning: "The Host header names another machine. No API tokens are configured, so only loopback is served.",
     remedy: "Call the server as localhost, 127.0.0.1 or [::1]. Without this rule, any web page whose name \
              resolves to 127.0.0.1 could use the server through a browser on this machine.",
 };
@@ -47,7 +47,7 @@ pub static CROSS_ORIGIN: Kind = Kind {
     status: StatusCode::FORBIDDEN,
     retryable: false,
     title: "Cross-origin request",
-    meaning: "The Origin header names another site. No tokens are configured, so only the server's own pages may call it.",
+    meaning: "The Origin header names another site. No API tokens are configured, so only the server's own pages may call it.",
     remedy: "Call the server from a program rather than from a page of another origin; another port of this machine \
              is another origin too.",
 };

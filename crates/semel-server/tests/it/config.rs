@@ -214,10 +214,10 @@ fn an_invalid_or_missing_file_is_shown_with_its_place() {
 }
 
 #[test]
-fn only_loopback_is_served_while_there_are_no_tokens() {
+fn only_loopback_is_served_while_there_are_no_api_tokens() {
     for command in [&["config", "check"][..], &["serve"]] {
         let told = mistakes(semel().args(command).args(["--listen", "0.0.0.0:0"]));
-        assert!(told[0].contains("no tokens are configured, so only loopback is served"), "{told:?}");
+        assert!(told[0].contains("no API tokens are configured, so only loopback is served"), "{told:?}");
     }
     let output = run(semel().args(["config", "check", "--listen", "localhost:0"]));
     assert_eq!(stdout(&output), "the configuration is valid\n");

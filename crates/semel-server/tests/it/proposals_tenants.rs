@@ -1,6 +1,6 @@
 //! The proposals of two tenants are separate, and the history names the user.
 //!
-//! The program has no tokens yet, so the application is built here with its own authentication.
+//! The program has no API tokens yet, so the application is built here with its own authentication.
 
 use std::sync::Arc;
 

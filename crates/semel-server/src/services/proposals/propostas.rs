@@ -161,7 +161,7 @@ async fn find(database: &Database, tenant: &str, id: i64) -> StoreResult<Option<
     database.read(async |conn| tables::find_proposta(conn, tenant, id).await).await
 }
 
-/// The verified user; none on a server without tokens.
+/// The verified user; none on a server without API tokens.
 fn usuario(principal: &Principal) -> Option<&str> {
     Some(principal.subject.as_str()).filter(|subject| *subject != Local::SUBJECT)
 }
