@@ -149,7 +149,7 @@ impl Acknowledge for Word {
         Box::pin(async move { said(timeout(self.time, self.acker.ack(BasicAckOptions::default())).await) })
     }
 
-    fn put_back(self: Box<Self>) -> BoxFuture<'static, Result<()>> {
+    fn requeue(self: Box<Self>) -> BoxFuture<'static, Result<()>> {
         let options = BasicNackOptions { requeue: true, ..BasicNackOptions::default() };
         Box::pin(async move { said(timeout(self.time, self.acker.nack(options)).await) })
     }

@@ -12,7 +12,7 @@ use crate::problem::{INTERNAL, Problem};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Complete. Repeats get this answer.
-    Final,
+    Complete,
     /// Release: nothing was done, and the key is free.
     Release,
     /// Fail: it may run again.
@@ -28,7 +28,7 @@ impl Verdict {
     pub fn by_status(status: StatusCode) -> Self {
         match status.as_u16() {
             408 | 409 | 425 | 429 => Self::Release,
-            ..=499 => Self::Final,
+            ..=499 => Self::Complete,
             500..=599 => Self::Fail,
             _ => Self::Doubt,
         }
@@ -38,7 +38,7 @@ impl Verdict {
     #[must_use]
     pub fn only_success(status: StatusCode) -> Self {
         match status.as_u16() {
-            200..=299 => Self::Final,
+            200..=299 => Self::Complete,
             ..=499 => Self::Release,
             500..=599 => Self::Fail,
             _ => Self::Doubt,

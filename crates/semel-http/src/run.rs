@@ -90,7 +90,7 @@ impl<S: Store, Inner> IdempotencyService<S, Inner> {
             async move {
                 let (head, body) = call(&mut inner, request).await.map_err(Undone::Failed)?.into_parts();
                 // As with a key: without a final answer the transaction rolls back.
-                let kept = keeps(head.status) && verdict_of(&head, &route) == Verdict::Final;
+                let kept = keeps(head.status) && verdict_of(&head, &route) == Verdict::Complete;
                 let response = Response::from_parts(head, body);
                 if kept { Ok(response) } else { Err(Undone::Answered(response)) }
             }
@@ -173,7 +173,7 @@ where
     let response = match call(&mut inner, request).await {
         Ok(response) => response,
         // A time-out inside of us, say: the work may have been done.
-        Err(error) if doubts => return (Err(Unfinished::Unknown(silent.into())), Err(error)),
+        Err(error) if doubts => return (Err(Unfinished::Doubted(silent.into())), Err(error)),
         Err(error) => return (Err(Unfinished::failed(silent)), Err(error)),
     };
     let (mut head, body) = response.into_parts();
@@ -186,7 +186,7 @@ where
     let reference = head.extensions.remove::<Reference>();
     let reason = head.extensions.remove::<Reason>().map(|Reason(reason)| reason);
     let reason = || reason.unwrap_or_else(|| format!("answered {status}"));
-    let (body, outcome) = if verdict != Verdict::Final {
+    let (body, outcome) = if verdict != Verdict::Complete {
         (Body::untouched(body), None)
     } else if let Some(Reference(name)) = reference.filter(|_| route.rebuild.is_some()) {
         (Body::untouched(body), Some(Outcome::kept(name)))
@@ -205,13 +205,13 @@ where
         }
     };
     let settle = match (verdict, outcome) {
-        (Verdict::Final, Some(outcome)) if route.mode == Mode::Atomic && !keeps(status) => {
+        (Verdict::Complete, Some(outcome)) if route.mode == Mode::Atomic && !keeps(status) => {
             Err(Unfinished::Declined(outcome))
         }
-        (Verdict::Final, outcome) => Ok(outcome.unwrap_or_else(|| Outcome::not_kept(""))),
-        (Verdict::Release, _) => Err(Unfinished::NotYet(std::time::Duration::ZERO)),
+        (Verdict::Complete, outcome) => Ok(outcome.unwrap_or_else(|| Outcome::not_kept(""))),
+        (Verdict::Release, _) => Err(Unfinished::released(std::time::Duration::ZERO)),
         (Verdict::Fail, _) => Err(Unfinished::failed(reason())),
-        (Verdict::Doubt, _) => Err(Unfinished::Unknown(reason())),
+        (Verdict::Doubt, _) => Err(Unfinished::Doubted(reason())),
     };
     (settle, Ok(Response::from_parts(head, body)))
 }

@@ -11,7 +11,7 @@ const AWAY: Duration = Duration::from_secs(1);
 /// An error that no retry can fix fails the operation for good.
 pub(crate) fn unfinished(error: Error) -> Unfinished {
     match error {
-        error if error.is_transient() => Unfinished::NotNow { after: AWAY, why: error.to_string() },
+        error if error.is_transient() => Unfinished::released_because(AWAY, error.to_string()),
         Error::Invalid(_) | Error::Corrupt(_) => Unfinished::failed_for_good(error.to_string()),
         error => Unfinished::failed(error.to_string()),
     }
@@ -25,7 +25,7 @@ mod tests {
     fn an_outage_counts_no_attempt_and_a_damaged_row_is_not_tried_again() {
         for error in [Error::Unavailable("x".into()), Error::OutcomeUnknown("x".into()), Error::Stopping] {
             let why = error.to_string();
-            assert_eq!(unfinished(error), Unfinished::NotNow { after: AWAY, why });
+            assert_eq!(unfinished(error), Unfinished::Released { after: AWAY, why: Some(why) });
         }
         for error in [Error::Invalid("x".into()), Error::Corrupt("x")] {
             let why = error.to_string();

@@ -251,7 +251,7 @@ impl<S: Store> Lease<S> {
         };
         store.roll_back(&tx).await;
         Ok(match ended {
-            Attended::Ended(Ok((Err(Unfinished::Unknown(reason)), _))) => {
+            Attended::Ended(Ok((Err(Unfinished::Doubted(reason)), _))) => {
                 Effect::RolledBack(rolled_back(&reason), Handed::NotStored)
             }
             Attended::Ended(Ok((said, value))) => Effect::RolledBack(self.write_for(said), Handed::Stored(value)),

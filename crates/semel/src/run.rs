@@ -65,17 +65,15 @@ pub enum Unfinished {
     /// It failed.
     Failed(Failure),
     /// Nothing was done; try again after this delay. No attempt is counted.
-    NotYet(Duration),
-    /// Nothing was done, because something it needs is unavailable or busy; try again after this delay. No attempt is
-    /// counted. Unlike [`NotYet`](Self::NotYet), the reason is stored as the operation's error, journalled and logged.
-    NotNow {
+    Released {
         /// The delay.
         after: Duration,
-        /// The reason.
-        why: String,
+        /// The reason, if something that it needs is unavailable or busy: it is stored as the operation's error,
+        /// journalled and logged.
+        why: Option<String>,
     },
     /// Nothing was done, because the target is unreachable. A [worker](crate::Worker) pauses the target. No attempt is
-    /// counted, and the reason is stored as that of [`NotNow`](Self::NotNow).
+    /// counted, and the reason is stored as that of [`Released`](Self::Released).
     Away {
         /// The target: a URL, a server.
         target: String,
@@ -88,14 +86,26 @@ pub enum Unfinished {
     /// Its [turn](Context::turn_is_over) is over, and there is more to do: it is released behind the other due
     /// operations, and no attempt is counted. Its progress should be in its checkpoint.
     TurnOver,
-    /// It began, and it is unknown whether it took effect.
-    Unknown(String),
+    /// It began, and it is unknown whether it took effect: the operation is in doubt, for this reason.
+    Doubted(String),
     /// Declined for good: the outcome is stored, but the transaction is rolled back. Without a transaction it is the
     /// same as completing.
     Declined(Outcome),
 }
 
 impl Unfinished {
+    /// Released without a reason.
+    #[must_use]
+    pub const fn released(after: Duration) -> Self {
+        Self::Released { after, why: None }
+    }
+
+    /// Released for a reason that is stored and logged.
+    #[must_use]
+    pub fn released_because(after: Duration, why: impl Into<String>) -> Self {
+        Self::Released { after, why: Some(why.into()) }
+    }
+
     /// A failure that is retried after the policy's backoff.
     #[must_use]
     pub fn failed(error: impl Into<String>) -> Self {

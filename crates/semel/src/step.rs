@@ -27,9 +27,9 @@ impl<S: Store> Context<S> {
     ///
     /// # Errors
     /// The handler should return it, by `?`. The error of `work`, rolled back. A failure if the database refuses the
-    /// rows or the transaction took too long. [`Unfinished::NotYet`] after a transient commit failure or an unknown
+    /// rows or the transaction took too long. [`Unfinished::Released`] after a transient commit failure or an unknown
     /// result: the next attempt continues from the stored checkpoint. Under hold or probe, an unknown result is
-    /// [`Unfinished::Unknown`].
+    /// [`Unfinished::Doubted`].
     pub async fn step<F, Fut, D, T>(&self, work: F) -> Result<T, Unfinished>
     where
         F: FnOnce(S::Tx) -> Fut + Send,
@@ -94,14 +94,14 @@ impl<S: Store> Context<S> {
     /// A transient commit failure: nothing of the step was committed, and no attempt is counted.
     fn transient_failure(&self, why: &str) -> Unfinished {
         log::not_committed(&self.operation, why);
-        Unfinished::NotYet(patience(&self.operation))
+        Unfinished::released(patience(&self.operation))
     }
 
     /// The connection was lost during the commit. The run ends, and the next one reads the stored checkpoint. The
     /// settle waits for the row, which the transaction of the step has locked as long as it may still commit.
     fn unknown(&self, why: String) -> Unfinished {
         match self.operation.lease.as_ref().is_some_and(|lease| lease.terms.on_lost.doubts()) {
-            true => Unfinished::Unknown(format!("the commit of a step was not answered: {why}")),
+            true => Unfinished::Doubted(format!("the commit of a step was not answered: {why}")),
             false => self.transient_failure(&why),
         }
     }

@@ -129,7 +129,7 @@ async fn rejected_messages_become_dead_letters() {
         if delivery.message.id == Some(sent.message.id.to_string()) {
             break delivery;
         }
-        delivery.acknowledge.put_back().await.unwrap();
+        delivery.acknowledge.requeue().await.unwrap();
     };
     assert_eq!(letter.message.queue, queue);
     assert_eq!(letter.message.headers["x-death-reason"], "rejected");

@@ -194,10 +194,10 @@ async fn the_verdict_decides_commit_or_rollback(kind: Kind) {
         let name = request.headers()["x-name"].to_str().unwrap().to_owned();
         insert(&tx, &name).await.unwrap();
         let (status, verdict) = match &name[..] {
-            "final 500" => (StatusCode::INTERNAL_SERVER_ERROR, Verdict::Final),
+            "final 500" => (StatusCode::INTERNAL_SERVER_ERROR, Verdict::Complete),
             "failed 200" => (StatusCode::OK, Verdict::Fail),
             "released 200" => (StatusCode::OK, Verdict::Release),
-            _ => (StatusCode::OK, Verdict::Final),
+            _ => (StatusCode::OK, Verdict::Complete),
         };
         let mut response = status.into_response();
         response.extensions_mut().insert(verdict);

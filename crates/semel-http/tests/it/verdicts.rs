@@ -95,7 +95,7 @@ async fn a_verdict_of_the_handler_overrides_the_status(kind: Kind) {
         let run = desk.count();
         async move {
             let verdict = match request.headers()["x-verdict"].as_bytes() {
-                b"final" => Verdict::Final,
+                b"final" => Verdict::Complete,
                 b"release" => Verdict::Release,
                 b"doubt" => Verdict::Doubt,
                 _ => Verdict::Fail,

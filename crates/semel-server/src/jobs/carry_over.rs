@@ -86,7 +86,7 @@ async fn carry_over(jobs: &Jobs, context: &Context<Database>) -> Result<Outcome,
         (after, damaged) = (last, damaged + left);
     }
     if rows_left(jobs.0.ledger.store()).await.map_err(unfinished)? > damaged {
-        return Err(Unfinished::NotYet(HELD));
+        return Err(Unfinished::released(HELD));
     }
     if damaged > 0 {
         tracing::warn!(

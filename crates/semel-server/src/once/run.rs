@@ -72,15 +72,15 @@ impl Runner {
     /// The handler. If the lease is lost, its future is dropped, and the guard with it: that kills the command.
     pub(super) async fn run<S: Store>(self: Arc<Self>, context: Context<S>) -> Result<Outcome, Unfinished> {
         self.progress.lock().lease = Some((context.operation().id, context.fence()));
-        let put_back = Err(Unfinished::NotYet(Duration::ZERO));
+        let released = Err(Unfinished::released(Duration::ZERO));
         if self.stop.is_asked() {
-            return put_back;
+            return released;
         }
         let guard = match self.start() {
             Ok(guard) => guard,
             Err(not_run) => {
                 self.progress.lock().not_run = Some(not_run);
-                return put_back;
+                return released;
             }
         };
         match self.attend(guard, context.operation().failures + 1).await {
@@ -138,10 +138,10 @@ impl Runner {
             0 => Ok(Stored { exit_code: code, printed }.encode()),
             code if slept && self.on_lost.doubts() => {
                 let why = format!("exit code {code}: semel was suspended for longer than its lease allows");
-                Err(Unfinished::Unknown(why))
+                Err(Unfinished::Doubted(why))
             }
             // The command did not fail, we killed it: no attempt is counted, as for any killed run.
-            _ if slept => Err(Unfinished::NotYet(Duration::ZERO)),
+            _ if slept => Err(Unfinished::released(Duration::ZERO)),
             code if asked => Err(self.unknown(format!("exit code {code} after it was asked to stop"))),
             code => Err(Unfinished::failed(format!("exit code {code}"))),
         })
@@ -149,7 +149,7 @@ impl Runner {
 
     /// An end of which the progress is unknown: a failure under rerun, doubt otherwise.
     fn unknown(&self, reason: String) -> Unfinished {
-        if self.on_lost.doubts() { Unfinished::Unknown(reason) } else { Unfinished::failed(reason) }
+        if self.on_lost.doubts() { Unfinished::Doubted(reason) } else { Unfinished::failed(reason) }
     }
 
     /// The silence after which the guard kills the command. A lease is renewed after a third and counts as lost after

@@ -74,7 +74,7 @@ fn deliveries_of_any_service_have_rates_times_and_health(place: &Place) {
     for key in ["g", "h"] {
         run(&desk, &ledger, work(key, "sea").policy(policy.clone()), Err(Unfinished::failed("the sea is rough")));
     }
-    run(&desk, &ledger, work("i", "sea").policy(policy.clone()), Err(Unfinished::Unknown("no answer".into())));
+    run(&desk, &ledger, work("i", "sea").policy(policy.clone()), Err(Unfinished::Doubted("no answer".into())));
     run(&desk, &ledger, work("j", "sea").policy(policy), Err(Unfinished::failed_for_good("no such port")));
     let other = Work::new(Scope::parse("post/letter").unwrap(), Key::new("a").unwrap(), Fingerprint::of_bytes(b"a"));
     run(&desk, &ledger, other, Ok("done"));

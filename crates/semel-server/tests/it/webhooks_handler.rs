@@ -75,8 +75,8 @@ impl Handler for Writes {
             match body["data"]["object"]["note"].as_str().unwrap() {
                 "fail" => Err(Unfinished::failed("as it was told")),
                 "panic" => panic!("as it was told"),
-                "unknown" => Err(Unfinished::Unknown("as it was told".to_owned())),
-                "early" if before == 0 => Err(Unfinished::NotYet(Duration::from_millis(50))),
+                "unknown" => Err(Unfinished::Doubted("as it was told".to_owned())),
+                "early" if before == 0 => Err(Unfinished::released(Duration::from_millis(50))),
                 note => Ok(json!({ "note": note, "attempt": run.context.operation().attempt() })),
             }
         })

@@ -173,7 +173,7 @@ impl Acknowledge for Word {
         Box::pin(self.say(word))
     }
 
-    fn put_back(self: Box<Self>) -> BoxFuture<'static, Result<()>> {
+    fn requeue(self: Box<Self>) -> BoxFuture<'static, Result<()>> {
         let word = Said::NotBegun { id: self.id, token: self.token };
         Box::pin(self.say(word))
     }
@@ -296,7 +296,7 @@ impl Fetch {
         if rows.is_empty() {
             return;
         }
-        if let Err(error) = self.store.put_back_rows(&rows).await {
+        if let Err(error) = self.store.requeue_rows(&rows).await {
             // Their lease expires.
             tracing::debug!(queue = self.queue, %error, "messages could not be returned to their queue");
         }

@@ -170,7 +170,7 @@ async fn say(store: &Database, batch: &[Said]) -> Result<Vec<bool>> {
         ours.extend(store.acknowledge_rows(&done).await?);
     }
     if !back.is_empty() {
-        ours.extend(store.put_back_rows(&back).await?);
+        ours.extend(store.requeue_rows(&back).await?);
     }
     let is_ours = |said: &Said| match said {
         Said::Done { id, .. } | Said::NotBegun { id, .. } => ours.contains(id),

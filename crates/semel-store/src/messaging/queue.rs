@@ -170,8 +170,8 @@ impl Database {
     }
 
     /// Returns messages to their queue; the ids of those still held. Each with whether it cannot have been begun.
-    pub(super) async fn put_back_rows(&self, rows: &[(i64, i64, bool)]) -> Result<Vec<i64>> {
-        let sql = self.messages().sql.put_back;
+    pub(super) async fn requeue_rows(&self, rows: &[(i64, i64, bool)]) -> Result<Vec<i64>> {
+        let sql = self.messages().sql.requeue;
         let row = |(id, token, unbegun): &(i64, i64, bool)| json!({ "message": id, "held": token, "unbegun": i64::from(*unbegun) });
         let json = Value::Array(rows.iter().map(row).collect()).to_string();
         let back: Vec<(i64, String)> = self

@@ -357,7 +357,7 @@ statements! {
          WHERE (id, token) IN (SELECT r.id, r.token FROM {rows $1: id int, token int} AS r)
          RETURNING id";
     /// Returns messages to their queue.
-    put_back =
+    requeue =
         "UPDATE semel_queue AS q SET visible_at = 0, token = 0, deliveries = q.deliveries - r.unbegun
          FROM {rows $1: message int, held int, unbegun int} AS r
          WHERE q.id = r.message AND q.token = r.held

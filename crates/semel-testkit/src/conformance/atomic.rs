@@ -66,8 +66,8 @@ pub async fn an_effect_that_fails_is_rolled_back(lab: Lab) {
                 effect(&tx, ctx.operation().key.as_str()).await?;
                 Err(match how {
                     "fails" => Unfinished::failed("no"),
-                    "unknown" => Unfinished::Unknown("cut off".into()),
-                    "not yet" => Unfinished::NotYet(secs(5)),
+                    "unknown" => Unfinished::Doubted("cut off".into()),
+                    "not yet" => Unfinished::released(secs(5)),
                     _ => panic!("oh no"),
                 })
             };
@@ -224,7 +224,7 @@ pub async fn a_value_is_handed_over_with_its_commit(lab: Lab) {
     let (said, handed) = run("fails", Err(Unfinished::failed("no"))).await;
     assert!(matches!(said, Ran::Failed(_)) && handed == Handed::Stored("beside"), "{said:?} {handed:?}");
     // A rolled-back run is never in doubt, whatever the handler returns.
-    let (said, handed) = run("doubts", Err(Unfinished::Unknown("?".into()))).await;
+    let (said, handed) = run("doubts", Err(Unfinished::Doubted("?".into()))).await;
     assert!(matches!(said, Ran::Failed(_)) && handed == Handed::NotStored, "{said:?} {handed:?}");
     let panics = acquire(&ledger, work("panics", Policy::default())).await.run_atomic_handing(panics);
     let (said, handed) = soon(panics).await.unwrap();

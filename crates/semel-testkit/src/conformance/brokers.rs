@@ -232,7 +232,7 @@ pub async fn a_returned_message_is_delivered_again_at_once(lab: &impl BrokerLab)
     for _ in 0..3 {
         let delivery = soon(deliveries.next()).await;
         assert_eq!(text(&delivery), "it");
-        delivery.acknowledge.put_back().await.unwrap();
+        delivery.acknowledge.requeue().await.unwrap();
     }
     let mut other = lab.broker().await.consume(&queue, 10).await.unwrap();
     drop(deliveries);

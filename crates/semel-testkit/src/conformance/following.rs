@@ -93,9 +93,9 @@ pub async fn a_row_follows_its_operation_through_every_change(lab: Lab) {
         };
         let _ = node.run(job(name, hold()), handler).await.unwrap();
     };
-    run("c", Unfinished::NotNow { after: secs(5), why: "away".into() }).await;
+    run("c", Unfinished::released_because(secs(5), "away")).await;
     says(&lab, &node, "c", ("pending", true, "away", 1)).await;
-    run("d", Unfinished::Unknown("who knows".into())).await;
+    run("d", Unfinished::Doubted("who knows".into())).await;
     says(&lab, &node, "d", ("in_doubt", false, "who knows", 1)).await;
     let id = node.store().by_key(&queue(), &key("d")).await.unwrap().unwrap().id;
     assert_eq!(decide(&node, id, verdict(Verdict::Completed(done("sent")))).await.answer, Answer::Resolved);

@@ -126,7 +126,7 @@ pub async fn a_message_that_was_not_begun_is_not_marked_redelivered(lab: Lab) {
     publish(&broker, &["a", "b", "c"]).await;
     let mut first = consume(&broker, 3).await;
     let (_, a) = next(&mut first).await;
-    soon(a.acknowledge.put_back()).await.unwrap();
+    soon(a.acknowledge.requeue()).await.unwrap();
     let (_, b) = next(&mut first).await;
     drop(first);
     // A closed broker has returned them: the process may end then.

@@ -70,8 +70,8 @@ pub async fn every_end_of_a_handler_is_settled(lab: Lab) {
                 Err(match text {
                     "fails" => Unfinished::failed("no luck"),
                     "never" => Unfinished::failed_for_good("no way"),
-                    "not yet" => Unfinished::NotYet(secs(9)),
-                    "unknown" => Unfinished::Unknown("cut off".into()),
+                    "not yet" => Unfinished::released(secs(9)),
+                    "unknown" => Unfinished::Doubted("cut off".into()),
                     _ => panic!("oh no"),
                 })
             });
@@ -110,7 +110,7 @@ pub async fn a_value_is_handed_over_if_its_result_is_stored(lab: Lab) {
     let lease = async |name: &str| acquire(&a, work(name, policy.clone())).await;
     let completed = run(lease("completes").await, Ok(done("stored"))).await;
     assert_eq!(completed, (Ran::Completed(done("stored")), Handed::Stored("beside")));
-    for said in [Unfinished::failed("no"), Unfinished::NotYet(secs(9)), Unfinished::Unknown("?".into())] {
+    for said in [Unfinished::failed("no"), Unfinished::released(secs(9)), Unfinished::Doubted("?".into())] {
         let (_, handed) = run(lease(&format!("{said:?}")).await, Err(said)).await;
         assert_eq!(handed, Handed::Stored("beside"));
     }

@@ -97,7 +97,7 @@ pub trait Acknowledge: Send + Sync {
     fn ack(self: Box<Self>) -> BoxFuture<'static, Result<()>>;
 
     /// Returns it to the queue: it was not begun, and another consumer may have it at once.
-    fn put_back(self: Box<Self>) -> BoxFuture<'static, Result<()>>;
+    fn requeue(self: Box<Self>) -> BoxFuture<'static, Result<()>>;
 
     /// Whether another consumer has or may have the message by now, because this process was paused past the lease. It
     /// must not be begun then. Always false for a broker that ties deliveries to a connection.

@@ -194,7 +194,7 @@ impl<S: Store> Lease<S> {
         let context = self.context(&renewal);
         crash_point!("work.before");
         if self.remaining().is_zero() {
-            return Ok(self.put_back_unbegun().await);
+            return Ok(self.release_unbegun().await);
         }
         let doubts = self.operation().lease.as_ref().is_some_and(|lease| lease.terms.on_lost.doubts());
         let work = async move { handler(context).await.parts() };
@@ -213,7 +213,7 @@ impl<S: Store> Lease<S> {
 
     /// The lease expired before the work began (the process slept, or the claim took that long). The work must not
     /// begin: another node may run it. Nothing is in doubt.
-    async fn put_back_unbegun<V>(self) -> RanOne<V> {
+    async fn release_unbegun<V>(self) -> RanOne<V> {
         match self.settle(Write::Release { delay: Duration::ZERO, why: None }).await {
             Ok(Settled::Yes { successor }) => RanOne { ran: Ran::Released, handed: Handed::Nothing, successor },
             Ok(Settled::LeaseLost) | Err(_) => RanOne::LOST,
@@ -273,14 +273,13 @@ impl<S: Store> Lease<S> {
         match said {
             Ok(outcome) | Err(Unfinished::Declined(outcome)) => Write::Complete(outcome),
             Err(Unfinished::Failed(failure)) => Write::Fail(failure),
-            Err(Unfinished::NotYet(delay)) => Write::Release { delay, why: None },
+            Err(Unfinished::Released { after, why }) => Write::Release { delay: after, why },
             Err(Unfinished::TurnOver) => Write::Release { delay: Duration::ZERO, why: None },
-            Err(Unfinished::NotNow { after, why }) => Write::Release { delay: after, why: Some(why) },
             Err(Unfinished::Away { target, after, why }) => {
                 let delay = self.pause(&target, &why).unwrap_or_else(|| patience(AWAY, self.operation())).max(after);
                 Write::Release { delay, why: Some(why) }
             }
-            Err(Unfinished::Unknown(reason)) => Write::Doubt { reason },
+            Err(Unfinished::Doubted(reason)) => Write::Doubt { reason },
         }
     }
 

@@ -51,7 +51,7 @@ pub(super) fn kind(ledger: &Ledger<Database>) -> Kind<Database> {
         let ledger = ledger.clone();
         async move {
             let trouble = |error: semel::Error| match error.is_transient() {
-                true => Unfinished::NotNow { after: LOOK_AGAIN, why: error.to_string() },
+                true => Unfinished::released_because(LOOK_AGAIN, error.to_string()),
                 false => Unfinished::failed(error.to_string()),
             };
             let now = ledger.store().now().await.map_err(trouble)?;
@@ -72,7 +72,7 @@ pub(super) fn kind(ledger: &Ledger<Database>) -> Kind<Database> {
             if found || context.operation().checkpoint.is_none() {
                 let _ = context.progress(last.as_micros().to_string()).await.map_err(trouble)?;
             }
-            Err(Unfinished::NotYet(LOOK_AGAIN))
+            Err(Unfinished::released(LOOK_AGAIN))
         }
     };
     Kind::leased(SERVICE, KIND, handler).policy(policy()).at_once(1)

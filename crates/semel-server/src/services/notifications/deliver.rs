@@ -120,8 +120,8 @@ impl Line {
         let (due, address) = match self.read(context.operation()).await {
             Ok(Some(read)) => read,
             Ok(None) => return Err(Unfinished::failed_for_good("the event is not there any more")),
-            Err(error) if error.is_transient() => return Err(Unfinished::NotYet(SOON)),
-            Err(error) => return Err(Unfinished::NotNow { after: UNREADABLE, why: error.to_string() }),
+            Err(error) if error.is_transient() => return Err(Unfinished::released(SOON)),
+            Err(error) => return Err(Unfinished::released_because(UNREADABLE, error.to_string())),
         };
         Span::current().record("event", &due.event_id);
         let payload = std::str::from_utf8(&due.payload).ok().and_then(|text| RawValue::from_string(text.into()).ok());
@@ -153,16 +153,16 @@ impl Line {
             Called::InFlight(wait) => {
                 let age = context.operation().claimed_at.since(context.operation().created_at);
                 let after = wait.unwrap_or((age / 2).clamp(IN_FLIGHT, LONGEST_BACKOFF)).max(SOON);
-                Err(Unfinished::NotNow { after, why: "the endpoint answered 409 Conflict".to_owned() })
+                Err(Unfinished::released_because(after, "the endpoint answered 409 Conflict"))
             }
             // Nothing was sent, so an unreachable endpoint counts no attempts, however long.
             Called::NotSent(why) => {
                 let why = format!("the endpoint could not be reached: {why}");
                 Err(Unfinished::Away { target: self.target.clone(), after: Duration::ZERO, why })
             }
-            Called::LeaseLost => Err(Unfinished::NotYet(SOON)),
+            Called::LeaseLost => Err(Unfinished::released(SOON)),
             // It is unknown whether it arrived: only an endpoint that honours keys may be called again.
-            Called::Unknown(why) if self.caller.config().on_lost.doubts() => Err(Unfinished::Unknown(why)),
+            Called::Unknown(why) if self.caller.config().on_lost.doubts() => Err(Unfinished::Doubted(why)),
             Called::Unknown(why) => fail(why, None),
         }
     }

@@ -78,7 +78,7 @@ mod tests {
             // Its store accepts nothing any more.
             ledger.stop(Duration::ZERO).await;
             let ended = run(&ledger, keep).await;
-            assert!(matches!(ended, Err(Unfinished::NotNow { .. })), "{kind:?}: {ended:?}");
+            assert!(matches!(ended, Err(Unfinished::Released { .. })), "{kind:?}: {ended:?}");
         }
     }
 }

@@ -150,7 +150,7 @@ pub(super) async fn claim_in_run(
             Ok(Some(owner(&replay.operation).unwrap_or_else(|| "another event".to_owned())))
         }
         Claim::InFlight(there) if owner(&there.operation).is_none_or(|id| id != event.id) => {
-            Err(Unfinished::NotYet(A_MOMENT))
+            Err(Unfinished::released(A_MOMENT))
         }
         _ => Ok(None),
     })

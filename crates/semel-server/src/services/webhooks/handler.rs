@@ -21,7 +21,7 @@ pub trait Handler: Send + Sync + 'static {
     }
 
     /// Handles an event. The returned value is stored as the event's result. An event that arrived before the one it
-    /// needs is [`Unfinished::NotYet`], which counts no attempt and waits for at least a second.
+    /// needs is [`Unfinished::Released`], which counts no attempt and waits for at least a second.
     fn handle<'a>(&'a self, event: &'a Event, run: &'a Run) -> BoxFuture<'a, Result<Value, Unfinished>>;
 }
 

@@ -179,7 +179,7 @@ impl Job {
             // An unreachable store is no failure of the event: it waits for a while, and the sender gets 503.
             Err(Stopped::Broken(error)) if error.is_transient() => {
                 let wait = later(context.operation(), A_MOMENT, self.source.config.backoff.cap);
-                (Err(Unfinished::NotYet(wait)), Some(Trouble(error)))
+                (Err(Unfinished::released(wait)), Some(Trouble(error)))
             }
             Err(Stopped::Broken(error)) => (Err(Unfinished::failed(error.to_string())), None),
         }
@@ -196,7 +196,7 @@ impl Job {
         };
         let way = self.source.way(event).filter(|way| way.mode() == self.mode);
         // Newer data may have a type with another rule: a worker runs it.
-        let Some(way) = way else { return Err(Unfinished::NotYet(Duration::ZERO).into()) };
+        let Some(way) = way else { return Err(Unfinished::released(Duration::ZERO).into()) };
         if let Some(of) = bodies::claim_in_run(&self.ledger, &self.source, event, tx.as_ref()).await?? {
             return Ok(Done::Duplicate { of });
         }
@@ -244,12 +244,11 @@ fn later(operation: &Operation, least: Duration, most: Duration) -> Duration {
     (operation.claimed_at.since(operation.created_at) / 2).clamp(least, most.max(least))
 }
 
-/// A handler's result, adjusted: an event that can run again is never in doubt, and `NotYet` always waits.
+/// A handler's result, adjusted: an event that can run again is never in doubt, and a released one always waits.
 fn unhurried(unfinished: Unfinished) -> Unfinished {
     match unfinished {
-        Unfinished::Unknown(reason) => Unfinished::failed(reason),
-        Unfinished::NotYet(wait) => Unfinished::NotYet(wait.max(A_MOMENT)),
-        Unfinished::NotNow { after, why } => Unfinished::NotNow { after: after.max(A_MOMENT), why },
+        Unfinished::Doubted(reason) => Unfinished::failed(reason),
+        Unfinished::Released { after, why } => Unfinished::Released { after: after.max(A_MOMENT), why },
         other => other,
     }
 }
@@ -297,9 +296,9 @@ async fn forward(
         headers.insert(name, value);
     }
     let answered = |status| format!("the endpoint answered {status}");
-    let not_now = |wait: Option<Duration>, why: String| Unfinished::NotNow {
+    let not_now = |wait: Option<Duration>, why: String| Unfinished::Released {
         after: wait.map_or(later, |wait| wait.max(later)),
-        why,
+        why: Some(why),
     };
     match caller.post(headers, event.body.clone(), &Held::of(context)).await {
         Called::Taken(status) => Ok(Done::Forwarded { status: status.as_u16() }),

@@ -188,7 +188,7 @@ impl Acknowledge for Slip {
         })
     }
 
-    fn put_back(mut self: Box<Self>) -> BoxFuture<'static, Result<()>> {
+    fn requeue(mut self: Box<Self>) -> BoxFuture<'static, Result<()>> {
         Box::pin(async move {
             self.say(Word::PutBack);
             Ok(())

@@ -276,7 +276,7 @@ impl<S: ConsumerStore, H: Handler<S>> Worker<S, H> {
             if word == Word::BackLater {
                 stop.sleep(LATER).await;
             }
-            let said = if word == Word::Done { acknowledge.ack() } else { acknowledge.put_back() };
+            let said = if word == Word::Done { acknowledge.ack() } else { acknowledge.requeue() };
             match said.await {
                 Ok(()) => crate::crash_point!("consumer.acked"),
                 Err(error) => tracing::debug!(%error, "a delivery could not be acknowledged; it is delivered again"),

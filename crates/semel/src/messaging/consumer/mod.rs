@@ -295,7 +295,7 @@ async fn pull(
 
 /// Returns a delivery that was not begun.
 fn return_to_queue(back: &mut JoinSet<()>, delivery: Delivery) {
-    let returned = delivery.acknowledge.put_back();
+    let returned = delivery.acknowledge.requeue();
     back.spawn(async move {
         if let Err(error) = returned.await {
             tracing::debug!(%error, "a delivery could not be returned; the broker delivers it again");
