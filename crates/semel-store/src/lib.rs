@@ -26,6 +26,7 @@ mod from_row;
 mod hints;
 mod look;
 mod messaging;
+mod migrations;
 mod postgres;
 #[cfg(test)]
 mod prepared;
@@ -46,7 +47,7 @@ pub use condition::{Repaired, repair_clock};
 pub use connection::{AWAY, Conn, DISK_FULL, FILE_HELD, FILE_LOST, NO_CONNECTION, READ_ONLY, broken, is_held};
 pub use database::{Database, Reader, Settings};
 pub use fleet::{KindOfWork, Paused};
-pub use from_row::{all_listed, migrator};
 pub use messaging::{EmbeddedBroker, HeldMessage};
+pub use migrations::{all_as_released, all_listed, migrator};
 pub use project::Projection;
 pub use tx::{Tx, TxConnection};

@@ -9,7 +9,7 @@ use sqlx::{
 };
 
 use super::epoch;
-use crate::{connection::broken, from_row::migration_failed, migrations};
+use crate::{connection::broken, migrations, migrations::migration_failed};
 
 /// Refuses a server that may lose acknowledged commits, and a standby. A server with fewer connections than a node may
 /// use is accepted: the node continues with those.

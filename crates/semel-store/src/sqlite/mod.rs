@@ -49,9 +49,9 @@ use crate::{
     batch::{self, late_renewal, saved},
     clock::Clock,
     connection::{broken, read_failed},
-    from_row::migration_failed,
     hints::Hints,
     migrations,
+    migrations::migration_failed,
     project::{Projection, Tables},
     sql::Dialect,
 };

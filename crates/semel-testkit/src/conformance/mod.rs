@@ -373,6 +373,8 @@ macro_rules! conformance_suite {
                     a_person_can_read_the_rows,
                     nodes_that_start_together_migrate_once,
                     an_older_node_on_a_newer_schema_is_refused_and_changes_nothing,
+                    a_reworded_migration_is_known_by_its_first_checksum,
+                    a_database_with_the_released_checksums_opens,
                     a_database_can_be_opened_again,
                     a_wrong_url_is_refused_with_the_reason;
             );

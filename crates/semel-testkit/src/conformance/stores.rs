@@ -129,6 +129,60 @@ pub async fn an_older_node_on_a_newer_schema_is_refused_and_changes_nothing(lab:
     refused(error, "semel_migrations", "migration 9999", &format!("up to {known}"));
 }
 
+/// A migration whose comments were reworded is the one that the database knows. Another text is another migration.
+pub async fn a_reworded_migration_is_known_by_its_first_checksum(lab: Lab) {
+    const FIRST: &str = "-- Rows.\nCREATE TABLE a (n INT);\n";
+    const REWORDED: &str = "-- Checksum of the first text: \
+        e396c5db51518649c98d42bde0b6579167a1ca822d13664a9b47dbd0e1f7f45fa6530030a47f2db6b799e2d82285c384
+-- The rows of a.
+CREATE TABLE a (n INT);
+";
+    let db = lab.open().await;
+    let migrate = async |text: &'static str| {
+        let files = [("0001_a", text)];
+        db.migrate("other_migrations", semel_store::migrator(&files), semel_store::migrator(&files)).await
+    };
+    migrate(FIRST).await.unwrap();
+    migrate(REWORDED).await.unwrap();
+    assert_eq!(lab.number("SELECT count(*) FROM other_migrations").await, 1, "it is not run again");
+    // A node that has the first text opens a database that was made with the second.
+    lab.execute("DROP TABLE a").await.unwrap();
+    lab.execute("DROP TABLE other_migrations").await.unwrap();
+    migrate(REWORDED).await.unwrap();
+    migrate(FIRST).await.unwrap();
+    let error = migrate("-- The rows of a.\nCREATE TABLE a (n INT);\n").await.unwrap_err();
+    assert!(matches!(error, Error::Invalid(_)), "{error}");
+    assert!(error.to_string().contains("migration 1 of other_migrations is not the one"), "{error}");
+}
+
+/// A database that stored the checksums of the released migrations opens, although their comments were reworded.
+pub async fn a_database_with_the_released_checksums_opens(lab: Lab) {
+    // SHA-384 of 0001_ledger and 0004_due as they were released.
+    let [ledger, due] = match lab.kind() {
+        Kind::Postgres => [
+            "decode('1058f5a5ec004e0baa9d5b91d14cdc70a61f71ae54fa44d2c41dac60fc2229c9\
+                     a7cc67e1aefbdd32c52a7b2593d13968', 'hex')",
+            "decode('4f31271d1d9864217f115cf15e4a87f9fe70b83aba839129e50523327bdff744\
+                     ef60361db2411246383e165da5d08ae3', 'hex')",
+        ],
+        Kind::Sqlite => [
+            "x'1f1437f4b51b6f9a4ae406cc9aeadfeb7bc476d05a2efc29c184e86bc0231b0fe3c34e4ea281b1821159e54d29be9b41'",
+            "x'3e924cd69204840acdfb29017eef96ce57aab49f8450c3490184ee06872c5080b7ff9123e6285dbd66981970c81d74ce'",
+        ],
+    };
+    let store = async |version: i64, checksum: &str| {
+        let sql = format!("UPDATE semel_migrations SET checksum = {checksum} WHERE version = {version}");
+        assert_eq!(lab.execute(&sql).await.unwrap(), 1);
+    };
+    drop(lab.open().await);
+    store(1, ledger).await;
+    store(4, due).await;
+    drop(lab.open().await);
+    store(4, ledger).await;
+    let error = Database::open(&lab.url, lab.settings()).await.err().expect("it must be refused");
+    assert!(error.to_string().contains("migration 4 of semel_migrations is not the one"), "{error}");
+}
+
 /// Stored data is there for the next process: a database can be closed and opened again.
 pub async fn a_database_can_be_opened_again(lab: Lab) {
     let ledger = lab.ledger().await;
