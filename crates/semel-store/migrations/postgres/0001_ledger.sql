@@ -1,10 +1,12 @@
--- The ledger. Times are microseconds since 1970 by the database's clock, payloads go through the
--- codec (a version byte, a key id byte, the bytes): the view semel_operations_readable shows both
--- as a person reads them. Text that is compared is COLLATE "C": byte order, which is also the
--- order in which batches lock their keys.
+-- Checksum of the first text: 1058f5a5ec004e0baa9d5b91d14cdc70a61f71ae54fa44d2c41dac60fc2229c9a7cc67e1aefbdd32c52a7b2593d13968
+-- Its statements: 20799f01cb66070c
 
--- Fences: one counter for the whole database. CACHE 1 (the default) keeps it in order across
--- connections. The maximum leaves room above it for the timeline, see postgres.rs.
+-- The ledger. Times are microseconds since 1970 by the database's clock. Payloads are encoded by the codec: a version
+-- byte, a key id byte, the bytes. The view semel_operations_readable shows both in readable form. Compared text is
+-- COLLATE "C": byte order, in which batches also lock their keys.
+
+-- Fences: one counter for the whole database. CACHE 1 (the default) keeps it in order across connections. The maximum
+-- leaves the bits above it to the epoch, see postgres/epoch.rs.
 CREATE SEQUENCE semel_fence MAXVALUE 8796093022207;
 
 CREATE TABLE semel_operations (
@@ -45,27 +47,27 @@ CREATE TABLE semel_operations (
     CONSTRAINT a_key_has_1_to_255_bytes CHECK (octet_length(key) BETWEEN 1 AND 255),
     CONSTRAINT counts_and_fences_only_grow CHECK (failures >= 0 AND crashes >= 0 AND fence >= id)
 ) WITH (
-    -- Room for the settle's new row version on the same page. No index has a column that a settle
-    -- changes, so that version needs no new index entries (a HOT update). Measured with outcomes of
-    -- 100 bytes: at 60 half of the settles found room, at 45 six of seven, at 35 all.
+    -- Free space for the row version that a settle writes. On the same page it needs no new index entries (a HOT
+    -- update), because a settle changes no indexed column. Measured with outcomes of 100 bytes: half of the settles
+    -- found space at 60, six of seven at 45, all at 35.
     fillfactor = 40
 );
 
--- The tenant comes first in every key, so equal keys of two tenants never meet.
+-- The tenant comes first in every key: equal keys of two tenants are different operations.
 CREATE UNIQUE INDEX semel_operations_key ON semel_operations (tenant, service, kind, key);
--- Listings of one kind, newest first. By one text (tenant and service have no slash in them), not by
--- three columns: a planner that knows nothing of the table yet takes such an index for as good as
--- the one above, and reads a whole scope to find one key.
+-- Listings of one kind, newest first. On one text (tenant and service contain no slash), not on three columns: without
+-- statistics the planner rates an index on three columns as good as the one above, and reads a whole scope to find one
+-- key.
 CREATE INDEX semel_operations_scope ON semel_operations ((tenant || '/' || service || '/' || kind), id);
 CREATE INDEX semel_operations_label1 ON semel_operations (tenant, label1, id) WHERE label1 IS NOT NULL;
 CREATE INDEX semel_operations_label2 ON semel_operations (tenant, label2, id) WHERE label2 IS NOT NULL;
 CREATE INDEX semel_operations_label3 ON semel_operations (tenant, label3, id) WHERE label3 IS NOT NULL;
 CREATE INDEX semel_operations_label4 ON semel_operations (tenant, label4, id) WHERE label4 IS NOT NULL;
--- What the sweep should look at by its age. Written at claim, not at settle.
+-- When the sweep next checks the age of an operation. Written at claim, not at settle.
 CREATE INDEX semel_operations_look_at ON semel_operations (look_at) WHERE look_at IS NOT NULL;
 
--- The live leases, and nothing else: whoever removes the row has the right to settle. Renewals
--- touch only this table, and the sweep finds orphans by reading it whole.
+-- Live leases only: the transaction that removes the row may settle. Renewals write only this table. The sweep finds
+-- expired leases by a full scan.
 CREATE TABLE semel_leases (
     operation BIGINT PRIMARY KEY,
     fence     BIGINT NOT NULL,
@@ -75,12 +77,12 @@ CREATE TABLE semel_leases (
     term      BIGINT NOT NULL,                    -- how long a renewal extends it
     retention BIGINT,
     tombstone BIGINT,
-    successor BOOLEAN NOT NULL DEFAULT FALSE,     -- newer data waits in semel_successors
+    successor BOOLEAN NOT NULL DEFAULT FALSE,     -- no plain completion: newer data waits, or a service's row follows
     terms     TEXT NOT NULL,                      -- the claim's whole policy
     CONSTRAINT a_lease_ends_within_its_run CHECK (deadline <= run_until)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_cost_delay = 0);
 
--- Operations that nobody runs and that have not completed: what a person or a retrier looks for.
+-- Operations that do not run and have not completed, for workers and people.
 CREATE TABLE semel_backlog (
     operation BIGINT PRIMARY KEY,
     tenant    TEXT COLLATE "C" NOT NULL,
@@ -89,7 +91,7 @@ CREATE TABLE semel_backlog (
 );
 CREATE INDEX semel_backlog_state ON semel_backlog (tenant, state, operation);
 
--- Newer data that waits for the present run to settle.
+-- Newer data that waits until the current run settles.
 CREATE TABLE semel_successors (
     operation     BIGINT PRIMARY KEY,
     fingerprint   BYTEA NOT NULL,
@@ -97,7 +99,7 @@ CREATE TABLE semel_successors (
     payload       BYTEA
 );
 
--- The data of archived operations; their rows stay behind as tombstones.
+-- The data of archived operations. Their rows stay in semel_operations as tombstones.
 CREATE TABLE semel_archive (
     operation   BIGINT PRIMARY KEY,
     archived_at BIGINT NOT NULL,
@@ -106,7 +108,7 @@ CREATE TABLE semel_archive (
     outcome_kept BOOLEAN NOT NULL
 );
 
--- What was out of the ordinary.
+-- Unusual events; the ordinary life is in the operation's row.
 CREATE TABLE semel_journal (
     id        BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     operation BIGINT NOT NULL,
@@ -118,7 +120,7 @@ CREATE TABLE semel_journal (
 );
 CREATE INDEX semel_journal_operation ON semel_journal (operation, id);
 
--- How often a key came again: an exact count, the first and the last ten.
+-- Repeats of a key: an exact count, the first ten and the last ten.
 CREATE TABLE semel_repeats (
     operation BIGINT NOT NULL,
     repeat    TEXT NOT NULL CHECK (repeat IN ('duplicate', 'conflict')),
@@ -126,8 +128,8 @@ CREATE TABLE semel_repeats (
     PRIMARY KEY (operation, repeat)
 );
 
--- Counters. A change of states adds rows to semel_deltas in its own transaction, one per batch and
--- group; the sweep folds them into semel_counters. Both together are always exact.
+-- Counters. A change of states adds rows to semel_deltas in its own transaction, one per batch and group. The sweep
+-- folds them into semel_counters. The sum of both tables is always exact.
 CREATE TABLE semel_deltas (
     id         BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     tenant     TEXT COLLATE "C" NOT NULL,
@@ -136,9 +138,9 @@ CREATE TABLE semel_deltas (
     label1     TEXT COLLATE "C" NOT NULL,
     label2     TEXT COLLATE "C" NOT NULL,
     hour       BIGINT NOT NULL,
-    from_state TEXT NOT NULL,                     -- empty: it was absent; or this is an answer
-    to_state   TEXT NOT NULL,                     -- empty: it is gone; or this is an answer
-    answer     TEXT NOT NULL,                     -- empty: this is a change of state
+    from_state TEXT NOT NULL,                     -- empty if the operation is new, or if the row counts answers
+    to_state   TEXT NOT NULL,                     -- empty if the operation was removed, or if the row counts answers
+    answer     TEXT NOT NULL,                     -- empty if the row counts changes of state
     bucket     BIGINT NOT NULL,
     n          BIGINT NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
@@ -158,10 +160,10 @@ CREATE TABLE semel_counters (
     PRIMARY KEY (tenant, hour, service, kind, label1, label2, from_state, to_state, answer, bucket)
 );
 
--- For people: times and payloads as one reads them.
+-- For people: times and payloads in readable form.
 CREATE FUNCTION semel_time(micros BIGINT) RETURNS TIMESTAMPTZ LANGUAGE sql IMMUTABLE AS
     $$ SELECT 'epoch'::timestamptz + micros * interval '1 microsecond' $$;
--- What is no text is shown by its bytes, escaped: one such row must not break a whole listing.
+-- Bytes that are not text are escaped: one such row must not break a listing.
 CREATE FUNCTION semel_text(bytes BYTEA) RETURNS TEXT LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
     IF get_byte(bytes, 1) <> 0 THEN RETURN '(encrypted)'; END IF;

@@ -1,7 +1,11 @@
--- Whether a completed operation stays as it is until its retention ends. Operations from before this are not pinned.
+-- Checksum of the first text: 54c621705e4fba0aa551a3d6b10128e89c7d530804ed29be037de664ce74e7b3f2ecfccf59269871f99b103d0199f438
+-- Its statements: 9376b3e1d533ad99
+
+-- Once completed, a pinned operation cannot be changed or purged until its retention ends. Older operations are not
+-- pinned.
 ALTER TABLE semel_operations ADD COLUMN pinned BOOLEAN NOT NULL DEFAULT FALSE;
 
--- Replaced and not made anew: people may have views of their own upon it. A new column can then only come last.
+-- Replaced, not dropped: other views may depend on it. So a new column must be the last one.
 CREATE OR REPLACE VIEW semel_operations_readable AS
 SELECT o.id, o.tenant, o.service, o.kind, o.key, o.state, o.fence, o.failures, o.crashes, o.parked, o.owner,
        encode(o.fingerprint, 'hex') AS fingerprint, o.payload_order, o.label1, o.label2, o.label3, o.label4,

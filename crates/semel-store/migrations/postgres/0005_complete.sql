@@ -1,5 +1,9 @@
--- One plain completion, for the end of a caller's transaction: in the same message as its COMMIT, which is not reached
--- if the lease is gone or newer data waits. What it does is what the hot statement COMPLETE_ONE does.
+-- Checksum of the first text: c161dc0e654ce18b1fdcb1fbf8d35a642ae44d90e53c479f51c3a0d79e88203615fef36322ebb234739123cb242660b2
+-- Its statements: 308dff442047b36a
+
+-- A plain completion at the end of a caller's transaction, sent in one message with its COMMIT. If the lease is gone or
+-- newer data waits, it raises an error, and the COMMIT is not reached. It does the same as the hot statement
+-- COMPLETE_ONE.
 CREATE FUNCTION semel_complete(asked BIGINT, held BIGINT, body BYTEA, is_kept BOOLEAN, fixed BIGINT) RETURNS BIGINT
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE

@@ -1,9 +1,12 @@
--- What the sweep or a worker could not do to a row, because the row cannot be read or the database refuses to change it.
--- Until retry_at the row is left alone, so that the others have their turn. A row stays here when its operation is
--- removed; the sweep deletes it at retry_at.
+-- Checksum of the first text: 68c3db79dfcdb79a8077bdc12711a9f63c620a8e6cda89daa71180915393199e3cc879fdbde4fc68b977fa8054a40ec7
+-- Its statements: 810cbc997c716f32
+
+-- Tasks of the sweep or a worker that failed for one row, because the row cannot be read or the database refuses to
+-- change it. The row is skipped until retry_at, so that the others have their turn. A task stays here when its
+-- operation is removed; the sweep deletes it at retry_at.
 CREATE TABLE semel_set_aside (
     item     BIGINT NOT NULL,                     -- the operation; for 'fold' a row of semel_deltas
-    what     TEXT COLLATE "C" NOT NULL,           -- what could not be done
+    what     TEXT COLLATE "C" NOT NULL,           -- the task that failed
     since    BIGINT NOT NULL,
     tries    BIGINT NOT NULL,
     retry_at BIGINT NOT NULL,

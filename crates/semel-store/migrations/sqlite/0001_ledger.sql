@@ -1,10 +1,12 @@
--- The ledger. Times are microseconds since 1970 by the database's clock, payloads go through the
--- codec (a version byte, a key id byte, the bytes): the view semel_operations_readable shows both
--- as a person reads them. Differs from PostgreSQL's in type names, the counter of fences (a row: there
--- are no sequences) and the view's functions.
+-- Checksum of the first text: 1f1437f4b51b6f9a4ae406cc9aeadfeb7bc476d05a2efc29c184e86bc0231b0fe3c34e4ea281b1821159e54d29be9b41
+-- Its statements: 45f09f3cf42164ed
 
--- Fences and time: one counter for the whole file, and the latest moment anybody has seen, so that
--- a clock that is set back does not revive a lease.
+-- The ledger. Times are microseconds since 1970 by the database's clock. Payloads are encoded by the codec: a version
+-- byte, a key id byte, the bytes. The view semel_operations_readable shows both in readable form. Differs from
+-- PostgreSQL's in type names, in the fence counter (a row, because there are no sequences) and in the view's functions.
+
+-- Fences and time: one counter for the whole file, and the latest time that a process has read, so that a clock that is
+-- set back does not revive a lease.
 CREATE TABLE semel_meta (
     only  INTEGER PRIMARY KEY CHECK (only = 1),
     fence INTEGER NOT NULL,
@@ -51,19 +53,19 @@ CREATE TABLE semel_operations (
     CONSTRAINT counts_and_fences_only_grow CHECK (failures >= 0 AND crashes >= 0 AND fence >= id)
 );
 
--- The tenant comes first in every key, so equal keys of two tenants never meet.
+-- The tenant comes first in every key: equal keys of two tenants are different operations.
 CREATE UNIQUE INDEX semel_operations_key ON semel_operations (tenant, service, kind, key);
--- Listings of one kind, newest first. By one text, for PostgreSQL's sake.
+-- Listings of one kind, newest first. On one text, as on PostgreSQL, where the planner needs it.
 CREATE INDEX semel_operations_scope ON semel_operations ((tenant || '/' || service || '/' || kind), id);
 CREATE INDEX semel_operations_label1 ON semel_operations (tenant, label1, id) WHERE label1 IS NOT NULL;
 CREATE INDEX semel_operations_label2 ON semel_operations (tenant, label2, id) WHERE label2 IS NOT NULL;
 CREATE INDEX semel_operations_label3 ON semel_operations (tenant, label3, id) WHERE label3 IS NOT NULL;
 CREATE INDEX semel_operations_label4 ON semel_operations (tenant, label4, id) WHERE label4 IS NOT NULL;
--- What the sweep should look at by its age. Written at claim, not at settle.
+-- When the sweep next checks the age of an operation. Written at claim, not at settle.
 CREATE INDEX semel_operations_look_at ON semel_operations (look_at) WHERE look_at IS NOT NULL;
 
--- The live leases, and nothing else: whoever removes the row has the right to settle. Renewals
--- touch only this table, and the sweep finds orphans by reading it whole.
+-- Live leases only: the transaction that removes the row may settle. Renewals write only this table. The sweep finds
+-- expired leases by a full scan.
 CREATE TABLE semel_leases (
     operation INTEGER PRIMARY KEY,
     fence     INTEGER NOT NULL,
@@ -73,12 +75,12 @@ CREATE TABLE semel_leases (
     term      INTEGER NOT NULL,                    -- how long a renewal extends it
     retention INTEGER,
     tombstone INTEGER,
-    successor BOOLEAN NOT NULL DEFAULT FALSE,     -- newer data waits in semel_successors
+    successor BOOLEAN NOT NULL DEFAULT FALSE,     -- no plain completion: newer data waits, or a service's row follows
     terms     TEXT NOT NULL,                      -- the claim's whole policy
     CONSTRAINT a_lease_ends_within_its_run CHECK (deadline <= run_until)
 );
 
--- Operations that nobody runs and that have not completed: what a person or a retrier looks for.
+-- Operations that do not run and have not completed, for workers and people.
 CREATE TABLE semel_backlog (
     operation INTEGER PRIMARY KEY,
     tenant    TEXT NOT NULL,
@@ -87,7 +89,7 @@ CREATE TABLE semel_backlog (
 );
 CREATE INDEX semel_backlog_state ON semel_backlog (tenant, state, operation);
 
--- Newer data that waits for the present run to settle.
+-- Newer data that waits until the current run settles.
 CREATE TABLE semel_successors (
     operation     INTEGER PRIMARY KEY,
     fingerprint   BLOB NOT NULL,
@@ -95,7 +97,7 @@ CREATE TABLE semel_successors (
     payload       BLOB
 );
 
--- The data of archived operations; their rows stay behind as tombstones.
+-- The data of archived operations. Their rows stay in semel_operations as tombstones.
 CREATE TABLE semel_archive (
     operation   INTEGER PRIMARY KEY,
     archived_at INTEGER NOT NULL,
@@ -104,7 +106,7 @@ CREATE TABLE semel_archive (
     outcome_kept BOOLEAN NOT NULL
 );
 
--- What was out of the ordinary.
+-- Unusual events; the ordinary life is in the operation's row.
 CREATE TABLE semel_journal (
     id        INTEGER PRIMARY KEY AUTOINCREMENT,
     operation INTEGER NOT NULL,
@@ -116,7 +118,7 @@ CREATE TABLE semel_journal (
 );
 CREATE INDEX semel_journal_operation ON semel_journal (operation, id);
 
--- How often a key came again: an exact count, the first and the last ten.
+-- Repeats of a key: an exact count, the first ten and the last ten.
 CREATE TABLE semel_repeats (
     operation INTEGER NOT NULL,
     repeat    TEXT NOT NULL CHECK (repeat IN ('duplicate', 'conflict')),
@@ -124,8 +126,8 @@ CREATE TABLE semel_repeats (
     PRIMARY KEY (operation, repeat)
 );
 
--- Counters. A change of states adds rows to semel_deltas in its own transaction, one per batch and
--- group; the sweep folds them into semel_counters. Both together are always exact.
+-- Counters. A change of states adds rows to semel_deltas in its own transaction, one per batch and group. The sweep
+-- folds them into semel_counters. The sum of both tables is always exact.
 CREATE TABLE semel_deltas (
     id         INTEGER PRIMARY KEY AUTOINCREMENT,
     tenant     TEXT NOT NULL,
@@ -134,9 +136,9 @@ CREATE TABLE semel_deltas (
     label1     TEXT NOT NULL,
     label2     TEXT NOT NULL,
     hour       INTEGER NOT NULL,
-    from_state TEXT NOT NULL,                     -- empty: it was absent; or this is an answer
-    to_state   TEXT NOT NULL,                     -- empty: it is gone; or this is an answer
-    answer     TEXT NOT NULL,                     -- empty: this is a change of state
+    from_state TEXT NOT NULL,                     -- empty if the operation is new, or if the row counts answers
+    to_state   TEXT NOT NULL,                     -- empty if the operation was removed, or if the row counts answers
+    answer     TEXT NOT NULL,                     -- empty if the row counts changes of state
     bucket     INTEGER NOT NULL,
     n          INTEGER NOT NULL
 );
@@ -156,7 +158,7 @@ CREATE TABLE semel_counters (
     PRIMARY KEY (tenant, hour, service, kind, label1, label2, from_state, to_state, answer, bucket)
 );
 
--- For people: times and payloads as one reads them.
+-- For people: times and payloads in readable form.
 CREATE VIEW semel_operations_readable AS
 SELECT o.id, o.tenant, o.service, o.kind, o.key, o.state, o.fence, o.failures, o.crashes, o.parked, o.owner,
        hex(o.fingerprint) AS fingerprint, o.payload_order, o.label1, o.label2, o.label3, o.label4,

@@ -1,4 +1,8 @@
--- Whether a completed operation stays as it is until its retention ends. Operations from before this are not pinned.
+-- Checksum of the first text: 1e271409e0f25d48f94dceaadfc45ca0a306584c5f5388344695d4c906bf53d8ce0e241fe373aa4f606795136fd77b0d
+-- Its statements: b2ca70f7149c17a8
+
+-- Once completed, a pinned operation cannot be changed or purged until its retention ends. Older operations are not
+-- pinned.
 ALTER TABLE semel_operations ADD COLUMN pinned BOOLEAN NOT NULL DEFAULT FALSE;
 
 DROP VIEW semel_operations_readable;

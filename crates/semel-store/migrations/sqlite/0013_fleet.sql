@@ -1,12 +1,13 @@
--- What the nodes of a database share besides operations: the marks of schedules, and signs of life.
+-- Shared by the nodes of a database, besides operations: the marks of schedules, and signs of life.
 
--- Every due time up to the mark is dealt with: its run was enqueued in the transaction that moved the mark, or left out.
+-- Every due time up to the mark is handled: its run was enqueued in the transaction that moved the mark, or was
+-- skipped.
 CREATE TABLE semel_schedules (
     tenant   TEXT NOT NULL,
     service  TEXT NOT NULL,
     kind     TEXT NOT NULL,
     name     TEXT NOT NULL,
-    -- When it is due, as text. Another text counts from when it was stored.
+    -- When it is due, as text. A changed text applies from since.
     spec     TEXT NOT NULL,
     since    INTEGER NOT NULL,
     mark     INTEGER NOT NULL,
@@ -17,7 +18,7 @@ CREATE TABLE semel_schedules (
     CONSTRAINT the_next_run_is_after_the_mark CHECK (next_due IS NULL OR next_due > mark)
 );
 
--- Nodes, each by its own word; roles and kinds are JSON.
+-- Nodes, as each describes itself; roles and kinds are JSON.
 CREATE TABLE semel_nodes (
     owner   TEXT PRIMARY KEY,
     roles   TEXT NOT NULL,

@@ -1,6 +1,6 @@
--- Deliveries are operations that a worker runs: when one is due is in the ledger, and the status of a notification follows
--- in the commit of its operation. enqueued says that a notification has its operation. A node of the version before makes
--- notifications without one; those are found by the index and carried over, as are all from before.
+-- Deliveries are operations that a worker runs: the ledger knows when each is due, and the status of a notification
+-- changes in the commit of its operation. enqueued: whether the notification has its operation. Older notifications,
+-- and those of nodes of the previous version, have none: carry_over.rs finds them by the index and enqueues them.
 
 DROP INDEX notifications_to_deliver;
 ALTER TABLE notifications DROP COLUMN due_at;

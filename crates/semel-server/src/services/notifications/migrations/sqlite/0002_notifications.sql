@@ -1,40 +1,42 @@
--- Events, who is to hear of them, and one notification per recipient and channel. Times are microseconds since 1970
--- by the database's clock. The tenant is in every key: rows of two tenants never meet. Differs from PostgreSQL's in
--- type names, in the clock (which here has milliseconds), and in that texts are compared byte by byte anyway.
+-- Checksum of the first text: 2824f558395adcc4f6a50c1fd5edd118d4b1943ef156492a5181c6dd7a42030a9798fc5da1941f8885ea2101fa480c28
+-- Its statements: 5ccc9313a1750c88
 
--- Every event that was accepted. That it is accepted once is the ledger's word; the message of each kind is in the
--- outbox from the same commit on.
+-- Events, their recipients, and one notification per recipient and channel. Times are microseconds since 1970 by the
+-- database's clock. The tenant is in every key: tenants share no row. Differs from PostgreSQL's in type names, in the
+-- clock (milliseconds) and in collations (text is compared byte by byte anyway).
+
+-- Accepted events. The ledger accepts each event once; the same commit puts the message of each kind into the outbox.
 CREATE TABLE notification_events (
     id             INTEGER PRIMARY KEY,
     tenant         TEXT NOT NULL,
     event_id       TEXT NOT NULL,
     aggregate_type TEXT NOT NULL,
-    aggregate_id   TEXT,                       -- as JSON: 5 and "5" are told apart
+    aggregate_id   TEXT,                       -- JSON: 5 and "5" differ
     event_type     TEXT NOT NULL,
     payload        BLOB NOT NULL,
-    messages       TEXT NOT NULL,              -- as JSON: the kinds, each with the id of its message
+    messages       TEXT NOT NULL,              -- JSON: the kinds, each with the id of its message
     created_at     INTEGER NOT NULL DEFAULT (CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000),
     CONSTRAINT notification_events_event_id UNIQUE (tenant, event_id)
 );
 
--- How often a tenant's directory has changed. Each change takes the next number and keeps the row locked until it
--- commits, so that the directory as of a number is the same whenever it is read.
+-- The revision of each tenant's directory. A change takes the next number and locks the row until it commits, so the
+-- directory of a revision is the same whenever it is read.
 CREATE TABLE notification_directories (
     tenant   TEXT NOT NULL PRIMARY KEY,
     revision INTEGER NOT NULL
 );
 
--- The directory: who belongs to which group, and how they are reached. A change ends one row and begins another.
+-- The directory: the group, channels and addresses of each recipient. A change ends one row and begins another.
 CREATE TABLE notification_recipients (
     id         INTEGER PRIMARY KEY,
     tenant     TEXT NOT NULL,
     kind       TEXT NOT NULL,
     user_id    TEXT NOT NULL,
     group_id   TEXT NOT NULL,
-    channels   TEXT NOT NULL,                  -- words with one space between them
-    addresses  BLOB NOT NULL,                 -- as JSON: an address for each channel that has one
-    since      INTEGER NOT NULL,                -- the first revision of the directory that has this row
-    until      INTEGER,                         -- the first that has it no more
+    channels   TEXT NOT NULL,                  -- words separated by one space
+    addresses  BLOB NOT NULL,                 -- JSON: an address for each channel that has one
+    since      INTEGER NOT NULL,                -- the first revision of the directory with this row
+    until      INTEGER,                         -- the first one without it
     created_at INTEGER NOT NULL DEFAULT (CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000),
     ended_at   INTEGER,
     CONSTRAINT a_known_kind CHECK (kind IN ('restaurant', 'customer', 'agency', 'admin')),
@@ -47,7 +49,7 @@ CREATE INDEX notification_recipients_by_group ON notification_recipients (tenant
 CREATE INDEX notification_recipients_by_user ON notification_recipients (tenant, kind, user_id, since);
 CREATE INDEX notification_recipients_list ON notification_recipients (tenant, kind, id) WHERE until IS NULL;
 
--- How far an event has been brought to the recipients of a kind, and what it says, for who delivers it.
+-- The progress of an event's fan-out to one kind, with the event's data for deliveries.
 CREATE TABLE notification_fanouts (
     tenant         TEXT NOT NULL,
     event_id       TEXT NOT NULL,
@@ -55,7 +57,7 @@ CREATE TABLE notification_fanouts (
     aggregate_type TEXT NOT NULL,
     event_type     TEXT NOT NULL,
     payload        BLOB NOT NULL,
-    revision       INTEGER NOT NULL,            -- of the directory, when it began
+    revision       INTEGER NOT NULL,            -- of the directory, at the start
     recipients     INTEGER NOT NULL DEFAULT 0,
     notifications  INTEGER NOT NULL DEFAULT 0,
     begun_at       INTEGER NOT NULL DEFAULT (CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000),
@@ -65,7 +67,7 @@ CREATE TABLE notification_fanouts (
 );
 CREATE INDEX notification_fanouts_open ON notification_fanouts (tenant, revision) WHERE done_at IS NULL;
 
--- One row per event, kind, recipient and channel, whatever is delivered how often.
+-- One row per event, kind, recipient and channel, however often a message is delivered.
 CREATE TABLE notifications (
     id                INTEGER PRIMARY KEY,
     tenant            TEXT NOT NULL,
@@ -74,7 +76,7 @@ CREATE TABLE notifications (
     user_id           TEXT NOT NULL,
     notification_type TEXT NOT NULL,
     status            TEXT NOT NULL DEFAULT 'PENDING',
-    stream_seq        INTEGER,                  -- its place in the stream, once it is SENT IN_APP
+    stream_seq        INTEGER,                  -- the position in the stream, if it is IN_APP and SENT
     created_at        INTEGER NOT NULL DEFAULT (CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000),
     sent_at           INTEGER,
     read_at           INTEGER,
@@ -92,8 +94,8 @@ CREATE INDEX notifications_for_the_stream ON notifications (id) WHERE notificati
 CREATE UNIQUE INDEX notifications_stream ON notifications (stream_seq) WHERE stream_seq IS NOT NULL;
 CREATE INDEX notifications_stream_of_a_user ON notifications (tenant, kind, user_id, stream_seq) WHERE stream_seq IS NOT NULL;
 
--- The last place in the stream. Whoever gives places keeps the row locked until it commits, so that no place becomes
--- visible after a higher one.
+-- The last position in the stream. The transaction that assigns positions locks the row until it commits, so no
+-- position appears after a higher one.
 CREATE TABLE notification_stream (
     one      INTEGER PRIMARY KEY CHECK (one = 1),
     last_seq INTEGER NOT NULL

@@ -1,5 +1,8 @@
--- What the lists of notifications and events are filtered by. Most notifications are SENT in the end: the index by status
--- has only the others, which are what people look for.
+-- Checksum of the first text: 107368c7961f364bc603a1a9c6a07f39656cec3d99369045ac4fd8d958c9451d7c721e1eea6a49488b9ce11aa60d9650
+-- Its statements: e16d812302b2ceb4
+
+-- Indexes for the filters of the lists of notifications and events. Most notifications end as SENT: the index by status
+-- has only the others, which people look for.
 
 CREATE INDEX notifications_by_status ON notifications (tenant, status, id) WHERE status <> 'SENT';
 CREATE INDEX notifications_by_type ON notifications (tenant, notification_type, id);

@@ -1,6 +1,9 @@
--- Clients, proposals and what became of them. Times are microseconds since 1970 by the database's clock,
--- money is whole cents. The tenant is in every key: rows of two tenants never meet. Differs from PostgreSQL's
--- in type names, in the clock (which here has milliseconds) and in how JSON is kept.
+-- Checksum of the first text: 49c6fab5bf1a8b89ad0eda912039d72e624022328396bc77c1a5fe52453c6140e5a901c0dd923e69065cb07324957915
+-- Its statements: 84297ff7d150eda0
+
+-- Clients, proposals and their history. Times are microseconds since 1970 by the database's clock, amounts are whole
+-- cents. The tenant is in every key: tenants share no row. Differs from PostgreSQL's in type names, in the clock
+-- (milliseconds) and in the type of JSON.
 
 CREATE TABLE clientes (
     id               INTEGER PRIMARY KEY,
@@ -38,7 +41,7 @@ CREATE TABLE propostas (
 CREATE INDEX propostas_by_cliente ON propostas (tenant, cliente_id, id);
 CREATE INDEX propostas_by_estado ON propostas (tenant, estado, id);
 
--- Every change of a proposal, the first being that it was made.
+-- Every change of a proposal; the first one is its creation.
 CREATE TABLE historico (
     tenant      TEXT NOT NULL,
     proposta_id INTEGER NOT NULL,
@@ -52,7 +55,7 @@ CREATE TABLE historico (
     CONSTRAINT only_the_first_comes_from_nothing CHECK ((de IS NULL) = (versao = 1))
 );
 
--- What each keyed change of something that was there before left behind, as it was then.
+-- Results of changes to existing rows that were made with an idempotency key, as they were then.
 CREATE TABLE idempotencia_operacoes (
     id               INTEGER PRIMARY KEY,
     tenant           TEXT NOT NULL,
