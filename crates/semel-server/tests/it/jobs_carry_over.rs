@@ -1,6 +1,6 @@
 //! The laws of jobs in the table of an older version: each is migrated once, and continues where it was.
 
-use std::time::Duration;
+use std::{thread, time::Duration};
 
 use semel::{Claim, Fingerprint, Key, Ledger, Options, Scope, Work, prelude::*, store::Commit};
 use semel_store::{Conn, Database};
@@ -19,6 +19,7 @@ on_both_databases! {
     a_job_of_an_older_version_with_invalid_params_fails_with_the_reason
     a_node_that_is_killed_while_it_carries_over_loses_no_job
     a_lease_that_an_older_version_released_is_completed_and_expires
+    two_nodes_that_carry_over_at_once_migrate_each_job_once
 }
 
 const LEFT: &str = "SELECT CAST(count(*) AS TEXT) FROM semel_jobs";
@@ -44,6 +45,7 @@ fn made(place: &Place) {
     drop(serve(place, "api", &[]));
 }
 
+const LONG: Duration = Duration::from_secs(60);
 const NOON: i64 = 1_700_000_000_000_000;
 
 fn jobs_of_an_older_version_go_on_and_stay_readable(place: &Place) {
@@ -151,6 +153,27 @@ fn a_lease_that_an_older_version_released_is_completed_and_expires(place: &Place
     drop(server);
     let log = std::fs::read_to_string(place.path("log")).unwrap();
     assert!(!log.contains("no handler"), "{log}");
+}
+
+/// Each of the two has its own operation for it.
+fn two_nodes_that_carry_over_at_once_migrate_each_job_once(place: &Place) {
+    const ALL: usize = 1_200;
+    made(place);
+    let ended = format!("'done', 1, 1, NULL, NULL, {NOON}, {NOON}, {NOON}");
+    let rows: Vec<_> = (0..ALL).map(|n| row(n, "default", "{}", &ended)).collect();
+    insert(place, &rows);
+    let start = || serve(place, "api,worker,sweeper", &[SWEEPS]);
+    let [server, _other] =
+        thread::scope(|scope| [scope.spawn(start), scope.spawn(start)].map(|one| one.join().unwrap()));
+    eventually(LONG, "all are carried over", || count(place, LEFT) == 0);
+    assert_eq!(count(place, CARRIED), ALL);
+    let at_it = "SELECT CAST(count(*) AS TEXT) FROM semel_operations
+                 WHERE service = 'jobs' AND kind = 'carry-over' AND state <> 'completed'";
+    eventually(LONG, "both have ended", || count(place, at_it) == 0);
+    // Listed in the order of their migration.
+    let mut all = listed(&server, "/jobs?limit=100", "jobId");
+    all.sort_by_key(Value::to_string);
+    assert_eq!(all, (0..ALL).map(|n| json!(id(n))).collect::<Vec<_>>());
 }
 
 /// A node of the older version runs a step: the others are migrated now, and this one after the step.
