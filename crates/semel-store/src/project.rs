@@ -5,16 +5,16 @@
 //! operations, once per batch. So the two agree after every commit, also after a kill: no mark is written later, and no
 //! loop repairs one.
 
-use std::ops::Deref;
+use std::{collections::HashMap, ops::Deref};
 
-use semel::{Fence, Operation, Result, Scope, State, Timestamp, crash_point, machine::due};
+use semel::{Fence, Key, Operation, Result, Scope, State, Timestamp, crash_point};
 use serde_json::{Value, json};
 
 use crate::{
     Conn, Database, Tx,
     apply::load_by_id,
     connection::broken,
-    on,
+    on, postgres,
     sql::{Dialect, Sql, render},
 };
 
@@ -165,25 +165,71 @@ fn row(op: &Operation, due: Value) -> Value {
 }
 
 impl Database {
-    /// Updates the rows that follow these operations, in a transaction: for rows that are older than their projection.
+    /// Updates the rows that follow these operations, in a transaction: for rows that are older than their projection,
+    /// or whose operations a process without the projection has changed. It reads the operations under their locks, so
+    /// it writes nothing outdated. Returns the operations of the updated rows: those that another transaction has
+    /// locked are left out.
     ///
     /// # Errors
     /// The database refuses; roll back then.
-    pub async fn project_in(&self, tx: &Tx, operations: &[Operation]) -> Result<()> {
+    pub async fn project_in(&self, tx: &Tx, ids: &[i64]) -> Result<Vec<i64>> {
         self.answered(async {
             let (sql, mut held) = (self.sql(), tx.connection().await?);
-            let now: i64 = on!(held.get()?, c =>
-                sqlx::query_scalar(self.work_sql().now).bind(self.clock()).fetch_one(&mut *c).await.map_err(broken)?);
-            let (mut followed, now) = (Followed::default(), Timestamp::from_micros(now));
-            let mut operations: Vec<&Operation> = operations.iter().collect();
-            operations.sort_by_key(|op| op.id);
-            for op in operations {
-                let due = due(op, op.terms.as_ref(), now).map(Timestamp::as_micros);
-                sql.projections.add(&mut followed, op, json!(due));
+            let mut ids = match held.get()? {
+                Conn::Postgres(conn) => postgres::try_lock(conn, ids).await?,
+                // There is one writer.
+                Conn::Sqlite(_) => ids.to_vec(),
+            };
+            // In this order everywhere, so that two batches lock in the same order.
+            ids.sort_unstable();
+            let mut conn = held.get()?;
+            let (operations, due) = (load_by_id(&mut conn, sql, &ids).await?, self.due_of(&mut conn, &ids).await?);
+            let mut followed = Followed::default();
+            for op in ids.iter().filter_map(|id| operations.get(id)) {
+                sql.projections.add(&mut followed, op, json!(due.get(&op.id)));
             }
-            sql.projections.run(&mut held.get()?, followed).await
+            sql.projections.run(&mut conn, followed).await?;
+            Ok(ids)
         })
         .await
+    }
+
+    /// From when on a worker may run each of these operations. The backlog has it, not the operation: the terms of the
+    /// last run may have left no attempts.
+    async fn due_of(&self, conn: &mut Conn<'_>, ids: &[i64]) -> Result<HashMap<i64, i64>> {
+        let ids = Value::from_iter(ids.iter().map(|id| json!({ "id": id }))).to_string();
+        let due: Vec<(i64, i64)> = on!(conn, c =>
+            sqlx::query_as(self.work_sql().due_of).bind(ids).fetch_all(&mut **c).await.map_err(broken)?);
+        Ok(due.into_iter().collect())
+    }
+
+    /// The id of each of these operations that has ended: it is completed, in doubt, or without another attempt.
+    /// Nothing for one that runs, that a worker will run, or that does not exist.
+    ///
+    /// # Errors
+    /// The database cannot be reached.
+    pub async fn ended(&self, operations: &[(Scope, Key)]) -> Result<Vec<Option<i64>>> {
+        let mut ended = vec![None; operations.len()];
+        if operations.is_empty() {
+            return Ok(ended);
+        }
+        let row = |(n, (scope, key)): (usize, &(Scope, Key))| {
+            let (tenant, service, kind) = (scope.tenant(), scope.service(), scope.kind());
+            json!({ "n": n, "tenant": tenant, "service": service, "kind": kind, "key": key.as_str() })
+        };
+        let rows = Value::from_iter(operations.iter().enumerate().map(row)).to_string();
+        let found: Vec<(i64, i64)> = self
+            .read(async |conn| {
+                on!(conn, c =>
+                    sqlx::query_as(self.work_sql().ended).bind(&rows).fetch_all(&mut **c).await.map_err(broken))
+            })
+            .await?;
+        for (n, id) in found {
+            if let Some(place) = usize::try_from(n).ok().and_then(|n| ended.get_mut(n)) {
+                *place = Some(id);
+            }
+        }
+        Ok(ended)
     }
 
     /// Updates the row of an operation that is out of attempts: no worker runs it any more. Does nothing if the

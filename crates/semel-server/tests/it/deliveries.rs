@@ -120,7 +120,7 @@ fn start(place: &Place, endpoint: &Endpoint, on_lost: &str) -> Server {
 }
 
 /// Bytes as they are stored, in a statement.
-fn stored(place: &Place, text: &str) -> String {
+pub(crate) fn stored(place: &Place, text: &str) -> String {
     let hex = hex::encode([&[1, 0], text.as_bytes()].concat());
     if place.url.starts_with("sqlite:") { format!("X'{hex}'") } else { format!("'\\x{hex}'::bytea") }
 }

@@ -1,12 +1,13 @@
 //! Notifications of an earlier version are delivered by the worker, once.
 
-use std::{collections::HashSet, time::Duration};
+use std::{collections::HashSet, thread, time::Duration};
 
+use semel::{Fingerprint, Key, Ledger, Options, Policy, Scope, Work};
 use serde_json::json;
 
 use crate::{
-    deliveries::{email, fanned_out, statuses},
-    desk::{execute, post, serve},
+    deliveries::{email, fanned_out, statuses, stored},
+    desk::{Desk, execute, post, serve},
     endpoint::{Does, Endpoint},
     place::{Place, on_both_databases},
     proposals::rows,
@@ -15,15 +16,17 @@ use crate::{
 
 on_both_databases! {
     notifications_of_an_earlier_version_are_delivered_once
+    two_nodes_that_carry_over_at_once_deliver_once
     deliveries_settled_by_an_earlier_version_are_not_repeated
     a_notification_can_be_resolved_before_its_migration
 }
 
-const ROLES: &str = "api,worker,sweeper";
-const LONG: Duration = Duration::from_secs(90);
+pub(crate) const ROLES: &str = "api,worker,sweeper";
+pub(crate) const LONG: Duration = Duration::from_secs(90);
+pub(crate) const NOT_CARRIED: &str = "notifications WHERE NOT enqueued";
 
 /// Sets the tables of a place back to the version before.
-fn as_it_was(place: &Place) {
+pub(crate) fn as_it_was(place: &Place) {
     for sql in [
         "DROP INDEX notifications_to_enqueue",
         "ALTER TABLE notifications DROP COLUMN enqueued",
@@ -35,16 +38,29 @@ fn as_it_was(place: &Place) {
     }
 }
 
-fn count(place: &Place, what: &str) -> usize {
+pub(crate) fn count(place: &Place, what: &str) -> usize {
     let sql = format!("SELECT CAST(count(*) AS TEXT) FROM {what}");
     rows(place, Box::leak(sql.into_boxed_str())).remove(0).parse().unwrap()
+}
+
+/// Sets the checkpoint of the migration, which runs at once. No node may run.
+pub(crate) fn remember(place: &Place, checkpoint: &str) {
+    let checkpoint = stored(place, checkpoint);
+    execute(
+        place,
+        &format!(
+            "UPDATE semel_operations SET checkpoint = {checkpoint}, not_before = NULL
+             WHERE kind = 'carry-over' AND state <> 'completed'"
+        ),
+    );
+    execute(place, "UPDATE semel_backlog SET due = 1 WHERE kind = 'carry-over' AND due IS NOT NULL");
 }
 
 fn all_sent(place: &Place) {
     eventually(LONG, "all are sent", || count(place, "notifications WHERE status <> 'SENT'") == 0);
 }
 
-/// More than two batches, and a node that is killed after each of the first two.
+/// More than two batches, and a node that is killed before the commit of the second and after that of the next.
 fn notifications_of_an_earlier_version_are_delivered_once(place: &Place) {
     drop(serve(place, "api", &[]));
     as_it_was(place);
@@ -57,22 +73,58 @@ fn notifications_of_an_earlier_version_are_delivered_once(place: &Place) {
     let endpoint = Endpoint::that([]);
     let url = endpoint.url();
     let variables = email(&url, "rerun");
-    // After its first batch, and before the commit of another.
-    for (point, carried) in [("deliveries.carried:1", 1000..=1000), ("deliveries.carried:1", 1000..=2000)] {
+    for (point, carried) in [("deliveries.carried:2", 1000), ("step.after_commit:1", 2000)] {
+        // As if it had found the last one long ago: what it finds now is remembered with its batch.
+        remember(place, "{\"found\":1,\"told\":0,\"checked\":0,\"corrected\":false}");
         let dying = [&variables[..], &[("SEMEL_CRASH", point)]].concat();
         serve(place, ROLES, &dying).process.end();
-        let enqueued = count(place, "notifications WHERE enqueued");
-        assert!(carried.contains(&enqueued), "{enqueued} after {point}");
-        assert_eq!(count(place, "semel_operations WHERE kind = 'deliver.SMS'"), enqueued, "in one commit");
+        assert_eq!(count(place, "notifications WHERE enqueued"), carried, "{point}");
+        assert_eq!(count(place, "semel_operations WHERE kind = 'deliver.SMS'"), carried, "in one commit");
+        let progress = "semel_operations WHERE kind = 'carry-over' AND crashes = 0 AND length(checkpoint) > 60";
+        assert_eq!(count(place, progress), 1, "a batch is progress, and has its time");
     }
     let _server = serve(place, ROLES, &variables);
-    let waits = "notifications WHERE NOT enqueued";
-    eventually(LONG, "all have their operations", || count(place, waits) == 0);
+    eventually(LONG, "all have their operations", || count(place, NOT_CARRIED) == 0);
     eventually(LONG, "those with an endpoint are sent", || {
         count(place, "notifications WHERE status = 'SENT' AND notification_type = 'EMAIL'") == 2
     });
     assert_eq!(count(place, "semel_operations WHERE kind LIKE 'deliver.%'"), 2202);
+    assert_eq!(count(place, "semel_operations WHERE kind = 'carry-over'"), 1, "a restart continues the same operation");
     assert_eq!(endpoint.keys().into_iter().collect::<HashSet<_>>().len(), endpoint.calls().len());
+}
+
+/// Two operations of the migration, one on each node.
+fn two_nodes_that_carry_over_at_once_deliver_once(place: &Place) {
+    const MAILS: usize = 40;
+    drop(serve(place, "api", &[]));
+    as_it_was(place);
+    fanned_out(place, 3200, "SMS");
+    execute(
+        place,
+        &format!(
+            "INSERT INTO notifications (tenant, event_id, kind, user_id, notification_type)
+             SELECT tenant, event_id, kind, user_id, 'EMAIL' FROM notifications ORDER BY id LIMIT {MAILS}"
+        ),
+    );
+    let desk = Desk::at(place);
+    desk.block(async {
+        let ledger = Ledger::new(desk.database.clone(), Options::default()).unwrap();
+        let scope = Scope::new(Scope::DEFAULT_TENANT, "notifications", "carry-over").unwrap();
+        let second = Work::new(scope, Key::new("second").unwrap(), Fingerprint::of_bytes(b""));
+        ledger.enqueue(second.policy_of_worker(Policy::default())).await.unwrap();
+    });
+    let endpoint = Endpoint::that([]);
+    let url = endpoint.url();
+    let variables = email(&url, "hold");
+    let start = || serve(place, ROLES, &variables);
+    let _servers = thread::scope(|scope| [scope.spawn(start), scope.spawn(start)].map(|one| one.join().unwrap()));
+    eventually(LONG, "all have their operations", || count(place, NOT_CARRIED) == 0);
+    eventually(LONG, "those with an endpoint are sent", || {
+        count(place, "notifications WHERE status = 'SENT'") == MAILS
+    });
+    assert_eq!(count(place, "semel_operations WHERE kind LIKE 'deliver.%'"), 3200 + MAILS);
+    assert_eq!(count(place, "semel_operations WHERE kind = 'carry-over'"), 2, "the nodes enqueued one");
+    assert_eq!((endpoint.keys().into_iter().collect::<HashSet<_>>().len(), endpoint.calls().len()), (MAILS, MAILS));
 }
 
 /// One was sent, one is in doubt, one has failed and one is to be tried again; the node died before it wrote the

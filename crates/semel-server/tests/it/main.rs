@@ -8,6 +8,7 @@ mod connections;
 mod dead_letters;
 mod deliveries;
 mod deliveries_carried_over;
+mod deliveries_older_nodes;
 mod desk;
 mod empty_bodies;
 mod endpoint;

@@ -143,4 +143,15 @@ statements! {
     not_due =
         "UPDATE semel_backlog SET due = NULL
          WHERE operation = $1 AND EXISTS (SELECT 1 FROM semel_operations AS o WHERE o.id = $1 AND o.fence = $2)";
+    /// When operations are due, those that are.
+    due_of =
+        "SELECT b.operation, b.due FROM {rows $1: id int} AS r
+         JOIN semel_backlog AS b ON b.operation = r.id
+         WHERE b.due IS NOT NULL";
+    /// Of these operations, those that neither run nor will be run by a worker.
+    ended =
+        "SELECT r.n, o.id FROM {rows $1: n int, tenant text, service text, kind text, key text} AS r
+         JOIN semel_operations AS o ON o.tenant = r.tenant AND o.service = r.service AND o.kind = r.kind AND o.key = r.key
+         LEFT JOIN semel_backlog AS b ON b.operation = o.id
+         WHERE o.state <> 'processing' AND b.due IS NULL";
 }

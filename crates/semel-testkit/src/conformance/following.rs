@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use semel::{
-    Claim, Context, Failure, Fingerprint, Ledger, OnLost, Options, Outcome, Policy, Retry, State, Unfinished, Verdict,
-    Work,
+    Context, Failure, Fingerprint, Ledger, OnLost, Options, Outcome, Policy, Retry, State, Unfinished, Verdict, Work,
     machine::Answer,
     prelude::*,
     store::{Decision, Limits, Want},
@@ -203,17 +202,35 @@ pub async fn a_row_that_refuses_harms_its_own_operation_only(lab: Lab) {
     assert!(disagreements(node.store()).await.is_empty());
 }
 
-/// Rows that are older than their projection are updated by name.
+/// Rows that are older than their projection, or that missed a change, are found and updated.
 pub async fn older_rows_are_brought_up_to_date(lab: Lab) {
     let plain = lab.ledger().await;
     make_followers(plain.store()).await;
-    let lease = acquire(&plain, job("old", rerun())).await;
-    assert_eq!(lease.complete(done("ok")).await.unwrap(), SETTLED);
-    assert_eq!(said(&lab, "old").await, None);
+    let once = Policy { max_attempts: Some(1), ..rerun() };
+    let failure = || Failure { error: "no".into(), retry: Retry::After(Duration::ZERO) };
+    assert_eq!(acquire(&plain, job("done", rerun())).await.complete(done("ok")).await.unwrap(), SETTLED);
+    assert_eq!(acquire(&plain, job("doubt", hold())).await.doubt("cut").await.unwrap(), SETTLED);
+    assert_eq!(acquire(&plain, job("exhausted", once)).await.fail(failure()).await.unwrap(), SETTLED);
+    assert_eq!(acquire(&plain, job("again", rerun())).await.fail(failure()).await.unwrap(), SETTLED);
+    let running = acquire(&plain, job("running", rerun())).await;
+    plain.enqueue(job("pending", rerun())).await.unwrap();
+    assert_eq!(said(&lab, "done").await, None);
+
     let node = node(&lab).await;
-    let Claim::Replay(replay) = node.claim(job("old", rerun())).await.unwrap() else { panic!("it has completed") };
+    let names = ["done", "absent", "doubt", "exhausted", "again", "running", "pending"];
+    let ended = node.store().ended(&names.map(|name| (queue(), key(name)))).await.unwrap();
+    let has_ended = ended.iter().map(Option::is_some).collect::<Vec<_>>();
+    assert_eq!(has_ended, [true, false, true, true, false, false, false]);
+    let again = node.store().by_key(&queue(), &key("again")).await.unwrap().unwrap().id;
+    let ids: Vec<i64> = ended.into_iter().flatten().chain([again]).collect();
     let tx = node.store().begin(secs(5)).await.unwrap();
-    node.store().project_in(&tx, &[replay.operation.as_ref().clone()]).await.unwrap();
+    let mut projected = node.store().project_in(&tx, &ids).await.unwrap();
     assert!(matches!(node.store().commit(&tx).await, semel::store::Commit::Done));
-    says(&lab, &node, "old", ("completed", false, "", 1)).await;
+    projected.sort_unstable();
+    assert_eq!(projected, ids, "ids grow with time");
+    says(&lab, &node, "done", ("completed", false, "", 1)).await;
+    says(&lab, &node, "doubt", ("in_doubt", false, "cut", 1)).await;
+    says(&lab, &node, "exhausted", ("failed", false, "no", 1)).await;
+    says(&lab, &node, "again", ("failed", true, "no", 1)).await;
+    drop(running);
 }

@@ -63,7 +63,7 @@ pub(super) async fn find(conn: &mut Conn<'_>, tenant: &str, id: i64) -> Result<O
     on!(conn, c => sqlx::query_as(FIND).bind(tenant).bind(id).fetch_optional(&mut **c).await.map_err(broken))
 }
 
-/// A notification without an operation.
+/// What the migration reads of a notification.
 pub(super) struct Bare {
     pub(super) id: i64,
     pub(super) tenant: String,
@@ -72,14 +72,63 @@ pub(super) struct Bare {
 
 from_row!(Bare { id, tenant, notification_type });
 
+/// The same, if it can be read: SQLite also stores bytes in a column of texts.
+pub(super) struct Any {
+    pub(super) id: i64,
+    pub(super) bare: Option<Bare>,
+}
+
+from_row!(Any, row => { id: row.try_get("id")?, bare: sqlx::FromRow::from_row(row).ok() });
+
 const BARE: &str = "
     SELECT id, tenant, notification_type FROM notifications
     WHERE status = 'PENDING' AND notification_type <> 'IN_APP' AND NOT enqueued AND id > $1
     ORDER BY id LIMIT $2";
 
 /// The first notifications without an operation, after an id.
-pub(super) async fn bare(conn: &mut Conn<'_>, after: i64, most: i64) -> Result<Vec<Bare>> {
+pub(super) async fn bare(conn: &mut Conn<'_>, after: i64, most: i64) -> Result<Vec<Any>> {
     on!(conn, c => sqlx::query_as(BARE).bind(after).bind(most).fetch_all(&mut **c).await.map_err(broken))
+}
+
+/// The first notification without an operation, readable or not.
+pub(super) async fn first_bare(conn: &mut Conn<'_>) -> Result<Option<i64>> {
+    on!(conn, c => sqlx::query_scalar(BARE).bind(0_i64).bind(1_i64).fetch_optional(&mut **c).await.map_err(broken))
+}
+
+const PAGE: &str = "
+    SELECT max(id) FROM (SELECT id FROM notifications WHERE id > $1 ORDER BY id LIMIT $2) AS page";
+const WAITING: &str = "
+    SELECT id, tenant, notification_type FROM notifications
+    WHERE id > $1 AND id <= $2 AND status = 'PENDING' AND notification_type <> 'IN_APP' AND enqueued
+    ORDER BY id";
+
+/// The pending notifications with an operation among the first ones after an id, and the last of all these. By the
+/// primary key: no index has them, and a page is bounded whatever the statuses are.
+pub(super) async fn waiting(conn: &mut Conn<'_>, after: i64, most: i64) -> Result<Option<(i64, Vec<Any>)>> {
+    let last: Option<i64> =
+        on!(conn, c => sqlx::query_scalar(PAGE).bind(after).bind(most).fetch_one(&mut **c).await.map_err(broken)?);
+    let Some(last) = last else { return Ok(None) };
+    let found =
+        on!(conn, c => sqlx::query_as(WAITING).bind(after).bind(last).fetch_all(&mut **c).await.map_err(broken)?);
+    Ok(Some((last, found)))
+}
+
+// Differs because JSON texts become rows in another way, and SQLite has no row locks: there is one writer.
+const FREE_POSTGRES: &str = "
+    SELECT id FROM notifications
+    WHERE status = 'PENDING' AND id IN (SELECT CAST(value AS BIGINT) FROM json_array_elements_text($1::json))
+    ORDER BY id FOR NO KEY UPDATE SKIP LOCKED";
+const FREE_SQLITE: &str = "
+    SELECT id FROM notifications WHERE status = 'PENDING' AND id IN (SELECT value FROM json_each($1)) ORDER BY id";
+
+/// Locks those of these notifications that are pending and that no other transaction has locked.
+pub(super) async fn free(conn: &mut Conn<'_>, ids: &[i64]) -> Result<Vec<i64>> {
+    let sql = match conn {
+        Conn::Postgres(_) => FREE_POSTGRES,
+        Conn::Sqlite(_) => FREE_SQLITE,
+    };
+    let ids = json!(ids).to_string();
+    on!(conn, c => sqlx::query_scalar(sql).bind(ids).fetch_all(&mut **c).await.map_err(broken))
 }
 
 // Differs because JSON texts become rows in another way.
@@ -99,4 +148,4 @@ pub(super) async fn enqueued(conn: &mut Conn<'_>, ids: &[i64]) -> Result<()> {
     on!(conn, c => sqlx::query(sql).bind(ids).execute(&mut **c).await.map(drop).map_err(broken))
 }
 
-statements!(STATUS, DUE, FIND, BARE, ENQUEUED_POSTGRES, ENQUEUED_SQLITE);
+statements!(STATUS, DUE, FIND, BARE, PAGE, WAITING, FREE_POSTGRES, FREE_SQLITE, ENQUEUED_POSTGRES, ENQUEUED_SQLITE);
