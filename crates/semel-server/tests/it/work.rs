@@ -68,6 +68,8 @@ fn kinds_are_listed_paused_and_resumed(place: &Place) {
         let wrong = place.run([&["work", "pause"], wrong, &["--reason", "r"]].concat());
         assert!(stderr(&wrong).contains("service: "), "{}", stderr(&wrong));
     }
+    let several = place.run(["work", "pause", "shop", "*", "--reason", "r"]);
+    assert!(stderr(&several).contains("'*' is not a kind"), "{}", stderr(&several));
 }
 
 fn a_pending_operation_is_cancelled_by_key_and_by_number(place: &Place) {

@@ -63,6 +63,8 @@ impl Change {
     /// Carries it out. Names that no operation can have are refused.
     async fn run(&self, how: impl AsyncFnOnce(&Opened) -> anyhow::Result<String>) -> anyhow::Result<ExitCode> {
         Scope::new(Scope::DEFAULT_TENANT, &self.service, &self.kind)?;
+        // A node shows `service/*` if one handler takes several kinds. A pause is for one kind.
+        anyhow::ensure!(self.kind != "*", "'*' is not a kind: name one of those in `semel work list`");
         self.ledger.print(how).await
     }
 
