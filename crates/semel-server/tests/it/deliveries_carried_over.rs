@@ -75,7 +75,7 @@ fn notifications_of_an_earlier_version_are_delivered_once(place: &Place) {
     let variables = email(&url, "rerun");
     for (point, carried) in [("deliveries.carried:2", 1000), ("step.after_commit:1", 2000)] {
         // As if it had found the last one long ago: what it finds now is remembered with its batch.
-        remember(place, "{\"found\":1,\"told\":0,\"checked\":0,\"corrected\":false}");
+        remember(place, "{\"found\":1,\"logged\":0,\"checked\":0,\"corrected\":false}");
         let dying = [&variables[..], &[("SEMEL_CRASH", point)]].concat();
         serve(place, ROLES, &dying).process.end();
         assert_eq!(count(place, "notifications WHERE enqueued"), carried, "{point}");

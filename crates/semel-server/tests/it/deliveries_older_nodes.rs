@@ -30,7 +30,7 @@ on_both_databases! {
 const SETTLED: Settled = Settled::Yes { successor: false };
 
 /// A checkpoint of the migration: it found the last notification long ago.
-const LONG_AGO: &str = r#"{"found":1,"told":0,"checked":0,"corrected":false}"#;
+const LONG_AGO: &str = r#"{"found":1,"logged":0,"checked":0,"corrected":false}"#;
 
 const ENDED: &str = "semel_operations WHERE kind = 'carry-over' AND state = 'completed'";
 
@@ -147,7 +147,7 @@ fn an_unreadable_notification_keeps_no_other_from_being_carried_over(place: &Pla
     let told = || std::fs::read_to_string(place.path("log")).unwrap();
     eventually(LONG, "the log says so", || told().contains("notifications=2"));
     drop(server);
-    remember(place, &LONG_AGO.replace("\"told\":0", "\"told\":2"));
+    remember(place, &LONG_AGO.replace("\"logged\":0", "\"logged\":2"));
     let _server = logging(place, &variables);
     eventually(LONG, "the migration ends", || count(place, ENDED) == 1);
     assert_eq!((statuses(place), count(place, NOT_CARRIED)), (expected.map(str::to_owned).into(), 2));

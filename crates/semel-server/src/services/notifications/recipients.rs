@@ -204,10 +204,13 @@ impl Change {
         let before = {
             let mut held = tx.connection().await?;
             let mut conn = held.get()?;
-            let Some(before) = recipients::find(&mut conn, &self.tenant, self.kind, &self.user_id).await? else {
+            if recipients::find(&mut conn, &self.tenant, self.kind, &self.user_id).await?.is_none() {
                 return Ok(false);
-            };
+            }
             let revision = recipients::next_revision(&mut conn, &self.tenant).await?;
+            // Again, under the lock: another request may have changed it meanwhile.
+            let before = recipients::find(&mut conn, &self.tenant, self.kind, &self.user_id).await?;
+            let Some(before) = before else { return Ok(false) };
             if !recipients::end(&mut conn, self.who(), revision, self.now).await? {
                 return Ok(false);
             }
