@@ -275,7 +275,7 @@ worker-expired@semel/src/worker/expired.rs@s/ledger\.end_expired_leases\(\)\.awa
 worker-share@semel/src/worker/shares.rs@s/free\.div_ceil\(left\)/free/@semel@test(=worker::shares::tests::free_seats_are_shared_and_none_is_left_over)
 worker-leave@semel/src/worker/rounds.rs@s/self\.leave\.send_replace\(true\);//@semel-store@test(=sqlite::working::a_stop_releases_runs_that_exceed_its_grace)
 worker-probe@semel/src/worker/targets.rs@s/        pause\.probe = Some\(Uptime::now\(\) \+ PROBE\);\n//@semel@test(=worker::targets::tests::an_unreachable_target_pauses_and_one_run_probes_it)
-priority-oldest@semel/src/worker/shares.rs@s/\(most, since\.saturating_add\(most\) \/ OLDEST_OF\)/(most, since \/ OLDEST_OF)/@semel@test(=worker::shares::tests::every_tenth_of_each_tenant_is_the_longest_due_of_all)
+priority-oldest@semel/src/store/take.rs@s/since\.saturating_add\(most\) \/ Self::OLDEST_OF/since.saturating_add(most.min(0)) \/ Self::OLDEST_OF/@semel@test(=worker::shares::tests::every_tenth_of_each_tenant_is_the_longest_due_of_all)
 fleet-limit-turns@semel/src/worker/rounds.rs@s/                last\.insert\(asked\.kind, asked\.want\.scope\.clone\(\)\);\n//@semel-store@test(=sqlite::working::tenants_share_the_limit_of_a_fleet)
 worker-unbegun@semel/src/worker/rounds.rs@s/let stopping = is_over\(&self\.stop\);/let stopping = false;/@semel-store@test(=sqlite::working::a_stop_during_a_take_hands_back_its_operations)
 rate-raised@semel-store/src/take.rs@s/if free_at > now\.saturating_add\(every\)/if free_at > i64::MAX - every/@semel-store@test(=sqlite::enqueue::the_limits_of_a_kind_are_shared_by_the_fleet)

@@ -75,7 +75,7 @@ impl Database {
     async fn take_apart(&self, take: &Take) -> Result<Vec<(usize, Applied)>> {
         let mut taken = Vec::new();
         for (n, want) in take.wants.iter().enumerate() {
-            let one = Take { wants: vec![Want { most: 1, oldest: 0, ..want.clone() }], ..take.clone() };
+            let one = Take { wants: vec![Want { most: 1, since: None, ..want.clone() }], ..take.clone() };
             for _ in 0..want.most.min(MARGIN) {
                 let mut picked = Vec::new();
                 match self.take_once(&one, &mut picked).await {
@@ -239,7 +239,7 @@ impl Taking<'_> {
             let already = u32::try_from(picked.iter().filter(of_kind).count()).unwrap_or(u32::MAX);
             let (most, free_at) = self.allowed(conn, want, already).await?;
             let mut here = HashSet::new();
-            let oldest = want.oldest.min(most);
+            let oldest = want.oldest(most);
             for (text, most) in [(self.work.pick_oldest, oldest), (self.work.pick, most)] {
                 if most == 0 || here.len() >= most as usize {
                     continue;

@@ -25,9 +25,6 @@ use crate::{
 /// The batch size.
 pub(crate) const BATCH: usize = 64;
 
-/// One of this many is the longest due of all, as the worker asks for it.
-const OLDEST_OF: usize = 10;
-
 const FEW: usize = 1000;
 const MANY: usize = 1_000_000;
 
@@ -79,7 +76,7 @@ async fn take(ledger: &Ledger<Database>) -> Result<Duration> {
     let want = Want {
         scope: Scope::new(SCOPE[0], SCOPE[1], SCOPE[2])?,
         most: BATCH as u32,
-        oldest: (BATCH / OLDEST_OF) as u32,
+        since: Some(0),
         policy: Policy::default(),
         limits: Limits::default(),
     };

@@ -142,8 +142,8 @@ fn a_lost_run_under_hold_is_shown_as_in_doubt(place: &Place) {
     desk.block(async {
         ledger.enqueue(work("k").policy(policy.clone())).await.unwrap();
         let scope = Scope::parse("shop/mail").unwrap();
-        let (most, oldest, limits) = (1, 0, Limits::default());
-        let want = Want { scope, most, oldest, policy, limits };
+        let (most, since, limits) = (1, None, Limits::default());
+        let want = Want { scope, most, since, policy, limits };
         // A worker that is killed settles nothing.
         std::mem::forget(ledger.take(vec![want]).await.unwrap());
     });

@@ -223,7 +223,7 @@ impl Run {
 
     /// Takes due operations: exactly those, each as a claim by its key would have got it.
     async fn take(&mut self, policy: Policy) {
-        let want = Want { scope: scope(), most: 10, oldest: 1, policy: policy.clone(), limits: Limits::default() };
+        let want = Want { scope: scope(), most: 10, since: Some(0), policy: policy.clone(), limits: Limits::default() };
         let token = semel::Token::random().unwrap();
         let take = Take { wants: vec![want], owner: "worker".into(), token };
         let taken = self.store.take_due(Arc::new(take)).await.unwrap();

@@ -25,7 +25,7 @@ async fn enqueue(node: &Node, work: Work) -> Enqueued {
 }
 
 fn want(most: u32) -> Want {
-    Want { scope: scope(), most, oldest: 0, policy: policy(), limits: Limits::default() }
+    Want { scope: scope(), most, since: None, policy: policy(), limits: Limits::default() }
 }
 
 /// Takes up to this many; returns their leases.
@@ -123,8 +123,7 @@ pub async fn a_delayed_operation_waits_for_its_time(lab: Lab) {
     assert_eq!(taken(&ledger, 9).await, ["timed"]);
 }
 
-/// Higher priorities are taken first, the longest due first within each; the `oldest` of a want are the longest due of
-/// all.
+/// Higher priorities are taken first, the longest due first within each; every tenth is the longest due of all.
 pub async fn higher_priorities_are_taken_first(lab: Lab) {
     let ledger = lab.ledger().await;
     for (n, priority) in [-2, 0, 2, 1, 0, 2, -1].into_iter().enumerate() {
@@ -133,7 +132,7 @@ pub async fn higher_priorities_are_taken_first(lab: Lab) {
         enqueue(&ledger, plain(&format!("{n}")).priority(priority)).await;
         assert_eq!(row(&ledger, &n.to_string()).await.priority, priority);
     }
-    let oldest = take(&ledger, Want { oldest: 1, ..want(2) }).await;
+    let oldest = take(&ledger, Want { since: Some(8), ..want(2) }).await;
     let keys: Vec<_> = oldest.iter().map(|lease| lease.operation().key.as_str()).collect();
     assert_eq!(keys, ["0", "2"], "the oldest, and the first by priority");
     assert_eq!(taken(&ledger, 2).await, ["5", "3"]);
@@ -383,4 +382,10 @@ pub async fn the_limits_of_a_kind_are_shared_by_the_fleet(lab: Lab) {
     let fast = || Want { limits: Limits { at_once: None, every: Some(secs(1)) }, ..want(9) };
     assert_eq!(take(&a, fast()).await.len(), 1, "a raised rate applies at once, and so does a clock that was set back");
     assert_eq!(take(&b, fast()).await.len(), 0);
+    // The limit allows one of nine: every tenth start is the longest due one, not each.
+    lab.pass(secs(1));
+    let urgent = plain("urgent").priority(Priority::new(2).unwrap());
+    enqueue(&a, urgent).await;
+    let next = take(&a, Want { since: Some(5), ..fast() }).await;
+    assert_eq!(next[0].operation().key.as_str(), "urgent");
 }

@@ -150,7 +150,8 @@ async fn a_worker_frozen_during_a_large_take_blocks_others_for_seconds() {
     let mut node = site.worker().await;
     enqueue(&mut node, Mode::Leased, &["free"], None).await;
     let begun = Instant::now();
-    node.order(&Order::work(2, &policy(PATIENCE))).await;
+    // With its margin of 64 it looks at 128 rows, all of which are locked.
+    node.order(&Order::work(64, &policy(PATIENCE))).await;
     assert_eq!(settled(&site, Mode::Leased, "free").await.state, State::Completed);
     assert!(begun.elapsed() < Duration::from_secs(20), "it waited for {:?}", begun.elapsed());
     node.stop().await;

@@ -256,6 +256,8 @@ pub(super) fn cancel(stored: Option<&Operation>, fence: Fence, (actor, reason): 
         (_, None) => {}
     }
     let known = op.expires_at.zip(op.settled_at).map(|(end, settled)| end.since(settled));
+    // Newer data that was promoted has no end yet: it has that of the lost run.
+    let known = known.or_else(|| stored.lease.as_ref()?.terms.retention);
     let retention = op.terms.as_ref().map_or(known, |terms| terms.retention);
     unsettle(&mut op);
     op.fence = fence;

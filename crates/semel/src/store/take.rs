@@ -11,12 +11,24 @@ pub struct Want {
     pub scope: Scope,
     /// The most operations to take.
     pub most: u32,
-    /// How many of these are the longest due ones, with any priority.
-    pub oldest: u32,
+    /// How many were taken since the last longest-due one: every tenth is the longest due one, whatever its priority.
+    /// Without it, all are taken by priority.
+    pub since: Option<u32>,
     /// The policy of operations that were enqueued without one.
     pub policy: Policy,
     /// The limits of the fleet for this kind.
     pub limits: Limits,
+}
+
+impl Want {
+    /// One of this many operations is the longest due one: so low priorities do not starve.
+    pub const OLDEST_OF: u32 = 10;
+
+    /// How many longest-due ones are among the next `most`. A limit of the fleet may allow fewer than are wanted.
+    #[must_use]
+    pub fn oldest(&self, most: u32) -> u32 {
+        self.since.map_or(0, |since| since.saturating_add(most) / Self::OLDEST_OF)
+    }
 }
 
 /// Limits of a kind over all nodes.

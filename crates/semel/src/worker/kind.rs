@@ -181,11 +181,15 @@ impl<S: Store> Kind<S> {
             }
             return;
         }
-        match ((self.runs)(lease).await, target) {
+        let ran = (self.runs)(lease).await;
+        match (&ran, target) {
             (Ok(Ran::Completed(_) | Ran::Failed(_)), Some(target)) => self.targets.is_there(&target),
-            // The ledger logs the end of a run.
-            (Ok(_), _) => {}
-            (Err(error), _) => tracing::warn!(%error, "a run could not be settled; it is retried"),
+            (_, Some(target)) => self.targets.is_unknown(&target),
+            (_, None) => {}
+        }
+        // The ledger logs the end of a run.
+        if let Err(error) = ran {
+            tracing::warn!(%error, "a run could not be settled; it is retried");
         }
     }
 }

@@ -206,20 +206,27 @@ impl<S: Store> Rounds<S> {
         // By kind of work: the last want that got an operation, or the last of all if none did.
         let mut last: BTreeMap<usize, Scope> =
             asked.iter().map(|asked| (asked.kind, asked.want.scope.clone())).collect();
-        let mut took = false;
+        let mut took = Ok(false);
         for asked in asked.chunks_mut(MOST_WANTS) {
-            let taken = self.take(asked).await?;
+            let taken = match self.take(asked).await {
+                Ok(taken) => taken,
+                Err(error) => {
+                    took = Err(error);
+                    break;
+                }
+            };
             for (asked, taken) in asked.iter().zip(taken).filter(|(_, taken)| *taken > 0) {
                 self.shares.count(&asked.want.scope, taken);
                 last.insert(asked.kind, asked.want.scope.clone());
-                took = true;
+                took = Ok(true);
             }
             if is_over(&self.stop) {
                 break;
             }
         }
+        // Also after an error: otherwise the same tenants would be first in each retry.
         last.iter().for_each(|(kind, scope)| self.shares.end_at(*kind, scope));
-        Ok(took)
+        took
     }
 
     /// Takes the wants in one transaction and starts the runs. Returns how many of each want.
@@ -345,8 +352,8 @@ impl<S: Store> Rounds<S> {
                 self.log_wrong_policy(n, &scope, &error);
                 continue;
             }
-            let (most, oldest) = self.shares.ages(&scope, share);
-            let want = Want { policy, scope, most, oldest, limits: kind.limits };
+            let (most, since) = (u32::try_from(share).unwrap_or(u32::MAX), Some(self.shares.since(&scope)));
+            let want = Want { policy, scope, most, since, limits: kind.limits };
             let seats = seats.split_off(seats.len() - share);
             asked.push(Asked { kind: n, want, seats });
         }

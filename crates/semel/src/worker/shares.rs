@@ -2,10 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::{Scope, look::DueKind};
-
-/// One of this many operations is the longest due one, with any priority: so low priorities do not starve.
-const OLDEST_OF: u32 = 10;
+use crate::{Scope, look::DueKind, store::Want};
 
 /// How many kinds and tenants are counted. Beyond that the counts begin anew, which postpones the next longest-due one.
 const MOST_COUNTED: usize = 10_000;
@@ -42,11 +39,9 @@ impl Shares {
         shares
     }
 
-    /// How many to ask for, and how many of these are the longest due ones: every tenth that this tenant gets.
-    pub(super) fn ages(&self, scope: &Scope, share: usize) -> (u32, u32) {
-        let most = u32::try_from(share).unwrap_or(u32::MAX);
-        let since = self.taken.get(scope).copied().unwrap_or_default();
-        (most, since.saturating_add(most) / OLDEST_OF)
+    /// How many operations of a kind and tenant were taken since the last longest-due one.
+    pub(super) fn since(&self, scope: &Scope) -> u32 {
+        self.taken.get(scope).copied().unwrap_or_default()
     }
 
     /// Counts taken operations.
@@ -55,7 +50,7 @@ impl Shares {
             self.taken.clear();
         }
         let since = self.taken.entry(scope.clone()).or_default();
-        *since = since.saturating_add(u32::try_from(taken).unwrap_or(u32::MAX)) % OLDEST_OF;
+        *since = since.saturating_add(u32::try_from(taken).unwrap_or(u32::MAX)) % Want::OLDEST_OF;
     }
 
     /// Notes which kind and tenant was served last. A limit of the fleet may serve only the first of those that were
@@ -119,18 +114,23 @@ mod tests {
     #[test]
     fn every_tenth_of_each_tenant_is_the_longest_due_of_all() {
         let mut shares = Shares::default();
-        let mut oldest = 0;
-        for tenant in ["a", "b"].map(scope).iter().cycle().take(200) {
-            oldest += shares.ages(tenant, 1).1;
+        let (mut oldest, tenants) = ([0; 2], ["a", "b"].map(scope));
+        for n in 0..200 {
+            let (tenant, policy) = (&tenants[n % 2], crate::Policy::default());
+            let want = Want {
+                scope: tenant.clone(),
+                most: 1,
+                since: Some(shares.since(tenant)),
+                policy,
+                limits: <_>::default(),
+            };
+            oldest[n % 2] += want.oldest(1);
             shares.count(tenant, 1);
-            if tenant.tenant() == "a" {
-                assert_eq!(oldest % 2, 0, "the tenants have theirs in turn");
-            }
+            assert_eq!(want.oldest(100), 10);
         }
-        assert_eq!(oldest, 20);
-        assert_eq!(shares.ages(&scope("a"), 100), (100, 10));
-        shares.count(&scope("a"), 4);
-        shares.count(&scope("a"), 0);
-        assert_eq!(shares.ages(&scope("a"), 6), (6, 1), "a take that found nothing does not count");
+        assert_eq!(oldest, [10, 10]);
+        shares.count(&tenants[0], 4);
+        shares.count(&tenants[0], 0);
+        assert_eq!(shares.since(&tenants[0]), 4, "a take that found nothing does not count");
     }
 }

@@ -72,6 +72,14 @@ impl Targets {
         pause.until.remaining()
     }
 
+    /// Notes that a run of a target ended without saying whether it is reachable: if it was the probe, another operation
+    /// may probe.
+    pub(super) fn is_unknown(&self, target: &str) {
+        if let Some(pause) = self.0.lock().get_mut(target) {
+            pause.probe = None;
+        }
+    }
+
     /// Notes that a target answered.
     pub(super) fn is_there(&self, target: &str) {
         if self.0.lock().remove(target).is_some() {
@@ -127,5 +135,8 @@ mod tests {
         }
         targets.0.lock().get_mut("a").unwrap().probe = Some(Uptime::now());
         assert_eq!(targets.wait("a"), None, "the probing run is lost");
+        assert!(targets.wait("a").is_some());
+        targets.is_unknown("a");
+        assert_eq!(targets.wait("a"), None, "the probing run was released without a report");
     }
 }

@@ -141,7 +141,13 @@ fn changes(
         law(claims || new.state != State::Completed, "newer data was not run")?;
     }
     if new.failures > old.failures {
-        law(matches!(what, Happening::Write(_, Write::Fail(_))), "only a failure counts as one")?;
+        let cancelled = old.lease.as_ref().is_some_and(|lease| lease.cancelled);
+        let fails = match what {
+            Happening::Write(_, Write::Fail(_)) => true,
+            Happening::Write(_, Write::Release { .. } | Write::Withdraw) => cancelled,
+            _ => false,
+        };
+        law(fails, "only a failure counts as one, and the release of a cancelled run")?;
     }
     if new.crashes > old.crashes {
         let doubted = matches!(what, Happening::Write(_, Write::Doubt { .. }));
@@ -200,8 +206,10 @@ fn answers(before: Option<&Operation>, what: &Happening, now: Timestamp, step: &
         Answer::InDoubt { .. } => law(after.is_some_and(|op| op.state == State::InDoubt), "in doubt"),
         Answer::NotYet { until } => {
             let at_once = matches!(what, Happening::Claim(request) | Happening::Inline(request) if request.at_once);
+            // An enqueue leaves it to the worker also if the backoff is over.
+            let later = matches!(what, Happening::Claim(request) if request.later.is_some());
             law(
-                *until > now && !at_once,
+                (*until > now || later) && !at_once,
                 "not yet is in the future, and never the answer to a claim that ignores the backoff",
             )
         }

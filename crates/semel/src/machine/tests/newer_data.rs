@@ -107,6 +107,8 @@ fn a_cancel_after_lease_expiry_withdraws_the_newer_data_before_and_after_the_swe
         }
         assert_eq!(life.cancel(), Answer::Cancelled);
         assert!(has(&life, "second", 2) && life.row().successor.is_none(), "swept: {swept}");
+        // After the sweep only the policy of the enqueue or the claim would tell.
+        assert_eq!(life.row().expires_at, (!swept).then_some(life.now + RETENTION), "swept: {swept}");
         assert_eq!(life.claim(&bring("second", 2)), Answer::Exhausted, "swept: {swept}");
     }
 }
