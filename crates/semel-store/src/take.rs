@@ -255,10 +255,13 @@ impl Taking<'_> {
                     .await
                     .map_err(read_failed)?);
                 for (id, size) in rows {
-                    let sum = usize::try_from(size).map_or(usize::MAX, |size| size.saturating_add(bytes));
-                    let fits = picked.is_empty() || sum <= Take::BYTES;
+                    if here.contains(&id) {
+                        continue;
+                    }
+                    // Also of one that does not fit: smaller ones behind it must not overtake it.
+                    bytes = usize::try_from(size).map_or(usize::MAX, |size| size.saturating_add(bytes));
+                    let fits = picked.is_empty() || bytes <= Take::BYTES;
                     if fits && here.len() < most as usize && here.insert(id) {
-                        bytes = sum;
                         picked.push(Picked { want: n, id });
                     }
                 }
