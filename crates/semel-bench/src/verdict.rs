@@ -103,8 +103,13 @@ pub(crate) fn verdicts(report: &Report) -> Vec<Verdict> {
         cpu_ratio: None,
         bound: Bound::AtMost(2.0),
     });
-    for (ours, theirs) in [(worker::ALL_BULK, worker::GRAPHILE_BULK), (worker::ALL_SINGLE, worker::GRAPHILE_SINGLE)] {
-        let aim = format!("PostgreSQL, jobs {ours}: times the rate of graphile_worker");
+    let peers = [
+        (worker::ALL_BULK, worker::GRAPHILE_BULK, "graphile_worker"),
+        (worker::ALL_BULK, worker::GRAPHILE_KEYED, "graphile_worker with keys"),
+        (worker::ALL_SINGLE, worker::GRAPHILE_SINGLE, "graphile_worker"),
+    ];
+    for (ours, theirs, peer) in peers {
+        let aim = format!("PostgreSQL, jobs {ours}: times the rate of {peer}");
         let of = |how| worker::subject(Postgres, how, worker::SEATS);
         all.push(against(aim, Bound::AtLeast(2.0), of(ours), of(theirs)));
     }

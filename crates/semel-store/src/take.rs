@@ -58,6 +58,9 @@ pub(crate) struct Picked {
     pub(crate) id: i64,
 }
 
+/// The running operations of each kind with a limit, by service and kind.
+type Running<'a> = HashMap<(&'a str, &'a str), u32>;
+
 /// Taken operations, by the index of their want; and those that could not be claimed.
 type Taken = (Vec<(usize, Applied)>, Left);
 
@@ -234,10 +237,11 @@ impl Taking<'_> {
     /// Finds and locks due operations, for each want within its limits.
     async fn pick(&self, conn: &mut Conn<'_>) -> Result<Vec<Picked>> {
         let (mut picked, mut bytes) = (Vec::<Picked>::new(), 0);
+        let mut running = Running::new();
         for (n, want) in self.take.wants.iter().enumerate() {
             let of_kind = |picked: &&Picked| is_of_kind(&self.take.wants[picked.want].scope, &want.scope);
             let already = u32::try_from(picked.iter().filter(of_kind).count()).unwrap_or(u32::MAX);
-            let (most, free_at) = self.allowed(conn, want, already).await?;
+            let (most, free_at) = self.allowed(conn, want, already, &mut running).await?;
             let mut here = HashSet::new();
             let oldest = want.oldest(most);
             for (text, most) in [(self.work.pick_oldest, oldest), (self.work.pick, most)] {
@@ -273,7 +277,13 @@ impl Taking<'_> {
 
     /// How many may start within the limits of the fleet, when this take has picked `already` others of the kind; and
     /// from when on the next start is free, by the rate. None may while another node takes work of this kind.
-    async fn allowed(&self, conn: &mut Conn<'_>, want: &Want, already: u32) -> Result<(u32, i64)> {
+    async fn allowed<'s>(
+        &'s self,
+        conn: &mut Conn<'_>,
+        want: &'s Want,
+        already: u32,
+        running: &mut Running<'s>,
+    ) -> Result<(u32, i64)> {
         if want.limits.is_none() {
             return Ok((want.most, 0));
         }
@@ -281,10 +291,18 @@ impl Taking<'_> {
         let (service, kind) = (want.scope.service(), want.scope.kind());
         let mut most = want.most;
         if let Some(at_once) = want.limits.at_once {
-            let running: i64 = on!(conn, c => sqlx::query_scalar(self.work.count_running)
-                .bind(service).bind(kind).bind(self.clock).fetch_one(&mut **c).await.map_err(broken)?);
-            let running = u32::try_from(running).unwrap_or(u32::MAX).saturating_add(already);
-            most = most.min(at_once.saturating_sub(running));
+            // Counted once: a run that ends during the take would otherwise free a seat that only later tenants see.
+            let running = match running.get(&(service, kind)) {
+                Some(counted) => *counted,
+                None => {
+                    let counted: i64 = on!(conn, c => sqlx::query_scalar(self.work.count_running)
+                        .bind(service).bind(kind).bind(self.clock).fetch_one(&mut **c).await.map_err(broken)?);
+                    let counted = u32::try_from(counted).unwrap_or(u32::MAX);
+                    running.insert((service, kind), counted);
+                    counted
+                }
+            };
+            most = most.min(at_once.saturating_sub(running.saturating_add(already)));
         }
         if let Some(every) = want.limits.every {
             let (now, every) = (self.now(conn).await?, micros(every).max(1));

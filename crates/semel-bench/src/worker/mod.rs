@@ -15,7 +15,7 @@ use anyhow::Result;
 pub(crate) use self::{
     jobs::{ALL_BULK, ALL_SINGLE, SEATS},
     latency::{OTHER, SAME},
-    peers::{GRAPHILE_BULK, GRAPHILE_SINGLE, PGBENCH_JOBS},
+    peers::{GRAPHILE_BULK, GRAPHILE_KEYED, GRAPHILE_SINGLE, PGBENCH_JOBS},
     queue::{BATCH, LONG, SHORT},
 };
 use crate::{

@@ -22,6 +22,8 @@ use crate::{
 pub(crate) const PGBENCH_JOBS: &str = "pgbench: INSERT, UPDATE";
 pub(crate) const GRAPHILE_SINGLE: &str = "graphile_worker: one by one, and worked off";
 pub(crate) const GRAPHILE_BULK: &str = "graphile_worker: in bulk, and worked off";
+/// With a key per job, as our jobs have: it then looks for a job of the same key before it inserts.
+pub(crate) const GRAPHILE_KEYED: &str = "graphile_worker: in bulk with keys, and worked off";
 
 /// A hand-written table of jobs.
 const TABLE: &str = "CREATE TABLE own_jobs (id BIGSERIAL PRIMARY KEY, kind TEXT NOT NULL, payload TEXT NOT NULL,
@@ -41,7 +43,7 @@ pub(super) async fn measure(plan: &Plan, site: &Site, report: &mut Report) -> Re
         report.say("graphile_worker was not measured: SEMEL_BENCH_GRAPHILE names no program".into());
         return Ok(());
     };
-    for (how, all) in [("bulk", GRAPHILE_BULK), ("single", GRAPHILE_SINGLE)] {
+    for (how, all) in [("bulk", GRAPHILE_BULK), ("keyed", GRAPHILE_KEYED), ("single", GRAPHILE_SINGLE)] {
         let phase = graphile(program, site, how, plan.jobs).await?;
         report.add(subject(Backend::Postgres, all, SEATS), phase.figure(plan.jobs));
     }
