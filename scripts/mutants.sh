@@ -284,7 +284,7 @@ cancel-lapsed@semel/src/machine/tend.rs@s/if lapsed\(stored, now\) \{ lapse\(sto
 schedule-locked-version@semel/src/worker/timetable.rs@s/known\.seen \|= moved \|\| .*?;/known.seen = moved || mark.is_some();/@semel-store@test(=postgres::schedules::a_changed_schedule_takes_over_a_mark_that_was_locked)
 cancel-unheard@semel/src/machine/settle.rs@s/ \| Write::Withdraw if lease\.cancelled => &cancelled/ | Write::Withdraw if lease.cancelled \&\& lease.terms.max_crashes == 0 => \&cancelled/@semel-store@test(=sqlite::enqueue::a_cancelled_run_that_fails_or_is_released_does_not_run_again)
 expires-before-retry@semel/src/machine/settle.rs@s/\(now \+ kept\)\.max\(retry \+ kept \/ 2\)/(now + kept).max(retry.min(now))/@semel-store@test(=sqlite::enqueue::a_failed_operation_does_not_expire_before_its_retry)
-fleet-limit-tenants@semel-store/src/take.rs@s/unwrap_or\(u32::MAX\)\.saturating_add\(already\)/unwrap_or(u32::MAX).saturating_add(already.min(0))/@semel-store@test(=sqlite::enqueue::the_limits_of_a_kind_are_shared_by_the_fleet)
+fleet-limit-tenants@semel-store/src/take.rs@s/running\.saturating_add\(already\)/running.saturating_add(already.min(0))/@semel-store@test(=sqlite::enqueue::the_limits_of_a_kind_are_shared_by_the_fleet)
 worker-wrong-policy@semel/src/worker/rounds.rs@s/                self\.log_wrong_policy\(n, &scope, &error\);\n                continue;/                self.log_wrong_policy(n, \&scope, \&error);\n                return Err(error);/@semel-store@test(=sqlite::working::mistakes_in_one_kind_stop_no_other)
 progress-forgives@semel/src/machine/settle.rs@s/if matches!\(write, Write::Progress\(_\)\) \{/if false {/@semel-store@test(=sqlite::enqueue::progress_forgives_crashes)
 LIST
