@@ -99,6 +99,26 @@ pub struct Opened {
     pub jobs: Vec<Arc<dyn JobKind>>,
     /// Its other tasks on a node.
     pub tasks: Vec<Task>,
+    /// Its own part of the sweep, on nodes with the role sweeper.
+    pub sweeps: Vec<Sweep>,
+}
+
+/// A service's part of the sweep. It must be safe on any number of nodes at the same time.
+pub struct Sweep {
+    /// Its name in the log if it fails.
+    pub name: &'static str,
+    /// One round.
+    pub run: Box<dyn Fn() -> BoxFuture<'static, semel::Result<()>> + Send + Sync>,
+}
+
+impl Sweep {
+    /// A part of the sweep.
+    pub fn new<Fut>(name: &'static str, run: impl Fn() -> Fut + Send + Sync + 'static) -> Self
+    where
+        Fut: Future<Output = semel::Result<()>> + Send + 'static,
+    {
+        Self { name, run: Box::new(move || Box::pin(run())) }
+    }
 }
 
 /// A task that runs until the node stops.

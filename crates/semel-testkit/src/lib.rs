@@ -8,6 +8,7 @@
 pub mod conformance;
 pub mod faults;
 mod lab;
+pub mod smtp;
 pub mod statements;
 
 pub use lab::{Guest, Kind, Lab, key, postgres_server, request, scope, work, work_with};

@@ -82,6 +82,14 @@ pub const SERVER_POINTS: &[&str] = &[
     "webhooks.after_store",
     "webhooks.after_effect",
     "webhooks.before_answer",
+    "mailing.stored",
+    "mailing.committed",
+    "mailing.begun",
+    "mailing.importing_batch",
+    "mailing.imported_batch",
+    "mailing.marked",
+    "mailing.sent",
+    "mailing.finishing",
 ];
 
 /// Called by [`crash_point!`](crate::crash_point): does nothing in a release build.

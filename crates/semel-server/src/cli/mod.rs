@@ -1,7 +1,7 @@
 //! The commands, one file each.
 //!
 //! The server keeps its data in its working directory. The commands for people (`once`, `why`, `operations`, `work`,
-//! `sweep`, `clock`, `webhooks`) use the user's state directory (`ledger`), so that cron and shell use the same ledger.
+//! `sweep`, `clock`, `webhooks`, `mailing`, `suppressions`) use the user's state directory (`ledger`), so that cron and shell use the same ledger.
 //! `target` finds the named operation; [`view`](crate::view) shows it.
 
 mod arguments;
@@ -10,9 +10,11 @@ mod config;
 mod gateway;
 mod guard;
 mod ledger;
+mod mailing;
 mod once;
 mod operations;
 mod serve;
+mod suppressions;
 mod sweep;
 mod target;
 mod webhooks;
@@ -57,6 +59,10 @@ enum Command {
     #[command(subcommand)]
     Webhooks(webhooks::WebhooksCommand),
     #[command(subcommand)]
+    Mailing(mailing::MailingCommand),
+    #[command(subcommand)]
+    Suppressions(suppressions::SuppressionsCommand),
+    #[command(subcommand)]
     Config(config::ConfigCommand),
     #[command(hide = true)]
     Guard(guard::Guard),
@@ -79,6 +85,8 @@ pub fn main() -> ExitCode {
         Command::Sweep(command) => command.run(),
         Command::Clock(command) => command.run(),
         Command::Webhooks(command) => command.run(),
+        Command::Mailing(command) => command.run(),
+        Command::Suppressions(command) => command.run(),
         Command::Config(command) => command.run(),
         Command::Guard(command) => Ok(command.run()),
         Command::GuardExec(command) => Ok(command.run()),

@@ -11,7 +11,7 @@ use axum::{
 use hyper::body::Incoming;
 use semel::{Ledger, Options, Uptime, Worker, fleet::Sign};
 use semel_store::Database;
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::watch};
 use tower::Service;
 
 use super::ledger;
@@ -22,7 +22,7 @@ use crate::{
     log,
     node::{self, AsksTheStore, Fault, Node},
     serve::{self, Drained, Limits},
-    service::Parts,
+    service::{Parts, Sweep},
     services::{self, messages::config::Messages, webhooks::config::Webhooks},
     stop::Stop,
 };
@@ -123,12 +123,13 @@ async fn start(config: &Config, ledger: &Ledger<Database>, node: &Node) -> anyho
     let parts = Parts { ledger, broker: node.broker(), config, jobs: &jobs };
     let (mut routes, mut signed, mut queues, mut worker) = (Router::new(), Router::new(), vec![], Worker::new(ledger));
     worker = worker.known_as(config.roles.names(), VERSION);
-    let mut job_kinds = Vec::new();
+    let (mut job_kinds, mut sweeps) = (Vec::new(), Vec::new());
     for service in services::open(&parts).await? {
         routes = routes.merge(service.routes);
         signed = signed.merge(service.signed);
         queues.extend(service.queues);
         job_kinds.extend(service.jobs);
+        sweeps.extend(service.sweeps);
         worker = service.kinds.into_iter().fold(worker, Worker::on);
         worker = service.schedules.into_iter().fold(worker, Worker::every);
         for task in service.tasks.into_iter().filter(|task| task.roles.iter().any(|role| has(*role))) {
@@ -139,6 +140,7 @@ async fn start(config: &Config, ledger: &Ledger<Database>, node: &Node) -> anyho
     jobs.know(job_kinds);
     if has(NodeRole::Sweeper) {
         ledger.sweep_every(config.sweep.every);
+        node.spawn("sweeps of services", sweep_services(sweeps, config.sweep.every, node.stopping()));
     }
     if has(NodeRole::Relay) || has(NodeRole::Worker) {
         node.declare(queues);
@@ -155,6 +157,22 @@ async fn start(config: &Config, ledger: &Ledger<Database>, node: &Node) -> anyho
         node.spawn("signs of life", async move { ledger.show_life(sign, stopping).await });
     }
     Ok(if has(NodeRole::Api) { (routes, signed) } else { (Router::new(), Router::new()) })
+}
+
+/// Runs the services' parts of the sweep, one after the other. One that fails does not keep the others.
+async fn sweep_services(sweeps: Vec<Sweep>, every: Duration, mut stop: watch::Receiver<bool>) {
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(every) => {}
+            // A dropped sender counts as a stop request.
+            _ = stop.wait_for(|stop| *stop) => return,
+        }
+        for sweep in &sweeps {
+            if let Err(error) = (sweep.run)().await {
+                tracing::warn!(%error, service = sweep.name, "a service's part of the sweep failed; it is tried again");
+            }
+        }
+    }
 }
 
 /// Serves until a stop is requested. Then requests in flight, the node's other tasks and the ledger end, in this order,

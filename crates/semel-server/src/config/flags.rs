@@ -38,6 +38,11 @@ pub struct Flags {
     #[arg(long, value_name = "LIST")]
     pub roles: Option<String>,
 
+    /// Where mails of mailings go: file:DIR, smtp://…, smtps://… or http(s)://…
+    /// [env: SEMEL_MAIL_TRANSPORT] [default: files in mail/ in the data dir]
+    #[arg(long, value_name = "URL")]
+    pub mail_transport: Option<String>,
+
     /// Log each request [env: SEMEL_HTTP_LOG_REQUESTS] [default: false]
     #[arg(long)]
     pub log_requests: bool,
@@ -55,6 +60,7 @@ impl Flags {
             "data_dir" => self.store.data_dir.as_deref(),
             "database_url" => self.store.database_url.as_deref(),
             "broker_url" => self.broker_url.as_deref(),
+            "mail_transport" => self.mail_transport.as_deref(),
             "roles" => self.roles.as_deref(),
             "http.log_requests" => self.log_requests.then_some("true"),
             "gateway.upstream" => self.upstream.as_deref(),

@@ -12,7 +12,7 @@ impl Size {
     const LARGEST: usize = 7 << 20;
 
     /// The number of bytes of a text such as `512KiB`.
-    pub(super) fn bytes(text: &str) -> Option<usize> {
+    pub(crate) fn bytes(text: &str) -> Option<usize> {
         let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
         let unit = Self::UNITS.iter().find(|(name, _)| *name == unit.trim()).map(|(_, bytes)| *bytes);
         let unit = unit.or((number == text).then_some(1))?;

@@ -56,7 +56,12 @@ impl Budget {
     /// Lets a request's body take room as it is read. The room is released with the last clone of the returned value;
     /// one clone is in the request's extensions, for work that continues after its client has gone.
     pub fn watch(&self, request: Request) -> (Request, Held) {
-        let held = Held(Arc::new(Mutex::new(Taken { room: Room::of(self.0.clone()), read: 0, refused: false })));
+        let held = Held(Arc::new(Mutex::new(Taken {
+            room: Room::of(self.0.clone()),
+            read: 0,
+            refused: false,
+            streamed: false,
+        })));
         let (mut head, body) = request.into_parts();
         head.extensions.insert(held.clone());
         (Request::from_parts(head, Body::new(Watched { body, held: held.clone() })), held)
@@ -78,11 +83,21 @@ struct Taken {
     room: Room,
     read: usize,
     refused: bool,
+    /// Whether the handler stores the body as it arrives.
+    streamed: bool,
 }
 
 impl Held {
+    /// The handler stores the body as it arrives and keeps no more of it than a part: it needs no room.
+    pub fn stream(&self) {
+        self.0.lock().streamed = true;
+    }
+
     fn grow(&self, more: usize) -> Result<(), NoRoom> {
         let mut taken = self.0.lock();
+        if taken.streamed {
+            return Ok(());
+        }
         taken.read += more;
         let beyond = taken.read.saturating_sub(FREE);
         if beyond > 0 {

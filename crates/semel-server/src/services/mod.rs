@@ -2,6 +2,7 @@
 //! its routes, its domain, its SQL and its work.
 
 mod call;
+pub mod mailings;
 pub mod messages;
 pub mod notifications;
 pub mod proposals;
@@ -17,8 +18,14 @@ use crate::{
 };
 
 /// Every service of the server.
-pub static ALL: [&Service; 5] =
-    [&proposals::PROPOSALS, &messages::MESSAGES, &notifications::NOTIFICATIONS, &webhooks::WEBHOOKS, &jobs::JOBS];
+pub static ALL: [&Service; 6] = [
+    &proposals::PROPOSALS,
+    &messages::MESSAGES,
+    &notifications::NOTIFICATIONS,
+    &webhooks::WEBHOOKS,
+    &mailings::MAILINGS,
+    &jobs::JOBS,
+];
 
 /// Opens every service, after its migrations.
 ///

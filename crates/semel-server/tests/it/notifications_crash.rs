@@ -123,13 +123,13 @@ fn a_server_dies_with_sqlite_and_rabbitmq() {
     at_each(&points, Fleet::sqlite_rabbitmq, a_server_dies);
 }
 
-/// Every crash point of messages has a server here that dies at it. Those of jobs, deliveries, webhooks, streams and
-/// embedded queues have their own tests.
+/// Every crash point of messages has a server here that dies at it. Those of jobs, deliveries, webhooks, streams,
+/// mailings and embedded queues have their own tests.
 #[test]
 fn every_point_is_covered_by_a_test() {
     let died = [&POINTS[..], &CHUNKS, &FAILURES].concat();
     let named: Vec<&str> = died.iter().map(|point| point.split(':').next().unwrap()).collect();
-    let others = ["job.", "deliver.", "deliveries.", "webhooks.", "streams.", "queue."];
+    let others = ["job.", "deliver.", "deliveries.", "webhooks.", "streams.", "queue.", "mailing."];
     let elsewhere = |point: &&&str| !others.iter().any(|other| point.starts_with(other));
     let all = semel::crash::MESSAGING_POINTS.iter().chain(semel::crash::SERVER_POINTS).filter(elsewhere);
     let missing: Vec<_> = all.filter(|point| !named.contains(*point)).collect();

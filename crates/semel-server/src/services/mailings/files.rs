@@ -1,0 +1,236 @@
+//! Uploaded files until they are imported: chunk rows on PostgreSQL, whose nodes share no disk; files beside the database
+//! on SQLite.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
+
+use semel::{Error, Ledger, Result, prelude::*};
+use semel_store::Database;
+use sha2::{Digest as _, Sha256};
+use tokio::{
+    fs,
+    io::{AsyncReadExt as _, AsyncSeekExt as _, AsyncWriteExt as _},
+};
+
+use super::tables::chunks;
+
+/// The size of a part: a row on PostgreSQL, a read from a file.
+pub(super) const PART: usize = 512 << 10;
+
+/// How long an upload may take; a file that belongs to no mailing is removed after it.
+pub(super) const LONGEST_UPLOAD: Duration = Duration::from_secs(6 * 3600);
+
+/// How many parts are removed in one transaction.
+const REMOVED_AT_ONCE: i64 = 64;
+
+/// Where files are kept.
+#[derive(Clone)]
+pub(super) enum Files {
+    /// In the database.
+    Rows(Ledger<Database>),
+    /// In this directory.
+    Disk(PathBuf),
+}
+
+/// A file that is being stored. Nothing of it is visible until a mailing names it.
+pub(super) struct Staged {
+    files: Files,
+    id: String,
+    hash: Sha256,
+    bytes: u64,
+    /// The bytes that are not stored yet.
+    rest: Vec<u8>,
+    parts: i64,
+    open: Option<fs::File>,
+}
+
+/// A stored file.
+pub(super) struct Stored {
+    pub(super) url: String,
+    pub(super) hash: String,
+    pub(super) bytes: u64,
+}
+
+impl Files {
+    pub(super) async fn stage(&self) -> Result<Staged> {
+        let id = uuid::Uuid::now_v7().hyphenated().to_string();
+        let open = match self {
+            Self::Rows(_) => None,
+            Self::Disk(dir) => {
+                fs::create_dir_all(dir).await.map_err(|error| broken("create", dir, &error))?;
+                let path = dir.join(format!("{id}.part"));
+                Some(fs::File::create(&path).await.map_err(|error| broken("create", &path, &error))?)
+            }
+        };
+        Ok(Staged { files: self.clone(), id, hash: Sha256::new(), bytes: 0, rest: Vec::new(), parts: 0, open })
+    }
+
+    /// Opens a stored file at an offset.
+    pub(super) async fn open(&self, url: &str, offset: u64) -> Result<Content> {
+        match (self, url.split_once(':')) {
+            (Self::Rows(ledger), Some(("rows", id))) => {
+                let part = PART as u64;
+                let skip = usize::try_from(offset % part).unwrap_or(0);
+                let next = i64::try_from(offset / part).unwrap_or(i64::MAX);
+                Ok(Content::Rows { database: ledger.store().clone(), id: id.to_owned(), next, skip })
+            }
+            (Self::Disk(dir), Some(("file", name))) => {
+                let path = dir.join(name);
+                let mut file = fs::File::open(&path).await.map_err(|error| broken("open", &path, &error))?;
+                file.seek(io::SeekFrom::Start(offset)).await.map_err(|error| broken("read", &path, &error))?;
+                Ok(Content::Disk(file, path))
+            }
+            _ => Err(Error::Refused(format!("the file is at {url}, which this node cannot read"))),
+        }
+    }
+
+    /// Removes a stored file; a file that is gone is fine.
+    pub(super) async fn remove(&self, url: &str) -> Result<()> {
+        match (self, url.split_once(':')) {
+            (Self::Rows(ledger), Some(("rows", id))) => loop {
+                let id = id.to_owned();
+                let removed = ledger.transact(move |tx| async move {
+                    chunks::remove(&mut tx.connection().await?.get()?, &id, REMOVED_AT_ONCE).await
+                });
+                if removed.await? == 0 {
+                    return Ok(());
+                }
+            },
+            (Self::Disk(dir), Some(("file", name))) => match fs::remove_file(dir.join(name)).await {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(broken("remove", dir, &error)),
+                _ => Ok(()),
+            },
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes files that belong to no mailing: their uploads were cut off.
+    pub(super) async fn remove_forgotten(&self, database: &Database, now: i64) -> Result<()> {
+        let before = now - i64::try_from(LONGEST_UPLOAD.as_micros()).unwrap_or(i64::MAX);
+        match self {
+            Self::Rows(_) => {
+                for id in database.read(async |conn| chunks::forgotten(conn, before, 8).await).await? {
+                    self.remove(&format!("rows:{id}")).await?;
+                }
+            }
+            Self::Disk(dir) => {
+                let Ok(mut entries) = fs::read_dir(dir).await else { return Ok(()) };
+                while let Ok(Some(entry)) = entries.next_entry().await {
+                    let old = |changed: SystemTime| changed.elapsed().is_ok_and(|age| age > LONGEST_UPLOAD);
+                    let is_old = entry.metadata().await.is_ok_and(|data| data.modified().is_ok_and(old));
+                    let url = format!("file:{}", entry.file_name().to_string_lossy());
+                    if is_old && !database.read(async |conn| chunks::is_used(conn, &url).await).await? {
+                        self.remove(&url).await?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Staged {
+    /// Stores more bytes.
+    pub(super) async fn write(&mut self, data: &[u8]) -> Result<()> {
+        self.hash.update(data);
+        self.bytes += data.len() as u64;
+        self.rest.extend_from_slice(data);
+        while self.rest.len() >= PART {
+            let later = self.rest.split_off(PART);
+            let part = std::mem::replace(&mut self.rest, later);
+            self.put(part).await?;
+        }
+        Ok(())
+    }
+
+    async fn put(&mut self, part: Vec<u8>) -> Result<()> {
+        match &self.files {
+            Files::Rows(ledger) => {
+                let (id, n, store) = (self.id.clone(), self.parts, ledger.store().clone());
+                let now = store.now().await?.as_micros();
+                let put = ledger.transact(move |tx| async move {
+                    chunks::put(&mut tx.connection().await?.get()?, &id, n, &part, now).await
+                });
+                put.await?;
+            }
+            Files::Disk(dir) => {
+                let file = self.open.as_mut().ok_or(Error::Contradiction("a file that is not open"))?;
+                file.write_all(&part).await.map_err(|error| broken("write to", dir, &error))?;
+            }
+        }
+        self.parts += 1;
+        Ok(())
+    }
+
+    /// Makes the file durable.
+    pub(super) async fn finish(mut self) -> Result<Stored> {
+        let rest = std::mem::take(&mut self.rest);
+        if !rest.is_empty() || self.parts == 0 {
+            self.put(rest).await?;
+        }
+        let url = match &self.files {
+            Files::Rows(_) => format!("rows:{}", self.id),
+            Files::Disk(dir) => {
+                let file = self.open.take().ok_or(Error::Contradiction("a file that is not open"))?;
+                file.sync_all().await.map_err(|error| broken("write to", dir, &error))?;
+                let name = format!("{}.csv", self.id);
+                let moved = fs::rename(dir.join(format!("{}.part", self.id)), dir.join(&name)).await;
+                moved.map_err(|error| broken("rename a file in", dir, &error))?;
+                let dir_file = fs::File::open(dir).await.map_err(|error| broken("open", dir, &error))?;
+                dir_file.sync_all().await.map_err(|error| broken("write to", dir, &error))?;
+                format!("file:{name}")
+            }
+        };
+        Ok(Stored { url, hash: hex::encode(self.hash.finalize()), bytes: self.bytes })
+    }
+
+    /// Removes what was stored.
+    pub(super) async fn drop_it(self) {
+        let removed = match &self.files {
+            Files::Rows(_) => self.files.remove(&format!("rows:{}", self.id)).await,
+            Files::Disk(_) => self.files.remove(&format!("file:{}.part", self.id)).await,
+        };
+        if let Err(error) = removed {
+            tracing::warn!(%error, "an upload that was cut off could not be removed yet; a sweep removes it");
+        }
+    }
+}
+
+/// The content of a file, part by part.
+pub(super) enum Content {
+    Rows { database: Database, id: String, next: i64, skip: usize },
+    Disk(fs::File, PathBuf),
+}
+
+impl Content {
+    /// The next bytes; none at the end.
+    pub(super) async fn next(&mut self) -> Result<Option<Vec<u8>>> {
+        match self {
+            Self::Rows { database, id, next, skip } => {
+                let part = database.read(async |conn| chunks::get(conn, id, *next).await).await?;
+                *next += 1;
+                Ok(part.map(|mut part| {
+                    part.drain(..std::mem::take(skip).min(part.len()));
+                    part
+                }))
+            }
+            Self::Disk(file, path) => {
+                let mut part = vec![0; PART];
+                let read = file.read(&mut part).await.map_err(|error| broken("read", path, &error))?;
+                part.truncate(read);
+                Ok((read > 0).then_some(part))
+            }
+        }
+    }
+}
+
+fn broken(verb: &str, path: &Path, error: &io::Error) -> Error {
+    let why = format!("cannot {verb} {}: {error}", path.display());
+    match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => Error::Refused(why),
+        _ => Error::Unavailable(why),
+    }
+}

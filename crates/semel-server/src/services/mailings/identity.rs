@@ -1,0 +1,75 @@
+//! Whether an upload is a known mailing.
+
+use super::tables::mailings::Mailing;
+
+/// How uploads are recognised.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Identity {
+    /// The same name with the same content; a half match is refused.
+    #[default]
+    Both,
+    /// The name alone.
+    Filename,
+    /// Name and content together: a half match is a new mailing.
+    FilenameAndContent,
+    /// The content alone.
+    Content,
+}
+
+impl Identity {
+    pub(super) fn parse(text: &str) -> Result<Self, &'static str> {
+        match text {
+            "filename" => Ok(Self::Filename),
+            "filename+content" => Ok(Self::FilenameAndContent),
+            "content" => Ok(Self::Content),
+            _ => Err("must be filename, filename+content or content"),
+        }
+    }
+}
+
+/// The file and message of an upload.
+pub(super) struct Uploaded<'a> {
+    pub(super) filename: &'a str,
+    pub(super) content_hash: &'a str,
+    pub(super) message_hash: &'a str,
+}
+
+/// What an upload is.
+#[derive(Clone, Debug)]
+pub(super) enum Known {
+    /// A new mailing.
+    New,
+    /// This one; whether its file had another content.
+    Same(Box<Mailing>, bool),
+    /// Another content under the name.
+    FilenameReused(Box<Mailing>),
+    /// The content under another name.
+    ContentReused(Box<Mailing>),
+    /// The file with another message.
+    MessageDiffers(Box<Mailing>),
+}
+
+/// Decides. `alike` are the mailings with the name or the content, oldest first: of several, the oldest counts.
+pub(super) fn recognise(identity: Identity, uploaded: &Uploaded<'_>, alike: Vec<Mailing>) -> Known {
+    let has_name = |m: &&Mailing| m.filename == uploaded.filename;
+    let has_content = |m: &&Mailing| m.content_hash == uploaded.content_hash;
+    let both = alike.iter().find(|m| has_name(m) && has_content(m));
+    let by_name = alike.iter().find(has_name);
+    let by_content = alike.iter().find(has_content);
+    let boxed = |m: &Mailing| Box::new(m.clone());
+    let same = |m: &Mailing| match m.content_hash == uploaded.content_hash {
+        true if m.message_hash != uploaded.message_hash => Known::MessageDiffers(boxed(m)),
+        equal => Known::Same(boxed(m), !equal),
+    };
+    match identity {
+        Identity::Both => match (both, by_name, by_content) {
+            (Some(m), ..) => same(m),
+            (None, Some(m), _) => Known::FilenameReused(boxed(m)),
+            (None, None, Some(m)) => Known::ContentReused(boxed(m)),
+            (None, None, None) => Known::New,
+        },
+        Identity::Filename => by_name.map_or(Known::New, same),
+        Identity::FilenameAndContent => both.map_or(Known::New, same),
+        Identity::Content => by_content.map_or(Known::New, same),
+    }
+}

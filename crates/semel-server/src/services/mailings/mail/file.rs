@@ -1,0 +1,104 @@
+//! Mails as files: for tests, for audits, and for a mail server that picks them up.
+
+use std::{
+    fs::{self, File},
+    io::{self, Write},
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use super::{
+    message::Outgoing,
+    verdict::{Sent, Settle},
+};
+
+/// Distinguishes the temporary files of this process.
+static ATTEMPT: AtomicU64 = AtomicU64::new(0);
+
+/// A directory that receives one file per mail.
+#[derive(Debug)]
+pub(super) struct Directory {
+    path: PathBuf,
+}
+
+impl Directory {
+    /// Uses a directory that exists.
+    pub(super) fn new(path: PathBuf) -> Result<Self, String> {
+        match fs::metadata(&path) {
+            Ok(found) if found.is_dir() => Ok(Self { path }),
+            Ok(_) => Err(format!("{} is not a directory", path.display())),
+            Err(error) => Err(format!("{}: {error}", path.display())),
+        }
+    }
+
+    /// Writes the mail. Blocking calls run apart, so that many files are synced at the same time.
+    pub(super) async fn send(&self, mail: &Outgoing, bytes: Vec<u8>) -> Sent {
+        let Some(file) = self.file(&mail.id) else {
+            return Sent::Refused { why: "the id of the mail cannot be a file name".to_owned() };
+        };
+        match tokio::task::spawn_blocking(move || write(&file, &bytes)).await {
+            Ok(Ok(())) => Sent::Accepted { external_id: None },
+            Ok(Err(Failed::Before(error))) => Sent::Away { why: error.to_string() },
+            Ok(Err(Failed::After(error))) => Sent::Unknown { why: error.to_string() },
+            Err(error) => Sent::Unknown { why: error.to_string() },
+        }
+    }
+
+    /// Looks whether the mail was written completely. Temporary files of an interrupted attempt do not count.
+    pub(super) async fn settle(&self, id: &str) -> Settle {
+        let Some(file) = self.file(id) else { return Settle::Unknown };
+        let found = tokio::task::spawn_blocking(move || find(&file)).await;
+        match found {
+            Ok(Ok(true)) => Settle::Sent { external_id: None },
+            Ok(Ok(false)) => Settle::Resend,
+            Ok(Err(_)) | Err(_) => Settle::Unknown,
+        }
+    }
+
+    fn file(&self, id: &str) -> Option<PathBuf> {
+        let fits = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
+        let is_name = !id.is_empty() && id.len() <= 200 && !id.starts_with('.') && id.bytes().all(fits);
+        is_name.then(|| self.path.join(format!("{id}.eml")))
+    }
+}
+
+/// Whether the mail may be there.
+enum Failed {
+    Before(io::Error),
+    After(io::Error),
+}
+
+/// Writes under another name first: a reader, or a restart after a crash, must never see half a mail.
+fn write(file: &Path, bytes: &[u8]) -> Result<(), Failed> {
+    let attempt = ATTEMPT.fetch_add(1, Ordering::Relaxed);
+    let name = file.file_stem().unwrap_or_default().to_string_lossy();
+    let temporary = file.with_file_name(format!(".{name}.{}-{attempt}.tmp", std::process::id()));
+    let written = || {
+        let mut file = File::create_new(&temporary)?;
+        file.write_all(bytes)?;
+        file.sync_all()
+    };
+    let renamed = written().and_then(|()| fs::rename(&temporary, file));
+    if let Err(error) = renamed {
+        // If this fails as well, a leftover remains, which is never taken for a mail.
+        let _ = fs::remove_file(&temporary);
+        return Err(Failed::Before(error));
+    }
+    sync_directory_of(file).map_err(Failed::After)
+}
+
+/// The name is synced before it counts: the attempt may have died between its rename and its sync.
+fn find(file: &Path) -> io::Result<bool> {
+    if !file.try_exists()? {
+        return Ok(false);
+    }
+    sync_directory_of(file)?;
+    Ok(true)
+}
+
+fn sync_directory_of(file: &Path) -> io::Result<()> {
+    match file.parent() {
+        Some(parent) => File::open(parent)?.sync_all(),
+        None => Ok(()),
+    }
+}

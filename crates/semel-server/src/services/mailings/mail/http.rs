@@ -1,0 +1,209 @@
+//! Mails by the JSON API of a mail service.
+
+use std::{
+    error::Error as _,
+    sync::Once,
+    time::{Duration, SystemTime},
+};
+
+use reqwest::{
+    Client, Response, StatusCode,
+    header::{AUTHORIZATION, CONTENT_TYPE, DATE, HeaderMap, HeaderValue, RETRY_AFTER},
+    redirect, retry,
+};
+use serde_json::Value;
+
+use super::{
+    http_body,
+    message::Outgoing,
+    transport_url::{Http, Preset},
+    verdict::{Sent, reason, retry_after},
+};
+
+/// How long a connection may be idle: below the shortest idle time of common servers. A request that meets the closing
+/// of its connection would be in doubt for nothing.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// The time limit of connecting. Until then nothing was sent.
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// How much of an answer is read.
+const LONGEST_ANSWER: usize = 64 << 10;
+
+/// A mail service.
+pub(super) struct Service {
+    client: Client,
+    target: Http,
+    headers: HeaderMap,
+    timeout: Duration,
+}
+
+impl Service {
+    /// Calls a service with a time limit per request; so many idle connections are kept.
+    pub(super) fn new(mut target: Http, timeout: Duration, connections: usize) -> Result<Self, String> {
+        static PROVIDER: Once = Once::new();
+        PROVIDER.call_once(|| {
+            // An error means that a provider is installed already; any will do.
+            let _ = rustls::crypto::ring::default_provider().install_default();
+        });
+        let client = Client::builder()
+            .timeout(timeout)
+            .connect_timeout(timeout.min(CONNECT))
+            .pool_idle_timeout(IDLE)
+            .pool_max_idle_per_host(connections)
+            // No redirects: the token is for this service only. No retries: the ledger retries.
+            .redirect(redirect::Policy::none())
+            .retry(retry::never())
+            .no_proxy();
+        // A plain HTTP service must work on a system without certificates.
+        let is_https = target.url.scheme() == "https";
+        let client = if is_https { client } else { client.tls_certs_only([]) };
+        let client = client.build().map_err(|error| format!("the service cannot be called: {}", root(&error)))?;
+        let headers = headers(&target)?;
+        if target.url.path() == "/" {
+            target.url.set_path(match target.preset {
+                Preset::Generic => "/",
+                Preset::Resend => "/emails",
+                Preset::Brevo => "/v3/smtp/email",
+            });
+        }
+        Ok(Self { client, target, headers, timeout })
+    }
+
+    /// How long the service remembers a key, if it says so.
+    pub(super) fn window(&self) -> Option<Duration> {
+        self.target.window
+    }
+
+    /// The time limit of a request.
+    pub(super) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// Sends a mail.
+    pub(super) async fn send(&self, mail: &Outgoing) -> Sent {
+        let (body, key) = match (http_body::body(self.target.preset, mail), HeaderValue::from_str(&mail.key)) {
+            (Ok(body), Ok(key)) => (body, key),
+            (Err(why), _) => return Sent::Refused { why },
+            (_, Err(_)) => return Sent::Refused { why: "the key has characters that a header cannot have".to_owned() },
+        };
+        let mut headers = self.headers.clone();
+        headers.insert("idempotency-key", key);
+        match self.client.post(self.target.url.clone()).headers(headers).body(body).send().await {
+            Ok(response) => self.read(response).await,
+            Err(error) if error.is_builder() => Sent::Refused { why: root(&error) },
+            Err(error) if error.is_connect() => Sent::Away { why: root(&error) },
+            Err(error) if error.is_timeout() => {
+                let limit = humantime::format_duration(self.timeout);
+                Sent::Unknown { why: format!("the service did not answer within {limit}") }
+            }
+            Err(error) => Sent::Unknown { why: format!("the connection was lost before the answer: {}", root(&error)) },
+        }
+    }
+
+    async fn read(&self, mut response: Response) -> Sent {
+        let header = |name| response.headers().get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+        let after = header(RETRY_AFTER).and_then(|text| retry_after(text, header(DATE), SystemTime::now()));
+        let status = response.status();
+        // The status decides. A lost rest of the answer costs its explanation only.
+        let mut text = Vec::new();
+        while let Ok(Some(chunk)) = response.chunk().await {
+            text.extend_from_slice(&chunk);
+            if text.len() > LONGEST_ANSWER {
+                text.truncate(LONGEST_ANSWER);
+                break;
+            }
+        }
+        let said = String::from_utf8_lossy(&text);
+        let answer = Answer { status, after, json: serde_json::from_slice(&text).unwrap_or_default(), text: &said };
+        answer.verdict(&self.target)
+    }
+}
+
+/// What a service answered.
+struct Answer<'a> {
+    status: StatusCode,
+    after: Option<Duration>,
+    json: Value,
+    text: &'a str,
+}
+
+impl Answer<'_> {
+    /// The meaning of an answer. Only 400, 413 and 422 are about one mail: with any other 4xx, or with a redirect, the
+    /// address or the account is wrong, which would otherwise refuse every recipient for good.
+    fn verdict(&self, target: &Http) -> Sent {
+        let why = self.why(target.token.as_deref());
+        let after = self.after;
+        match self.status.as_u16() {
+            200..=299 => Sent::Accepted { external_id: self.id() },
+            // Brevo processes a key once and refuses each further request, so the first one was accepted.
+            400 if target.preset == Preset::Brevo && self.field("code") == Some("duplicate_parameter") => {
+                Sent::Accepted { external_id: None }
+            }
+            409 if self.is_other_content() => Sent::KeyConflict { why },
+            409 => Sent::InFlight { after },
+            422 if self.text.to_ascii_lowercase().contains("idempot") => Sent::KeyConflict { why },
+            400 | 413 | 422 => Sent::Refused { why },
+            408 | 425 => Sent::NotNow { why, after },
+            429 => Sent::TooMany { why, after },
+            // The service does not know the method or the protocol: no mail will work.
+            501 | 505 => Sent::ServerRefuses { why },
+            // The same key makes a repeat harmless.
+            500..=599 if target.window.is_some() => Sent::NotNow { why, after },
+            // A service that asks for a later repeat has refused on purpose. Any other 5xx may come from a proxy that
+            // lost the service's answer, 503 as well.
+            503 if after.is_some() => Sent::NotNow { why, after },
+            500..=599 => Sent::Unknown { why },
+            _ => Sent::ServerRefuses { why },
+        }
+    }
+
+    fn field(&self, name: &str) -> Option<&str> {
+        self.json.get(name)?.as_str()
+    }
+
+    fn id(&self) -> Option<String> {
+        let id = self.field("id").or_else(|| self.field("messageId"))?;
+        Some(reason(id, None)).filter(|id| !id.is_empty())
+    }
+
+    /// Whether a 409 means that the key was used for another content; otherwise the key is in flight. Resend names
+    /// them `invalid_idempotent_request` and `concurrent_idempotent_requests`.
+    fn is_other_content(&self) -> bool {
+        let text = self.text.to_ascii_lowercase();
+        !text.contains("concurrent") && ["invalid_idempotent", "different", "mismatch"].iter().any(|w| text.contains(w))
+    }
+
+    fn why(&self, secret: Option<&str>) -> String {
+        let said = ["message", "detail", "title", "error"].iter().find_map(|name| self.field(name));
+        reason(&format!("HTTP {}: {}", self.status.as_u16(), said.unwrap_or(self.text)), secret)
+    }
+}
+
+fn headers(target: &Http) -> Result<HeaderMap, String> {
+    let mut headers = HeaderMap::new();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    if let Some(token) = &target.token {
+        let is_brevo = target.preset == Preset::Brevo;
+        let value = if is_brevo { token.clone() } else { format!("Bearer {token}") };
+        let mut value = HeaderValue::from_str(&value).map_err(|_| "the token cannot be a header".to_owned())?;
+        value.set_sensitive(true);
+        if is_brevo {
+            headers.insert("api-key", value);
+        } else {
+            headers.insert(AUTHORIZATION, value);
+        }
+    }
+    Ok(headers)
+}
+
+/// The root cause of an error. Outer errors contain the URL, which may contain a secret.
+fn root(error: &reqwest::Error) -> String {
+    let mut cause = error.source();
+    let mut said = "the request could not be made".to_owned();
+    while let Some(below) = cause {
+        said = below.to_string();
+        cause = below.source();
+    }
+    reason(&said, None)
+}

@@ -1,0 +1,117 @@
+//! How mails leave: as files, by SMTP, or by the API of a mail service.
+
+use std::{fmt, time::Duration};
+
+use super::{
+    dkim::Dkim,
+    file::Directory,
+    http::Service,
+    message::Outgoing,
+    smtp::Server,
+    transport_url::{Target, TransportUrl},
+    verdict::{Sent, Settle},
+};
+
+/// Settings that are not part of the URL.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    /// How many mails are sent at the same time: connections of SMTP, idle connections of HTTP.
+    pub(crate) connections: usize,
+    /// The time limit of each step; that of the URL comes first.
+    pub(crate) timeout: Duration,
+    /// Signs the mails of the file and SMTP transports. A mail service signs with its own key.
+    pub(crate) dkim: Option<Dkim>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { connections: 16, timeout: Duration::from_secs(30), dkim: None }
+    }
+}
+
+/// A way for mails to leave. One value serves all workers of a node.
+pub(crate) struct Transport {
+    by: By,
+    name: String,
+    dkim: Option<Dkim>,
+}
+
+enum By {
+    File(Directory),
+    Smtp(Server),
+    Http(Box<Service>),
+}
+
+impl Transport {
+    /// Makes the transport of a URL. Connects to nothing yet.
+    ///
+    /// # Errors
+    /// When the directory does not exist, or the system has no certificates.
+    pub(crate) fn of(url: &TransportUrl, options: Options) -> Result<Self, String> {
+        let Options { connections, timeout, dkim } = options;
+        let timeout = url.timeout.unwrap_or(timeout);
+        let by = match url.target.clone() {
+            Target::File(path) => By::File(Directory::new(path)?),
+            Target::Smtp(server) => By::Smtp(Server::new(server, timeout, connections)?),
+            Target::Http(service) => By::Http(Box::new(Service::new(service, timeout, connections)?)),
+        };
+        Ok(Self { by, name: url.to_string(), dkim })
+    }
+
+    /// `file`, `smtp` or `http`.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self.by {
+            By::File(_) => "file",
+            By::Smtp(_) => "smtp",
+            By::Http(_) => "http",
+        }
+    }
+
+    /// Its name in a log, without secrets.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How long the transport recognises a repeated key. Within this time after the first attempt, a repeat with the
+    /// same key and content is harmless. `None`: it recognises none.
+    pub(crate) fn window(&self) -> Option<Duration> {
+        match &self.by {
+            By::Http(service) => service.window(),
+            By::File(_) | By::Smtp(_) => None,
+        }
+    }
+
+    /// Sends a mail, once. Dropping the future leaves it unknown whether the mail was sent.
+    pub(crate) async fn send(&self, mail: &Outgoing) -> Sent {
+        match &self.by {
+            By::Http(service) => service.send(mail).await,
+            By::File(directory) => match mail.bytes(self.dkim.as_ref()) {
+                Ok(bytes) => directory.send(mail, bytes).await,
+                Err(why) => Sent::Refused { why },
+            },
+            By::Smtp(server) => match mail.bytes(self.dkim.as_ref()) {
+                Ok(bytes) => server.send(mail, bytes).await,
+                Err(why) => Sent::Refused { why },
+            },
+        }
+    }
+
+    /// Decides about a mail whose attempt has no known end. `marked` is the time since its **first** attempt began.
+    pub(crate) async fn settle(&self, mail: &Outgoing, marked: Duration) -> Settle {
+        match &self.by {
+            By::File(directory) => directory.settle(&mail.id).await,
+            By::Smtp(_) => Settle::Unknown,
+            // The repeat itself takes time, and must arrive inside the window.
+            By::Http(service) => match service.window() {
+                Some(window) if marked.saturating_add(service.timeout()) < window => Settle::Resend,
+                _ => Settle::Unknown,
+            },
+        }
+    }
+}
+
+impl fmt::Debug for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Transport({})", self.name)
+    }
+}

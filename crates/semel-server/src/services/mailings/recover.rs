@@ -1,0 +1,98 @@
+//! Recovery, with every sweep: a mailing whose run was lost is shown as PENDING and queued again.
+//!
+//! The worker takes over a run whose lease has expired by itself. Recovery makes the state visible, and covers a mailing
+//! without any run, such as one whose operation was purged by hand.
+
+use semel::{Error, Operation, Result, State, Timestamp, prelude::*};
+
+use super::{
+    Service,
+    run::{key, scope},
+    tables::mailings::{self, Mailing},
+    upload::queued,
+};
+
+/// How many mailings one round looks at, and how many rows of deleted ones it removes.
+const LOOKED_AT: i64 = 200;
+const REMOVED: i64 = 2_000;
+const REMOVALS: usize = 20;
+
+impl Service {
+    /// One round. Returns how many mailings were recovered.
+    pub(super) async fn recover(&self) -> Result<usize> {
+        let (mut after, mut recovered) = (0, 0);
+        loop {
+            let page = self.database.read(async |conn| mailings::processing(conn, after, LOOKED_AT).await).await?;
+            let Some(last) = page.last() else { break };
+            after = last.number;
+            for mailing in page {
+                let id = mailing.id.clone();
+                // One that cannot be recovered now does not keep the others.
+                match self.recover_one(mailing).await {
+                    Ok(true) => recovered += 1,
+                    Ok(false) => {}
+                    Err(error) => tracing::warn!(%error, mailing = id, "a mailing could not be recovered yet"),
+                }
+            }
+        }
+        Ok(recovered)
+    }
+
+    async fn recover_one(&self, seen: Mailing) -> Result<bool> {
+        let run = self.database.by_key(&scope(&seen.tenant)?, &key(&seen.id, seen.run)?).await?;
+        let now = self.database.now().await?;
+        if !is_orphaned(&seen, run.as_ref(), now) {
+            return Ok(false);
+        }
+        let (store, now) = (self.database.clone(), now.as_micros());
+        let recovered = self.ledger.transact(move |tx| async move {
+            {
+                let mut held = tx.connection().await?;
+                let mut conn = held.get()?;
+                let Some(mut mailing) = mailings::lock(&mut conn, &seen.tenant, &seen.id).await? else {
+                    return Ok::<_, Error>(false);
+                };
+                // Another node was first, or the run goes on.
+                if (mailing.updated_at, mailing.run, mailing.status.as_str())
+                    != (seen.updated_at, seen.run, "PROCESSING")
+                {
+                    return Ok(false);
+                }
+                mailing.status = "PENDING".to_owned();
+                mailing.last_attempt = None;
+                mailings::save(&mut conn, &mailing, now).await?;
+            }
+            store.put(&tx, vec![queued(&seen.tenant, &seen.id)?]).await?;
+            tracing::warn!(mailing = seen.id, "the run of a mailing was lost; the mailing is queued again");
+            Ok(true)
+        });
+        recovered.await
+    }
+
+    /// Removes rows of deleted mailings, and files that belong to none.
+    pub(super) async fn clean_up(&self) -> Result<()> {
+        for _ in 0..REMOVALS {
+            let deleted = self.database.read(async |conn| mailings::deleted(conn, 1).await).await?;
+            let Some(number) = deleted.first().copied() else { break };
+            let removed = self.ledger.transact(move |tx| async move {
+                mailings::remove_some(&mut tx.connection().await?.get()?, number, REMOVED).await
+            });
+            removed.await?;
+        }
+        let now = self.database.now().await?.as_micros();
+        self.files.remove_forgotten(&self.database, now).await
+    }
+}
+
+/// Whether a mailing that is PROCESSING has no run, or a lost one.
+fn is_orphaned(mailing: &Mailing, run: Option<&Operation>, now: Timestamp) -> bool {
+    match run {
+        None => true,
+        Some(run) => match run.state {
+            State::Processing => run.lease.as_ref().is_none_or(|lease| lease.deadline < now),
+            State::TimedOut => true,
+            // Released: it goes on later. Without a last attempt its status is not ours.
+            _ => mailing.last_attempt.is_none(),
+        },
+    }
+}

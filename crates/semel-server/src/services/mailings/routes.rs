@@ -1,0 +1,355 @@
+//! `/mailings`: upload, look, act.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use axum::{
+    Extension,
+    body::Body,
+    extract::{FromRequestParts, Multipart, Path, State},
+    http::{HeaderValue, StatusCode, header, request::Parts},
+    response::Response,
+};
+use bytes::Bytes;
+use futures_util::stream;
+use semel::{Timestamp, prelude::*};
+use semel_http::Principal;
+use serde_json::json;
+
+use super::{
+    Service,
+    act::{Act, Who},
+    identity::Known,
+    list::{address::Email, cells::write_row},
+    problems::{CONTENT_REUSED, FILENAME_REUSED, MESSAGE_DIFFERS},
+    send::message_id,
+    tables::{
+        entries, imports,
+        mailings::{self, Mailing},
+    },
+    view::{self, EntryView},
+};
+use crate::http::{
+    answers::{Page, answer, missing, patiently, shown},
+    fields::{Fields, reason, text},
+    path::Id,
+    principal::Actor,
+    problem::{Kind, Problem, of_store},
+    query::{Query, number},
+    room,
+};
+
+/// How many rows of an export are read at a time.
+const EXPORTED_AT_ONCE: i64 = 1_000;
+
+/// `POST /mailings`
+pub(super) async fn create(
+    State(service): State<Arc<Service>>,
+    principal: Principal,
+    Extension(held): Extension<room::Held>,
+    parts: Multipart,
+) -> Result<Response, Problem> {
+    // The file is stored as it arrives.
+    held.stream();
+    let _uploading = service.uploads.acquire().await;
+    let upload = service.receive(parts).await?;
+    if upload.dry_run {
+        return service.dry_run(upload).await.map(|report| shown(&report));
+    }
+    let (known, id) = service.create(&principal.tenant, upload).await.map_err(of_store)?;
+    let reused = |kind: &'static Kind, mailing: &Mailing| {
+        Err(Problem::new(kind).with("mailingId", mailing.id.clone()).with("status", mailing.status.clone()))
+    };
+    match known {
+        Known::New => {
+            let made = json!({ "mailingId": id, "status": "QUEUED", "created": true });
+            Ok(answer(StatusCode::CREATED, &made).map(Body::from))
+        }
+        Known::Same(mailing, differs) => {
+            let mut known = json!({ "mailingId": mailing.id, "status": mailing.status, "created": false });
+            if differs {
+                known["contentDiffers"] = true.into();
+            }
+            Ok(shown(&known))
+        }
+        Known::FilenameReused(mailing) => reused(&FILENAME_REUSED, &mailing),
+        Known::ContentReused(mailing) => reused(&CONTENT_REUSED, &mailing),
+        Known::MessageDiffers(mailing) => reused(&MESSAGE_DIFFERS, &mailing),
+    }
+}
+
+pub(crate) const STATUSES: [&str; 7] =
+    ["PENDING", "QUEUED", "PROCESSING", "PAUSED", "COMPLETED", "FAILED", "CANCELLED"];
+const ENTRY_STATUSES: [&str; 8] =
+    ["PENDING", "SENDING", "SENT", "FAILED", "INVALID", "SUPPRESSED", "CANCELLED", "IN_DOUBT"];
+
+fn one_of<const N: usize>(all: [&'static str; N], text: &str) -> Option<&'static str> {
+    all.into_iter().find(|known| *known == text)
+}
+
+/// `GET /mailings`
+pub(super) async fn list(
+    State(service): State<Arc<Service>>,
+    principal: Principal,
+    mut query: Query,
+) -> Result<Response, Problem> {
+    let status = query.take("status", |text| one_of(STATUSES, text).ok_or("must be a status such as PROCESSING"));
+    let filename = query.take("filename", |text| Ok(text.to_owned())).unwrap_or_default();
+    let place = query.place();
+    query.finish()?;
+    let (tenant, status) = (principal.tenant.as_str(), status.unwrap_or_default());
+    let page = service.database.read(async |conn| mailings::page(conn, tenant, status, &filename, place).await);
+    let (items, next) = place.cut(patiently(page).await?, |mailing| mailing.number);
+    let now = patiently(service.database.now()).await?.as_micros();
+    let items = items.iter().map(|mailing| view::mailing(mailing, now, None)).collect();
+    Ok(shown(&Page { items, next }))
+}
+
+impl Service {
+    pub(super) async fn find(&self, tenant: &str, id: &str) -> Result<Mailing, Problem> {
+        let found = patiently(self.database.read(async |conn| mailings::find(conn, tenant, id).await)).await?;
+        found.ok_or_else(missing)
+    }
+
+    /// A mailing as JSON.
+    pub(super) async fn show(&self, mailing: &Mailing) -> Result<serde_json::Value, Problem> {
+        let same = patiently(self.database.read(async |conn| mailings::same_list(conn, mailing).await)).await?;
+        let now = patiently(self.database.now()).await?.as_micros();
+        Ok(view::mailing(mailing, now, same))
+    }
+}
+
+/// `GET /mailings/{id}`
+pub(super) async fn show(
+    State(service): State<Arc<Service>>,
+    principal: Principal,
+    Id(id): Id,
+) -> Result<Response, Problem> {
+    let mailing = service.find(&principal.tenant, &id).await?;
+    Ok(shown(&service.show(&mailing).await?))
+}
+
+/// `GET /mailings/{id}/entries`
+pub(super) async fn entries(
+    State(service): State<Arc<Service>>,
+    principal: Principal,
+    Id(id): Id,
+    mut query: Query,
+) -> Result<Response, Problem> {
+    let status = query.take("status", |text| one_of(ENTRY_STATUSES, text).ok_or("must be a status such as IN_DOUBT"));
+    let email = query.take("email", |text| Email::parse(text).map_err(|_| "must be an address"));
+    let place = query.place();
+    query.finish()?;
+    let mailing = service.find(&principal.tenant, &id).await?;
+    let status = status.unwrap_or_default();
+    let found = service.database.read(async |conn| match &email {
+        Some(email) => {
+            let found = entries::by_email(conn, mailing.number, &email.normal).await?;
+            Ok(found.into_iter().filter(|entry| status.is_empty() || entry.status == status).collect())
+        }
+        None => entries::page(conn, mailing.number, place.after, status, place.limit + 1).await,
+    });
+    let (items, next) = place.cut(patiently(found).await?, |entry| entry.line);
+    let domain = &service.config.message_domain;
+    let items = items.into_iter().map(|entry| EntryView::of(entry, &mailing, domain)).collect();
+    Ok(shown(&Page { items, next }))
+}
+
+/// `GET /mailings/{id}/duplicates`
+pub(super) async fn duplicates(
+    State(service): State<Arc<Service>>,
+    principal: Principal,
+    Id(id): Id,
+    mut query: Query,
+) -> Result<Response, Problem> {
+    let place = query.place();
+    query.finish()?;
+    let mailing = service.find(&principal.tenant, &id).await?;
+    let found = service
+        .database
+        .read(async |conn| imports::duplicate_lines(conn, mailing.number, place.after, place.limit + 1).await);
+    let (items, next) = place.cut(patiently(found).await?, |row| row.line);
+    Ok(shown(&Page { items, next }))
+}
+
+/// `GET /mailings/{id}/rejects.csv`
+pub(super) async fn rejects(
+    State(service): State<Arc<Service>>,
+    principal: Principal,
+    Id(id): Id,
+) -> Result<Response, Problem> {
+    let mailing = service.find(&principal.tenant, &id).await?;
+    let head = ["line", "column", "code", "value"];
+    let pages = stream::try_unfold((service, Some(0_i64)), move |(service, after)| async move {
+        let Some(after) = after else { return Ok(None) };
+        let number = mailing.number;
+        let page = service.database.read(async |conn| imports::rejects(conn, number, after, EXPORTED_AT_ONCE).await);
+        let page = page.await.map_err(std::io::Error::other)?;
+        let mut out = Vec::new();
+        for row in &page {
+            let line = row.line.to_string();
+            write_row(&mut out, &[&line, row.column.as_deref().unwrap_or_default(), &row.code, &row.value]);
+        }
+        let next = page.last().map(|row| row.line);
+        Ok::<_, std::io::Error>(next.map(|next| (Bytes::from(out), (service, Some(next)))))
+    });
+    Ok(as_csv(&format!("{id}-rejects.csv"), Body::from_stream(prefixed(&head, pages))))
+}
+
+/// `GET /mailings/{id}/export.csv`
+pub(super) async fn export(
+    State(service): State<Arc<Service>>,
+    principal: Principal,
+    Id(id): Id,
+) -> Result<Response, Problem> {
+    let mailing = service.find(&principal.tenant, &id).await?;
+    let head = ["line", "email", "status", "attempts", "time", "messageId", "externalId", "error"];
+    let pages = stream::try_unfold((service, mailing, 0_i64), move |(service, mailing, after)| async move {
+        let number = mailing.number;
+        let page = service.database.read(async |conn| entries::page(conn, number, after, "", EXPORTED_AT_ONCE).await);
+        let page = page.await.map_err(std::io::Error::other)?;
+        let mut out = Vec::new();
+        for entry in &page {
+            let [line, attempts] = [entry.line, entry.attempts].map(|number| number.to_string());
+            let time = Timestamp::from_micros(entry.updated_at).to_string();
+            let message_id = message_id(&mailing.id, entry.line, &service.config.message_domain);
+            let email = entry.original.as_deref().unwrap_or(&entry.email);
+            let [external, error] = [&entry.external_id, &entry.error].map(|text| text.as_deref().unwrap_or_default());
+            write_row(&mut out, &[&line, email, &entry.status, &attempts, &time, &message_id, external, error]);
+        }
+        let next = page.last().map(|entry| entry.line);
+        Ok::<_, std::io::Error>(next.map(|next| (Bytes::from(out), (service, mailing, next))))
+    });
+    Ok(as_csv(&format!("{id}.csv"), Body::from_stream(prefixed(&head, pages))))
+}
+
+/// The pages of a CSV file after its head.
+fn prefixed<E, S>(head: &[&str], pages: S) -> impl stream::Stream<Item = Result<Bytes, E>> + use<E, S>
+where
+    S: stream::Stream<Item = Result<Bytes, E>>,
+{
+    let mut first = Vec::new();
+    write_row(&mut first, head);
+    futures_util::StreamExt::chain(stream::once(async move { Ok(Bytes::from(first)) }), pages)
+}
+
+fn as_csv(name: &str, body: Body) -> Response {
+    let mut response = Response::new(body);
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/csv; charset=utf-8"));
+    if let Ok(value) = HeaderValue::from_str(&format!("attachment; filename=\"{name}\"")) {
+        headers.insert(header::CONTENT_DISPOSITION, value);
+    }
+    response
+}
+
+/// Carries out an action of a person on a mailing.
+async fn act(
+    service: &Service,
+    principal: &Principal,
+    id: &str,
+    mut fields: Fields,
+    act: Act,
+) -> Result<Response, Problem> {
+    let why = fields.may("reason", reason).unwrap_or_default();
+    fields.finish()?;
+    let who = Who { tenant: &principal.tenant, actor: &principal.subject, reason: &why };
+    let mailing = service.act(id, &who, act).await?;
+    Ok(shown(&service.show(&mailing).await?))
+}
+
+/// `POST /mailings/{id}/pause`
+pub(super) async fn pause(
+    State(service): State<Arc<Service>>,
+    Actor(principal): Actor,
+    Id(id): Id,
+    fields: Fields,
+) -> Result<Response, Problem> {
+    act(&service, &principal, &id, fields, Act::Pause).await
+}
+
+/// `POST /mailings/{id}/resume`
+pub(super) async fn resume(
+    State(service): State<Arc<Service>>,
+    Actor(principal): Actor,
+    Id(id): Id,
+    fields: Fields,
+) -> Result<Response, Problem> {
+    act(&service, &principal, &id, fields, Act::Resume).await
+}
+
+/// `POST /mailings/{id}/retry`
+pub(super) async fn retry(
+    State(service): State<Arc<Service>>,
+    Actor(principal): Actor,
+    Id(id): Id,
+    fields: Fields,
+) -> Result<Response, Problem> {
+    act(&service, &principal, &id, fields, Act::Retry).await
+}
+
+/// `POST /mailings/{id}/cancel`
+pub(super) async fn cancel(
+    State(service): State<Arc<Service>>,
+    Actor(principal): Actor,
+    Id(id): Id,
+    fields: Fields,
+) -> Result<Response, Problem> {
+    act(&service, &principal, &id, fields, Act::Cancel).await
+}
+
+/// `DELETE /mailings/{id}`
+pub(super) async fn delete(
+    State(service): State<Arc<Service>>,
+    Actor(principal): Actor,
+    Id(id): Id,
+    fields: Fields,
+) -> Result<Response, Problem> {
+    act(&service, &principal, &id, fields, Act::Delete).await
+}
+
+/// The mailing and the entry that a path names.
+pub(super) struct Entry(String, i64);
+
+impl<S: Send + Sync> FromRequestParts<S> for Entry {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let path = Path::<BTreeMap<String, String>>::from_request_parts(parts, state).await;
+        let Path(names) = path.map_err(|_| missing())?;
+        let named = names.get("id").zip(names.get("entryId"));
+        let named = named.and_then(|(id, entry)| Some(Self(id.clone(), number(entry)?)));
+        named.filter(|Self(id, _)| !id.contains('\0')).ok_or_else(missing)
+    }
+}
+
+/// `POST /mailings/{id}/entries/{entryId}/resolve`
+pub(super) async fn resolve(
+    State(service): State<Arc<Service>>,
+    Actor(principal): Actor,
+    Entry(id, line): Entry,
+    mut fields: Fields,
+) -> Result<Response, Problem> {
+    let said = fields.must("as", |raw| match text(raw)?.as_str() {
+        "sent" => Ok(false),
+        "resend" => Ok(true),
+        _ => Err("must be sent or resend".to_owned()),
+    });
+    match said {
+        Some(resend) => act(&service, &principal, &id, fields, Act::Resolve { line, resend }).await,
+        None => Err(fields.finish().err().unwrap_or_else(missing)),
+    }
+}
+
+/// `POST /mailings/{id}/test`
+pub(super) async fn test(
+    State(service): State<Arc<Service>>,
+    Actor(principal): Actor,
+    Id(id): Id,
+    mut fields: Fields,
+) -> Result<Response, Problem> {
+    let to = fields.must("email", |raw| Email::parse(&text(raw)?).map_err(|error| error.to_string()));
+    fields.finish()?;
+    let mailing = service.find(&principal.tenant, &id).await?;
+    let Some(to) = to else { return Err(missing()) };
+    Ok(shown(&service.send_test(&mailing, to).await?))
+}

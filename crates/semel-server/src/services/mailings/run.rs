@@ -1,0 +1,285 @@
+//! A run: one operation `{mailingId}/{n}` that imports a mailing, then sends it.
+//!
+//! Everything that a run writes is a [step](semel::Context::step): its rows, the mailing's row and the fenced checkpoint
+//! commit together. So a run that has lost its lease changes nothing, and counts always fit the entries. The step also
+//! checks the number of the run: a person's retry begins run n + 1, and run n changes nothing from then on.
+
+use std::{sync::Arc, time::Duration};
+
+use semel::{
+    Backoff, Context, Fingerprint, Key, Kind, Labels, OnLost, Operation, Outcome, Policy, Result, Scope, Unfinished,
+    Work, crash_point, prelude::*,
+};
+use semel_store::{Conn, Database, Tx};
+use serde_json::json;
+
+use super::{
+    SERVICE, Service, import, send,
+    tables::{
+        entries,
+        mailings::{self, Mailing, RUN},
+    },
+};
+use crate::unfinished::unfinished;
+
+/// The turn of a mailing: after it, others have theirs.
+const TURN: Duration = Duration::from_secs(60);
+
+/// How many entries are cancelled or reset in one transaction.
+const CHANGED_AT_ONCE: i64 = 5_000;
+
+/// How long after its time a mailing is still sent: the server was away, or the database was restored from a backup. A
+/// later one waits for a person.
+const LATEST: i64 = 24 * 3600 * 1_000_000;
+
+/// The policy of runs.
+fn policy(lease: Duration) -> Policy {
+    Policy {
+        lease,
+        retention: None,
+        max_attempts: Some(10),
+        max_crashes: 10,
+        backoff: Backoff { first: Duration::from_secs(5), cap: Duration::from_secs(600) },
+        on_lost: OnLost::Rerun,
+        ..Policy::default()
+    }
+}
+
+/// The scope of runs.
+pub(super) fn scope(tenant: &str) -> Result<Scope> {
+    Scope::new(tenant, SERVICE, RUN)
+}
+
+/// The key of a run.
+pub(super) fn key(id: &str, run: i64) -> Result<Key> {
+    Key::new(&format!("{id}/{run}"))
+}
+
+/// The operation of a mailing's present run.
+pub(super) fn work(mailing: &Mailing) -> Result<Work> {
+    let key = key(&mailing.id, mailing.run)?;
+    let fingerprint = Fingerprint::of_bytes(key.as_str().as_bytes());
+    let policy = Policy { retention: None, ..Policy::default() };
+    let work = Work::new(scope(&mailing.tenant)?, key, fingerprint).policy_of_worker(policy);
+    // The file name may be long, and an operation's label is short.
+    let label: String = mailing.filename.chars().take(30).collect();
+    Ok(work.labels(Labels::default().with(1, &label)?))
+}
+
+/// The kind of work. Small mailings wait for a free seat at most as long as one turn; a node has several.
+pub(super) fn kind(service: &Arc<Service>) -> Kind<Database> {
+    let handler = service.clone();
+    Kind::leased(SERVICE, RUN, move |context: Context<Database>| {
+        let service = handler.clone();
+        async move { Run::begin(service, context).await }
+    })
+    .policy(policy(service.config.lease))
+    .at_once(service.config.at_once)
+    .turn(TURN)
+    .span(|operation| tracing::error_span!("mailing", run = operation.key.as_str()))
+}
+
+/// One run of a mailing.
+pub(super) struct Run {
+    pub(super) service: Arc<Service>,
+    pub(super) context: Context<Database>,
+    pub(super) tenant: String,
+    pub(super) id: String,
+    number: i64,
+}
+
+/// Why a run ends early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Halt {
+    /// The mailing was deleted, or another run has its place.
+    Superseded,
+    /// A person has paused or cancelled it, or it is over.
+    Stopped,
+}
+
+/// A change of a mailing, in the transaction of a step that has locked its row.
+pub(super) trait Change: Send {
+    /// What the step returns.
+    type Out: Send;
+
+    /// Makes the change. The row is saved afterwards.
+    fn make(
+        self,
+        conn: &mut Conn<'_>,
+        mailing: &mut Mailing,
+        now: i64,
+    ) -> impl Future<Output = Result<Self::Out>> + Send;
+}
+
+impl Run {
+    async fn begin(service: Arc<Service>, context: Context<Database>) -> Result<Outcome, Unfinished> {
+        let operation: &Operation = context.operation();
+        let tenant = operation.scope.tenant().to_owned();
+        let named =
+            operation.key.as_str().split_once('/').and_then(|(id, run)| Some((id.to_owned(), run.parse().ok()?)));
+        let Some((id, number)) = named else {
+            return Err(Unfinished::failed_for_good("the key of a run is the id of a mailing and a number"));
+        };
+        let run = Self { service, context, tenant, id, number };
+        match run.go().await? {
+            Ok(outcome) => Ok(Outcome::kept(json!({ "ended": outcome }).to_string())),
+            Err(halt) => {
+                let why = match halt {
+                    Halt::Superseded => "superseded",
+                    Halt::Stopped => "stopped",
+                };
+                Ok(Outcome::kept(json!({ "ended": why }).to_string()))
+            }
+        }
+    }
+
+    async fn go(&self) -> Result<Result<&'static str, Halt>, Unfinished> {
+        let mut mailing = match self.step(Begin).await? {
+            Ok(((), mailing)) => mailing,
+            Err(halt) => return Ok(Err(halt)),
+        };
+        crash_point!("mailing.begun");
+        while mailing.task.is_some() {
+            if self.context.turn_is_over() {
+                return Err(Unfinished::TurnOver);
+            }
+            mailing = match self.step(Task).await? {
+                Ok(((), mailing)) => mailing,
+                Err(halt) => return Ok(Err(halt)),
+            };
+        }
+        match mailing.status.as_str() {
+            "CANCELLED" => return self.end("cancelled").await,
+            "PAUSED" => return self.end("paused").await,
+            _ => {}
+        }
+        if mailing.phase == "importing" {
+            mailing = match import::import(self, mailing).await? {
+                Ok(mailing) => mailing,
+                Err(halt) => return Ok(Err(halt)),
+            };
+        }
+        if let Some(at) = mailing.send_at {
+            let now = self.service.database.now().await.map_err(unfinished)?.as_micros();
+            if at > now {
+                return Err(Unfinished::released(Duration::from_micros(u64::try_from(at - now).unwrap_or(0))));
+            }
+            if now - at > LATEST && mailing.last_line == 0 {
+                let why = "its sendAt has passed more than a day ago; resume it to send it now";
+                return self.pause(why.to_owned()).await;
+            }
+        }
+        send::send(self, mailing).await
+    }
+
+    /// Runs a step, if the run still has its place. Returns the mailing as the step left it.
+    pub(super) async fn step<C: Change>(&self, change: C) -> Result<Result<(C::Out, Mailing), Halt>, Unfinished> {
+        let now = self.service.database.now().await.map_err(unfinished)?.as_micros();
+        let stepped = self.context.step(|tx: Tx| async move {
+            let changed = self.changed(&tx, change, now).await.map_err(unfinished)?;
+            let settled = changed.as_ref().map_or(0, |(_, mailing)| mailing.settled());
+            Ok((json!({ "settled": settled }).to_string(), changed))
+        });
+        stepped.await
+    }
+
+    async fn changed<C: Change>(&self, tx: &Tx, change: C, now: i64) -> Result<Result<(C::Out, Mailing), Halt>> {
+        let mut held = tx.connection().await?;
+        let mut conn = held.get()?;
+        let Some(mut mailing) = mailings::lock(&mut conn, &self.tenant, &self.id).await? else {
+            return Ok(Err(Halt::Superseded));
+        };
+        if mailing.run != self.number || !mailing.active {
+            return Ok(Err(Halt::Superseded));
+        }
+        let out = change.make(&mut conn, &mut mailing, now).await?;
+        if ["PENDING", "QUEUED", "FAILED"].contains(&mailing.status.as_str()) {
+            mailing.status = "PROCESSING".to_owned();
+        }
+        mailings::save(&mut conn, &mailing, now).await?;
+        Ok(Ok((out, mailing)))
+    }
+
+    /// Ends the run; the mailing keeps its status. If a person has resumed it meanwhile, the run goes on instead.
+    pub(super) async fn end(&self, outcome: &'static str) -> Result<Result<&'static str, Halt>, Unfinished> {
+        self.end_by(End { pause: None }, outcome).await
+    }
+
+    /// Pauses the mailing for a reason that is shown, and ends the run.
+    pub(super) async fn pause(&self, why: String) -> Result<Result<&'static str, Halt>, Unfinished> {
+        tracing::warn!(mailing = self.id, why, "a mailing is paused until a person resumes it");
+        self.end_by(End { pause: Some(why) }, "paused").await
+    }
+
+    async fn end_by(&self, end: End, outcome: &'static str) -> Result<Result<&'static str, Halt>, Unfinished> {
+        match self.step(end).await? {
+            Ok((true, _)) => Ok(Ok(outcome)),
+            Ok((false, _)) => Err(Unfinished::TurnOver),
+            Err(halt) => Ok(Err(halt)),
+        }
+    }
+}
+
+/// The first step of a run.
+struct Begin;
+
+impl Change for Begin {
+    type Out = ();
+
+    async fn make(self, _: &mut Conn<'_>, mailing: &mut Mailing, now: i64) -> Result<()> {
+        mailing.last_attempt = Some(now);
+        mailing.rate_since = Some(now);
+        mailing.rate_base = mailing.settled();
+        if !["CANCELLED", "PAUSED"].contains(&mailing.status.as_str()) {
+            mailing.error = None;
+        }
+        Ok(())
+    }
+}
+
+/// Cancels or resets some entries, as a person asked.
+struct Task;
+
+impl Change for Task {
+    type Out = ();
+
+    async fn make(self, conn: &mut Conn<'_>, mailing: &mut Mailing, now: i64) -> Result<()> {
+        let (number, after) = (mailing.number, mailing.task_line);
+        let Some(to) = entries::page_end(conn, number, after, CHANGED_AT_ONCE).await? else {
+            (mailing.task, mailing.task_line) = (None, 0);
+            return Ok(());
+        };
+        if mailing.task.as_deref() == Some("cancel") {
+            mailing.cancelled += entries::cancel(conn, number, (after, to), now).await?;
+        } else {
+            mailing.failed -= entries::reset(conn, number, (after, to), now, "FAILED").await?;
+            mailing.invalid -= entries::reset(conn, number, (after, to), now, "INVALID").await?;
+        }
+        mailing.task_line = to;
+        Ok(())
+    }
+}
+
+/// The last step of a run.
+struct End {
+    pause: Option<String>,
+}
+
+impl Change for End {
+    /// Whether the run has ended: not if a person has asked for more meanwhile.
+    type Out = bool;
+
+    async fn make(self, _: &mut Conn<'_>, mailing: &mut Mailing, _: i64) -> Result<bool> {
+        let is_stopped = ["PAUSED", "CANCELLED"].contains(&mailing.status.as_str());
+        if mailing.task.is_some() || (!is_stopped && self.pause.is_none()) {
+            return Ok(false);
+        }
+        if let Some(why) = self.pause
+            && !is_stopped
+        {
+            (mailing.status, mailing.error) = ("PAUSED".to_owned(), Some(why));
+        }
+        mailing.active = false;
+        Ok(true)
+    }
+}

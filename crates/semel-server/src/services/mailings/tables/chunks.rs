@@ -1,0 +1,78 @@
+//! The SQL of uploaded files on PostgreSQL, and of transports' rates.
+
+use semel::Result;
+use semel_store::{Conn, broken, on};
+
+use crate::sql::statements;
+
+const PUT: &str = "INSERT INTO mailing_chunks (upload, part, data, created_at) VALUES ($1, $2, $3, $4)";
+
+/// Stores a part of a file.
+pub(in super::super) async fn put(conn: &mut Conn<'_>, upload: &str, part: i64, data: &[u8], now: i64) -> Result<()> {
+    on!(conn, c => sqlx::query(PUT).bind(upload).bind(part).bind(data).bind(now)
+        .execute(&mut **c).await.map(drop).map_err(broken))
+}
+
+const GET: &str = "SELECT data FROM mailing_chunks WHERE upload = $1 AND part = $2";
+
+/// A part of a file.
+pub(in super::super) async fn get(conn: &mut Conn<'_>, upload: &str, part: i64) -> Result<Option<Vec<u8>>> {
+    on!(conn, c => sqlx::query_scalar(GET).bind(upload).bind(part).fetch_optional(&mut **c).await.map_err(broken))
+}
+
+const REMOVE: &str = "
+    DELETE FROM mailing_chunks WHERE upload = $1
+      AND part IN (SELECT part FROM mailing_chunks WHERE upload = $1 ORDER BY part LIMIT $2)";
+
+/// Removes parts of a file; returns their number.
+pub(in super::super) async fn remove(conn: &mut Conn<'_>, upload: &str, most: i64) -> Result<u64> {
+    on!(conn, c => sqlx::query(REMOVE).bind(upload).bind(most)
+        .execute(&mut **c).await.map(|done| done.rows_affected()).map_err(broken))
+}
+
+const FORGOTTEN: &str = "
+    SELECT upload FROM mailing_chunks AS f
+    WHERE part = 0 AND created_at < $1
+      AND NOT EXISTS (SELECT 1 FROM mailings AS m WHERE m.storage_url = 'rows:' || f.upload AND m.deleted_at IS NULL)
+    LIMIT $2";
+
+/// Files that belong to no mailing: their upload was cut off, or they are imported.
+pub(in super::super) async fn forgotten(conn: &mut Conn<'_>, before: i64, most: i64) -> Result<Vec<String>> {
+    on!(conn, c => sqlx::query_scalar(FORGOTTEN).bind(before).bind(most).fetch_all(&mut **c).await.map_err(broken))
+}
+
+const USED: &str = "SELECT count(*) FROM mailings WHERE storage_url = $1 AND deleted_at IS NULL";
+
+/// Whether a mailing still needs a file.
+pub(in super::super) async fn is_used(conn: &mut Conn<'_>, storage_url: &str) -> Result<bool> {
+    let used: i64 =
+        on!(conn, c => sqlx::query_scalar(USED).bind(storage_url).fetch_one(&mut **c).await.map_err(broken)?);
+    Ok(used > 0)
+}
+
+// Differs because SQLite has no row locks: there is one writer.
+const RATE: &str = "SELECT free_at FROM mail_rates WHERE transport = $1";
+const RATE_POSTGRES: &str = "SELECT free_at FROM mail_rates WHERE transport = $1 FOR UPDATE";
+
+/// From when on the next mail of a transport is free; locked until the end of the transaction.
+pub(in super::super) async fn rate(conn: &mut Conn<'_>, transport: &str) -> Result<i64> {
+    let sql = match conn {
+        Conn::Postgres(_) => RATE_POSTGRES,
+        Conn::Sqlite(_) => RATE,
+    };
+    let free_at: Option<i64> =
+        on!(conn, c => sqlx::query_scalar(sql).bind(transport).fetch_optional(&mut **c).await.map_err(broken)?);
+    Ok(free_at.unwrap_or(0))
+}
+
+const SET_RATE: &str = "
+    INSERT INTO mail_rates (transport, free_at) VALUES ($1, $2)
+    ON CONFLICT (transport) DO UPDATE SET free_at = excluded.free_at";
+
+/// Sets it.
+pub(in super::super) async fn set_rate(conn: &mut Conn<'_>, transport: &str, free_at: i64) -> Result<()> {
+    on!(conn, c => sqlx::query(SET_RATE).bind(transport).bind(free_at)
+        .execute(&mut **c).await.map(drop).map_err(broken))
+}
+
+statements!(PUT, GET, REMOVE, FORGOTTEN, USED, RATE, RATE_POSTGRES, SET_RATE);

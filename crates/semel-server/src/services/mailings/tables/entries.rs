@@ -1,0 +1,401 @@
+//! The SQL of entries: found, marked, settled, listed.
+
+use semel::Result;
+use semel_store::{Conn, broken, from_row, on};
+use serde_json::{Value, json};
+
+use crate::sql::statements;
+
+/// An entry that may be sent.
+#[derive(Clone, Debug)]
+pub(in super::super) struct Entry {
+    pub(in super::super) line: i64,
+    pub(in super::super) email: String,
+    pub(in super::super) token: Vec<u8>,
+    pub(in super::super) cells: Vec<u8>,
+    pub(in super::super) attempts: i64,
+    pub(in super::super) last_attempt: Option<i64>,
+    pub(in super::super) mail_date: Option<i64>,
+}
+
+from_row!(Entry { line, email, token, cells, attempts, last_attempt, mail_date });
+
+const FRESH: &str = "
+    SELECT line, email, token, cells, attempts, last_attempt, mail_date FROM mailing_entries
+    WHERE mailing = $1 AND line > $2 AND status = 'PENDING' AND next_attempt IS NULL ORDER BY line LIMIT $3";
+
+/// Entries after a line that were never tried.
+pub(in super::super) async fn fresh(conn: &mut Conn<'_>, mailing: i64, after: i64, most: i64) -> Result<Vec<Entry>> {
+    on!(conn, c => sqlx::query_as(FRESH).bind(mailing).bind(after).bind(most)
+        .fetch_all(&mut **c).await.map_err(broken))
+}
+
+const DUE: &str = "
+    SELECT line, email, token, cells, attempts, last_attempt, mail_date FROM mailing_entries
+    WHERE mailing = $1 AND next_attempt IS NOT NULL AND next_attempt <= $2 AND status = 'PENDING'
+    ORDER BY next_attempt, line LIMIT $3";
+
+/// Entries whose next attempt is due.
+pub(in super::super) async fn due(conn: &mut Conn<'_>, mailing: i64, now: i64, most: i64) -> Result<Vec<Entry>> {
+    on!(conn, c => sqlx::query_as(DUE).bind(mailing).bind(now).bind(most).fetch_all(&mut **c).await.map_err(broken))
+}
+
+const FIRST: &str = "
+    SELECT line, email, token, cells, attempts, last_attempt, mail_date FROM mailing_entries
+    WHERE mailing = $1 ORDER BY line LIMIT 1";
+
+/// The first entry of a mailing, in whatever state.
+pub(in super::super) async fn first(conn: &mut Conn<'_>, mailing: i64) -> Result<Option<Entry>> {
+    on!(conn, c => sqlx::query_as(FIRST).bind(mailing).fetch_optional(&mut **c).await.map_err(broken))
+}
+
+const NEXT: &str = "
+    SELECT min(next_attempt) FROM mailing_entries
+    WHERE mailing = $1 AND next_attempt IS NOT NULL AND status = 'PENDING'";
+
+/// When the next attempt of any entry is due.
+pub(in super::super) async fn next(conn: &mut Conn<'_>, mailing: i64) -> Result<Option<i64>> {
+    on!(conn, c => sqlx::query_scalar(NEXT).bind(mailing).fetch_one(&mut **c).await.map_err(broken))
+}
+
+// Differs because JSON texts become rows in another way.
+const SENDING_POSTGRES: &str = "
+    SELECT line, email, token, cells, attempts, last_attempt, mail_date FROM mailing_entries
+    WHERE mailing = $1 AND status = 'SENDING'
+      AND line IN (SELECT CAST(value AS BIGINT) FROM json_array_elements_text($2::json)) ORDER BY line";
+const SENDING_SQLITE: &str = "
+    SELECT line, email, token, cells, attempts, last_attempt, mail_date FROM mailing_entries
+    WHERE mailing = $1 AND status = 'SENDING' AND line IN (SELECT value FROM json_each($2)) ORDER BY line";
+
+/// Those of these lines that are being sent.
+pub(in super::super) async fn sending(conn: &mut Conn<'_>, mailing: i64, lines: &str) -> Result<Vec<Entry>> {
+    let sql = match conn {
+        Conn::Postgres(_) => SENDING_POSTGRES,
+        Conn::Sqlite(_) => SENDING_SQLITE,
+    };
+    on!(conn, c => sqlx::query_as(sql).bind(mailing).bind(lines).fetch_all(&mut **c).await.map_err(broken))
+}
+
+/// What a mark made of an entry.
+#[derive(Clone, Debug)]
+pub(in super::super) struct Marked {
+    pub(in super::super) line: i64,
+    pub(in super::super) status: String,
+    pub(in super::super) attempts: i64,
+    pub(in super::super) mail_date: i64,
+}
+
+from_row!(Marked { line, status, attempts, mail_date });
+
+impl Marked {
+    /// The mark of an entry that is being sent.
+    pub(in super::super) fn again(entry: Entry) -> Self {
+        let Entry { line, attempts, mail_date, last_attempt, .. } = entry;
+        Self { line, status: "SENDING".to_owned(), attempts, mail_date: mail_date.or(last_attempt).unwrap_or(0) }
+    }
+}
+
+// Differs because JSON texts become rows in another way.
+const MARK_POSTGRES: &str = "
+    UPDATE mailing_entries AS e
+    SET status = CASE WHEN EXISTS (SELECT 1 FROM mail_suppressions AS s WHERE s.tenant = $2 AND s.email = e.email)
+                      THEN 'SUPPRESSED' ELSE 'SENDING' END,
+        attempts = attempts + 1, last_attempt = $3, mail_date = COALESCE(mail_date, $3), next_attempt = NULL,
+        updated_at = $3
+    WHERE mailing = $1 AND status = 'PENDING'
+      AND line IN (SELECT CAST(value AS BIGINT) FROM json_array_elements_text($4::json))
+    RETURNING line, status, attempts, mail_date";
+const MARK_SQLITE: &str = "
+    UPDATE mailing_entries AS e
+    SET status = CASE WHEN EXISTS (SELECT 1 FROM mail_suppressions AS s WHERE s.tenant = $2 AND s.email = e.email)
+                      THEN 'SUPPRESSED' ELSE 'SENDING' END,
+        attempts = attempts + 1, last_attempt = $3, mail_date = COALESCE(mail_date, $3), next_attempt = NULL,
+        updated_at = $3
+    WHERE mailing = $1 AND status = 'PENDING' AND line IN (SELECT value FROM json_each($4))
+    RETURNING line, status, attempts, mail_date";
+
+/// Marks pending entries as being sent, or as suppressed.
+pub(in super::super) async fn mark(
+    conn: &mut Conn<'_>,
+    mailing: i64,
+    tenant: &str,
+    now: i64,
+    lines: &[i64],
+) -> Result<Vec<Marked>> {
+    if lines.is_empty() {
+        return Ok(Vec::new());
+    }
+    let sql = match conn {
+        Conn::Postgres(_) => MARK_POSTGRES,
+        Conn::Sqlite(_) => MARK_SQLITE,
+    };
+    let lines = json!(lines).to_string();
+    on!(conn, c => sqlx::query_as(sql).bind(mailing).bind(tenant).bind(now).bind(lines)
+        .fetch_all(&mut **c).await.map_err(broken))
+}
+
+/// How an attempt ended.
+#[derive(Clone, Debug)]
+pub(in super::super) struct Settled {
+    pub(in super::super) line: i64,
+    pub(in super::super) status: &'static str,
+    /// When to try again, if it is PENDING.
+    pub(in super::super) next_attempt: Option<i64>,
+    pub(in super::super) external_id: Option<String>,
+    pub(in super::super) error: Option<String>,
+    /// Whether nothing was sent: the attempt does not count.
+    pub(in super::super) undone: bool,
+}
+
+impl Settled {
+    fn row(&self) -> Value {
+        json!({ "line": self.line, "status": self.status, "next_attempt": self.next_attempt,
+                "external_id": self.external_id, "error": self.error, "undone": i32::from(self.undone) })
+    }
+}
+
+// Differs because JSON texts become rows in another way.
+const SETTLE_POSTGRES: &str = "
+    UPDATE mailing_entries AS e
+    SET status = r.status, next_attempt = r.next_attempt, external_id = r.external_id, error = r.error,
+        attempts = e.attempts - r.undone, updated_at = $2
+    FROM json_to_recordset($3::json)
+        AS r (line BIGINT, status TEXT, next_attempt BIGINT, external_id TEXT, error TEXT, undone BIGINT)
+    WHERE e.mailing = $1 AND e.line = r.line AND e.status = 'SENDING' RETURNING e.line";
+const SETTLE_SQLITE: &str = "
+    UPDATE mailing_entries AS e
+    SET status = r.value ->> 'status', next_attempt = r.value ->> 'next_attempt',
+        external_id = r.value ->> 'external_id', error = r.value ->> 'error',
+        attempts = e.attempts - (r.value ->> 'undone'), updated_at = $2
+    FROM json_each($3) AS r
+    WHERE e.mailing = $1 AND e.line = r.value ->> 'line' AND e.status = 'SENDING' RETURNING line";
+
+/// Ends attempts; returns the lines that were being sent.
+pub(in super::super) async fn settle(
+    conn: &mut Conn<'_>,
+    mailing: i64,
+    now: i64,
+    settled: &[Settled],
+) -> Result<Vec<i64>> {
+    if settled.is_empty() {
+        return Ok(Vec::new());
+    }
+    let sql = match conn {
+        Conn::Postgres(_) => SETTLE_POSTGRES,
+        Conn::Sqlite(_) => SETTLE_SQLITE,
+    };
+    let rows = Value::from_iter(settled.iter().map(Settled::row)).to_string();
+    on!(conn, c => sqlx::query_scalar(sql).bind(mailing).bind(now).bind(rows)
+        .fetch_all(&mut **c).await.map_err(broken))
+}
+
+// Differs because JSON texts become rows in another way.
+const EXTERNAL_POSTGRES: &str = "
+    INSERT INTO mailing_external_ids (transport, external_id, mailing, line)
+    SELECT $1, r.external_id, $2, r.line FROM json_to_recordset($3::json) AS r (line BIGINT, external_id TEXT)
+    ORDER BY r.external_id
+    ON CONFLICT (transport, external_id) DO NOTHING";
+const EXTERNAL_SQLITE: &str = "
+    INSERT INTO mailing_external_ids (transport, external_id, mailing, line)
+    SELECT $1, value ->> 'external_id', $2, value ->> 'line' FROM json_each($3) WHERE TRUE
+    ON CONFLICT (transport, external_id) DO NOTHING";
+const KNOWN_POSTGRES: &str = "
+    SELECT r.line FROM json_to_recordset($3::json) AS r (line BIGINT, external_id TEXT)
+    JOIN mailing_external_ids AS x ON x.transport = $1 AND x.external_id = r.external_id
+    WHERE x.mailing <> $2 OR x.line <> r.line";
+const KNOWN_SQLITE: &str = "
+    SELECT r.value ->> 'line' FROM json_each($3) AS r
+    JOIN mailing_external_ids AS x ON x.transport = $1 AND x.external_id = r.value ->> 'external_id'
+    WHERE x.mailing <> $2 OR x.line <> r.value ->> 'line'";
+
+/// Stores the ids that a transport gave; returns the lines whose id belongs to another entry.
+pub(in super::super) async fn claim_ids(
+    conn: &mut Conn<'_>,
+    transport: &str,
+    mailing: i64,
+    ids: &[(i64, &str)],
+) -> Result<Vec<i64>> {
+    if ids.is_empty() {
+        return Ok(Vec::new());
+    }
+    let [insert, known] = match conn {
+        Conn::Postgres(_) => [EXTERNAL_POSTGRES, KNOWN_POSTGRES],
+        Conn::Sqlite(_) => [EXTERNAL_SQLITE, KNOWN_SQLITE],
+    };
+    let rows = Value::from_iter(ids.iter().map(|(line, id)| json!({ "line": line, "external_id": id }))).to_string();
+    on!(&mut *conn, c => sqlx::query(insert).bind(transport).bind(mailing).bind(&rows)
+        .execute(&mut **c).await.map(drop).map_err(broken)?);
+    on!(conn, c => sqlx::query_scalar(known).bind(transport).bind(mailing).bind(&rows)
+        .fetch_all(&mut **c).await.map_err(broken))
+}
+
+const PAGE_END: &str = "
+    SELECT max(line) FROM (SELECT line FROM mailing_entries WHERE mailing = $1 AND line > $2 ORDER BY line LIMIT $3) AS p";
+
+/// The last line of the next entries after a line.
+pub(in super::super) async fn page_end(
+    conn: &mut Conn<'_>,
+    mailing: i64,
+    after: i64,
+    most: i64,
+) -> Result<Option<i64>> {
+    on!(conn, c => sqlx::query_scalar(PAGE_END).bind(mailing).bind(after).bind(most)
+        .fetch_one(&mut **c).await.map_err(broken))
+}
+
+const CANCEL: &str = "
+    UPDATE mailing_entries SET status = 'CANCELLED', next_attempt = NULL, updated_at = $4
+    WHERE mailing = $1 AND line > $2 AND line <= $3 AND status = 'PENDING'";
+
+/// Cancels the pending entries of some lines; returns their number.
+pub(in super::super) async fn cancel(
+    conn: &mut Conn<'_>,
+    mailing: i64,
+    (after, to): (i64, i64),
+    now: i64,
+) -> Result<i64> {
+    let changed = on!(conn, c => sqlx::query(CANCEL).bind(mailing).bind(after).bind(to).bind(now)
+        .execute(&mut **c).await.map(|done| done.rows_affected()).map_err(broken)?);
+    Ok(i64::try_from(changed).unwrap_or(i64::MAX))
+}
+
+const RESET: &str = "
+    UPDATE mailing_entries SET status = 'PENDING', attempts = 0, next_attempt = $4, error = NULL, updated_at = $4
+    WHERE mailing = $1 AND line > $2 AND line <= $3 AND status = $5";
+
+/// Resets entries of some lines with this status to PENDING; returns their number.
+pub(in super::super) async fn reset(
+    conn: &mut Conn<'_>,
+    mailing: i64,
+    (after, to): (i64, i64),
+    now: i64,
+    status: &str,
+) -> Result<i64> {
+    let changed = on!(conn, c => sqlx::query(RESET).bind(mailing).bind(after).bind(to).bind(now).bind(status)
+        .execute(&mut **c).await.map(|done| done.rows_affected()).map_err(broken)?);
+    Ok(i64::try_from(changed).unwrap_or(i64::MAX))
+}
+
+const RESOLVE: &str = "
+    UPDATE mailing_entries SET status = $3, next_attempt = $4, updated_at = $5
+    WHERE mailing = $1 AND line = $2 AND status = 'IN_DOUBT'";
+
+/// Decides about an entry in doubt; false if it is none.
+pub(in super::super) async fn resolve(
+    conn: &mut Conn<'_>,
+    mailing: i64,
+    line: i64,
+    (status, next_attempt): (&str, Option<i64>),
+    now: i64,
+) -> Result<bool> {
+    on!(conn, c => sqlx::query(RESOLVE).bind(mailing).bind(line).bind(status).bind(next_attempt).bind(now)
+        .execute(&mut **c).await.map(|done| done.rows_affected() > 0).map_err(broken))
+}
+
+/// An entry as it is shown.
+#[derive(Clone, Debug)]
+pub(in super::super) struct Shown {
+    pub(in super::super) line: i64,
+    pub(in super::super) email: String,
+    pub(in super::super) original: Option<String>,
+    pub(in super::super) status: String,
+    pub(in super::super) attempts: i64,
+    pub(in super::super) next_attempt: Option<i64>,
+    pub(in super::super) last_attempt: Option<i64>,
+    pub(in super::super) mail_date: Option<i64>,
+    pub(in super::super) external_id: Option<String>,
+    pub(in super::super) error: Option<String>,
+    pub(in super::super) created_at: i64,
+    pub(in super::super) updated_at: i64,
+}
+
+from_row!(Shown {
+    line,
+    email,
+    original,
+    status,
+    attempts,
+    next_attempt,
+    last_attempt,
+    mail_date,
+    external_id,
+    error,
+    created_at,
+    updated_at,
+});
+
+const PAGE: &str = "
+    SELECT line, email, original, status, attempts, next_attempt, last_attempt, mail_date, external_id, error,
+           created_at, updated_at
+    FROM mailing_entries
+    WHERE mailing = $1 AND line > $2 AND ($3 = '' OR status = $3) ORDER BY line LIMIT $4";
+
+/// Entries after a line, by the line of their first appearance.
+pub(in super::super) async fn page(
+    conn: &mut Conn<'_>,
+    mailing: i64,
+    after: i64,
+    status: &str,
+    most: i64,
+) -> Result<Vec<Shown>> {
+    on!(conn, c => sqlx::query_as(PAGE).bind(mailing).bind(after).bind(status).bind(most)
+        .fetch_all(&mut **c).await.map_err(broken))
+}
+
+const BY_EMAIL: &str = "
+    SELECT line, email, original, status, attempts, next_attempt, last_attempt, mail_date, external_id, error,
+           created_at, updated_at
+    FROM mailing_entries WHERE mailing = $1 AND email = $2";
+
+/// The entry of an address.
+pub(in super::super) async fn by_email(conn: &mut Conn<'_>, mailing: i64, email: &str) -> Result<Option<Shown>> {
+    on!(conn, c => sqlx::query_as(BY_EMAIL).bind(mailing).bind(email).fetch_optional(&mut **c).await.map_err(broken))
+}
+
+const BY_LINE: &str = "
+    SELECT line, email, original, status, attempts, next_attempt, last_attempt, mail_date, external_id, error,
+           created_at, updated_at
+    FROM mailing_entries WHERE mailing = $1 AND line = $2";
+
+/// One entry.
+pub(in super::super) async fn by_line(conn: &mut Conn<'_>, mailing: i64, line: i64) -> Result<Option<Shown>> {
+    on!(conn, c => sqlx::query_as(BY_LINE).bind(mailing).bind(line).fetch_optional(&mut **c).await.map_err(broken))
+}
+
+const BY_TOKEN: &str = "
+    SELECT m.tenant, e.email, e.token FROM mailings AS m JOIN mailing_entries AS e ON e.mailing = m.number
+    WHERE m.number = $1 AND e.line = $2";
+
+/// The tenant, the address and the token of an entry that an unsubscribe link names.
+pub(in super::super) async fn by_token(
+    conn: &mut Conn<'_>,
+    mailing: i64,
+    line: i64,
+) -> Result<Option<(String, String, Vec<u8>)>> {
+    on!(conn, c => sqlx::query_as(BY_TOKEN).bind(mailing).bind(line).fetch_optional(&mut **c).await.map_err(broken))
+}
+
+statements!(
+    FRESH,
+    DUE,
+    FIRST,
+    NEXT,
+    SENDING_POSTGRES,
+    SENDING_SQLITE,
+    MARK_POSTGRES,
+    MARK_SQLITE,
+    SETTLE_POSTGRES,
+    SETTLE_SQLITE,
+    EXTERNAL_POSTGRES,
+    EXTERNAL_SQLITE,
+    KNOWN_POSTGRES,
+    KNOWN_SQLITE,
+    PAGE_END,
+    CANCEL,
+    RESET,
+    RESOLVE,
+    PAGE,
+    BY_EMAIL,
+    BY_LINE,
+    BY_TOKEN,
+);

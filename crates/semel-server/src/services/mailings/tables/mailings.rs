@@ -1,0 +1,322 @@
+//! The SQL of mailings.
+
+use semel::Result;
+use semel_store::{Conn, Projection, broken, from_row, on};
+
+use crate::{http::query::Place, services::mailings::SERVICE, sql::statements};
+
+/// The kind of the operations that process a mailing.
+pub(in super::super) const RUN: &str = "run";
+
+/// A mailing is FAILED when its run fails, in the same commit. A run that is retried sets it to PROCESSING again. The key
+/// of a run is the id of the mailing (36 characters), a slash and the number of the run.
+pub(in super::super) const STATUS: Projection = Projection {
+    service: SERVICE,
+    kinds: RUN,
+    update: "
+        UPDATE mailings AS m
+        SET status = 'FAILED', error = o.error, updated_at = o.settled_at
+        FROM {operations} AS o
+        WHERE m.tenant = o.tenant AND m.id = substr(o.key, 1, 36) AND CAST(m.run AS TEXT) = substr(o.key, 38)
+          AND (o.state = 'failed' OR (o.state = 'timed_out' AND o.due IS NULL))
+          AND m.status IN ('PENDING', 'QUEUED', 'PROCESSING')",
+};
+
+/// A row of `mailings`.
+#[derive(Clone, Debug)]
+pub(in super::super) struct Mailing {
+    pub(in super::super) number: i64,
+    pub(in super::super) tenant: String,
+    pub(in super::super) id: String,
+    pub(in super::super) filename: String,
+    pub(in super::super) content_hash: String,
+    pub(in super::super) content_bytes: i64,
+    pub(in super::super) list_hash: Option<String>,
+    pub(in super::super) storage_url: Option<String>,
+    pub(in super::super) message: Vec<u8>,
+    pub(in super::super) message_hash: String,
+    pub(in super::super) policy: String,
+    pub(in super::super) shape: String,
+    pub(in super::super) send_at: Option<i64>,
+    pub(in super::super) status: String,
+    pub(in super::super) phase: String,
+    pub(in super::super) error: Option<String>,
+    pub(in super::super) run: i64,
+    pub(in super::super) active: bool,
+    pub(in super::super) place: Option<String>,
+    pub(in super::super) last_line: i64,
+    pub(in super::super) in_flight: String,
+    pub(in super::super) task: Option<String>,
+    pub(in super::super) task_line: i64,
+    pub(in super::super) total: i64,
+    pub(in super::super) sending: i64,
+    pub(in super::super) sent: i64,
+    pub(in super::super) failed: i64,
+    pub(in super::super) invalid: i64,
+    pub(in super::super) suppressed: i64,
+    pub(in super::super) cancelled: i64,
+    pub(in super::super) in_doubt: i64,
+    pub(in super::super) duplicate_rows: i64,
+    pub(in super::super) rejected_rows: i64,
+    pub(in super::super) rate_since: Option<i64>,
+    pub(in super::super) rate_base: i64,
+    pub(in super::super) last_attempt: Option<i64>,
+    pub(in super::super) created_at: i64,
+    pub(in super::super) updated_at: i64,
+}
+
+from_row!(Mailing {
+    number,
+    tenant,
+    id,
+    filename,
+    content_hash,
+    content_bytes,
+    list_hash,
+    storage_url,
+    message,
+    message_hash,
+    policy,
+    shape,
+    send_at,
+    status,
+    phase,
+    error,
+    run,
+    active,
+    place,
+    last_line,
+    in_flight,
+    task,
+    task_line,
+    total,
+    sending,
+    sent,
+    failed,
+    invalid,
+    suppressed,
+    cancelled,
+    in_doubt,
+    duplicate_rows,
+    rejected_rows,
+    rate_since,
+    rate_base,
+    last_attempt,
+    created_at,
+    updated_at,
+});
+
+impl Mailing {
+    /// The entries that have not been begun, or wait for another attempt.
+    pub(in super::super) fn pending(&self) -> i64 {
+        self.total - self.sending - self.settled() - self.in_doubt
+    }
+
+    /// The entries that nothing more happens to.
+    pub(in super::super) fn settled(&self) -> i64 {
+        self.sent + self.failed + self.invalid + self.suppressed + self.cancelled
+    }
+}
+
+/// The columns of a [`Mailing`].
+macro_rules! mailing {
+    ($rest:literal) => {
+        concat!(
+            "SELECT number, tenant, id, filename, content_hash, content_bytes, list_hash, storage_url, message, \
+                    message_hash, policy, shape, send_at, status, phase, error, run, active, place, last_line, \
+                    in_flight, task, task_line, total, sending, sent, failed, invalid, suppressed, cancelled, \
+                    in_doubt, duplicate_rows, rejected_rows, rate_since, rate_base, last_attempt, created_at, \
+                    updated_at
+             FROM mailings ",
+            $rest
+        )
+    };
+}
+
+const FIND: &str = mailing!("WHERE tenant = $1 AND id = $2 AND deleted_at IS NULL");
+
+/// A mailing of a tenant.
+pub(in super::super) async fn find(conn: &mut Conn<'_>, tenant: &str, id: &str) -> Result<Option<Mailing>> {
+    on!(conn, c => sqlx::query_as(FIND).bind(tenant).bind(id).fetch_optional(&mut **c).await.map_err(broken))
+}
+
+// Differs because SQLite has no row locks: there is one writer.
+const LOCK_POSTGRES: &str = mailing!("WHERE tenant = $1 AND id = $2 AND deleted_at IS NULL FOR NO KEY UPDATE");
+
+/// The same, locked until the end of the transaction.
+pub(in super::super) async fn lock(conn: &mut Conn<'_>, tenant: &str, id: &str) -> Result<Option<Mailing>> {
+    let sql = match conn {
+        Conn::Postgres(_) => LOCK_POSTGRES,
+        Conn::Sqlite(_) => FIND,
+    };
+    on!(conn, c => sqlx::query_as(sql).bind(tenant).bind(id).fetch_optional(&mut **c).await.map_err(broken))
+}
+
+const ALIKE: &str = mailing!(
+    "WHERE tenant = $1 AND deleted_at IS NULL AND (filename = $2 OR content_hash = $3) ORDER BY number LIMIT 1000"
+);
+
+/// The mailings of a file name or of a content, oldest first.
+pub(in super::super) async fn alike(
+    conn: &mut Conn<'_>,
+    tenant: &str,
+    filename: &str,
+    content_hash: &str,
+) -> Result<Vec<Mailing>> {
+    on!(conn, c => sqlx::query_as(ALIKE).bind(tenant).bind(filename).bind(content_hash)
+        .fetch_all(&mut **c).await.map_err(broken))
+}
+
+const SAME_LIST: &str = "
+    SELECT id FROM mailings
+    WHERE tenant = $1 AND list_hash = $2 AND number <> $3 AND deleted_at IS NULL ORDER BY number LIMIT 1";
+
+/// The oldest other mailing to the same set of addresses.
+pub(in super::super) async fn same_list(conn: &mut Conn<'_>, mailing: &Mailing) -> Result<Option<String>> {
+    let Some(hash) = &mailing.list_hash else { return Ok(None) };
+    on!(conn, c => sqlx::query_scalar(SAME_LIST).bind(&mailing.tenant).bind(hash).bind(mailing.number)
+        .fetch_optional(&mut **c).await.map_err(broken))
+}
+
+const TENANT: &str = "INSERT INTO mailing_tenants (tenant) VALUES ($1) ON CONFLICT (tenant) DO NOTHING";
+const LOCK_TENANT_POSTGRES: &str = "SELECT tenant FROM mailing_tenants WHERE tenant = $1 FOR UPDATE";
+
+/// Lets only one upload of a tenant at a time decide whether its file is known.
+pub(in super::super) async fn one_at_a_time(conn: &mut Conn<'_>, tenant: &str) -> Result<()> {
+    on!(&mut *conn, c => sqlx::query(TENANT).bind(tenant).execute(&mut **c).await.map(drop).map_err(broken))?;
+    if let Conn::Postgres(c) = conn {
+        sqlx::query(LOCK_TENANT_POSTGRES).bind(tenant).execute(&mut **c).await.map_err(broken)?;
+    }
+    Ok(())
+}
+
+const INSERT: &str = "
+    INSERT INTO mailings (tenant, id, filename, content_hash, content_bytes, storage_url, message, message_hash, policy,
+                          shape, send_at, created_at, updated_at)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $12)";
+
+/// A mailing to be stored.
+pub(in super::super) struct New<'a> {
+    pub(in super::super) tenant: &'a str,
+    pub(in super::super) id: &'a str,
+    pub(in super::super) filename: &'a str,
+    pub(in super::super) content_hash: &'a str,
+    pub(in super::super) content_bytes: i64,
+    pub(in super::super) storage_url: &'a str,
+    pub(in super::super) message: Vec<u8>,
+    pub(in super::super) message_hash: &'a str,
+    pub(in super::super) policy: &'a str,
+    pub(in super::super) shape: &'a str,
+    pub(in super::super) send_at: Option<i64>,
+}
+
+impl New<'_> {
+    pub(in super::super) async fn insert(&self, conn: &mut Conn<'_>, now: i64) -> Result<()> {
+        on!(conn, c => sqlx::query(INSERT).bind(self.tenant).bind(self.id).bind(self.filename).bind(self.content_hash)
+            .bind(self.content_bytes).bind(self.storage_url).bind(&self.message).bind(self.message_hash)
+            .bind(self.policy).bind(self.shape).bind(self.send_at).bind(now)
+            .execute(&mut **c).await.map(drop).map_err(broken))
+    }
+}
+
+const PAGE: &str = mailing!(
+    "WHERE tenant = $1 AND deleted_at IS NULL AND ($2 = 0 OR number < $2) AND ($3 = '' OR status = $3)
+       AND ($4 = '' OR filename = $4)
+     ORDER BY number DESC LIMIT $5"
+);
+
+/// A page of mailings, newest first.
+pub(in super::super) async fn page(
+    conn: &mut Conn<'_>,
+    tenant: &str,
+    status: &str,
+    filename: &str,
+    place: Place,
+) -> Result<Vec<Mailing>> {
+    on!(conn, c => sqlx::query_as(PAGE).bind(tenant).bind(place.after).bind(status).bind(filename)
+        .bind(place.limit + 1).fetch_all(&mut **c).await.map_err(broken))
+}
+
+const PROCESSING: &str =
+    mailing!("WHERE status = 'PROCESSING' AND active AND deleted_at IS NULL AND number > $1 ORDER BY number LIMIT $2");
+
+/// Mailings that should have a run, of all tenants.
+pub(in super::super) async fn processing(conn: &mut Conn<'_>, after: i64, most: i64) -> Result<Vec<Mailing>> {
+    on!(conn, c => sqlx::query_as(PROCESSING).bind(after).bind(most).fetch_all(&mut **c).await.map_err(broken))
+}
+
+const SAVE: &str = "
+    UPDATE mailings
+    SET status = $2, phase = $3, error = $4, run = $5, active = $6, place = $7, last_line = $8, in_flight = $9,
+        task = $10, task_line = $11, total = $12, sending = $13, sent = $14, failed = $15, invalid = $16,
+        suppressed = $17, cancelled = $18, in_doubt = $19, duplicate_rows = $20, rejected_rows = $21, rate_since = $22,
+        rate_base = $23, last_attempt = $24, list_hash = $25, storage_url = $26, updated_at = $27
+    WHERE number = $1";
+
+/// Stores the changed columns of a mailing that this transaction has locked.
+pub(in super::super) async fn save(conn: &mut Conn<'_>, m: &Mailing, now: i64) -> Result<()> {
+    on!(conn, c => sqlx::query(SAVE).bind(m.number).bind(&m.status).bind(&m.phase).bind(&m.error).bind(m.run)
+        .bind(m.active).bind(&m.place).bind(m.last_line).bind(&m.in_flight).bind(&m.task).bind(m.task_line)
+        .bind(m.total).bind(m.sending).bind(m.sent).bind(m.failed).bind(m.invalid).bind(m.suppressed).bind(m.cancelled)
+        .bind(m.in_doubt).bind(m.duplicate_rows).bind(m.rejected_rows).bind(m.rate_since).bind(m.rate_base)
+        .bind(m.last_attempt).bind(&m.list_hash).bind(&m.storage_url).bind(now)
+        .execute(&mut **c).await.map(drop).map_err(broken))
+}
+
+const DELETE: &str = "UPDATE mailings SET deleted_at = $2, updated_at = $2 WHERE number = $1";
+
+/// Hides a mailing; the sweep removes its rows.
+pub(in super::super) async fn delete(conn: &mut Conn<'_>, number: i64, now: i64) -> Result<()> {
+    on!(conn, c => sqlx::query(DELETE).bind(number).bind(now).execute(&mut **c).await.map(drop).map_err(broken))
+}
+
+const DELETED: &str = "SELECT number FROM mailings WHERE deleted_at IS NOT NULL ORDER BY number LIMIT $1";
+
+/// Mailings whose rows are to be removed.
+pub(in super::super) async fn deleted(conn: &mut Conn<'_>, most: i64) -> Result<Vec<i64>> {
+    on!(conn, c => sqlx::query_scalar(DELETED).bind(most).fetch_all(&mut **c).await.map_err(broken))
+}
+
+const REMOVE_ENTRIES: &str = "
+    DELETE FROM mailing_entries WHERE mailing = $1
+      AND line IN (SELECT line FROM mailing_entries WHERE mailing = $1 ORDER BY line LIMIT $2)";
+const REMOVE_REJECTS: &str = "
+    DELETE FROM mailing_rejects WHERE mailing = $1
+      AND line IN (SELECT line FROM mailing_rejects WHERE mailing = $1 ORDER BY line LIMIT $2)";
+const REMOVE_DUPLICATES: &str = "
+    DELETE FROM mailing_duplicates WHERE mailing = $1
+      AND line IN (SELECT line FROM mailing_duplicates WHERE mailing = $1 ORDER BY line LIMIT $2)";
+const REMOVE: &str = "DELETE FROM mailings WHERE number = $1";
+
+/// Removes some rows of a deleted mailing, the mailing itself last; true if there may be more. The ids of transports
+/// stay: another entry must not get one of them.
+pub(in super::super) async fn remove_some(conn: &mut Conn<'_>, number: i64, most: i64) -> Result<bool> {
+    for text in [REMOVE_ENTRIES, REMOVE_REJECTS, REMOVE_DUPLICATES] {
+        let removed = on!(&mut *conn, c => sqlx::query(text).bind(number).bind(most)
+            .execute(&mut **c).await.map(|done| done.rows_affected()).map_err(broken)?);
+        if removed > 0 {
+            return Ok(true);
+        }
+    }
+    on!(conn, c => sqlx::query(REMOVE).bind(number).execute(&mut **c).await.map_err(broken).map(|_| false))
+}
+
+statements!(
+    STATUS,
+    FIND,
+    LOCK_POSTGRES,
+    ALIKE,
+    SAME_LIST,
+    TENANT,
+    LOCK_TENANT_POSTGRES,
+    INSERT,
+    PAGE,
+    PROCESSING,
+    SAVE,
+    DELETE,
+    DELETED,
+    REMOVE_ENTRIES,
+    REMOVE_REJECTS,
+    REMOVE_DUPLICATES,
+    REMOVE,
+);

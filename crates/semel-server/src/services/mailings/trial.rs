@@ -1,0 +1,129 @@
+//! Trials: what an upload would do, and a mail to one address.
+
+use std::collections::HashSet;
+
+use semel::prelude::*;
+use serde_json::{Value, json};
+
+use super::{
+    Service,
+    list::{
+        address::Email,
+        rows::{Kind, Rows},
+    },
+    mail::verdict::Sent,
+    problems::TEST_NOT_SENT,
+    send::{Composer, rendered},
+    tables::{entries, mailings::Mailing},
+    upload::{Upload, invalid_file},
+};
+use crate::http::{
+    answers::patiently,
+    problem::{Problem, of_store},
+};
+
+/// How many addresses are remembered to count duplicates, as hashes: 2 million take some 40 MB.
+const REMEMBERED: usize = 2_000_000;
+
+/// How many rejected rows a dry run shows.
+const SHOWN: usize = 20;
+
+impl Service {
+    /// Reads the whole file and reports what would happen. Nothing stays stored.
+    pub(super) async fn dry_run(&self, upload: Upload) -> Result<Value, Problem> {
+        let report = self.report(&upload).await;
+        if let Err(error) = self.files.remove(&upload.stored.url).await {
+            tracing::warn!(%error, "the file of a dry run could not be removed yet; a sweep removes it");
+        }
+        report
+    }
+
+    async fn report(&self, upload: &Upload) -> Result<Value, Problem> {
+        let shape = &upload.shape;
+        let mut content = self.files.open(&upload.stored.url, shape.start().offset).await.map_err(of_store)?;
+        let templates = upload.message.templates().unwrap_or_else(|_| unreachable!("the upload was checked"));
+        let (mut rows, mut seen) = (Rows::new(shape), HashSet::new());
+        let (mut total, mut duplicates, mut rejected) = (0_u64, 0_u64, 0_u64);
+        let (mut first_rejects, mut preview, mut over) = (Vec::new(), None, false);
+        loop {
+            let row = match rows.next() {
+                Ok(Some(row)) => row,
+                Ok(None) if over => break,
+                Ok(None) => {
+                    match content.next().await.map_err(of_store)? {
+                        Some(part) => rows.feed(&part),
+                        None => {
+                            rows.finish();
+                            over = true;
+                        }
+                    }
+                    continue;
+                }
+                Err(broken) => return Err(invalid_file(&broken)),
+            };
+            match row.kind {
+                Kind::Reject { column, code, value } => {
+                    rejected += 1;
+                    if first_rejects.len() < SHOWN {
+                        first_rejects.push(json!({ "line": row.line, "column": column, "code": code, "value": value }));
+                    }
+                }
+                Kind::Entry { email, values } => {
+                    if seen.len() < REMEMBERED && !seen.insert(self.hasher.hash(&email.normal)) {
+                        duplicates += 1;
+                        continue;
+                    }
+                    total += 1;
+                    if preview.is_none() {
+                        let mail = rendered(&templates, &shape.columns, &values, &email.normal, None);
+                        preview = Some(match mail {
+                            Ok(mail) => {
+                                json!({ "to": email.normal, "subject": mail.subject, "text": mail.text, "html": mail.html })
+                            }
+                            Err(why) => json!({ "to": email.normal, "error": why }),
+                        });
+                    }
+                }
+            }
+        }
+        Ok(json!({
+            "dryRun": true,
+            "filename": upload.filename,
+            "contentHash": upload.stored.hash,
+            "delimiter": char::from(shape.delimiter).to_string(),
+            "columns": shape.columns,
+            "total": total,
+            "duplicateRows": duplicates,
+            "duplicateRowsExact": seen.len() < REMEMBERED,
+            "rejectedRows": rejected,
+            "rejects": first_rejects,
+            "preview": preview,
+        }))
+    }
+
+    /// Sends the mail of the first entry to another address, at once and without a trace in the mailing.
+    pub(super) async fn send_test(&self, mailing: &Mailing, to: Email) -> Result<Value, Problem> {
+        let number = mailing.number;
+        let first = self.database.read(async |conn| entries::first(conn, number).await);
+        let now = patiently(self.database.now()).await?.as_micros();
+        let not_sent = |why: String| Problem::new(&TEST_NOT_SENT).detail(why);
+        let Some(mut entry) = patiently(first).await? else {
+            return Err(not_sent(
+                "The mailing has no entries yet: its import has not begun, or all rows were refused.".into(),
+            ));
+        };
+        entry.email = to.normal;
+        let composer = Composer::of(self, mailing).map_err(not_sent)?;
+        let mut mail = composer.compose(&entry, now).map_err(not_sent)?;
+        let id = uuid::Uuid::now_v7().hyphenated().to_string();
+        mail.message_id = format!("test.{id}@{}", self.config.message_domain);
+        (mail.id, mail.key) = (format!("test-{id}"), format!("semel-test-{id}"));
+        // The link of another entry must not be used by its tester.
+        match self.transport.send(&mail).await {
+            Sent::Accepted { external_id } => Ok(json!({
+                "sent": true, "to": mail.to.to_string(), "messageId": mail.message_id, "externalId": external_id,
+            })),
+            other => Err(not_sent(format!("{other:?}"))),
+        }
+    }
+}

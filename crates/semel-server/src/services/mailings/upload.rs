@@ -1,0 +1,356 @@
+//! Level 1: an upload becomes one mailing, however often it is sent.
+//!
+//! The file is stored first, in parts, and belongs to nothing. One transaction then decides whether it is known, and
+//! writes the mailing and the message that queues it. If the upload is cut off before, nothing is visible.
+
+use std::pin::pin;
+
+use axum::extract::{Multipart, multipart::Field};
+use bytes::Bytes;
+use futures_util::{Stream, TryStreamExt as _};
+use semel::{
+    Error, Timestamp, crash_point,
+    messaging::{Message as QueueMessage, Topic},
+    prelude::*,
+};
+use semel_store::{Tx, codec};
+use serde_json::json;
+
+use super::{
+    QUEUE, Service,
+    files::{Staged, Stored},
+    identity::{Identity, Known, Uploaded, recognise},
+    list::{broken::Broken, filename::clean, shape::Shape},
+    message::{Given, Message},
+    problems::{FILE_TOO_LARGE, INVALID_FILE, INVALID_UPLOAD},
+    tables::mailings::{self, Mailing, New},
+};
+use crate::http::{
+    fields::Wrong,
+    problem::{BODY_INCOMPLETE, Problem, of_store},
+    query,
+};
+
+/// How much of a file is looked at before it is stored.
+pub(super) const FIRST: usize = 64 << 10;
+
+/// The longest text field: templates.
+pub(super) const LONGEST_TEXT: usize = 1 << 20;
+
+/// The most fields of an upload.
+const MOST_FIELDS: usize = 32;
+
+/// An upload whose file is stored and whose fields are read.
+pub(super) struct Upload {
+    pub(super) filename: String,
+    pub(super) stored: Stored,
+    pub(super) shape: Shape,
+    pub(super) given: Given,
+    pub(super) message: Message,
+    pub(super) identity: Identity,
+    pub(super) policy: &'static str,
+    pub(super) send_at: Option<Timestamp>,
+    pub(super) dry_run: bool,
+}
+
+/// The fields of an upload as they arrive.
+#[derive(Default)]
+pub(super) struct Texts {
+    pub(super) given: Given,
+    pub(super) filename: Option<String>,
+    pub(super) identity: Option<String>,
+    pub(super) policy: Option<String>,
+    pub(super) column: Option<String>,
+    pub(super) send_at: Option<String>,
+    pub(super) dry_run: Option<String>,
+}
+
+impl Service {
+    /// Reads an upload from a request.
+    pub(super) async fn receive(&self, mut parts: Multipart) -> Result<Upload, Problem> {
+        let (mut texts, mut wrong, mut file) = (Texts::default(), Wrong::default(), None);
+        let read = self.receive_parts(&mut parts, &mut texts, &mut wrong, &mut file).await;
+        let (staged, first) = match (read, file) {
+            (Ok(()), Some(file)) => file,
+            (Ok(()), None) => {
+                wrong.note("file", "is missing: the list, as multipart/form-data");
+                return Err(wrong.problem(&INVALID_UPLOAD));
+            }
+            (Err(problem), file) => {
+                if let Some((staged, _)) = file {
+                    staged.drop_it().await;
+                }
+                return Err(problem);
+            }
+        };
+        self.accept(staged, &first, texts, wrong).await
+    }
+
+    /// Checks an upload whose file was stored; removes the file if it is refused.
+    pub(super) async fn accept(
+        &self,
+        staged: Staged,
+        first: &[u8],
+        texts: Texts,
+        wrong: Wrong,
+    ) -> Result<Upload, Problem> {
+        match self.check(first, texts, wrong) {
+            Ok(checked) => {
+                let stored = staged.finish().await.map_err(of_store)?;
+                let Checked { filename, shape, given, message, identity, policy, send_at, dry_run } = checked;
+                Ok(Upload { filename, stored, shape, given, message, identity, policy, send_at, dry_run })
+            }
+            Err(problem) => {
+                staged.drop_it().await;
+                Err(problem)
+            }
+        }
+    }
+
+    async fn receive_parts(
+        &self,
+        parts: &mut Multipart,
+        texts: &mut Texts,
+        wrong: &mut Wrong,
+        file: &mut Option<(Staged, Vec<u8>)>,
+    ) -> Result<(), Problem> {
+        let mut count = 0;
+        while let Some(field) = parts.next_field().await.map_err(|error| cut_off(&error))? {
+            count += 1;
+            if count > MOST_FIELDS {
+                wrong.note("…", "are too many fields");
+                break;
+            }
+            let name = field.name().unwrap_or_default().to_owned();
+            if name == "file" {
+                if file.is_some() {
+                    wrong.note("file", "is given twice");
+                    continue;
+                }
+                texts.filename = Some(field.file_name().unwrap_or_default().to_owned());
+                *file = Some(self.store(field.map_err(|error| cut_off(&error))).await?);
+                continue;
+            }
+            let slot = match name.as_str() {
+                "subject" => &mut texts.given.subject,
+                "from" => &mut texts.given.from,
+                "body" => &mut texts.given.text,
+                "html" => &mut texts.given.html,
+                "identity" => &mut texts.identity,
+                "policy" => &mut texts.policy,
+                "column" => &mut texts.column,
+                "sendAt" => &mut texts.send_at,
+                "dryRun" => &mut texts.dry_run,
+                _ => {
+                    wrong.note(&name, "is not a field of an upload");
+                    continue;
+                }
+            };
+            if slot.is_some() {
+                wrong.note(&name, "is given twice");
+            }
+            match text(field).await? {
+                Ok(text) => *slot = Some(text),
+                Err(message) => wrong.note(&name, message),
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores the file as it arrives. What its beginning shows ends the upload early.
+    pub(super) async fn store(
+        &self,
+        parts: impl Stream<Item = Result<Bytes, Problem>>,
+    ) -> Result<(Staged, Vec<u8>), Problem> {
+        let mut parts = pin!(parts);
+        let mut staged = self.files.stage().await.map_err(of_store)?;
+        let (mut first, mut bytes, mut looked) = (Vec::new(), 0, false);
+        let stored = async {
+            while let Some(part) = parts.try_next().await? {
+                bytes += part.len() as u64;
+                if bytes > self.config.max_file.0 {
+                    return Err(Problem::new(&FILE_TOO_LARGE));
+                }
+                let more = FIRST.saturating_sub(first.len()).min(part.len());
+                first.extend_from_slice(&part[..more]);
+                if first.len() >= FIRST && !looked {
+                    looked = true;
+                    // The column may be named by a later field.
+                    if let Err(broken) = Shape::look(&first, false, None)
+                        && !broken.code.contains("column")
+                    {
+                        return Err(invalid_file(&broken));
+                    }
+                }
+                staged.write(&part).await.map_err(of_store)?;
+            }
+            Ok(())
+        };
+        match stored.await {
+            Ok(()) => Ok((staged, first)),
+            Err(problem) => {
+                staged.drop_it().await;
+                Err(problem)
+            }
+        }
+    }
+
+    fn check(&self, first: &[u8], texts: Texts, mut wrong: Wrong) -> Result<Checked, Problem> {
+        let filename = texts.filename.as_deref().and_then(clean);
+        if filename.is_none() {
+            wrong.note("file", "has no usable file name");
+        }
+        let filename = filename.unwrap_or_default();
+        let identity = texts.identity.as_deref().map(Identity::parse).transpose();
+        let identity = identity.map_err(|message| wrong.note("identity", message)).ok().flatten().unwrap_or_default();
+        let policy = match texts.policy.as_deref() {
+            None | Some("never-twice") => "never-twice",
+            Some("never-miss") => "never-miss",
+            Some(_) => {
+                wrong.note("policy", "must be never-twice or never-miss");
+                "never-twice"
+            }
+        };
+        let send_at = texts.send_at.as_deref().map(query::time).transpose();
+        let send_at = send_at.map_err(|message| wrong.note("sendAt", message)).ok().flatten();
+        let dry_run = match texts.dry_run.as_deref() {
+            None | Some("false") => false,
+            Some("true") => true,
+            Some(_) => {
+                wrong.note("dryRun", "must be true or false");
+                false
+            }
+        };
+        let message = texts.given.complete(&self.config, &filename, self.transport.kind() == "file", &mut wrong);
+        if let Err(why) = message.from.parse::<lettre::message::Mailbox>()
+            && !message.from.is_empty()
+        {
+            wrong.note("from", format!("is not a sender such as News <news@example.com>: {why}"));
+        }
+        let templates = message.templates();
+        if let Err(mistakes) = &templates {
+            mistakes.iter().for_each(|(field, message)| wrong.note(field, message.clone()));
+        }
+        wrong.check(&INVALID_UPLOAD)?;
+        let shape = Shape::look(first, first.len() < FIRST, texts.column.as_deref());
+        let shape = shape.map_err(|broken| invalid_file(&broken))?;
+        let mut wrong = Wrong::default();
+        if let Ok(templates) = templates {
+            for name in templates.missing(&shape.columns) {
+                let columns = shape.columns.join(", ");
+                wrong.note("body", format!("uses {{{{ {name} }}}}, but the file has only the columns {columns}"));
+            }
+        }
+        wrong.check(&INVALID_UPLOAD)?;
+        Ok(Checked { filename, shape, given: texts.given, message, identity, policy, send_at, dry_run })
+    }
+
+    /// Makes the upload a mailing, or finds the one that it is.
+    pub(super) async fn create(&self, tenant: &str, upload: Upload) -> semel::Result<(Known, String)> {
+        let id = uuid::Uuid::now_v7().hyphenated().to_string();
+        let (tenant, store) = (tenant.to_owned(), self.database.clone());
+        let (url, new) = (upload.stored.url.clone(), id.clone());
+        let now = store.now().await?.as_micros();
+        let made = self.ledger.transact(move |tx| async move {
+            let known = decide(&tx, &tenant, &new, &upload, now).await?;
+            if matches!(known, Known::New) {
+                crash_point!("mailing.stored");
+                store.put(&tx, vec![queued(&tenant, &new)?]).await?;
+            }
+            Ok::<_, Error>(known)
+        });
+        let made = made.await;
+        crash_point!("mailing.committed");
+        // After an error the mailing may exist: the sweep removes a file that belongs to none.
+        if matches!(&made, Ok(known) if !matches!(known, Known::New))
+            && let Err(error) = self.files.remove(&url).await
+        {
+            tracing::warn!(%error, "the file of a repeated upload could not be removed yet; a sweep removes it");
+        }
+        made.map(|known| (known, id))
+    }
+}
+
+/// The fields of an upload that were checked.
+struct Checked {
+    filename: String,
+    shape: Shape,
+    given: Given,
+    message: Message,
+    identity: Identity,
+    policy: &'static str,
+    send_at: Option<Timestamp>,
+    dry_run: bool,
+}
+
+/// Decides under the tenant's lock, and inserts a new mailing.
+async fn decide(tx: &Tx, tenant: &str, id: &str, upload: &Upload, now: i64) -> semel::Result<Known> {
+    let mut held = tx.connection().await?;
+    let mut conn = held.get()?;
+    mailings::one_at_a_time(&mut conn, tenant).await?;
+    let message_hash = upload.given.hash();
+    let uploaded =
+        Uploaded { filename: &upload.filename, content_hash: &upload.stored.hash, message_hash: &message_hash };
+    let alike = mailings::alike(&mut conn, tenant, uploaded.filename, uploaded.content_hash).await?;
+    let known = recognise(upload.identity, &uploaded, alike);
+    if matches!(known, Known::New) {
+        let json = |value: serde_json::Result<String>| value.map_err(|error| Error::Invalid(error.to_string()));
+        let new = New {
+            tenant,
+            id,
+            filename: &upload.filename,
+            content_hash: &upload.stored.hash,
+            content_bytes: i64::try_from(upload.stored.bytes).unwrap_or(i64::MAX),
+            storage_url: &upload.stored.url,
+            message: codec::encode(json(serde_json::to_string(&upload.message))?.as_bytes()),
+            message_hash: &message_hash,
+            policy: upload.policy,
+            shape: &json(serde_json::to_string(&upload.shape))?,
+            send_at: upload.send_at.map(Timestamp::as_micros),
+        };
+        new.insert(&mut conn, now).await?;
+    }
+    Ok(known)
+}
+
+/// The message that queues a mailing.
+pub(super) fn queued(tenant: &str, id: &str) -> semel::Result<QueueMessage> {
+    let body = json!({ "mailingId": id }).to_string();
+    Ok(QueueMessage::new(tenant, Topic::new(QUEUE)?, "mailing", body))
+}
+
+/// The message of a stored mailing.
+pub(super) fn message_of(mailing: &Mailing) -> semel::Result<Message> {
+    let bytes = codec::decode(mailing.message.clone())?;
+    serde_json::from_slice(&bytes).map_err(|_| Error::Corrupt("the message of a mailing"))
+}
+
+/// A text field, or what is wrong with it.
+async fn text(mut field: Field<'_>) -> Result<Result<String, String>, Problem> {
+    let mut bytes = Vec::new();
+    while let Some(part) = field.chunk().await.map_err(|error| cut_off(&error))? {
+        if bytes.len() + part.len() > LONGEST_TEXT {
+            return Ok(Err("must have at most 1 MiB".to_owned()));
+        }
+        bytes.extend_from_slice(&part);
+    }
+    let text = String::from_utf8(bytes).map_err(|_| "is not UTF-8".to_owned());
+    Ok(text.and_then(|text| match text.contains('\0') {
+        true => Err("must not have a NUL character".to_owned()),
+        false => Ok(text),
+    }))
+}
+
+/// The problem of a file that is no list.
+pub(super) fn invalid_file(broken: &Broken) -> Problem {
+    let problem = Problem::new(&INVALID_FILE).detail(format!("{broken}")).with("code", broken.code);
+    match broken.line {
+        Some(line) => problem.with("line", line),
+        None => problem,
+    }
+}
+
+fn cut_off(error: &axum::extract::multipart::MultipartError) -> Problem {
+    Problem::new(&BODY_INCOMPLETE)
+        .detail(format!("The upload cannot be read: {}. Nothing was stored.", error.body_text()))
+}
