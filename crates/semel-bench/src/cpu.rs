@@ -44,6 +44,11 @@ impl Cpu {
     }
 }
 
+/// The CPU time that another process has used so far.
+pub(crate) fn of_process(pid: u32) -> Duration {
+    ticks(Stat::of(pid).map_or(0, |stat| stat.own))
+}
+
 fn ticks(ticks: u64) -> Duration {
     Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }

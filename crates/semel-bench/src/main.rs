@@ -17,6 +17,7 @@ mod growth;
 mod http;
 mod limit;
 mod load;
+mod mailings;
 mod messages;
 mod pairs;
 mod replays;
@@ -105,6 +106,8 @@ enum Section {
     /// Jobs enqueued and run, next to pgbench and graphile_worker; long queues; the latency from the commit to the
     /// start.
     Worker,
+    /// Imports next to a bare COPY, sending next to the bare transport.
+    Mailings,
     /// New claims in a small and in a large table.
     Growth,
 }
@@ -174,6 +177,7 @@ async fn main() -> Result<()> {
                 },
                 Section::Webhooks => webhooks::measure(&plan, *database, &mut report).await,
                 Section::Worker => worker::measure(&plan, *database, &mut report).await,
+                Section::Mailings => mailings::measure(&plan, *database, &mut report).await,
                 Section::Growth => growth::measure(&plan, *database, &mut report).await,
             }
             .with_context(|| format!("{name} on {database}"))?;

@@ -121,6 +121,7 @@ impl fmt::Display for Report {
                 "worker",
                 "The worker: no-op jobs next to pgbench and graphile_worker, batches, from the commit to the start",
             ),
+            ("mailings", "Mailings: imports next to a bare COPY, sending next to the bare transport in a loop"),
             ("growth", "Claim + complete by the size of the table"),
         ] {
             let rows = self.figures.iter().filter(|(subject, _)| subject.section == section);

@@ -3,7 +3,7 @@
 use crate::{
     growth, http,
     limit::{CLIENTS, PGBENCH},
-    messages,
+    mailings, messages,
     pairs::{BATCHED, UNBATCHED},
     replays::REPLAYS,
     report::{Report, Subject},
@@ -132,6 +132,16 @@ pub(crate) fn verdicts(report: &Report) -> Vec<Verdict> {
         for (how, part, ratio, most) in waits {
             let aim = format!("{backend}: {how}, milliseconds ({part})");
             all.push(Verdict { aim, ratio, cpu_ratio: None, bound: Bound::AtMost(most) });
+        }
+    }
+    let of = |how| mailings::subject(Postgres, how);
+    let aim = "PostgreSQL, mailings: rows imported, times the rate of a bare COPY".to_owned();
+    all.push(against(aim, Bound::AtLeast(0.7), of(mailings::IMPORT), of(mailings::COPY)));
+    for backend in [Postgres, Sqlite] {
+        let of = |how| mailings::subject(backend, how);
+        for (ours, bare) in [(mailings::SEND_SMTP, mailings::BARE_SMTP), (mailings::SEND_FILE, mailings::BARE_FILE)] {
+            let aim = format!("{backend}, mailings: {ours}, times the rate of {bare}");
+            all.push(against(aim, Bound::AtLeast(0.6), of(ours), of(bare)));
         }
     }
     for backend in [Postgres, Sqlite] {
