@@ -28,7 +28,7 @@ impl Post {
     }
 
     fn upload(&self, addresses: usize) -> String {
-        upload(self.server.address, &list(addresses)).unwrap()
+        upload(self.server.address, "list.csv", &list(addresses)).unwrap()
     }
 
     fn shown(&self, id: &str) -> Value {
@@ -228,9 +228,13 @@ fn a_frozen_node_sends_nothing_twice(fleet: &mut Fleet) {
     let variables = [&SHORT[..], &[("SEMEL_MAIL_TRANSPORT", url.as_str())]].concat();
     let other = fleet.start(ALL, &variables);
     post.server.process.signal(Signal::STOP);
-    eventually(LIMIT, "the other node goes on", || {
-        shown(other.address, &id).is_some_and(|mailing| is_over(&mailing) || count(&mailing, "sent") > 1_000)
-    });
+    let goes_on =
+        || shown(other.address, &id).is_some_and(|mailing| is_over(&mailing) || count(&mailing, "sent") > 1_000);
+    match fleet.place.url.starts_with("postgres") {
+        true => eventually(LIMIT, "the other node goes on", goes_on),
+        // A process that is frozen in a transaction holds SQLite's only writer, and everybody waits.
+        false => thread::sleep(Duration::from_secs(5)),
+    }
     post.server.process.signal(Signal::CONT);
     eventually(LIMIT, "it is over", || shown(other.address, &id).is_some_and(|mailing| is_over(&mailing)));
     let mailing = shown(other.address, &id).unwrap();

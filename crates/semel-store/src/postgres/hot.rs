@@ -178,6 +178,19 @@ pub(crate) const COMPLETE_ONE: &str = concat!(
 SELECT now FROM done"
 );
 
+/// The progress of one run, for a caller's transaction. The lease is locked first, as everywhere.
+pub(crate) const PROGRESS_ONE: &str = concat!(
+    "WITH ",
+    clock!("$4"),
+    ", held AS MATERIALIZED (
+    SELECT l.operation FROM semel_leases AS l WHERE l.operation = $1 AND l.fence = $2 FOR UPDATE
+)
+UPDATE semel_operations AS o SET checkpoint = $3, crashes = 0
+FROM held AS h, clock
+WHERE o.id = h.operation AND o.fence = $2
+RETURNING now"
+);
+
 /// Renewals. Also returns the previous deadline: a gap of more than half a lease gets a note. A locked lease is
 /// skipped, and returned without a new deadline, so that it delays no other.
 pub(crate) const RENEW: &str = concat!(
@@ -260,6 +273,7 @@ pub(crate) const ALL: &[(&str, &str)] = &[
     ("TAKE", TAKE),
     ("COMPLETE", COMPLETE),
     ("COMPLETE_ONE", COMPLETE_ONE),
+    ("PROGRESS_ONE", PROGRESS_ONE),
     ("RENEW", RENEW),
     ("STANDING", STANDING),
     ("NOTE", NOTE),

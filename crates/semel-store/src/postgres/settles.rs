@@ -201,6 +201,20 @@ impl Postgres {
                 return Ok(Applied { answer: Answer::Settled { successor: false }, operation: None, now });
             }
         }
+        if let LeaseWrite { id, fence, write: Write::Progress(data) } = &writes[0] {
+            let done: Option<i64> = sqlx::query_scalar(hot::PROGRESS_ONE)
+                .bind(id)
+                .bind(fence.0)
+                .bind(encode(data))
+                .bind(self.clock.fixed())
+                .fetch_optional(&mut *conn)
+                .await
+                .map_err(broken)?;
+            if let Some(now) = done.map(Timestamp::from_micros) {
+                return Ok(Applied { answer: Answer::Written, operation: None, now });
+            }
+        }
+        // Lost, or not plain: the state machine says what it means.
         lock(conn, &[writes[0].id]).await?;
         let (now, _) = self.draw(conn, 1).await?;
         let mut answers = self.write_locked(conn, &writes, &[0], now).await?;

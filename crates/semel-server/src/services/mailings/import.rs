@@ -33,7 +33,6 @@ use super::{
         imports::{self, Copied, NewEntry, Reject},
         mailings::Mailing,
     },
-    upload::message_of,
 };
 use crate::unfinished::unfinished;
 
@@ -219,7 +218,7 @@ struct Source {
 impl Source {
     async fn open(run: &Run, mailing: &Mailing, shape: &Shape, url: &str, place: Place) -> Result<Self> {
         let content = run.service.files.open(url, place.offset).await?;
-        let templates = message_of(mailing)?.templates();
+        let templates = run.service.message_of(mailing).await?.templates();
         let templates = templates.map_err(|_| Error::Corrupt("the templates of a mailing"))?;
         let check = (!templates.missing(&shape.columns).is_empty()).then_some(templates);
         let most = if run.service.is_postgres { ROWS.0 } else { ROWS.1 };

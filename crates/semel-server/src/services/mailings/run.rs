@@ -6,9 +6,11 @@
 
 use std::{sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
+
 use semel::{
     Backoff, Context, Fingerprint, Key, Kind, Labels, OnLost, Operation, Outcome, Policy, Result, Scope, Unfinished,
-    Work, crash_point, prelude::*,
+    Uptime, Work, crash_point, micros, prelude::*,
 };
 use semel_store::{Conn, Database, Tx};
 use serde_json::json;
@@ -24,6 +26,9 @@ use crate::unfinished::unfinished;
 
 /// The turn of a mailing: after it, others have theirs.
 const TURN: Duration = Duration::from_secs(60);
+
+/// How often the database is asked for its time.
+const ASKED_EVERY: Duration = Duration::from_secs(1);
 
 /// How many entries are cancelled or reset in one transaction.
 const CHANGED_AT_ONCE: i64 = 5_000;
@@ -86,6 +91,14 @@ pub(super) struct Run {
     pub(super) tenant: String,
     pub(super) id: String,
     number: i64,
+    clock: Mutex<Option<Clock>>,
+}
+
+/// The database's time when it was last asked, and until when this node's own clock continues it.
+#[derive(Clone, Copy)]
+struct Clock {
+    asked: i64,
+    until: Uptime,
 }
 
 /// Why a run ends early.
@@ -120,7 +133,7 @@ impl Run {
         let Some((id, number)) = named else {
             return Err(Unfinished::failed_for_good("the key of a run is the id of a mailing and a number"));
         };
-        let run = Self { service, context, tenant, id, number };
+        let run = Self { service, context, tenant, id, number, clock: Mutex::default() };
         match run.go().await? {
             Ok(outcome) => Ok(Outcome::kept(json!({ "ended": outcome }).to_string())),
             Err(halt) => {
@@ -160,7 +173,7 @@ impl Run {
             };
         }
         if let Some(at) = mailing.send_at {
-            let now = self.service.database.now().await.map_err(unfinished)?.as_micros();
+            let now = self.now().await?;
             if at > now {
                 return Err(Unfinished::released(Duration::from_micros(u64::try_from(at - now).unwrap_or(0))));
             }
@@ -172,9 +185,22 @@ impl Run {
         send::send(self, mailing).await
     }
 
+    /// The database's time. It is asked once a second, since every mail needs it.
+    pub(super) async fn now(&self) -> Result<i64, Unfinished> {
+        let known = *self.clock.lock();
+        if let Some(Clock { asked, until }) = known
+            && !until.has_passed()
+        {
+            return Ok(asked + micros(ASKED_EVERY.saturating_sub(until.remaining())));
+        }
+        let asked = self.service.database.now().await.map_err(unfinished)?.as_micros();
+        *self.clock.lock() = Some(Clock { asked, until: Uptime::now() + ASKED_EVERY });
+        Ok(asked)
+    }
+
     /// Runs a step, if the run still has its place. Returns the mailing as the step left it.
     pub(super) async fn step<C: Change>(&self, change: C) -> Result<Result<(C::Out, Mailing), Halt>, Unfinished> {
-        let now = self.service.database.now().await.map_err(unfinished)?.as_micros();
+        let now = self.now().await?;
         let stepped = self.context.step(|tx: Tx| async move {
             let changed = self.changed(&tx, change, now).await.map_err(unfinished)?;
             let settled = changed.as_ref().map_or(0, |(_, mailing)| mailing.settled());

@@ -23,6 +23,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     task::JoinSet,
+    time::Instant,
 };
 
 use super::{
@@ -33,13 +34,13 @@ use super::{
         template::{Rendered, Templates},
         verdict::{Sent, Settle},
     },
+    message::Message,
     run::{Change, Halt, Run},
     tables::{
         chunks,
-        entries::{self, Entry, Marked, Settled},
+        entries::{self, Entry, Marked, Settled, Turn},
         mailings::Mailing,
     },
-    upload::message_of,
 };
 use crate::unfinished::unfinished;
 
@@ -57,6 +58,9 @@ const SHORT_WAIT: Duration = Duration::from_secs(2);
 
 /// The pause before a step is repeated.
 const STEP_AGAIN: Duration = Duration::from_millis(250);
+
+/// Mails that have ended wait at most this long for others that are settled with them.
+const LONGEST_LANDING: Duration = Duration::from_millis(10);
 
 /// How long to wait after an answer without a time.
 const SOON: Duration = Duration::from_secs(5);
@@ -107,8 +111,12 @@ pub(super) struct Composer {
 
 impl Composer {
     /// For the entries of a mailing.
-    pub(super) fn of(run: &super::Service, mailing: &Mailing) -> Result<Self, String> {
-        let message = message_of(mailing).map_err(|error| error.to_string())?;
+    pub(super) async fn of(service: &super::Service, mailing: &Mailing) -> Result<Result<Self, String>> {
+        let message = service.message_of(mailing).await?;
+        Ok(Self::new(service, mailing, &message))
+    }
+
+    fn new(service: &super::Service, mailing: &Mailing, message: &Message) -> Result<Self, String> {
         let templates = message.templates().map_err(|_| "the templates cannot be read".to_owned())?;
         let shape: Shape = serde_json::from_str(&mailing.shape).map_err(|error| error.to_string())?;
         let from = message.from.parse::<Mailbox>().map_err(|error| error.to_string())?;
@@ -119,8 +127,8 @@ impl Composer {
             tenant: mailing.tenant.clone(),
             id: mailing.id.clone(),
             number: mailing.number,
-            domain: run.config.message_domain.clone(),
-            public_url: run.config.public_url.as_ref().map(|url| url.0.clone()),
+            domain: service.config.message_domain.clone(),
+            public_url: service.config.public_url.as_ref().map(|url| url.0.clone()),
         })
     }
 
@@ -179,7 +187,8 @@ pub(super) fn rendered(
 
 /// Sends what is due. Returns how the run ended.
 pub(super) async fn send(run: &Run, mailing: Mailing) -> Result<Result<&'static str, Halt>, Unfinished> {
-    let composer = Composer::of(&run.service, &mailing).map_err(Unfinished::failed_for_good)?;
+    let composer = Composer::of(&run.service, &mailing).await.map_err(unfinished)?;
+    let composer = composer.map_err(Unfinished::failed_for_good)?;
     let connections = run.service.connections.clone();
     let mut sender = Sender {
         run,
@@ -193,6 +202,7 @@ pub(super) async fn send(run: &Run, mailing: Mailing) -> Result<Result<&'static 
         ended: Vec::new(),
         stop: None,
         wait_until: 0,
+        step_took: Duration::ZERO,
         rescanned: false,
         _entered: connections.enter(),
         connections,
@@ -248,6 +258,8 @@ struct Sender<'a> {
     stop: Option<Stop>,
     /// Nothing is begun before this time.
     wait_until: i64,
+    /// How long the last step took.
+    step_took: Duration,
     rescanned: bool,
 }
 
@@ -297,7 +309,7 @@ impl Sender<'_> {
             if self.stop.is_none() && self.run.context.turn_is_over() {
                 self.stop = Some(Stop::TurnOver);
             }
-            let now = self.run.service.database.now().await.map_err(unfinished)?.as_micros();
+            let now = self.run.now().await?;
             let permits = self.permits().await;
             let chosen = self.choose(permits.len(), now).await.map_err(unfinished)?;
             if chosen.is_empty() && self.ended.is_empty() {
@@ -360,22 +372,49 @@ impl Sender<'_> {
             self.ahead = more.last().map_or(i64::MAX, |last| last.line);
             self.fresh.extend(more);
         }
+        let most = self.within_rate(most.min(self.due.len() + self.fresh.len()), now).await?;
         let mut chosen: Vec<Entry> = self.due.drain(..most.min(self.due.len())).collect();
         let rest = (most - chosen.len()).min(self.fresh.len());
         chosen.extend(self.fresh.drain(..rest));
         Ok(chosen)
     }
 
-    /// Waits for a mail to end, and takes all that have.
+    /// How many of so many mails the rate of the transport allows now. Its row is locked for one statement only: a node
+    /// that froze in a transaction would hold up every mailing.
+    async fn within_rate(&mut self, most: usize, now: i64) -> Result<usize> {
+        let service = &self.run.service;
+        let Some(every) = service.config.rate.map(super::config::Rate::every).filter(|_| most > 0) else {
+            return Ok(most);
+        };
+        let (transport, rate) = (service.transport.name().to_owned(), chunks::Rate { every, burst: BURST });
+        let asked = i64::try_from(most).unwrap_or(i64::MAX);
+        let (granted, free_at) = match service.is_postgres {
+            true => service.database.read(async |c| chunks::reserve(c, &transport, rate, asked, now).await).await?,
+            false => {
+                let reserve = service.ledger.transact(move |tx| async move {
+                    chunks::reserve(&mut tx.connection().await?.get()?, &transport, rate, asked, now).await
+                });
+                reserve.await?
+            }
+        };
+        self.wait_until = self.wait_until.max(free_at);
+        Ok(usize::try_from(granted).unwrap_or(0).min(most))
+    }
+
+    /// Waits for a mail to end, then for others as long as the last step took: one step settles all of them.
     async fn land(&mut self) {
         let mut next = self.flights.join_next().await;
+        let until = Instant::now() + self.step_took;
         while let Some(landed) = next {
             match landed {
                 Ok(landed) => self.ended.push(landed),
                 // It stays SENDING: the next run settles it.
                 Err(error) => tracing::error!(mailing = self.mailing.id, %error, "sending a mail panicked"),
             }
-            next = self.flights.try_join_next();
+            next = match self.flights.try_join_next() {
+                Some(landed) => Some(landed),
+                None => tokio::time::timeout_at(until, self.flights.join_next()).await.unwrap_or_default(),
+            };
         }
     }
 
@@ -464,46 +503,33 @@ impl Sender<'_> {
     /// Settles mails and marks others, in one commit.
     async fn step(&mut self, settled: Vec<Settled>, lines: &[i64]) -> Result<Result<Vec<Marked>, Halt>, Unfinished> {
         let service = &self.run.service;
-        let change = SettleAndMark {
-            settled,
-            lines: lines.to_vec(),
-            transport: service.transport.name().to_owned(),
-            every: service.config.rate.map(super::config::Rate::every),
-        };
+        let change = SettleAndMark { settled, lines: lines.to_vec(), transport: service.transport.name().to_owned() };
         // The answers of mails that were sent are not lost with the database's connection: the step is repeated while
         // the lease lasts. It has no effect twice.
+        let begun = Instant::now();
         let stepped = loop {
             match self.run.step(change.clone()).await {
                 Err(Unfinished::Released { .. }) if !self.run.context.is_lost() => tokio::time::sleep(STEP_AGAIN).await,
                 stepped => break stepped?,
             }
         };
-        let (done, mailing) = match stepped {
+        let (marked, mailing) = match stepped {
             Ok(done) => done,
             Err(halt) => return Ok(Err(halt)),
         };
-        self.mailing = mailing;
+        (self.mailing, self.step_took) = (mailing, begun.elapsed().min(LONGEST_LANDING));
         let stopped = ["PAUSED", "CANCELLED"].contains(&self.mailing.status.as_str());
         if (stopped || self.mailing.task.is_some()) && self.stop.is_none() {
             self.stop = Some(Stop::Stopped);
         }
-        if let Some(free_at) = done.wait_until {
-            self.wait_until = self.wait_until.max(free_at);
-        }
-        Ok(Ok(done.marked))
+        Ok(Ok(marked))
     }
 
-    /// Begins the mails that were marked. The others go back to the queue if only the rate kept them.
+    /// Begins the mails that were marked. An entry that was not was changed by a person.
     fn fly(&mut self, chosen: Vec<Entry>, marked: Vec<Marked>, mut permits: Vec<OwnedSemaphorePermit>) {
-        let mut returned = VecDeque::new();
         for entry in chosen {
-            let Some(marked) = marked.iter().find(|marked| marked.line == entry.line).cloned() else {
-                returned.push_back(entry);
-                continue;
-            };
-            if marked.status != "SENDING" {
-                continue;
-            }
+            let mark = marked.iter().find(|marked| marked.line == entry.line && marked.status == "SENDING");
+            let Some(marked) = mark.cloned() else { continue };
             let Some(permit) = permits.pop() else { continue };
             let (service, composer, context) =
                 (self.run.service.clone(), self.composer.clone(), self.run.context.clone());
@@ -524,11 +550,6 @@ impl Sender<'_> {
                 };
                 (marked, flown, permit)
             });
-        }
-        // Without a rate, an entry that was not marked was changed by a person.
-        if self.run.service.config.rate.is_some() && self.stop.is_none() {
-            returned.append(&mut self.due);
-            self.due = returned;
         }
     }
 
@@ -611,21 +632,13 @@ struct SettleAndMark {
     settled: Vec<Settled>,
     lines: Vec<i64>,
     transport: String,
-    /// The time between two mails, if there is a rate.
-    every: Option<i64>,
-}
-
-/// The result of a step.
-struct Done {
-    marked: Vec<Marked>,
-    /// From when on the rate allows the next mail, if it has kept some.
-    wait_until: Option<i64>,
 }
 
 impl Change for SettleAndMark {
-    type Out = Done;
+    /// The entries that are marked.
+    type Out = Vec<Marked>;
 
-    async fn make(mut self, conn: &mut Conn<'_>, mailing: &mut Mailing, now: i64) -> Result<Done> {
+    async fn make(mut self, conn: &mut Conn<'_>, mailing: &mut Mailing, now: i64) -> Result<Vec<Marked>> {
         let number = mailing.number;
         let ids: Vec<(i64, &str)> =
             self.settled.iter().filter_map(|s| Some((s.line, s.external_id.as_deref()?))).collect();
@@ -635,8 +648,38 @@ impl Change for SettleAndMark {
             settled.status = "IN_DOUBT";
             settled.error = Some(format!("the transport gave the id {id} to another mail before"));
         }
-        let lines = entries::settle(conn, number, now, &self.settled).await?;
-        for settled in self.settled.iter().filter(|settled| lines.contains(&settled.line)) {
+        let mut in_flight: Vec<i64> = serde_json::from_str(&mailing.in_flight).unwrap_or_default();
+        in_flight.retain(|line| !self.settled.iter().any(|settled| settled.line == *line));
+        let mut all_marked = Vec::new();
+        // Marked by this very step, if its first commit was not answered: their mails have not begun.
+        let (marked, fresh) = self.lines.iter().partition::<Vec<i64>, _>(|line| in_flight.contains(line));
+        if !marked.is_empty() {
+            let found = entries::sending(conn, number, &json!(marked).to_string()).await?;
+            all_marked.extend(found.into_iter().map(Marked::again));
+        }
+        self.lines = fresh;
+        if ["PAUSED", "CANCELLED"].contains(&mailing.status.as_str()) || mailing.task.is_some() {
+            self.lines.clear();
+        }
+        let turn = Turn { mailing: number, tenant: &mailing.tenant, now, settled: &self.settled, lines: &self.lines };
+        let (settled, marked) = turn.take(conn).await?;
+        self.count(mailing, &settled, &marked);
+        all_marked.extend(marked);
+        let sending = all_marked.iter().filter(|marked| marked.status == "SENDING");
+        in_flight.extend(sending.map(|marked| marked.line));
+        in_flight.sort_unstable();
+        in_flight.dedup();
+        mailing.in_flight = json!(in_flight).to_string();
+        // Lines are marked in their order, so no fresh one before the last was left out.
+        mailing.last_line = self.lines.iter().copied().max().unwrap_or(0).max(mailing.last_line);
+        Ok(all_marked)
+    }
+}
+
+impl SettleAndMark {
+    /// Counts what has changed.
+    fn count(&self, mailing: &mut Mailing, settled: &[i64], marked: &[Marked]) {
+        for settled in self.settled.iter().filter(|ended| settled.contains(&ended.line)) {
             mailing.sending -= 1;
             match settled.status {
                 "SENT" => mailing.sent += 1,
@@ -646,58 +689,12 @@ impl Change for SettleAndMark {
                 _ => {}
             }
         }
-        let mut in_flight: Vec<i64> = serde_json::from_str(&mailing.in_flight).unwrap_or_default();
-        in_flight.retain(|line| !self.settled.iter().any(|settled| settled.line == *line));
-        let mut done = Done { marked: Vec::new(), wait_until: None };
-        // Marked by this very step, if its first commit was not answered: their mails have not begun.
-        let (marked, fresh) = self.lines.iter().partition::<Vec<i64>, _>(|line| in_flight.contains(line));
-        if !marked.is_empty() {
-            let found = entries::sending(conn, number, &json!(marked).to_string()).await?;
-            done.marked = found.into_iter().map(Marked::again).collect();
-        }
-        self.lines = fresh;
-        if !["PAUSED", "CANCELLED"].contains(&mailing.status.as_str()) && mailing.task.is_none() {
-            self.mark(conn, mailing, now, &mut done).await?;
-        }
-        let sending = done.marked.iter().filter(|marked| marked.status == "SENDING");
-        in_flight.extend(sending.map(|marked| marked.line));
-        in_flight.sort_unstable();
-        in_flight.dedup();
-        mailing.in_flight = json!(in_flight).to_string();
-        Ok(done)
-    }
-}
-
-impl SettleAndMark {
-    async fn mark(&mut self, conn: &mut Conn<'_>, mailing: &mut Mailing, now: i64, done: &mut Done) -> Result<()> {
-        if self.lines.is_empty() {
-            return Ok(());
-        }
-        if let Some(every) = self.every {
-            let mut free_at = chunks::rate(conn, &self.transport).await?;
-            // The next start is at most this far away, unless the clock was set back or the rate was raised since.
-            if free_at > now + every {
-                free_at = now;
-            }
-            let starts = if free_at > now { 0 } else { (now - free_at.max(now - BURST)) / every + 1 };
-            let starts = usize::try_from(starts).unwrap_or(usize::MAX).min(self.lines.len());
-            self.lines.truncate(starts);
-            let next = free_at.max(now - BURST) + every * i64::try_from(starts).unwrap_or(0);
-            chunks::set_rate(conn, &self.transport, if starts > 0 { next } else { free_at }).await?;
-            done.wait_until = Some(if starts > 0 { next } else { free_at });
-        }
-        let marked = entries::mark(conn, mailing.number, &mailing.tenant, now, &self.lines).await?;
-        for marked in &marked {
+        for marked in marked {
             match marked.status.as_str() {
                 "SENDING" => mailing.sending += 1,
                 _ => mailing.suppressed += 1,
             }
         }
-        done.marked.extend(marked);
-        // Lines are marked in their order, so no fresh one before the last was left out.
-        let last = self.lines.iter().copied().max().unwrap_or(0);
-        mailing.last_line = mailing.last_line.max(last);
-        Ok(())
     }
 }
 

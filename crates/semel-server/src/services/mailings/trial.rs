@@ -113,7 +113,7 @@ impl Service {
             ));
         };
         entry.email = to.normal;
-        let composer = Composer::of(self, mailing).map_err(not_sent)?;
+        let composer = Composer::of(self, mailing).await.map_err(of_store)?.map_err(not_sent)?;
         let mut mail = composer.compose(&entry, now).map_err(not_sent)?;
         let id = uuid::Uuid::now_v7().hyphenated().to_string();
         mail.message_id = format!("test.{id}@{}", self.config.message_domain);

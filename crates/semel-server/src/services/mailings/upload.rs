@@ -319,10 +319,13 @@ pub(super) fn queued(tenant: &str, id: &str) -> semel::Result<QueueMessage> {
     Ok(QueueMessage::new(tenant, Topic::new(QUEUE)?, "mailing", body))
 }
 
-/// The message of a stored mailing.
-pub(super) fn message_of(mailing: &Mailing) -> semel::Result<Message> {
-    let bytes = codec::decode(mailing.message.clone())?;
-    serde_json::from_slice(&bytes).map_err(|_| Error::Corrupt("the message of a mailing"))
+impl Service {
+    /// The message of a stored mailing.
+    pub(super) async fn message_of(&self, mailing: &Mailing) -> semel::Result<Message> {
+        let number = mailing.number;
+        let stored = self.database.read(async |conn| mailings::message(conn, number).await).await?;
+        serde_json::from_slice(&codec::decode(stored)?).map_err(|_| Error::Corrupt("the message of a mailing"))
+    }
 }
 
 /// A text field, or what is wrong with it.

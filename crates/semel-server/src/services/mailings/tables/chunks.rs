@@ -50,29 +50,59 @@ pub(in super::super) async fn is_used(conn: &mut Conn<'_>, storage_url: &str) ->
     Ok(used > 0)
 }
 
-// Differs because SQLite has no row locks: there is one writer.
-const RATE: &str = "SELECT free_at FROM mail_rates WHERE transport = $1";
-const RATE_POSTGRES: &str = "SELECT free_at FROM mail_rates WHERE transport = $1 FOR UPDATE";
-
-/// From when on the next mail of a transport is free; locked until the end of the transaction.
-pub(in super::super) async fn rate(conn: &mut Conn<'_>, transport: &str) -> Result<i64> {
-    let sql = match conn {
-        Conn::Postgres(_) => RATE_POSTGRES,
-        Conn::Sqlite(_) => RATE,
+/// From when on the next mail is free: at most one interval from now, unless the clock was set back or the rate was
+/// raised; what was missed is caught up for a moment only.
+macro_rules! free_at {
+    () => {
+        "(CASE WHEN mail_rates.free_at > $2 + $3 THEN $2
+               WHEN mail_rates.free_at < $2 - $4 THEN $2 - $4 ELSE mail_rates.free_at END)"
     };
-    let free_at: Option<i64> =
-        on!(conn, c => sqlx::query_scalar(sql).bind(transport).fetch_optional(&mut **c).await.map_err(broken)?);
-    Ok(free_at.unwrap_or(0))
 }
 
-const SET_RATE: &str = "
-    INSERT INTO mail_rates (transport, free_at) VALUES ($1, $2)
-    ON CONFLICT (transport) DO UPDATE SET free_at = excluded.free_at";
-
-/// Sets it.
-pub(in super::super) async fn set_rate(conn: &mut Conn<'_>, transport: &str, free_at: i64) -> Result<()> {
-    on!(conn, c => sqlx::query(SET_RATE).bind(transport).bind(free_at)
-        .execute(&mut **c).await.map(drop).map_err(broken))
+/// How many mails are free by now, of those that were asked for.
+macro_rules! granted {
+    () => {
+        concat!(
+            "(CASE WHEN ",
+            free_at!(),
+            " > $2 THEN 0
+                   WHEN ($2 - ",
+            free_at!(),
+            ") / $3 + 1 < $5 THEN ($2 - ",
+            free_at!(),
+            ") / $3 + 1 ELSE $5 END)"
+        )
+    };
 }
 
-statements!(PUT, GET, REMOVE, FORGOTTEN, USED, RATE, RATE_POSTGRES, SET_RATE);
+const RESERVE: &str = concat!(
+    "INSERT INTO mail_rates (transport, free_at, granted) VALUES ($1, CAST($2 AS BIGINT) + CAST($3 AS BIGINT), 1)
+     ON CONFLICT (transport) DO UPDATE SET granted = ",
+    granted!(),
+    ", free_at = ",
+    free_at!(),
+    " + $3 * ",
+    granted!(),
+    " RETURNING granted, free_at"
+);
+
+/// A rate: the time between two mails, and how much of the past is caught up, in microseconds.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Rate {
+    pub(in super::super) every: i64,
+    pub(in super::super) burst: i64,
+}
+
+/// Reserves up to `most` mails of a transport now. Returns how many, and from when on the next is free.
+pub(in super::super) async fn reserve(
+    conn: &mut Conn<'_>,
+    transport: &str,
+    rate: Rate,
+    most: i64,
+    now: i64,
+) -> Result<(i64, i64)> {
+    on!(conn, c => sqlx::query_as(RESERVE).bind(transport).bind(now).bind(rate.every).bind(rate.burst).bind(most)
+        .fetch_one(&mut **c).await.map_err(broken))
+}
+
+statements!(PUT, GET, REMOVE, FORGOTTEN, USED, RESERVE);

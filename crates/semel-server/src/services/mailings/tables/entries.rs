@@ -62,7 +62,7 @@ pub(in super::super) async fn next(conn: &mut Conn<'_>, mailing: i64) -> Result<
 const SENDING_POSTGRES: &str = "
     SELECT line, email, token, cells, attempts, last_attempt, mail_date FROM mailing_entries
     WHERE mailing = $1 AND status = 'SENDING'
-      AND line IN (SELECT CAST(value AS BIGINT) FROM json_array_elements_text($2::json)) ORDER BY line";
+      AND line = ANY (ARRAY (SELECT CAST(value AS BIGINT) FROM json_array_elements_text($2::json))) ORDER BY line";
 const SENDING_SQLITE: &str = "
     SELECT line, email, token, cells, attempts, last_attempt, mail_date FROM mailing_entries
     WHERE mailing = $1 AND status = 'SENDING' AND line IN (SELECT value FROM json_each($2)) ORDER BY line";
@@ -95,45 +95,6 @@ impl Marked {
     }
 }
 
-// Differs because JSON texts become rows in another way.
-const MARK_POSTGRES: &str = "
-    UPDATE mailing_entries AS e
-    SET status = CASE WHEN EXISTS (SELECT 1 FROM mail_suppressions AS s WHERE s.tenant = $2 AND s.email = e.email)
-                      THEN 'SUPPRESSED' ELSE 'SENDING' END,
-        attempts = attempts + 1, last_attempt = $3, mail_date = COALESCE(mail_date, $3), next_attempt = NULL,
-        updated_at = $3
-    WHERE mailing = $1 AND status = 'PENDING'
-      AND line IN (SELECT CAST(value AS BIGINT) FROM json_array_elements_text($4::json))
-    RETURNING line, status, attempts, mail_date";
-const MARK_SQLITE: &str = "
-    UPDATE mailing_entries AS e
-    SET status = CASE WHEN EXISTS (SELECT 1 FROM mail_suppressions AS s WHERE s.tenant = $2 AND s.email = e.email)
-                      THEN 'SUPPRESSED' ELSE 'SENDING' END,
-        attempts = attempts + 1, last_attempt = $3, mail_date = COALESCE(mail_date, $3), next_attempt = NULL,
-        updated_at = $3
-    WHERE mailing = $1 AND status = 'PENDING' AND line IN (SELECT value FROM json_each($4))
-    RETURNING line, status, attempts, mail_date";
-
-/// Marks pending entries as being sent, or as suppressed.
-pub(in super::super) async fn mark(
-    conn: &mut Conn<'_>,
-    mailing: i64,
-    tenant: &str,
-    now: i64,
-    lines: &[i64],
-) -> Result<Vec<Marked>> {
-    if lines.is_empty() {
-        return Ok(Vec::new());
-    }
-    let sql = match conn {
-        Conn::Postgres(_) => MARK_POSTGRES,
-        Conn::Sqlite(_) => MARK_SQLITE,
-    };
-    let lines = json!(lines).to_string();
-    on!(conn, c => sqlx::query_as(sql).bind(mailing).bind(tenant).bind(now).bind(lines)
-        .fetch_all(&mut **c).await.map_err(broken))
-}
-
 /// How an attempt ended.
 #[derive(Clone, Debug)]
 pub(in super::super) struct Settled {
@@ -154,14 +115,28 @@ impl Settled {
     }
 }
 
-// Differs because JSON texts become rows in another way.
-const SETTLE_POSTGRES: &str = "
-    UPDATE mailing_entries AS e
-    SET status = r.status, next_attempt = r.next_attempt, external_id = r.external_id, error = r.error,
-        attempts = e.attempts - r.undone, updated_at = $2
-    FROM json_to_recordset($3::json)
-        AS r (line BIGINT, status TEXT, next_attempt BIGINT, external_id TEXT, error TEXT, undone BIGINT)
-    WHERE e.mailing = $1 AND e.line = r.line AND e.status = 'SENDING' RETURNING e.line";
+// Differs because PostgreSQL does both in one round trip, and JSON texts become rows in another way. Lines are also given
+// as arrays: joined with a JSON text alone, a large table without statistics would be read from end to end.
+const TURN_POSTGRES: &str = "
+    WITH settled AS (
+        UPDATE mailing_entries AS e
+        SET status = r.status, next_attempt = r.next_attempt, external_id = r.external_id, error = r.error,
+            attempts = e.attempts - r.undone, updated_at = $3
+        FROM json_to_recordset($4::json)
+            AS r (line BIGINT, status TEXT, next_attempt BIGINT, external_id TEXT, error TEXT, undone BIGINT)
+        WHERE e.mailing = $1 AND e.line = ANY ($5) AND e.line = r.line AND e.status = 'SENDING'
+        RETURNING e.line
+    ), marked AS (
+        UPDATE mailing_entries AS e
+        SET status = CASE WHEN EXISTS (SELECT 1 FROM mail_suppressions AS s WHERE s.tenant = $2 AND s.email = e.email)
+                          THEN 'SUPPRESSED' ELSE 'SENDING' END,
+            attempts = attempts + 1, last_attempt = $3, mail_date = COALESCE(mail_date, $3), next_attempt = NULL,
+            updated_at = $3
+        WHERE mailing = $1 AND line = ANY ($6) AND status = 'PENDING'
+        RETURNING line, status, attempts, mail_date
+    )
+    SELECT line, '' AS status, CAST(0 AS BIGINT) AS attempts, CAST(0 AS BIGINT) AS mail_date FROM settled
+    UNION ALL SELECT line, status, attempts, mail_date FROM marked";
 const SETTLE_SQLITE: &str = "
     UPDATE mailing_entries AS e
     SET status = r.value ->> 'status', next_attempt = r.value ->> 'next_attempt',
@@ -169,40 +144,75 @@ const SETTLE_SQLITE: &str = "
         attempts = e.attempts - (r.value ->> 'undone'), updated_at = $2
     FROM json_each($3) AS r
     WHERE e.mailing = $1 AND e.line = r.value ->> 'line' AND e.status = 'SENDING' RETURNING line";
+const MARK_SQLITE: &str = "
+    UPDATE mailing_entries AS e
+    SET status = CASE WHEN EXISTS (SELECT 1 FROM mail_suppressions AS s WHERE s.tenant = $2 AND s.email = e.email)
+                      THEN 'SUPPRESSED' ELSE 'SENDING' END,
+        attempts = attempts + 1, last_attempt = $3, mail_date = COALESCE(mail_date, $3), next_attempt = NULL,
+        updated_at = $3
+    WHERE mailing = $1 AND status = 'PENDING' AND line IN (SELECT value FROM json_each($4))
+    RETURNING line, status, attempts, mail_date";
 
-/// Ends attempts; returns the lines that were being sent.
-pub(in super::super) async fn settle(
-    conn: &mut Conn<'_>,
-    mailing: i64,
-    now: i64,
-    settled: &[Settled],
-) -> Result<Vec<i64>> {
-    if settled.is_empty() {
-        return Ok(Vec::new());
-    }
-    let sql = match conn {
-        Conn::Postgres(_) => SETTLE_POSTGRES,
-        Conn::Sqlite(_) => SETTLE_SQLITE,
-    };
-    let rows = Value::from_iter(settled.iter().map(Settled::row)).to_string();
-    on!(conn, c => sqlx::query_scalar(sql).bind(mailing).bind(now).bind(rows)
-        .fetch_all(&mut **c).await.map_err(broken))
+/// What happens to the entries of a mailing in one step.
+pub(in super::super) struct Turn<'a> {
+    pub(in super::super) mailing: i64,
+    pub(in super::super) tenant: &'a str,
+    pub(in super::super) now: i64,
+    /// Attempts that have ended.
+    pub(in super::super) settled: &'a [Settled],
+    /// Pending entries to be marked as being sent, or as suppressed. None of them is in `settled`.
+    pub(in super::super) lines: &'a [i64],
 }
 
-// Differs because JSON texts become rows in another way.
-const EXTERNAL_POSTGRES: &str = "
-    INSERT INTO mailing_external_ids (transport, external_id, mailing, line)
-    SELECT $1, r.external_id, $2, r.line FROM json_to_recordset($3::json) AS r (line BIGINT, external_id TEXT)
-    ORDER BY r.external_id
-    ON CONFLICT (transport, external_id) DO NOTHING";
-const EXTERNAL_SQLITE: &str = "
+impl Turn<'_> {
+    /// Settles and marks. Returns the lines that were being sent until now, and the marks.
+    pub(in super::super) async fn take(&self, conn: &mut Conn<'_>) -> Result<(Vec<i64>, Vec<Marked>)> {
+        let Self { mailing, tenant, now, .. } = *self;
+        let settled = Value::from_iter(self.settled.iter().map(Settled::row)).to_string();
+        match conn {
+            Conn::Postgres(c) => {
+                let rows: Vec<Marked> = sqlx::query_as(TURN_POSTGRES)
+                    .bind(mailing)
+                    .bind(tenant)
+                    .bind(now)
+                    .bind(settled)
+                    .bind(self.settled.iter().map(|settled| settled.line).collect::<Vec<i64>>())
+                    .bind(self.lines)
+                    .fetch_all(&mut **c)
+                    .await
+                    .map_err(broken)?;
+                let (marked, settled): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| !row.status.is_empty());
+                Ok((settled.into_iter().map(|row| row.line).collect(), marked))
+            }
+            Conn::Sqlite(c) => {
+                let settle = sqlx::query_scalar(SETTLE_SQLITE).bind(mailing).bind(now).bind(settled);
+                let settled = settle.fetch_all(&mut **c).await.map_err(broken)?;
+                let lines = json!(self.lines).to_string();
+                let mark = sqlx::query_as(MARK_SQLITE).bind(mailing).bind(tenant).bind(now).bind(lines);
+                Ok((settled, mark.fetch_all(&mut **c).await.map_err(broken)?))
+            }
+        }
+    }
+}
+
+// Differs because JSON texts become rows in another way. An id that another transaction has just taken is neither
+// inserted nor visible.
+const CLAIM_IDS_POSTGRES: &str = "
+    WITH r AS MATERIALIZED (
+        SELECT line, external_id FROM json_to_recordset($3::json) AS r (line BIGINT, external_id TEXT)
+    ), claimed AS (
+        INSERT INTO mailing_external_ids (transport, external_id, mailing, line)
+        SELECT $1, r.external_id, $2, r.line FROM r ORDER BY r.external_id, r.line
+        ON CONFLICT (transport, external_id) DO NOTHING RETURNING external_id, line
+    )
+    SELECT r.line FROM r
+    WHERE NOT EXISTS (SELECT 1 FROM claimed AS c WHERE c.external_id = r.external_id AND c.line = r.line)
+      AND NOT EXISTS (SELECT 1 FROM mailing_external_ids AS x
+                      WHERE x.transport = $1 AND x.external_id = r.external_id AND x.mailing = $2 AND x.line = r.line)";
+const CLAIM_IDS_SQLITE: &str = "
     INSERT INTO mailing_external_ids (transport, external_id, mailing, line)
     SELECT $1, value ->> 'external_id', $2, value ->> 'line' FROM json_each($3) WHERE TRUE
     ON CONFLICT (transport, external_id) DO NOTHING";
-const KNOWN_POSTGRES: &str = "
-    SELECT r.line FROM json_to_recordset($3::json) AS r (line BIGINT, external_id TEXT)
-    JOIN mailing_external_ids AS x ON x.transport = $1 AND x.external_id = r.external_id
-    WHERE x.mailing <> $2 OR x.line <> r.line";
 const KNOWN_SQLITE: &str = "
     SELECT r.value ->> 'line' FROM json_each($3) AS r
     JOIN mailing_external_ids AS x ON x.transport = $1 AND x.external_id = r.value ->> 'external_id'
@@ -218,15 +228,19 @@ pub(in super::super) async fn claim_ids(
     if ids.is_empty() {
         return Ok(Vec::new());
     }
-    let [insert, known] = match conn {
-        Conn::Postgres(_) => [EXTERNAL_POSTGRES, KNOWN_POSTGRES],
-        Conn::Sqlite(_) => [EXTERNAL_SQLITE, KNOWN_SQLITE],
-    };
     let rows = Value::from_iter(ids.iter().map(|(line, id)| json!({ "line": line, "external_id": id }))).to_string();
-    on!(&mut *conn, c => sqlx::query(insert).bind(transport).bind(mailing).bind(&rows)
-        .execute(&mut **c).await.map(drop).map_err(broken)?);
-    on!(conn, c => sqlx::query_scalar(known).bind(transport).bind(mailing).bind(&rows)
-        .fetch_all(&mut **c).await.map_err(broken))
+    match conn {
+        Conn::Postgres(c) => {
+            let claim = sqlx::query_scalar(CLAIM_IDS_POSTGRES).bind(transport).bind(mailing).bind(rows);
+            claim.fetch_all(&mut **c).await.map_err(broken)
+        }
+        Conn::Sqlite(c) => {
+            let claim = sqlx::query(CLAIM_IDS_SQLITE).bind(transport).bind(mailing).bind(&rows);
+            claim.execute(&mut **c).await.map_err(broken)?;
+            let known = sqlx::query_scalar(KNOWN_SQLITE).bind(transport).bind(mailing).bind(&rows);
+            known.fetch_all(&mut **c).await.map_err(broken)
+        }
+    }
 }
 
 const PAGE_END: &str = "
@@ -382,13 +396,11 @@ statements!(
     NEXT,
     SENDING_POSTGRES,
     SENDING_SQLITE,
-    MARK_POSTGRES,
-    MARK_SQLITE,
-    SETTLE_POSTGRES,
+    TURN_POSTGRES,
     SETTLE_SQLITE,
-    EXTERNAL_POSTGRES,
-    EXTERNAL_SQLITE,
-    KNOWN_POSTGRES,
+    MARK_SQLITE,
+    CLAIM_IDS_POSTGRES,
+    CLAIM_IDS_SQLITE,
     KNOWN_SQLITE,
     PAGE_END,
     CANCEL,

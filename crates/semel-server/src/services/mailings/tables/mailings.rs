@@ -33,7 +33,6 @@ pub(in super::super) struct Mailing {
     pub(in super::super) content_bytes: i64,
     pub(in super::super) list_hash: Option<String>,
     pub(in super::super) storage_url: Option<String>,
-    pub(in super::super) message: Vec<u8>,
     pub(in super::super) message_hash: String,
     pub(in super::super) policy: String,
     pub(in super::super) shape: String,
@@ -74,7 +73,6 @@ from_row!(Mailing {
     content_bytes,
     list_hash,
     storage_url,
-    message,
     message_hash,
     policy,
     shape,
@@ -122,7 +120,7 @@ impl Mailing {
 macro_rules! mailing {
     ($rest:literal) => {
         concat!(
-            "SELECT number, tenant, id, filename, content_hash, content_bytes, list_hash, storage_url, message, \
+            "SELECT number, tenant, id, filename, content_hash, content_bytes, list_hash, storage_url, \
                     message_hash, policy, shape, send_at, status, phase, error, run, active, place, last_line, \
                     in_flight, task, task_line, total, sending, sent, failed, invalid, suppressed, cancelled, \
                     in_doubt, duplicate_rows, rejected_rows, rate_since, rate_base, last_attempt, created_at, \
@@ -138,6 +136,13 @@ const FIND: &str = mailing!("WHERE tenant = $1 AND id = $2 AND deleted_at IS NUL
 /// A mailing of a tenant.
 pub(in super::super) async fn find(conn: &mut Conn<'_>, tenant: &str, id: &str) -> Result<Option<Mailing>> {
     on!(conn, c => sqlx::query_as(FIND).bind(tenant).bind(id).fetch_optional(&mut **c).await.map_err(broken))
+}
+
+const MESSAGE: &str = "SELECT message FROM mailings WHERE number = $1";
+
+/// The message of a mailing. Apart from its other columns: every step reads those, and a message may be long.
+pub(in super::super) async fn message(conn: &mut Conn<'_>, number: i64) -> Result<Vec<u8>> {
+    on!(conn, c => sqlx::query_scalar(MESSAGE).bind(number).fetch_one(&mut **c).await.map_err(broken))
 }
 
 // Differs because SQLite has no row locks: there is one writer.
@@ -304,6 +309,7 @@ pub(in super::super) async fn remove_some(conn: &mut Conn<'_>, number: i64, most
 statements!(
     STATUS,
     FIND,
+    MESSAGE,
     LOCK_POSTGRES,
     ALIKE,
     SAME_LIST,

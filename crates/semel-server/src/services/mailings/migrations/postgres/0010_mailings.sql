@@ -133,5 +133,6 @@ CREATE TABLE mail_suppressions (
 -- The rate of each transport over all nodes: from when on the next mail is free.
 CREATE TABLE mail_rates (
     transport TEXT COLLATE "C" PRIMARY KEY,
-    free_at   BIGINT NOT NULL
+    free_at   BIGINT NOT NULL,
+    granted   BIGINT NOT NULL                -- how many mails the last node that asked may begin
 );

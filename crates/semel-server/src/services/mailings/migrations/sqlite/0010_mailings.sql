@@ -131,5 +131,6 @@ CREATE TABLE mail_suppressions (
 -- The rate of each transport over all nodes: from when on the next mail is free.
 CREATE TABLE mail_rates (
     transport TEXT PRIMARY KEY,
-    free_at   INTEGER NOT NULL
+    free_at   INTEGER NOT NULL,
+    granted   INTEGER NOT NULL                -- how many mails the last node that asked may begin
 ) STRICT;
