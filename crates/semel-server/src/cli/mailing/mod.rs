@@ -141,7 +141,7 @@ pub(super) fn refused(problem: Problem) -> anyhow::Error {
 fn flag(field: &str) -> String {
     match field {
         "file" => "FILE or --name".to_owned(),
-        "body" | "text" => "--body".to_owned(),
+        "body" => "--body".to_owned(),
         "html" => "--html-file".to_owned(),
         "sendAt" => "--send-at".to_owned(),
         "subject" | "from" | "identity" | "policy" | "column" => format!("--{field}"),

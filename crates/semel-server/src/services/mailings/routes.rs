@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use axum::{
     Extension,
     body::Body,
-    extract::{FromRequestParts, Multipart, Path, State},
+    extract::{FromRequestParts, Multipart, Path, State, multipart::MultipartRejection},
     http::{HeaderValue, StatusCode, header, request::Parts},
     response::Response,
 };
@@ -26,11 +26,12 @@ use super::{
         entries, imports,
         mailings::{self, Mailing},
     },
+    upload::without_file,
     view::{self, EntryView},
 };
 use crate::http::{
     answers::{Page, answer, missing, patiently, shown},
-    fields::{Fields, reason, text},
+    fields::{Fields, Wrong, reason, text},
     path::Id,
     principal::Actor,
     problem::{Kind, Problem, of_store},
@@ -46,8 +47,9 @@ pub(super) async fn create(
     State(service): State<Arc<Service>>,
     principal: Principal,
     Extension(held): Extension<room::Held>,
-    parts: Multipart,
+    parts: Result<Multipart, MultipartRejection>,
 ) -> Result<Response, Problem> {
+    let parts = parts.map_err(|_| without_file(Wrong::default()))?;
     // The file is stored as it arrives.
     held.stream();
     let _uploading = service.uploads.acquire().await;

@@ -113,17 +113,51 @@ impl Service {
             ));
         };
         entry.email = to.normal;
+        // The link of another entry must not be used by its tester: this token fits none.
+        entry.token.fill(0);
         let composer = Composer::of(self, mailing).await.map_err(of_store)?.map_err(not_sent)?;
         let mut mail = composer.compose(&entry, now).map_err(not_sent)?;
         let id = uuid::Uuid::now_v7().hyphenated().to_string();
         mail.message_id = format!("test.{id}@{}", self.config.message_domain);
         (mail.id, mail.key) = (format!("test-{id}"), format!("semel-test-{id}"));
-        // The link of another entry must not be used by its tester.
         match self.transport.send(&mail).await {
             Sent::Accepted { external_id } => Ok(json!({
                 "sent": true, "to": mail.to.to_string(), "messageId": mail.message_id, "externalId": external_id,
             })),
-            other => Err(not_sent(format!("{other:?}"))),
+            other => Err(not_sent(said(other))),
         }
+    }
+}
+
+/// Why a mail was not accepted, as a sentence.
+fn said(sent: Sent) -> String {
+    let (what, why) = match sent {
+        Sent::Accepted { .. } => ("The mail was accepted", None),
+        Sent::Refused { why } => ("The transport refused this mail", Some(why)),
+        Sent::NotNow { why, .. } => ("The transport does not accept this mail now", Some(why)),
+        Sent::TooMany { why, .. } => ("The transport accepts no mail for a while", Some(why)),
+        Sent::ServerRefuses { why } => ("The transport refuses every mail of this server", Some(why)),
+        Sent::Away { why } => ("The transport cannot be reached", Some(why)),
+        Sent::Unknown { why } => ("The mail may or may not have been sent", Some(why)),
+        Sent::InFlight { .. } => ("The transport is processing an earlier request with the same key", None),
+        Sent::KeyConflict { why } => ("The transport knows the key with another content", Some(why)),
+    };
+    let why = why.map(|why| format!(": {}", why.trim_end_matches('.'))).unwrap_or_default();
+    format!("{what}{why}.")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_test_mail_that_is_not_accepted_is_explained_by_a_sentence() {
+        let why = || "550 no such user.".to_owned();
+        assert_eq!(said(Sent::Refused { why: why() }), "The transport refused this mail: 550 no such user.");
+        assert_eq!(
+            said(Sent::Away { why: "connection refused".into() }),
+            "The transport cannot be reached: connection refused."
+        );
+        assert!(said(Sent::InFlight { after: None }).ends_with("with the same key."));
     }
 }

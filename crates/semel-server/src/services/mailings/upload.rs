@@ -72,10 +72,7 @@ impl Service {
         let read = self.receive_parts(&mut parts, &mut texts, &mut wrong, &mut file).await;
         let (staged, first) = match (read, file) {
             (Ok(()), Some(file)) => file,
-            (Ok(()), None) => {
-                wrong.note("file", "is missing: the list, as multipart/form-data");
-                return Err(wrong.problem(&INVALID_UPLOAD));
-            }
+            (Ok(()), None) => return Err(without_file(wrong)),
             (Err(problem), file) => {
                 if let Some((staged, _)) = file {
                     staged.drop_it().await;
@@ -236,9 +233,9 @@ impl Service {
         let shape = shape.map_err(|broken| invalid_file(&broken))?;
         let mut wrong = Wrong::default();
         if let Ok(templates) = templates {
-            for name in templates.missing(&shape.columns) {
+            for (field, name) in templates.missing(&shape.columns) {
                 let columns = shape.columns.join(", ");
-                wrong.note("body", format!("uses {{{{ {name} }}}}, but the file has only the columns {columns}"));
+                wrong.note(field, format!("uses {{{{ {name} }}}}, but the file has only the columns {columns}"));
             }
         }
         wrong.check(&INVALID_UPLOAD)?;
@@ -342,6 +339,12 @@ async fn text(mut field: Field<'_>) -> Result<Result<String, String>, Problem> {
         true => Err("must not have a NUL character".to_owned()),
         false => Ok(text),
     }))
+}
+
+/// The problem of an upload without a file.
+pub(super) fn without_file(mut wrong: Wrong) -> Problem {
+    wrong.note("file", "is missing: the list, as multipart/form-data");
+    wrong.problem(&INVALID_UPLOAD)
 }
 
 /// The problem of a file that is no list.

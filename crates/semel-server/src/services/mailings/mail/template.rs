@@ -36,7 +36,7 @@ const FUEL: u64 = 20_000;
 /// A mistake in one field of a mailing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mistake {
-    /// `subject`, `text` or `html`.
+    /// `subject`, `body` or `html`, as the upload names it.
     pub(crate) field: &'static str,
     /// The reason, with the line where there is one.
     pub(crate) message: String,
@@ -59,6 +59,8 @@ pub(crate) struct Templates {
     env: Environment<'static>,
     /// The names that the templates use, sorted and shared with the context of each render.
     names: Arc<[String]>,
+    /// The fields, each with the names that it uses.
+    uses: Vec<(&'static str, Vec<String>)>,
     has_text: bool,
     has_html: bool,
 }
@@ -77,28 +79,30 @@ impl Templates {
         template_rules::add_filters(&mut env);
 
         let mut mistakes = Vec::new();
-        let mut names = BTreeSet::new();
-        for (field, source) in [("subject", Some(subject)), ("text", text), ("html", html)] {
+        let mut uses = Vec::new();
+        for (field, source) in [("subject", Some(subject)), ("body", text), ("html", html)] {
             let Some(source) = source else { continue };
             match add(&mut env, field, source) {
-                Ok(used) => names.extend(used),
+                Ok(names) => uses.push((field, names)),
                 Err(message) => mistakes.push(Mistake { field, message }),
             }
         }
         if text.is_none() && html.is_none() {
-            mistakes.push(Mistake { field: "text", message: "a mail needs a text, an HTML part or both".to_owned() });
+            mistakes.push(Mistake { field: "body", message: "a mail needs a text, an HTML part or both".to_owned() });
         }
         if !mistakes.is_empty() {
             return Err(mistakes);
         }
+        let names: BTreeSet<String> = uses.iter().flat_map(|(_, names)| names.iter().cloned()).collect();
         let names = names.into_iter().collect();
-        Ok(Self { env, names, has_text: text.is_some(), has_html: html.is_some() })
+        Ok(Self { env, names, uses, has_text: text.is_some(), has_html: html.is_some() })
     }
 
-    /// The variables that the templates use and that neither a column nor the server provides.
-    pub(crate) fn missing(&self, columns: &[String]) -> Vec<String> {
-        let provided = |name: &String| columns.contains(name) || BUILT_IN.contains(&name.as_str());
-        self.names.iter().filter(|name| !provided(name)).cloned().collect()
+    /// The variables that the templates use and that neither a column nor the server provides, each with its field.
+    pub(crate) fn missing(&self, columns: &[String]) -> Vec<(&'static str, &str)> {
+        let provided = |name: &str| columns.iter().any(|column| column == name) || BUILT_IN.contains(&name);
+        let all = self.uses.iter().flat_map(|(field, names)| names.iter().map(|name| (*field, name.as_str())));
+        all.filter(|(_, name)| !provided(name)).collect()
     }
 
     /// Renders the templates with the values of one recipient. Values that no template uses cost nothing.
@@ -121,7 +125,7 @@ impl Templates {
 
         let subject = self.render_one("subject", &row)?;
         check_subject(&subject)?;
-        let text = self.has_text.then(|| self.render_one("text", &row)).transpose()?;
+        let text = self.has_text.then(|| self.render_one("body", &row)).transpose()?;
         let html = self.has_html.then(|| self.render_one("html", &row)).transpose()?;
         Ok(Rendered { subject, text, html })
     }
@@ -147,7 +151,9 @@ fn add(env: &mut Environment<'static>, field: &'static str, source: &str) -> Res
     template_rules::check(source).map_err(|error| said(&error))?;
     env.add_template_owned(field, source.to_owned()).map_err(|error| said(&error))?;
     let template = env.get_template(field).map_err(|error| said(&error))?;
-    Ok(template.undeclared_variables(false).into_iter().collect())
+    let mut names: Vec<String> = template.undeclared_variables(false).into_iter().collect();
+    names.sort_unstable();
+    Ok(names)
 }
 
 /// A line break in a subject would start another header.

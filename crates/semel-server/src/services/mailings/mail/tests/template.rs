@@ -20,10 +20,10 @@ fn values_are_escaped_in_html_only() {
 #[test]
 fn every_field_reports_its_mistake_with_the_line() {
     let mistakes = Templates::parse("{{ a", Some("one\n{% if a %}"), Some("a\n\n{{ b|nonsense }}")).unwrap_err();
-    assert_eq!(fields(&mistakes), ["subject", "text", "html"]);
+    assert_eq!(fields(&mistakes), ["subject", "body", "html"]);
     assert!(mistakes[1].message.contains("line 2"), "{mistakes:?}");
     assert_eq!(mistakes[2].message, "syntax error: there is no filter 'nonsense' (line 3)");
-    assert_eq!(fields(&Templates::parse("s", None, None).unwrap_err()), ["text"]);
+    assert_eq!(fields(&Templates::parse("s", None, None).unwrap_err()), ["body"]);
 }
 
 #[test]
@@ -73,10 +73,11 @@ fn a_render_is_bounded_in_instructions_values_and_output() {
 }
 
 #[test]
-fn missing_lists_variables_that_no_column_and_no_built_in_provides() {
+fn missing_lists_variables_that_no_column_and_no_built_in_provides_with_their_fields() {
     let source = "{{ email }} {% if plan == 'pro' %}{{ name }}{% endif %} {{ unsubscribe_url }}";
     let templates = Templates::parse("{{ title|default(code) }}", Some(source), None).unwrap();
-    assert_eq!(templates.missing(&["name".to_owned(), "other".to_owned()]), ["code", "plan", "title"]);
+    let missing = templates.missing(&["name".to_owned(), "other".to_owned()]);
+    assert_eq!(missing, [("subject", "code"), ("subject", "title"), ("body", "plan")]);
 }
 
 #[test]
