@@ -226,7 +226,10 @@ impl Service {
         }
         let templates = message.templates();
         if let Err(mistakes) = &templates {
-            mistakes.iter().for_each(|(field, message)| wrong.note(field, message.clone()));
+            // A missing body was noted above.
+            let is_empty = message.text.is_none() && message.html.is_none();
+            let others = mistakes.iter().filter(|(field, _)| !(is_empty && field == "body"));
+            others.for_each(|(field, message)| wrong.note(field, message.clone()));
         }
         wrong.check(&INVALID_UPLOAD)?;
         let shape = Shape::look(first, first.len() < FIRST, texts.column.as_deref());
