@@ -36,6 +36,29 @@ impl<S: Store> Context<S> {
         Fut: Future<Output = Result<(D, T), Unfinished>> + Send,
         D: Into<Bytes>,
     {
+        self.step_as(Write::Progress, work).await
+    }
+
+    /// The same for a step that does not bring the run further: it does not count as progress, so a run that crashes
+    /// after it again and again is parked in the end.
+    ///
+    /// # Errors
+    /// As in [`step`](Self::step).
+    pub async fn step_without_progress<F, Fut, D, T>(&self, work: F) -> Result<T, Unfinished>
+    where
+        F: FnOnce(S::Tx) -> Fut + Send,
+        Fut: Future<Output = Result<(D, T), Unfinished>> + Send,
+        D: Into<Bytes>,
+    {
+        self.step_as(Write::Checkpoint, work).await
+    }
+
+    async fn step_as<F, Fut, D, T>(&self, write: fn(Bytes) -> Write, work: F) -> Result<T, Unfinished>
+    where
+        F: FnOnce(S::Tx) -> Fut + Send,
+        Fut: Future<Output = Result<(D, T), Unfinished>> + Send,
+        D: Into<Bytes>,
+    {
         let store = self.ledger.store();
         let term = self.operation.lease.as_ref().map_or(std::time::Duration::ZERO, |lease| lease.terms.lease);
         let limit = store.longest_transaction().min(term);
@@ -47,7 +70,7 @@ impl<S: Store> Context<S> {
             Err(Unfinished::failed(format!("the transaction of a step was open for more than {limit:?}")))
         });
         match done {
-            Ok((data, value)) => self.commit(&tx, data.into(), until).await.map(|()| value),
+            Ok((data, value)) => self.commit(&tx, (write, data.into()), until).await.map(|()| value),
             Err(undone) => {
                 store.roll_back(&tx).await;
                 Err(undone)
@@ -55,12 +78,17 @@ impl<S: Store> Context<S> {
         }
     }
 
-    /// The fenced progress and the commit of a transaction that may be open `until` then.
-    async fn commit(&self, tx: &S::Tx, data: Bytes, until: Uptime) -> Result<(), Unfinished> {
+    /// The fenced checkpoint and the commit of a transaction that may be open `until` then.
+    async fn commit(
+        &self,
+        tx: &S::Tx,
+        (write, data): (fn(Bytes) -> Write, Bytes),
+        until: Uptime,
+    ) -> Result<(), Unfinished> {
         let (store, op) = (self.ledger.store(), &*self.operation);
         let written = async {
             check_checkpoint::<S>(&data)?;
-            store.write_in(tx, LeaseWrite { id: op.id, fence: op.fence, write: Write::Progress(data) }).await
+            store.write_in(tx, LeaseWrite { id: op.id, fence: op.fence, write: write(data) }).await
         };
         match written.await {
             Ok(Applied { answer: Answer::Written, .. }) => {}

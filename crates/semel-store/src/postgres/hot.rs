@@ -178,14 +178,15 @@ pub(crate) const COMPLETE_ONE: &str = concat!(
 SELECT now FROM done"
 );
 
-/// The progress of one run, for a caller's transaction. The lease is locked first, as everywhere.
-pub(crate) const PROGRESS_ONE: &str = concat!(
+/// The checkpoint of one run, for a caller's transaction; `$5` says whether it is progress. The lease is locked first, as
+/// everywhere.
+pub(crate) const CHECKPOINT_ONE: &str = concat!(
     "WITH ",
     clock!("$4"),
     ", held AS MATERIALIZED (
     SELECT l.operation FROM semel_leases AS l WHERE l.operation = $1 AND l.fence = $2 FOR UPDATE
 )
-UPDATE semel_operations AS o SET checkpoint = $3, crashes = 0
+UPDATE semel_operations AS o SET checkpoint = $3, crashes = CASE WHEN $5 THEN 0 ELSE crashes END
 FROM held AS h, clock
 WHERE o.id = h.operation AND o.fence = $2
 RETURNING now"
@@ -273,7 +274,7 @@ pub(crate) const ALL: &[(&str, &str)] = &[
     ("TAKE", TAKE),
     ("COMPLETE", COMPLETE),
     ("COMPLETE_ONE", COMPLETE_ONE),
-    ("PROGRESS_ONE", PROGRESS_ONE),
+    ("CHECKPOINT_ONE", CHECKPOINT_ONE),
     ("RENEW", RENEW),
     ("STANDING", STANDING),
     ("NOTE", NOTE),

@@ -201,12 +201,13 @@ impl Postgres {
                 return Ok(Applied { answer: Answer::Settled { successor: false }, operation: None, now });
             }
         }
-        if let LeaseWrite { id, fence, write: Write::Progress(data) } = &writes[0] {
-            let done: Option<i64> = sqlx::query_scalar(hot::PROGRESS_ONE)
+        if let LeaseWrite { id, fence, write: write @ (Write::Progress(data) | Write::Checkpoint(data)) } = &writes[0] {
+            let done: Option<i64> = sqlx::query_scalar(hot::CHECKPOINT_ONE)
                 .bind(id)
                 .bind(fence.0)
                 .bind(encode(data))
                 .bind(self.clock.fixed())
+                .bind(matches!(write, Write::Progress(_)))
                 .fetch_optional(&mut *conn)
                 .await
                 .map_err(broken)?;

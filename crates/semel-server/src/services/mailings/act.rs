@@ -69,11 +69,12 @@ impl Service {
                     return Err(Refused::Missing);
                 };
                 let before = mailing.clone();
-                // A run that is under way sees the change in its next step. A failed one is over for the mailing.
-                let run =
-                    act.change(&mut conn, &mut mailing, now).await? && (!before.active || before.status == "FAILED");
+                // A run that is under way sees the change in its next step. One that waits, or has failed, is over for
+                // the mailing: if it still begins, it finds another in its place.
+                let is_under_way = before.active && !before.waiting && before.status != "FAILED";
+                let run = act.change(&mut conn, &mut mailing, now).await? && !is_under_way;
                 if run {
-                    (mailing.run, mailing.active) = (mailing.run + 1, true);
+                    (mailing.run, mailing.active, mailing.waiting) = (mailing.run + 1, true, false);
                 }
                 mailings::save(&mut conn, &mailing, now).await?;
                 if act == Act::Delete {
@@ -129,6 +130,8 @@ impl Act {
             (Self::Pause, _) => Err(refuse("A mailing can be paused until it is completed or cancelled.")),
             (Self::Resume, "PAUSED") => {
                 (m.status, m.error) = ("QUEUED".to_owned(), None);
+                // Its time has passed: it is sent now.
+                m.send_at = m.send_at.filter(|at| *at > now);
                 Ok(true)
             }
             (Self::Resume, "PENDING" | "QUEUED" | "PROCESSING") => Ok(false),
@@ -151,8 +154,11 @@ impl Act {
                 Ok(true)
             }
             (Self::Delete, "COMPLETED" | "FAILED") => Ok(false),
-            (Self::Delete, "PAUSED" | "CANCELLED") if !m.active => Ok(false),
+            (Self::Delete, "PAUSED" | "CANCELLED") if !m.active || m.waiting => Ok(false),
             (Self::Delete, _) => Err(refuse("A mailing that runs cannot be deleted: cancel it first.")),
+            (Self::Resolve { resend: true, .. }, "CANCELLED") => {
+                Err(refuse("A cancelled mailing sends nothing more: the entry can only be resolved as sent."))
+            }
             (Self::Resolve { line, resend }, _) => {
                 let decided = if resend { ("PENDING", Some(now)) } else { ("SENT", None) };
                 if !entries::resolve(conn, m.number, line, decided, now).await? {

@@ -76,7 +76,15 @@ impl Default for Mailings {
 /// The longest wait between two attempts.
 pub(super) const LONGEST_BACKOFF: Duration = Duration::from_secs(3600);
 
+/// How long a transport that cannot be reached is left alone at most.
+const AWAY: Duration = Duration::from_secs(15);
+
 impl Mailings {
+    /// How long a transport that cannot be reached is left alone.
+    pub(super) fn away(&self) -> Duration {
+        self.backoff.min(AWAY)
+    }
+
     pub(super) fn read(reader: &mut Reader<'_>) -> Self {
         let default = Self::default();
         let text = |reader: &mut Reader<'_>, name: &'static str| reader.field(name, || Text(String::new())).0;

@@ -16,6 +16,7 @@ use std::{
 use semel::{Error, Result, Unfinished, crash_point};
 use semel_store::Conn;
 use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
 
 use super::{
     files::Content,
@@ -50,9 +51,12 @@ struct Progress {
 }
 
 /// Rows of a file, read ahead.
-#[derive(Clone, Default)]
+#[derive(Default)]
 struct Batch {
-    entries: Vec<NewEntry>,
+    /// Rows whose addresses are new, unless the filter is wrong.
+    new: Vec<NewEntry>,
+    /// Rows whose addresses may have an entry.
+    suspects: Vec<NewEntry>,
     rejects: Vec<Reject>,
     place: Option<Place>,
     is_last: bool,
@@ -70,39 +74,26 @@ pub(super) async fn import(run: &Run, mut mailing: Mailing) -> Result<Result<Mai
     let Some(url) = mailing.storage_url.clone() else {
         return Err(Unfinished::failed_for_good("the file is gone, although it was not imported"));
     };
-    let mut source = Source::open(run, &mailing, &shape, &url, progress.place).await.map_err(unfinished)?;
-    // A row has seldom fewer bytes.
-    let mut seen = Seen::with_room(usize::try_from(mailing.content_bytes / 16).unwrap_or(0));
+    let source = Source::open(run, &mailing, shape, &url, progress.place).await.map_err(unfinished)?;
+    let mut batches = source.read_ahead();
     let mut hash = progress.hash;
-    let mut next = source.batch().await?;
     loop {
         if run.context.turn_is_over() {
             return Err(Unfinished::TurnOver);
         }
-        let batch = Arc::new(next);
-        let (clean, suspects) = batch.split(&mut seen);
-        let writes = write(run, &batch, clean, suspects, hash);
-        // The next batch is read while the database writes this one.
-        let (written, following) = tokio::join!(writes, async {
-            match batch.is_last {
-                true => Ok(Batch::default()),
-                false => source.batch().await,
-            }
-        });
-        match written? {
+        let Some(batch) = batches.recv().await else {
+            return Err(Unfinished::failed("the reader of the file has stopped"));
+        };
+        let batch = Arc::new(batch?);
+        match write(run, &batch, hash).await? {
             Err(halt) => return Ok(Err(halt)),
-            Ok((stopped, (new_hash, changed))) => {
-                (hash, mailing) = (new_hash, changed);
-                if stopped {
-                    return run.end("stopped").await.map(|ended| ended.and(Err(Halt::Stopped)));
-                }
-            }
+            Ok((None, _)) => return run.end("stopped").await.map(|ended| ended.and(Err(Halt::Stopped))),
+            Ok((Some(new_hash), changed)) => (hash, mailing) = (new_hash, changed),
         }
         crash_point!("mailing.imported_batch");
         if batch.is_last {
             break;
         }
-        next = following?;
     }
     if let Err(error) = run.service.files.remove(&url).await {
         tracing::warn!(%error, "an imported file could not be removed yet; a sweep removes it");
@@ -110,97 +101,79 @@ pub(super) async fn import(run: &Run, mut mailing: Mailing) -> Result<Result<Mai
     Ok(Ok(mailing))
 }
 
-type Written = Result<(bool, (ListHash, Mailing)), Halt>;
-
 /// Writes a batch: by a copy first, and by an insert if the copy is refused.
-async fn write(
-    run: &Run,
-    batch: &Arc<Batch>,
-    clean: Vec<NewEntry>,
-    suspects: Vec<NewEntry>,
-    hash: ListHash,
-) -> Result<Written, Unfinished> {
+async fn write(run: &Run, batch: &Arc<Batch>, hash: ListHash) -> Result<Result<Written, Halt>, Unfinished> {
     let refused = Arc::new(AtomicBool::new(false));
-    let copying = Write {
-        batch: batch.clone(),
-        clean: clean.clone(),
-        suspects: suspects.clone(),
-        hash,
-        refused: refused.clone(),
-    };
-    let written = match run.step(copying).await {
-        Err(_) if refused.load(Ordering::Relaxed) => {
-            let mut suspects = [clean, suspects].concat();
-            suspects.sort_by_key(|row| row.line);
-            run.step(Write { batch: batch.clone(), clean: Vec::new(), suspects, hash, refused }).await
-        }
+    let copies = run.service.is_postgres && !batch.new.is_empty();
+    let change = Write { batch: batch.clone(), copies, hash, refused: refused.clone() };
+    match run.step(change.clone()).await {
+        Err(_) if refused.load(Ordering::Relaxed) => run.step(Write { copies: false, ..change }).await,
         written => written,
-    };
-    Ok(written?.map(|((stopped, hash), mailing)| (stopped, (hash, mailing))))
+    }
 }
 
+/// The hash of the list so far, or `None` if the mailing was stopped and nothing was written.
+type Written = (Option<ListHash>, Mailing);
+
 /// A batch to be written.
+#[derive(Clone)]
 struct Write {
     batch: Arc<Batch>,
-    /// Rows whose addresses are new, unless the filter is wrong.
-    clean: Vec<NewEntry>,
-    /// Rows whose addresses may have an entry.
-    suspects: Vec<NewEntry>,
+    /// Whether new rows are copied. Otherwise all are inserted.
+    copies: bool,
     hash: ListHash,
     /// Whether the copy was refused.
     refused: Arc<AtomicBool>,
 }
 
 impl Change for Write {
-    /// Whether the mailing was stopped (nothing was written then), and the hash of the list so far.
-    type Out = (bool, ListHash);
+    type Out = Option<ListHash>;
+
+    fn is_progress(&self) -> bool {
+        true
+    }
 
     async fn make(mut self, conn: &mut Conn<'_>, mailing: &mut Mailing, now: i64) -> Result<Self::Out> {
-        if ["PAUSED", "CANCELLED"].contains(&mailing.status.as_str()) {
-            return Ok((true, self.hash));
+        if mailing.is_stopped() {
+            return Ok(None);
         }
-        let number = mailing.number;
-        let mut inserted: Vec<&NewEntry> = Vec::with_capacity(self.clean.len());
+        let (number, batch) = (mailing.number, &self.batch);
+        let mut inserted: Vec<&NewEntry> = Vec::with_capacity(batch.new.len());
+        let mut suspects: Vec<&NewEntry> = batch.suspects.iter().collect();
         match conn {
-            Conn::Postgres(conn) if !self.clean.is_empty() => {
-                if imports::copy(conn, number, &self.clean, now).await? == Copied::Known {
+            Conn::Postgres(conn) if self.copies => {
+                if imports::copy(conn, number, &batch.new, now).await? == Copied::Known {
                     self.refused.store(true, Ordering::Relaxed);
                     return Err(Error::Refused("an address of the batch has an entry".into()));
                 }
-                inserted.extend(&self.clean);
+                inserted.extend(&batch.new);
             }
-            Conn::Postgres(_) => {}
-            Conn::Sqlite(_) => self.suspects.append(&mut self.clean),
+            _ => {
+                suspects.extend(&batch.new);
+                suspects.sort_by_key(|row| row.line);
+            }
         }
-        if !self.suspects.is_empty() {
-            self.suspects.sort_by_key(|row| row.line);
-            let lines: HashSet<i64> = imports::insert(conn, number, &self.suspects, now).await?.into_iter().collect();
-            inserted.extend(self.suspects.iter().filter(|row| lines.contains(&row.line)));
-            if lines.len() < self.suspects.len() {
-                mailing.duplicate_rows += imports::duplicates(conn, number, &self.suspects).await?;
+        if !suspects.is_empty() {
+            let lines: HashSet<i64> = imports::insert(conn, number, &suspects, now).await?.into_iter().collect();
+            inserted.extend(suspects.iter().filter(|row| lines.contains(&row.line)));
+            if lines.len() < suspects.len() {
+                mailing.duplicate_rows += imports::duplicates(conn, number, &suspects).await?;
             }
         }
         inserted.iter().for_each(|row| self.hash.add(&row.email));
         mailing.total += i64::try_from(inserted.len()).unwrap_or(i64::MAX);
-        imports::reject(conn, number, &self.batch.rejects).await?;
-        mailing.rejected_rows += i64::try_from(self.batch.rejects.len()).unwrap_or(i64::MAX);
-        if self.batch.is_last {
+        imports::reject(conn, number, &batch.rejects).await?;
+        mailing.rejected_rows += i64::try_from(batch.rejects.len()).unwrap_or(i64::MAX);
+        if batch.is_last {
             mailing.phase = "sending".to_owned();
             (mailing.place, mailing.storage_url) = (None, None);
             mailing.list_hash = Some(self.hash.to_hex());
-        } else if let Some(place) = self.batch.place {
+        } else if let Some(place) = batch.place {
             let progress = serde_json::to_string(&Progress { place, hash: self.hash });
             mailing.place = Some(progress.map_err(|error| Error::Invalid(error.to_string()))?);
         }
         crash_point!("mailing.importing_batch");
-        Ok((false, self.hash))
-    }
-}
-
-impl Batch {
-    /// The rows whose addresses are new, and those whose addresses may have been before.
-    fn split(&self, seen: &mut Seen) -> (Vec<NewEntry>, Vec<NewEntry>) {
-        self.entries.iter().cloned().partition(|row| !seen.insert(&row.email))
+        Ok(Some(self.hash))
     }
 }
 
@@ -208,26 +181,44 @@ impl Batch {
 struct Source {
     content: Content,
     rows: Rows,
-    shape: Shape,
-    /// Set if a row may lack a variable: then each is rendered once before anything is sent.
-    check: Option<Templates>,
+    columns: Vec<String>,
+    /// Each row is rendered once before anything is sent: one that cannot be is refused.
+    templates: Templates,
+    seen: Seen,
     most: usize,
     is_over: bool,
 }
 
 impl Source {
-    async fn open(run: &Run, mailing: &Mailing, shape: &Shape, url: &str, place: Place) -> Result<Self> {
+    async fn open(run: &Run, mailing: &Mailing, shape: Shape, url: &str, place: Place) -> Result<Self> {
         let content = run.service.files.open(url, place.offset).await?;
         let templates = run.service.message_of(mailing).await?.templates();
         let templates = templates.map_err(|_| Error::Corrupt("the templates of a mailing"))?;
-        let check = (!templates.missing(&shape.columns).is_empty()).then_some(templates);
+        // A row has seldom fewer bytes.
+        let seen = Seen::with_room(usize::try_from(mailing.content_bytes / 16).unwrap_or(0));
         let most = if run.service.is_postgres { ROWS.0 } else { ROWS.1 };
-        Ok(Self { content, rows: Rows::resume(shape, place), shape: shape.clone(), check, most, is_over: false })
+        let rows = Rows::resume(&shape, place);
+        Ok(Self { content, rows, columns: shape.columns, templates, seen, most, is_over: false })
+    }
+
+    /// Reads in a task of its own, one batch ahead of the database. It ends when nobody takes the next batch.
+    fn read_ahead(mut self) -> mpsc::Receiver<Result<Batch, Unfinished>> {
+        let (give, take) = mpsc::channel(1);
+        tokio::spawn(async move {
+            loop {
+                let batch = self.batch().await;
+                let has_more = batch.as_ref().is_ok_and(|batch| !batch.is_last);
+                if give.send(batch).await.is_err() || !has_more {
+                    return;
+                }
+            }
+        });
+        take
     }
 
     async fn batch(&mut self) -> Result<Batch, Unfinished> {
         let (mut batch, mut bytes) = (Batch::default(), 0);
-        while batch.entries.len() + batch.rejects.len() < self.most && bytes < BYTES {
+        while batch.new.len() + batch.suspects.len() + batch.rejects.len() < self.most && bytes < BYTES {
             let broken = |broken: Broken| Unfinished::failed_for_good(broken.to_string());
             match self.rows.next().map_err(broken)? {
                 Some(row) => bytes += self.add(&mut batch, row)?,
@@ -249,7 +240,7 @@ impl Source {
     }
 
     /// Adds a row; returns its approximate size.
-    fn add(&self, batch: &mut Batch, Row { line, kind }: Row) -> Result<usize, Unfinished> {
+    fn add(&mut self, batch: &mut Batch, Row { line, kind }: Row) -> Result<usize, Unfinished> {
         let line = i64::try_from(line).unwrap_or(i64::MAX);
         let size = match kind {
             Kind::Reject { column, code, value } => {
@@ -258,10 +249,8 @@ impl Source {
                 size
             }
             Kind::Entry { email, values } => {
-                if let Some(templates) = &self.check
-                    && let Err(why) = rendered(templates, &self.shape.columns, &values, &email.normal, None)
-                {
-                    batch.rejects.push(Reject { line, column: None, code: "missing-variable".into(), value: why });
+                if let Err(why) = rendered(&self.templates, &self.columns, &values, &email.normal, None) {
+                    batch.rejects.push(Reject { line, column: None, code: "not-rendered".into(), value: why });
                     return Ok(64);
                 }
                 let cells = serde_json::to_vec(&values).map_err(|error| Unfinished::failed(error.to_string()))?;
@@ -269,7 +258,8 @@ impl Source {
                 fill(&mut token)?;
                 let original = (email.original != email.normal).then_some(email.original);
                 let size = cells.len() + email.normal.len();
-                batch.entries.push(NewEntry { line, email: email.normal, original, token, cells });
+                let rows = if self.seen.insert(&email.normal) { &mut batch.suspects } else { &mut batch.new };
+                rows.push(NewEntry { line, email: email.normal, original, token, cells });
                 size
             }
         };

@@ -13,6 +13,9 @@ pub(super) struct Message {
     pub(super) from: String,
     pub(super) text: Option<String>,
     pub(super) html: Option<String>,
+    /// Kept with the message: a resend has the same bytes, even after a change of the configuration.
+    pub(super) message_domain: String,
+    pub(super) public_url: Option<String>,
 }
 
 /// The message as an upload gives it; what is left out comes from the configuration.
@@ -71,7 +74,8 @@ impl Given {
             wrong.note("subject", "is missing, and there is no default in mailings.subject");
             String::new()
         });
-        Message { subject, from, text, html }
+        let public_url = config.public_url.as_ref().map(|url| url.0.clone());
+        Message { subject, from, text, html, message_domain: config.message_domain.clone(), public_url }
     }
 }
 

@@ -14,6 +14,9 @@ use super::{
 
 /// How many mailings one round looks at, and how many rows of deleted ones it removes.
 const LOOKED_AT: i64 = 200;
+/// A message that has not arrived after this time is sent again, in microseconds.
+const FORGOTTEN_AFTER: i64 = 5 * 60 * 1_000_000;
+
 const REMOVED: i64 = 2_000;
 const REMOVALS: usize = 20;
 
@@ -41,7 +44,7 @@ impl Service {
     async fn recover_one(&self, seen: Mailing) -> Result<bool> {
         let run = self.database.by_key(&scope(&seen.tenant)?, &key(&seen.id, seen.run)?).await?;
         let now = self.database.now().await?;
-        if !is_orphaned(&seen, run.as_ref(), now) {
+        if !is_orphaned(&seen, run.as_ref(), now) && !is_forgotten(&seen, run.as_ref(), now) {
             return Ok(false);
         }
         let (store, now) = (self.database.clone(), now.as_micros());
@@ -54,7 +57,7 @@ impl Service {
                 };
                 // Another node was first, or the run goes on.
                 if (mailing.updated_at, mailing.run, mailing.status.as_str())
-                    != (seen.updated_at, seen.run, "PROCESSING")
+                    != (seen.updated_at, seen.run, seen.status.as_str())
                 {
                     return Ok(false);
                 }
@@ -86,6 +89,9 @@ impl Service {
 
 /// Whether a mailing that is PROCESSING has no run, or a lost one.
 fn is_orphaned(mailing: &Mailing, run: Option<&Operation>, now: Timestamp) -> bool {
+    if mailing.status != "PROCESSING" {
+        return false;
+    }
     match run {
         None => true,
         Some(run) => match run.state {
@@ -95,4 +101,10 @@ fn is_orphaned(mailing: &Mailing, run: Option<&Operation>, now: Timestamp) -> bo
             _ => mailing.last_attempt.is_none(),
         },
     }
+}
+
+/// Whether a queued mailing has no run although its message should have arrived: the message became a dead letter, or
+/// the broker lost it. A second message does no harm.
+fn is_forgotten(mailing: &Mailing, run: Option<&Operation>, now: Timestamp) -> bool {
+    mailing.status != "PROCESSING" && run.is_none() && now.as_micros() - mailing.updated_at > FORGOTTEN_AFTER
 }

@@ -16,7 +16,9 @@ use semel_store::{Conn, Database, Tx};
 use serde_json::json;
 
 use super::{
-    SERVICE, Service, import, send,
+    SERVICE, Service, import,
+    mail::verdict::without_addresses,
+    send,
     tables::{
         entries,
         mailings::{self, Mailing, RUN},
@@ -115,6 +117,11 @@ pub(super) trait Change: Send {
     /// What the step returns.
     type Out: Send;
 
+    /// Whether it brings the run further. A run that crashes again and again without is parked.
+    fn is_progress(&self) -> bool {
+        false
+    }
+
     /// Makes the change. The row is saved afterwards.
     fn make(
         self,
@@ -152,6 +159,13 @@ impl Run {
             Err(halt) => return Ok(Err(halt)),
         };
         crash_point!("mailing.begun");
+        // Also for a mailing that was paused or cancelled since: what was being sent is settled as soon as possible.
+        if mailing.sending > 0 {
+            mailing = match send::settle_former(self, &mailing).await? {
+                Ok(mailing) => mailing,
+                Err(halt) => return Ok(Err(halt)),
+            };
+        }
         while mailing.task.is_some() {
             if self.context.turn_is_over() {
                 return Err(Unfinished::TurnOver);
@@ -175,7 +189,7 @@ impl Run {
         if let Some(at) = mailing.send_at {
             let now = self.now().await?;
             if at > now {
-                return Err(Unfinished::released(Duration::from_micros(u64::try_from(at - now).unwrap_or(0))));
+                return self.wait(Duration::from_micros(u64::try_from(at - now).unwrap_or(0)), None).await;
             }
             if now - at > LATEST && mailing.last_line == 0 {
                 let why = "its sendAt has passed more than a day ago; resume it to send it now";
@@ -201,12 +215,16 @@ impl Run {
     /// Runs a step, if the run still has its place. Returns the mailing as the step left it.
     pub(super) async fn step<C: Change>(&self, change: C) -> Result<Result<(C::Out, Mailing), Halt>, Unfinished> {
         let now = self.now().await?;
-        let stepped = self.context.step(|tx: Tx| async move {
+        let is_progress = change.is_progress();
+        let work = |tx: Tx| async move {
             let changed = self.changed(&tx, change, now).await.map_err(unfinished)?;
             let settled = changed.as_ref().map_or(0, |(_, mailing)| mailing.settled());
             Ok((json!({ "settled": settled }).to_string(), changed))
-        });
-        stepped.await
+        };
+        match is_progress {
+            true => self.context.step(work).await,
+            false => self.context.step_without_progress(work).await,
+        }
     }
 
     async fn changed<C: Change>(&self, tx: &Tx, change: C, now: i64) -> Result<Result<(C::Out, Mailing), Halt>> {
@@ -233,8 +251,17 @@ impl Run {
 
     /// Pauses the mailing for a reason that is shown, and ends the run.
     pub(super) async fn pause(&self, why: String) -> Result<Result<&'static str, Halt>, Unfinished> {
-        tracing::warn!(mailing = self.id, why, "a mailing is paused until a person resumes it");
+        let shown = without_addresses(&why);
+        tracing::warn!(mailing = self.id, why = shown, "a mailing is paused until a person resumes it");
         self.end_by(End { pause: Some(why) }, "paused").await
+    }
+
+    /// Gives the place back for a while. A person's action begins the next run at once.
+    pub(super) async fn wait<T>(&self, wait: Duration, error: Option<String>) -> Result<Result<T, Halt>, Unfinished> {
+        match self.step(Wait { error }).await? {
+            Ok(_) => Err(Unfinished::released(wait)),
+            Err(halt) => Ok(Err(halt)),
+        }
     }
 
     async fn end_by(&self, end: End, outcome: &'static str) -> Result<Result<&'static str, Halt>, Unfinished> {
@@ -253,10 +280,10 @@ impl Change for Begin {
     type Out = ();
 
     async fn make(self, _: &mut Conn<'_>, mailing: &mut Mailing, now: i64) -> Result<()> {
-        mailing.last_attempt = Some(now);
+        (mailing.last_attempt, mailing.waiting) = (Some(now), false);
         mailing.rate_since = Some(now);
         mailing.rate_base = mailing.settled();
-        if !["CANCELLED", "PAUSED"].contains(&mailing.status.as_str()) {
+        if !mailing.is_stopped() {
             mailing.error = None;
         }
         Ok(())
@@ -268,6 +295,10 @@ struct Task;
 
 impl Change for Task {
     type Out = ();
+
+    fn is_progress(&self) -> bool {
+        true
+    }
 
     async fn make(self, conn: &mut Conn<'_>, mailing: &mut Mailing, now: i64) -> Result<()> {
         let (number, after) = (mailing.number, mailing.task_line);
@@ -286,6 +317,23 @@ impl Change for Task {
     }
 }
 
+/// The last step before a wait.
+struct Wait {
+    error: Option<String>,
+}
+
+impl Change for Wait {
+    type Out = ();
+
+    async fn make(self, _: &mut Conn<'_>, mailing: &mut Mailing, _: i64) -> Result<()> {
+        mailing.waiting = true;
+        if self.error.is_some() && !mailing.is_stopped() {
+            mailing.error = self.error;
+        }
+        Ok(())
+    }
+}
+
 /// The last step of a run.
 struct End {
     pause: Option<String>,
@@ -296,7 +344,7 @@ impl Change for End {
     type Out = bool;
 
     async fn make(self, _: &mut Conn<'_>, mailing: &mut Mailing, _: i64) -> Result<bool> {
-        let is_stopped = ["PAUSED", "CANCELLED"].contains(&mailing.status.as_str());
+        let is_stopped = mailing.is_stopped();
         if mailing.task.is_some() || (!is_stopped && self.pause.is_none()) {
             return Ok(false);
         }

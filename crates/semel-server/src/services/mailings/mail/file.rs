@@ -19,16 +19,28 @@ static ATTEMPT: AtomicU64 = AtomicU64::new(0);
 #[derive(Debug)]
 pub(super) struct Directory {
     path: PathBuf,
+    id: String,
 }
+
+/// The file that has the id of a directory.
+const ID: &str = ".semel-directory";
 
 impl Directory {
     /// Uses a directory that exists.
     pub(super) fn new(path: PathBuf) -> Result<Self, String> {
         match fs::metadata(&path) {
-            Ok(found) if found.is_dir() => Ok(Self { path }),
+            Ok(found) if found.is_dir() => match id_of(&path) {
+                Ok(id) => Ok(Self { path, id }),
+                Err(error) => Err(format!("{}: {error}", path.join(ID).display())),
+            },
             Ok(_) => Err(format!("{} is not a directory", path.display())),
             Err(error) => Err(format!("{}: {error}", path.display())),
         }
+    }
+
+    /// Its id, the same for all who use the directory.
+    pub(super) fn id(&self) -> &str {
+        &self.id
     }
 
     /// Writes the mail. Blocking calls run apart, so that many files are synced at the same time.
@@ -60,6 +72,24 @@ impl Directory {
         let is_name = !id.is_empty() && id.len() <= 200 && !id.starts_with('.') && id.bytes().all(fits);
         is_name.then(|| self.path.join(format!("{id}.eml")))
     }
+}
+
+/// The id of a directory; the first who uses it makes one. It appears as a whole, so another process reads all of it.
+fn id_of(path: &Path) -> io::Result<String> {
+    let file = path.join(ID);
+    if !file.try_exists()? {
+        let id = uuid::Uuid::now_v7().hyphenated().to_string();
+        let temporary = path.join(format!("{ID}.{id}.tmp"));
+        fs::write(&temporary, format!("file:{id}"))?;
+        File::open(&temporary)?.sync_all()?;
+        let linked = fs::hard_link(&temporary, &file);
+        fs::remove_file(&temporary)?;
+        match linked {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => sync_directory_of(&file)?,
+        }
+    }
+    fs::read_to_string(file)
 }
 
 /// Whether the mail may be there.

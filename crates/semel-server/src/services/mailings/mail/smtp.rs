@@ -219,16 +219,17 @@ fn verdict(step: Step, failed: Failed, secret: Option<&str>) -> Sent {
         (Step::Connect, 400..=499) => Sent::Away { why },
         (Step::Mail, 400..=499) => Sent::TooMany { why, after: None },
         (Step::Connect | Step::Mail, _) => Sent::ServerRefuses { why },
-        (Step::Recipient, 500..) if concerns_us(code, &text) => Sent::ServerRefuses { why },
+        (_, 500..) if concerns_us(code, &text) => Sent::ServerRefuses { why },
         (_, 400..=499) => Sent::NotNow { why, after: None },
         _ => Sent::Refused { why },
     }
 }
 
-/// Whether a refused recipient means that the server does not serve us at all: authentication is missing, or it does
-/// not relay. Otherwise one wrong setting would refuse every recipient of a mailing for good.
+/// Whether a refusal means that the server does not serve us at all: authentication is missing, it does not relay, or
+/// we are on a list of senders it blocks. Otherwise one wrong setting would refuse every recipient of a mailing for good.
 fn concerns_us(code: u16, text: &str) -> bool {
-    (530..=538).contains(&code) || text.to_ascii_lowercase().contains("relay")
+    let text = text.to_ascii_lowercase();
+    (530..=538).contains(&code) || ["relay", "blocked using", "blacklist"].iter().any(|word| text.contains(word))
 }
 
 impl Step {

@@ -96,16 +96,31 @@ impl Transport {
         }
     }
 
-    /// Decides about a mail whose attempt has no known end. `marked` is the time since its **first** attempt began.
-    pub(crate) async fn settle(&self, mail: &Outgoing, marked: Duration) -> Settle {
+    /// Distinguishes this transport from others: what one of them was given, another knows nothing of. A directory has a
+    /// name of its own, since nodes may have different ones at the same path.
+    pub(crate) fn recognised_by(&self) -> &str {
         match &self.by {
-            By::File(directory) => directory.settle(&mail.id).await,
-            By::Smtp(_) => Settle::Unknown,
+            By::File(directory) => directory.id(),
+            By::Smtp(_) | By::Http(_) => &self.name,
+        }
+    }
+
+    /// Whether a repeat has no further effect, so long after the **first** attempt began.
+    pub(crate) fn may_repeat(&self, age: Duration) -> bool {
+        match &self.by {
+            By::File(_) => true,
+            By::Smtp(_) => false,
             // The repeat itself takes time, and must arrive inside the window.
-            By::Http(service) => match service.window() {
-                Some(window) if marked.saturating_add(service.timeout()) < window => Settle::Resend,
-                _ => Settle::Unknown,
-            },
+            By::Http(service) => service.window().is_some_and(|window| age.saturating_add(service.timeout()) < window),
+        }
+    }
+
+    /// Decides about a mail whose attempt has no known end, so long after its **first** attempt began.
+    pub(crate) async fn settle(&self, id: &str, age: Duration) -> Settle {
+        match &self.by {
+            By::File(directory) => directory.settle(id).await,
+            By::Smtp(_) | By::Http(_) if self.may_repeat(age) => Settle::Resend,
+            By::Smtp(_) | By::Http(_) => Settle::Unknown,
         }
     }
 }

@@ -89,6 +89,12 @@ pub(super) fn reason(text: &str, secret: Option<&str>) -> String {
     plain.take(LONGEST_REASON).collect::<String>().trim().to_owned()
 }
 
+/// The text without mail addresses, for the log.
+pub(crate) fn without_addresses(text: &str) -> String {
+    let word = |word: &str| if word.contains('@') { "…".to_owned() } else { word.to_owned() };
+    text.split(' ').map(word).collect::<Vec<_>>().join(" ")
+}
+
 /// A Retry-After in seconds or as a date, which is relative to the server's own Date if it sent one: its clock may
 /// differ from ours.
 pub(super) fn retry_after(value: &str, date: Option<&str>, now: SystemTime) -> Option<Duration> {

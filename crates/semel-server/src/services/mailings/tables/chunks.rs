@@ -1,4 +1,4 @@
-//! The SQL of uploaded files on PostgreSQL, and of transports' rates.
+//! The SQL of uploaded files on PostgreSQL.
 
 use semel::Result;
 use semel_store::{Conn, broken, on};
@@ -50,59 +50,4 @@ pub(in super::super) async fn is_used(conn: &mut Conn<'_>, storage_url: &str) ->
     Ok(used > 0)
 }
 
-/// From when on the next mail is free: at most one interval from now, unless the clock was set back or the rate was
-/// raised; what was missed is caught up for a moment only.
-macro_rules! free_at {
-    () => {
-        "(CASE WHEN mail_rates.free_at > $2 + $3 THEN $2
-               WHEN mail_rates.free_at < $2 - $4 THEN $2 - $4 ELSE mail_rates.free_at END)"
-    };
-}
-
-/// How many mails are free by now, of those that were asked for.
-macro_rules! granted {
-    () => {
-        concat!(
-            "(CASE WHEN ",
-            free_at!(),
-            " > $2 THEN 0
-                   WHEN ($2 - ",
-            free_at!(),
-            ") / $3 + 1 < $5 THEN ($2 - ",
-            free_at!(),
-            ") / $3 + 1 ELSE $5 END)"
-        )
-    };
-}
-
-const RESERVE: &str = concat!(
-    "INSERT INTO mail_rates (transport, free_at, granted) VALUES ($1, CAST($2 AS BIGINT) + CAST($3 AS BIGINT), 1)
-     ON CONFLICT (transport) DO UPDATE SET granted = ",
-    granted!(),
-    ", free_at = ",
-    free_at!(),
-    " + $3 * ",
-    granted!(),
-    " RETURNING granted, free_at"
-);
-
-/// A rate: the time between two mails, and how much of the past is caught up, in microseconds.
-#[derive(Clone, Copy)]
-pub(in super::super) struct Rate {
-    pub(in super::super) every: i64,
-    pub(in super::super) burst: i64,
-}
-
-/// Reserves up to `most` mails of a transport now. Returns how many, and from when on the next is free.
-pub(in super::super) async fn reserve(
-    conn: &mut Conn<'_>,
-    transport: &str,
-    rate: Rate,
-    most: i64,
-    now: i64,
-) -> Result<(i64, i64)> {
-    on!(conn, c => sqlx::query_as(RESERVE).bind(transport).bind(now).bind(rate.every).bind(rate.burst).bind(most)
-        .fetch_one(&mut **c).await.map_err(broken))
-}
-
-statements!(PUT, GET, REMOVE, FORGOTTEN, USED, RESERVE);
+statements!(PUT, GET, REMOVE, FORGOTTEN, USED);

@@ -16,12 +16,14 @@ pub(in super::super) struct Entry {
     pub(in super::super) attempts: i64,
     pub(in super::super) last_attempt: Option<i64>,
     pub(in super::super) mail_date: Option<i64>,
+    /// The transport that may have sent it on an earlier attempt.
+    pub(in super::super) maybe_sent_by: Option<String>,
 }
 
-from_row!(Entry { line, email, token, cells, attempts, last_attempt, mail_date });
+from_row!(Entry { line, email, token, cells, attempts, last_attempt, mail_date, maybe_sent_by });
 
 const FRESH: &str = "
-    SELECT line, email, token, cells, attempts, last_attempt, mail_date FROM mailing_entries
+    SELECT line, email, token, cells, attempts, last_attempt, mail_date, maybe_sent_by FROM mailing_entries
     WHERE mailing = $1 AND line > $2 AND status = 'PENDING' AND next_attempt IS NULL ORDER BY line LIMIT $3";
 
 /// Entries after a line that were never tried.
@@ -31,7 +33,7 @@ pub(in super::super) async fn fresh(conn: &mut Conn<'_>, mailing: i64, after: i6
 }
 
 const DUE: &str = "
-    SELECT line, email, token, cells, attempts, last_attempt, mail_date FROM mailing_entries
+    SELECT line, email, token, cells, attempts, last_attempt, mail_date, maybe_sent_by FROM mailing_entries
     WHERE mailing = $1 AND next_attempt IS NOT NULL AND next_attempt <= $2 AND status = 'PENDING'
     ORDER BY next_attempt, line LIMIT $3";
 
@@ -41,7 +43,7 @@ pub(in super::super) async fn due(conn: &mut Conn<'_>, mailing: i64, now: i64, m
 }
 
 const FIRST: &str = "
-    SELECT line, email, token, cells, attempts, last_attempt, mail_date FROM mailing_entries
+    SELECT line, email, token, cells, attempts, last_attempt, mail_date, maybe_sent_by FROM mailing_entries
     WHERE mailing = $1 ORDER BY line LIMIT 1";
 
 /// The first entry of a mailing, in whatever state.
@@ -60,11 +62,11 @@ pub(in super::super) async fn next(conn: &mut Conn<'_>, mailing: i64) -> Result<
 
 // Differs because JSON texts become rows in another way.
 const SENDING_POSTGRES: &str = "
-    SELECT line, email, token, cells, attempts, last_attempt, mail_date FROM mailing_entries
+    SELECT line, email, token, cells, attempts, last_attempt, mail_date, maybe_sent_by FROM mailing_entries
     WHERE mailing = $1 AND status = 'SENDING'
       AND line = ANY (ARRAY (SELECT CAST(value AS BIGINT) FROM json_array_elements_text($2::json))) ORDER BY line";
 const SENDING_SQLITE: &str = "
-    SELECT line, email, token, cells, attempts, last_attempt, mail_date FROM mailing_entries
+    SELECT line, email, token, cells, attempts, last_attempt, mail_date, maybe_sent_by FROM mailing_entries
     WHERE mailing = $1 AND status = 'SENDING' AND line IN (SELECT value FROM json_each($2)) ORDER BY line";
 
 /// Those of these lines that are being sent.
@@ -83,15 +85,17 @@ pub(in super::super) struct Marked {
     pub(in super::super) status: String,
     pub(in super::super) attempts: i64,
     pub(in super::super) mail_date: i64,
+    pub(in super::super) maybe_sent_by: Option<String>,
 }
 
-from_row!(Marked { line, status, attempts, mail_date });
+from_row!(Marked { line, status, attempts, mail_date, maybe_sent_by });
 
 impl Marked {
     /// The mark of an entry that is being sent.
     pub(in super::super) fn again(entry: Entry) -> Self {
-        let Entry { line, attempts, mail_date, last_attempt, .. } = entry;
-        Self { line, status: "SENDING".to_owned(), attempts, mail_date: mail_date.or(last_attempt).unwrap_or(0) }
+        let Entry { line, attempts, mail_date, last_attempt, maybe_sent_by, .. } = entry;
+        let mail_date = mail_date.or(last_attempt).unwrap_or(0);
+        Self { line, status: "SENDING".to_owned(), attempts, mail_date, maybe_sent_by }
     }
 }
 
@@ -106,12 +110,15 @@ pub(in super::super) struct Settled {
     pub(in super::super) error: Option<String>,
     /// Whether nothing was sent: the attempt does not count.
     pub(in super::super) undone: bool,
+    /// Whether the transport may have sent it.
+    pub(in super::super) maybe_sent: bool,
 }
 
 impl Settled {
     fn row(&self) -> Value {
         json!({ "line": self.line, "status": self.status, "next_attempt": self.next_attempt,
-                "external_id": self.external_id, "error": self.error, "undone": i32::from(self.undone) })
+                "external_id": self.external_id, "error": self.error, "undone": i32::from(self.undone),
+                "maybe": i32::from(self.maybe_sent) })
     }
 }
 
@@ -121,9 +128,10 @@ const TURN_POSTGRES: &str = "
     WITH settled AS (
         UPDATE mailing_entries AS e
         SET status = r.status, next_attempt = r.next_attempt, external_id = r.external_id, error = r.error,
-            attempts = e.attempts - r.undone, updated_at = $3
-        FROM json_to_recordset($4::json)
-            AS r (line BIGINT, status TEXT, next_attempt BIGINT, external_id TEXT, error TEXT, undone BIGINT)
+            attempts = e.attempts - r.undone, updated_at = $3,
+            maybe_sent_by = CASE WHEN r.maybe = 1 THEN $7 ELSE e.maybe_sent_by END
+        FROM json_to_recordset($4::json) AS r (line BIGINT, status TEXT, next_attempt BIGINT, external_id TEXT,
+                                               error TEXT, undone BIGINT, maybe BIGINT)
         WHERE e.mailing = $1 AND e.line = ANY ($5) AND e.line = r.line AND e.status = 'SENDING'
         RETURNING e.line
     ), marked AS (
@@ -133,17 +141,20 @@ const TURN_POSTGRES: &str = "
             attempts = attempts + 1, last_attempt = $3, mail_date = COALESCE(mail_date, $3), next_attempt = NULL,
             updated_at = $3
         WHERE mailing = $1 AND line = ANY ($6) AND status = 'PENDING'
-        RETURNING line, status, attempts, mail_date
+        RETURNING line, status, attempts, mail_date, maybe_sent_by
     )
-    SELECT line, '' AS status, CAST(0 AS BIGINT) AS attempts, CAST(0 AS BIGINT) AS mail_date FROM settled
-    UNION ALL SELECT line, status, attempts, mail_date FROM marked";
+    SELECT line, '' AS status, CAST(0 AS BIGINT) AS attempts, CAST(0 AS BIGINT) AS mail_date,
+           CAST(NULL AS TEXT) AS maybe_sent_by FROM settled
+    UNION ALL SELECT line, status, attempts, mail_date, maybe_sent_by FROM marked";
 const SETTLE_SQLITE: &str = "
     UPDATE mailing_entries AS e
     SET status = r.value ->> 'status', next_attempt = r.value ->> 'next_attempt',
         external_id = r.value ->> 'external_id', error = r.value ->> 'error',
-        attempts = e.attempts - (r.value ->> 'undone'), updated_at = $2
+        attempts = e.attempts - (r.value ->> 'undone'), updated_at = $2,
+        maybe_sent_by = CASE WHEN r.value ->> 'maybe' = 1 THEN $4 ELSE e.maybe_sent_by END
     FROM json_each($3) AS r
-    WHERE e.mailing = $1 AND e.line = r.value ->> 'line' AND e.status = 'SENDING' RETURNING line";
+    WHERE e.mailing = $1 AND e.line = r.value ->> 'line' AND e.status = 'SENDING'
+      AND e.line IN (SELECT value ->> 'line' FROM json_each($3)) RETURNING line";
 const MARK_SQLITE: &str = "
     UPDATE mailing_entries AS e
     SET status = CASE WHEN EXISTS (SELECT 1 FROM mail_suppressions AS s WHERE s.tenant = $2 AND s.email = e.email)
@@ -151,12 +162,14 @@ const MARK_SQLITE: &str = "
         attempts = attempts + 1, last_attempt = $3, mail_date = COALESCE(mail_date, $3), next_attempt = NULL,
         updated_at = $3
     WHERE mailing = $1 AND status = 'PENDING' AND line IN (SELECT value FROM json_each($4))
-    RETURNING line, status, attempts, mail_date";
+    RETURNING line, status, attempts, mail_date, maybe_sent_by";
 
 /// What happens to the entries of a mailing in one step.
 pub(in super::super) struct Turn<'a> {
     pub(in super::super) mailing: i64,
     pub(in super::super) tenant: &'a str,
+    /// What the transport is recognised by.
+    pub(in super::super) by: &'a str,
     pub(in super::super) now: i64,
     /// Attempts that have ended.
     pub(in super::super) settled: &'a [Settled],
@@ -167,7 +180,7 @@ pub(in super::super) struct Turn<'a> {
 impl Turn<'_> {
     /// Settles and marks. Returns the lines that were being sent until now, and the marks.
     pub(in super::super) async fn take(&self, conn: &mut Conn<'_>) -> Result<(Vec<i64>, Vec<Marked>)> {
-        let Self { mailing, tenant, now, .. } = *self;
+        let Self { mailing, tenant, by, now, .. } = *self;
         let settled = Value::from_iter(self.settled.iter().map(Settled::row)).to_string();
         match conn {
             Conn::Postgres(c) => {
@@ -178,6 +191,7 @@ impl Turn<'_> {
                     .bind(settled)
                     .bind(self.settled.iter().map(|settled| settled.line).collect::<Vec<i64>>())
                     .bind(self.lines)
+                    .bind(by)
                     .fetch_all(&mut **c)
                     .await
                     .map_err(broken)?;
@@ -185,7 +199,7 @@ impl Turn<'_> {
                 Ok((settled.into_iter().map(|row| row.line).collect(), marked))
             }
             Conn::Sqlite(c) => {
-                let settle = sqlx::query_scalar(SETTLE_SQLITE).bind(mailing).bind(now).bind(settled);
+                let settle = sqlx::query_scalar(SETTLE_SQLITE).bind(mailing).bind(now).bind(settled).bind(by);
                 let settled = settle.fetch_all(&mut **c).await.map_err(broken)?;
                 let lines = json!(self.lines).to_string();
                 let mark = sqlx::query_as(MARK_SQLITE).bind(mailing).bind(tenant).bind(now).bind(lines);
@@ -215,7 +229,7 @@ const CLAIM_IDS_SQLITE: &str = "
     ON CONFLICT (transport, external_id) DO NOTHING";
 const KNOWN_SQLITE: &str = "
     SELECT r.value ->> 'line' FROM json_each($3) AS r
-    JOIN mailing_external_ids AS x ON x.transport = $1 AND x.external_id = r.value ->> 'external_id'
+    CROSS JOIN mailing_external_ids AS x ON x.transport = $1 AND x.external_id = r.value ->> 'external_id'
     WHERE x.mailing <> $2 OR x.line <> r.value ->> 'line'";
 
 /// Stores the ids that a transport gave; returns the lines whose id belongs to another entry.
@@ -291,7 +305,7 @@ pub(in super::super) async fn reset(
 }
 
 const RESOLVE: &str = "
-    UPDATE mailing_entries SET status = $3, next_attempt = $4, updated_at = $5
+    UPDATE mailing_entries SET status = $3, next_attempt = $4, updated_at = $5, maybe_sent_by = NULL
     WHERE mailing = $1 AND line = $2 AND status = 'IN_DOUBT'";
 
 /// Decides about an entry in doubt; false if it is none.

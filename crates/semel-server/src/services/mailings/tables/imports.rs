@@ -96,14 +96,14 @@ const INSERT_SQLITE: &str = "
 pub(in super::super) async fn insert(
     conn: &mut Conn<'_>,
     mailing: i64,
-    rows: &[NewEntry],
+    rows: &[&NewEntry],
     now: i64,
 ) -> Result<Vec<i64>> {
     let sql = match conn {
         Conn::Postgres(_) => INSERT_POSTGRES,
         Conn::Sqlite(_) => INSERT_SQLITE,
     };
-    let row = |row: &NewEntry| {
+    let row = |row: &&NewEntry| {
         json!({ "line": row.line, "email": row.email, "original": row.original, "token": hex::encode(row.token),
                 "cells": hex::encode(codec::encode(&row.cells)) })
     };
@@ -125,11 +125,11 @@ const DUPLICATES_POSTGRES: &str = "
 const DUPLICATES_SQLITE: &str = "
     INSERT INTO mailing_duplicates (mailing, line, first_line)
     SELECT $1, r.value ->> 'line', e.line FROM json_each($2) AS r
-    JOIN mailing_entries AS e ON e.mailing = $1 AND e.email = r.value ->> 'email'
+    CROSS JOIN mailing_entries AS e ON e.mailing = $1 AND e.email = r.value ->> 'email'
     WHERE e.line <> r.value ->> 'line'";
 
 /// Stores which of these rows are further ones of a known address; returns their number.
-pub(in super::super) async fn duplicates(conn: &mut Conn<'_>, mailing: i64, rows: &[NewEntry]) -> Result<i64> {
+pub(in super::super) async fn duplicates(conn: &mut Conn<'_>, mailing: i64, rows: &[&NewEntry]) -> Result<i64> {
     let sql = match conn {
         Conn::Postgres(_) => DUPLICATES_POSTGRES,
         Conn::Sqlite(_) => DUPLICATES_SQLITE,

@@ -8,18 +8,19 @@ use crate::{http::query::Place, services::mailings::SERVICE, sql::statements};
 /// The kind of the operations that process a mailing.
 pub(in super::super) const RUN: &str = "run";
 
-/// A mailing is FAILED when its run fails, in the same commit. A run that is retried sets it to PROCESSING again. The key
-/// of a run is the id of the mailing (36 characters), a slash and the number of the run.
+/// A mailing is FAILED when its run fails, in the same commit. A run that is retried sets it to PROCESSING again; one that
+/// is not is over. The key of a run is the id of the mailing (36 characters), a slash and the number of the run.
 pub(in super::super) const STATUS: Projection = Projection {
     service: SERVICE,
     kinds: RUN,
     update: "
         UPDATE mailings AS m
-        SET status = 'FAILED', error = o.error, updated_at = o.settled_at
+        SET status = CASE WHEN m.status IN ('PENDING', 'QUEUED', 'PROCESSING') THEN 'FAILED' ELSE m.status END,
+            error = o.error, active = (m.active AND o.due IS NOT NULL), updated_at = o.settled_at
         FROM {operations} AS o
         WHERE m.tenant = o.tenant AND m.id = substr(o.key, 1, 36) AND CAST(m.run AS TEXT) = substr(o.key, 38)
           AND (o.state = 'failed' OR (o.state = 'timed_out' AND o.due IS NULL))
-          AND m.status IN ('PENDING', 'QUEUED', 'PROCESSING')",
+          AND m.active AND m.deleted_at IS NULL",
 };
 
 /// A row of `mailings`.
@@ -42,9 +43,11 @@ pub(in super::super) struct Mailing {
     pub(in super::super) error: Option<String>,
     pub(in super::super) run: i64,
     pub(in super::super) active: bool,
+    pub(in super::super) waiting: bool,
     pub(in super::super) place: Option<String>,
     pub(in super::super) last_line: i64,
     pub(in super::super) in_flight: String,
+    pub(in super::super) in_flight_by: String,
     pub(in super::super) task: Option<String>,
     pub(in super::super) task_line: i64,
     pub(in super::super) total: i64,
@@ -82,9 +85,11 @@ from_row!(Mailing {
     error,
     run,
     active,
+    waiting,
     place,
     last_line,
     in_flight,
+    in_flight_by,
     task,
     task_line,
     total,
@@ -110,6 +115,11 @@ impl Mailing {
         self.total - self.sending - self.settled() - self.in_doubt
     }
 
+    /// Whether a person has paused or cancelled it, or it has paused itself.
+    pub(in super::super) fn is_stopped(&self) -> bool {
+        ["PAUSED", "CANCELLED"].contains(&self.status.as_str())
+    }
+
     /// The entries that nothing more happens to.
     pub(in super::super) fn settled(&self) -> i64 {
         self.sent + self.failed + self.invalid + self.suppressed + self.cancelled
@@ -121,8 +131,8 @@ macro_rules! mailing {
     ($rest:literal) => {
         concat!(
             "SELECT number, tenant, id, filename, content_hash, content_bytes, list_hash, storage_url, \
-                    message_hash, policy, shape, send_at, status, phase, error, run, active, place, last_line, \
-                    in_flight, task, task_line, total, sending, sent, failed, invalid, suppressed, cancelled, \
+                    message_hash, policy, shape, send_at, status, phase, error, run, active, waiting, place, \
+                    last_line, in_flight, in_flight_by, task, task_line, total, sending, sent, failed, invalid, suppressed, cancelled, \
                     in_doubt, duplicate_rows, rejected_rows, rate_since, rate_base, last_attempt, created_at, \
                     updated_at
              FROM mailings ",
@@ -242,8 +252,10 @@ pub(in super::super) async fn page(
         .bind(place.limit + 1).fetch_all(&mut **c).await.map_err(broken))
 }
 
-const PROCESSING: &str =
-    mailing!("WHERE status = 'PROCESSING' AND active AND deleted_at IS NULL AND number > $1 ORDER BY number LIMIT $2");
+const PROCESSING: &str = mailing!(
+    "WHERE status IN ('PENDING', 'QUEUED', 'PROCESSING') AND active AND deleted_at IS NULL AND number > $1
+     ORDER BY number LIMIT $2"
+);
 
 /// Mailings that should have a run, of all tenants.
 pub(in super::super) async fn processing(conn: &mut Conn<'_>, after: i64, most: i64) -> Result<Vec<Mailing>> {
@@ -255,7 +267,8 @@ const SAVE: &str = "
     SET status = $2, phase = $3, error = $4, run = $5, active = $6, place = $7, last_line = $8, in_flight = $9,
         task = $10, task_line = $11, total = $12, sending = $13, sent = $14, failed = $15, invalid = $16,
         suppressed = $17, cancelled = $18, in_doubt = $19, duplicate_rows = $20, rejected_rows = $21, rate_since = $22,
-        rate_base = $23, last_attempt = $24, list_hash = $25, storage_url = $26, updated_at = $27
+        rate_base = $23, last_attempt = $24, list_hash = $25, storage_url = $26, updated_at = $27, send_at = $28,
+        waiting = $29, in_flight_by = $30
     WHERE number = $1";
 
 /// Stores the changed columns of a mailing that this transaction has locked.
@@ -265,6 +278,7 @@ pub(in super::super) async fn save(conn: &mut Conn<'_>, m: &Mailing, now: i64) -
         .bind(m.total).bind(m.sending).bind(m.sent).bind(m.failed).bind(m.invalid).bind(m.suppressed).bind(m.cancelled)
         .bind(m.in_doubt).bind(m.duplicate_rows).bind(m.rejected_rows).bind(m.rate_since).bind(m.rate_base)
         .bind(m.last_attempt).bind(&m.list_hash).bind(&m.storage_url).bind(now)
+        .bind(m.send_at).bind(m.waiting).bind(&m.in_flight_by)
         .execute(&mut **c).await.map(drop).map_err(broken))
 }
 

@@ -168,8 +168,8 @@ async fn a_request_without_answer_is_unknown_and_one_without_connection_is_away(
 async fn a_lost_request_is_repeated_only_inside_the_window() {
     let mail = mail("ana@example.com");
     let keyed = transport("http://127.0.0.1:1/?window=1h&timeout=10s");
-    assert_eq!(keyed.settle(&mail, Duration::from_secs(3580)).await, Settle::Resend);
-    assert_eq!(keyed.settle(&mail, Duration::from_secs(3590)).await, Settle::Unknown, "it could arrive too late");
-    assert_eq!(keyed.settle(&mail, Duration::MAX).await, Settle::Unknown);
-    assert_eq!(transport("http://127.0.0.1:1/").settle(&mail, Duration::ZERO).await, Settle::Unknown);
+    assert_eq!(keyed.settle(&mail.id, Duration::from_secs(3580)).await, Settle::Resend);
+    assert_eq!(keyed.settle(&mail.id, Duration::from_secs(3590)).await, Settle::Unknown, "it could arrive too late");
+    assert_eq!(keyed.settle(&mail.id, Duration::MAX).await, Settle::Unknown);
+    assert_eq!(transport("http://127.0.0.1:1/").settle(&mail.id, Duration::ZERO).await, Settle::Unknown);
 }

@@ -96,6 +96,6 @@ async fn required_tls_is_never_skipped() {
 #[tokio::test]
 async fn a_lost_smtp_attempt_cannot_be_settled() {
     let sink = SmtpSink::start().await;
-    let settled = transport(&sink.url()).settle(&mail("ana@example.com"), Duration::ZERO).await;
+    let settled = transport(&sink.url()).settle(&mail("ana@example.com").id, Duration::ZERO).await;
     assert_eq!(settled, Settle::Unknown);
 }

@@ -20,9 +20,11 @@ CREATE TABLE mailings (
     error          TEXT,
     run            INTEGER NOT NULL DEFAULT 1,  -- the number of the present run
     active         INTEGER NOT NULL DEFAULT TRUE, -- whether that run has not ended
+    waiting        INTEGER NOT NULL DEFAULT 0, -- whether that run waits for a time, and does not run
     place          TEXT,                       -- JSON: how far the import is
     last_line      INTEGER NOT NULL DEFAULT 0,  -- the last line that was marked for the first time
     in_flight      TEXT NOT NULL DEFAULT '[]', -- JSON: the lines that are being sent
+    in_flight_by   TEXT NOT NULL DEFAULT '',   -- what the transport is recognised by that they were given to
     task           TEXT,                       -- what the next run does first with all entries: reset or cancel
     task_line      INTEGER NOT NULL DEFAULT 0,
     total          INTEGER NOT NULL DEFAULT 0,
@@ -73,6 +75,7 @@ CREATE TABLE mailing_entries (
     next_attempt INTEGER,                       -- set if it has to be tried again
     last_attempt INTEGER,
     mail_date    INTEGER,                       -- the Date of the mail, the same on every attempt
+    maybe_sent_by TEXT,                        -- what the transport is recognised by that may have sent it before
     external_id  TEXT,
     error        TEXT,
     created_at   INTEGER NOT NULL,
@@ -92,7 +95,6 @@ CREATE TABLE mailing_external_ids (
     line        INTEGER NOT NULL,
     PRIMARY KEY (transport, external_id)
 ) STRICT;
-CREATE INDEX mailing_external_ids_of ON mailing_external_ids (mailing);
 
 -- Rows of a file that became no entry: refused ones, and further rows of a known address.
 CREATE TABLE mailing_rejects (

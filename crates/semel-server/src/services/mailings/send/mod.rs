@@ -1,0 +1,400 @@
+//! Level 3: each entry is sent once.
+//!
+//! An entry is marked SENDING in a commit of its own before its first byte leaves, and at most as many are marked as
+//! there are connections. So a killed node leaves at most that many entries whose mail may or may not have left. The
+//! next run settles them first: by asking the transport where it can find out, otherwise by the mailing's policy.
+//!
+//! One step settles the mails that have ended and marks the next ones: while it commits, the other mails go on.
+
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use semel::{Result, Unfinished, crash_point};
+use serde_json::json;
+use tokio::{sync::OwnedSemaphorePermit, task::JoinSet, time::Instant};
+
+pub(super) use self::{
+    compose::{Composer, message_id, rendered},
+    connections::Connections,
+};
+use self::{
+    connections::Entered,
+    step::{Finish, SettleAndMark},
+    verdicts::{Course, Flown, find_out},
+};
+use super::{
+    mail::verdict::Sent,
+    run::{Halt, Run},
+    tables::{
+        entries::{self, Entry, Marked, Settled},
+        mailings::Mailing,
+        rates,
+    },
+};
+use crate::unfinished::unfinished;
+
+mod compose;
+mod connections;
+mod former;
+mod step;
+mod verdicts;
+
+pub(super) use former::settle_former;
+
+/// How many entries are read ahead.
+const AHEAD: i64 = 512;
+
+/// How often due retries are looked for while fresh entries are sent.
+const LOOK_FOR_DUE: i64 = 1_000_000;
+
+/// A wait that is longer gives the place back instead.
+const SHORT_WAIT: Duration = Duration::from_secs(2);
+
+/// The pause before a step is repeated.
+const STEP_AGAIN: Duration = Duration::from_millis(250);
+
+/// Mails that have ended wait at most this long for others that are settled with them.
+const LONGEST_LANDING: Duration = Duration::from_millis(10);
+
+/// Sends what is due. Returns how the run ended.
+pub(super) async fn send(run: &Run, mailing: Mailing) -> Result<Result<&'static str, Halt>, Unfinished> {
+    let composer = Composer::of(&run.service, &mailing).await.map_err(unfinished)?;
+    let composer = composer.map_err(Unfinished::failed_for_good)?;
+    let connections = run.service.connections.clone();
+    let mut sender = Sender {
+        run,
+        composer: Arc::new(composer),
+        ahead: mailing.last_line,
+        course: Course::of(&run.service, &mailing),
+        mailing,
+        fresh: VecDeque::new(),
+        due: VecDeque::new(),
+        look_for_due: 0,
+        flights: JoinSet::new(),
+        ended: Vec::new(),
+        stop: None,
+        step_took: Duration::ZERO,
+        rescanned: false,
+        _entered: connections.enter(),
+        connections,
+    };
+    sender.send_all().await
+}
+
+/// A mail that has ended: its mark, how, and the connection it used.
+type Ended = (Marked, Flown, OwnedSemaphorePermit);
+
+/// Why sending stops before all is done.
+enum Stop {
+    /// The transport refuses us, or too many mails in a row: a person has to look.
+    Pause(String),
+    /// The transport cannot be reached.
+    Away(String),
+    /// The mailing was paused or cancelled.
+    Stopped,
+    /// The turn is over, or the node stops.
+    TurnOver,
+    /// The database cannot be asked. Mails under way are settled before the run ends.
+    Trouble(Unfinished),
+}
+
+/// The sending of one run.
+struct Sender<'a> {
+    run: &'a Run,
+    mailing: Mailing,
+    composer: Arc<Composer>,
+    connections: Arc<Connections>,
+    _entered: Entered,
+    course: Course,
+    /// The last line that was read ahead.
+    ahead: i64,
+    fresh: VecDeque<Entry>,
+    due: VecDeque<Entry>,
+    /// When to look for due retries again.
+    look_for_due: i64,
+    flights: JoinSet<Ended>,
+    ended: Vec<Ended>,
+    stop: Option<Stop>,
+    /// How long the last step took.
+    step_took: Duration,
+    rescanned: bool,
+}
+
+impl Sender<'_> {
+    async fn send_all(&mut self) -> Result<Result<&'static str, Halt>, Unfinished> {
+        let mut now = self.run.now().await?;
+        loop {
+            let permits = self.permits().await;
+            if self.stop.is_none() && self.run.context.turn_is_over() {
+                self.stop = Some(Stop::TurnOver);
+            }
+            match self.run.now().await {
+                Ok(time) => now = time,
+                Err(trouble) => self.trouble(trouble),
+            }
+            let chosen = match self.choose(permits.len(), now).await {
+                Ok(chosen) => chosen,
+                Err(error) => {
+                    self.trouble(unfinished(error));
+                    Vec::new()
+                }
+            };
+            if chosen.is_empty() && self.ended.is_empty() {
+                drop(permits);
+                if self.flights.is_empty() {
+                    match self.idle(now).await? {
+                        Some(end) => return Ok(end),
+                        None => continue,
+                    }
+                }
+                self.land(now).await;
+                continue;
+            }
+            let settled = self.verdicts(now);
+            let lines: Vec<i64> = chosen.iter().map(|entry| entry.line).collect();
+            let marked = match self.step(settled, &lines).await? {
+                Ok(marked) => marked,
+                Err(halt) => return Ok(Err(halt)),
+            };
+            crash_point!("mailing.marked");
+            self.fly(chosen, marked, permits, now);
+            if !self.flights.is_empty() {
+                self.land(now).await;
+            }
+        }
+    }
+
+    fn trouble(&mut self, trouble: Unfinished) {
+        self.stop.get_or_insert(Stop::Trouble(trouble));
+    }
+
+    /// Connections for the next mails: within the share of this run, and at least one if none of its mails is under way.
+    async fn permits(&self) -> Vec<OwnedSemaphorePermit> {
+        let room = self.connections.share().min(self.course.room).saturating_sub(self.flights.len());
+        if self.stop.is_some() || room == 0 {
+            return Vec::new();
+        }
+        let mut permits = Vec::with_capacity(room);
+        while permits.len() < room {
+            match self.connections.seats.clone().try_acquire_owned() {
+                Ok(permit) => permits.push(permit),
+                Err(_) => break,
+            }
+        }
+        if permits.is_empty() && self.flights.is_empty() && self.ended.is_empty() {
+            permits.extend(self.connections.seats.clone().acquire_owned().await);
+        }
+        permits
+    }
+
+    /// The next entries: due retries first, then fresh ones by line.
+    async fn choose(&mut self, most: usize, now: i64) -> Result<Vec<Entry>> {
+        if most == 0 || self.stop.is_some() || self.course.wait_until > now {
+            return Ok(Vec::new());
+        }
+        let (database, number) = (&self.run.service.database, self.mailing.number);
+        if self.due.is_empty() && self.look_for_due <= now {
+            self.look_for_due = now + LOOK_FOR_DUE;
+            self.due = database.read(async |conn| entries::due(conn, number, now, AHEAD).await).await?.into();
+        }
+        if self.due.len() < most && self.fresh.len() < most && self.ahead < i64::MAX {
+            let after = self.ahead;
+            let more = database.read(async |conn| entries::fresh(conn, number, after, AHEAD).await).await?;
+            self.ahead = more.last().map_or(i64::MAX, |last| last.line);
+            self.fresh.extend(more);
+        }
+        let most = self.within_rate(most.min(self.due.len() + self.fresh.len()), now).await?;
+        let mut chosen: Vec<Entry> = self.due.drain(..most.min(self.due.len())).collect();
+        let rest = (most - chosen.len()).min(self.fresh.len());
+        chosen.extend(self.fresh.drain(..rest));
+        Ok(chosen)
+    }
+
+    /// How many of so many mails the rate of the transport allows now. Its row is locked for one statement only: a node
+    /// that froze in a transaction would hold up every mailing.
+    async fn within_rate(&mut self, most: usize, now: i64) -> Result<usize> {
+        let service = &self.run.service;
+        let Some(every) = service.config.rate.map(super::config::Rate::every).filter(|_| most > 0) else {
+            return Ok(most);
+        };
+        let transport = service.transport.name().to_owned();
+        let asked = i64::try_from(most).unwrap_or(i64::MAX);
+        let (granted, free_at) = match service.is_postgres {
+            true => service.database.read(async |c| rates::reserve(c, &transport, every, asked, now).await).await?,
+            false => {
+                let reserve = service.ledger.transact(move |tx| async move {
+                    rates::reserve(&mut tx.connection().await?.get()?, &transport, every, asked, now).await
+                });
+                reserve.await?
+            }
+        };
+        self.course.wait_until = self.course.wait_until.max(free_at);
+        Ok(usize::try_from(granted).unwrap_or(0).min(most))
+    }
+
+    /// Waits for a mail to end, then for others as long as the last step took: one step settles all of them. If the
+    /// rate allows another mail before one ends, that one begins.
+    async fn land(&mut self, now: i64) {
+        let is_kept = self.stop.is_none() && self.course.wait_until > now;
+        let mut next = match is_kept && !(self.fresh.is_empty() && self.due.is_empty()) {
+            false => self.flights.join_next().await,
+            true => {
+                let kept = Duration::from_micros(u64::try_from(self.course.wait_until - now).unwrap_or(0));
+                tokio::time::timeout(kept, self.flights.join_next()).await.unwrap_or_default()
+            }
+        };
+        let until = Instant::now() + self.step_took;
+        while let Some(landed) = next {
+            match landed {
+                Ok(landed) => self.ended.push(landed),
+                // It stays SENDING, and is settled before the run ends.
+                Err(error) => tracing::error!(mailing = self.mailing.id, %error, "sending a mail panicked"),
+            }
+            next = match self.flights.try_join_next() {
+                Some(landed) => Some(landed),
+                None => tokio::time::timeout_at(until, self.flights.join_next()).await.unwrap_or_default(),
+            };
+        }
+    }
+
+    /// What the mails that ended mean for their entries.
+    fn verdicts(&mut self, now: i64) -> Vec<Settled> {
+        let all = std::mem::take(&mut self.ended);
+        let answered = all.iter().filter(|(_, flown, _)| !matches!(flown, Flown::Sent(Sent::Away { .. }))).count();
+        let others = self.flights.len() + answered;
+        let settled = all.into_iter().map(|(marked, flown, _permit)| self.course.verdict(&marked, flown, now, others));
+        let settled = settled.collect();
+        if let Some(stop) = self.course.stop.take() {
+            let is_final = matches!(self.stop, Some(Stop::Pause(_)));
+            if !is_final {
+                self.stop = Some(stop);
+            }
+        }
+        settled
+    }
+
+    /// Settles mails and marks others, in one commit.
+    async fn step(&mut self, settled: Vec<Settled>, lines: &[i64]) -> Result<Result<Vec<Marked>, Halt>, Unfinished> {
+        let transport = &self.run.service.transport;
+        let change = SettleAndMark {
+            settled,
+            lines: lines.to_vec(),
+            transport: transport.name().to_owned(),
+            recognised_by: transport.recognised_by().to_owned(),
+        };
+        // The answers of mails that were sent are not lost with the database's connection: the step is repeated while
+        // the lease lasts. It has no effect twice.
+        let begun = Instant::now();
+        let stepped = loop {
+            match self.run.step(change.clone()).await {
+                Err(Unfinished::Released { .. }) if !self.run.context.is_lost() => tokio::time::sleep(STEP_AGAIN).await,
+                stepped => break stepped?,
+            }
+        };
+        let (marked, mailing) = match stepped {
+            Ok(done) => done,
+            Err(halt) => return Ok(Err(halt)),
+        };
+        (self.mailing, self.step_took) = (mailing, begun.elapsed().min(LONGEST_LANDING));
+        if (self.mailing.is_stopped() || self.mailing.task.is_some()) && self.stop.is_none() {
+            self.stop = Some(Stop::Stopped);
+        }
+        Ok(Ok(marked))
+    }
+
+    /// Begins the mails that were marked. An entry that was not was changed by a person.
+    fn fly(&mut self, chosen: Vec<Entry>, marked: Vec<Marked>, mut permits: Vec<OwnedSemaphorePermit>, now: i64) {
+        for entry in chosen {
+            let mark = marked.iter().find(|marked| marked.line == entry.line && marked.status == "SENDING");
+            let Some(marked) = mark.cloned() else { continue };
+            let Some(permit) = permits.pop() else { continue };
+            if let Some(why) = self.course.must_not_repeat(&marked, now) {
+                self.ended.push((marked, Flown::MustNotRepeat(why), permit));
+                continue;
+            }
+            let (service, composer, context) =
+                (self.run.service.clone(), self.composer.clone(), self.run.context.clone());
+            let date = marked.mail_date;
+            self.flights.spawn(async move {
+                let flown = match composer.compose(&entry, date) {
+                    Err(why) => Flown::NotComposed(why),
+                    // Only under the fence that marked it.
+                    Ok(_) if context.is_lost() => Flown::NotBegun,
+                    Ok(mail) => {
+                        let sent = service.transport.send(&mail).await;
+                        crash_point!("mailing.sent");
+                        find_out(&service, &mail.id, date, sent).await
+                    }
+                };
+                (marked, flown, permit)
+            });
+        }
+    }
+
+    /// Nothing is under way and nothing can begin: ends the run, or waits a moment.
+    async fn idle(&mut self, now: i64) -> Result<Option<Result<&'static str, Halt>>, Unfinished> {
+        let run = self.run;
+        match self.stop.take() {
+            Some(Stop::Pause(why)) => return run.pause(why).await.map(Some),
+            Some(Stop::Stopped) => {
+                // A cancel that arrived during the run is carried out by the next one.
+                return match self.mailing.task {
+                    Some(_) => Err(Unfinished::TurnOver),
+                    None => run.end("stopped").await.map(Some),
+                };
+            }
+            Some(Stop::TurnOver) => return Err(Unfinished::TurnOver),
+            Some(Stop::Trouble(trouble)) => return Err(trouble),
+            Some(Stop::Away(why)) => return run.wait(run.service.config.away(), Some(why)).await.map(Some),
+            None => {}
+        }
+        let number = self.mailing.number;
+        let next =
+            run.service.database.read(async |conn| entries::next(conn, number).await).await.map_err(unfinished)?;
+        let next = match next {
+            Some(next) => Some(next.max(self.course.wait_until)),
+            None if !self.fresh.is_empty() || !self.due.is_empty() => Some(self.course.wait_until),
+            None => None,
+        };
+        if let Some(next) = next {
+            let wait = Duration::from_micros(u64::try_from(next - now).unwrap_or(0));
+            if wait > SHORT_WAIT {
+                return run.wait(wait, None).await.map(Some);
+            }
+            (self.look_for_due, self.rescanned) = (0, false);
+            tokio::time::sleep(wait.max(Duration::from_millis(1))).await;
+            return Ok(None);
+        }
+        match run.step(Finish).await? {
+            Err(halt) => Ok(Some(Err(halt))),
+            Ok((Some(outcome), mailing)) => {
+                let counts = json!({ "sent": mailing.sent, "failed": mailing.failed, "invalid": mailing.invalid,
+                                     "suppressed": mailing.suppressed, "inDoubt": mailing.in_doubt });
+                tracing::info!(mailing = mailing.id, outcome, %counts, "a run of a mailing has ended");
+                Ok(Some(Ok(outcome)))
+            }
+            // A mail whose sending panicked.
+            Ok((None, mailing)) if mailing.sending > 0 => Ok(match settle_former(run, &mailing).await? {
+                Ok(mailing) => {
+                    (self.mailing, self.look_for_due) = (mailing, 0);
+                    None
+                }
+                Err(halt) => Some(Err(halt)),
+            }),
+            // An entry became pending meanwhile: it is found by its next attempt, or by reading all lines once more.
+            Ok((None, _)) if self.rescanned => Err(Unfinished::failed("pending entries were not found")),
+            Ok((None, mailing)) => {
+                (self.rescanned, self.ahead, self.look_for_due, self.mailing) = (true, 0, 0, mailing);
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// The time since the first attempt of an entry.
+fn age(first: Option<i64>, now: i64) -> Duration {
+    Duration::from_micros(u64::try_from(now - first.unwrap_or(now)).unwrap_or(0))
+}
+
+fn ended(line: i64, status: &'static str) -> Settled {
+    Settled { line, status, next_attempt: None, external_id: None, error: None, undone: false, maybe_sent: false }
+}
