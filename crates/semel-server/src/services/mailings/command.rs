@@ -129,7 +129,7 @@ impl Service {
         }
         let (known, id) = self.create(tenant, upload).await.map_err(of_store)?;
         let reused = |kind: &'static ProblemKind, mailing: &Mailing| {
-            Err(Problem::new(kind).with("mailingId", mailing.id.clone()).with("status", mailing.status.clone()))
+            Err(Problem::new(kind).with("mailingId", mailing.id.clone()).with("mailingStatus", mailing.status.clone()))
         };
         match known {
             Known::New => Ok(Uploaded::Created { id }),

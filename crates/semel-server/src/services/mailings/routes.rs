@@ -59,7 +59,7 @@ pub(super) async fn create(
     }
     let (known, id) = service.create(&principal.tenant, upload).await.map_err(of_store)?;
     let reused = |kind: &'static Kind, mailing: &Mailing| {
-        Err(Problem::new(kind).with("mailingId", mailing.id.clone()).with("status", mailing.status.clone()))
+        Err(Problem::new(kind).with("mailingId", mailing.id.clone()).with("mailingStatus", mailing.status.clone()))
     };
     match known {
         Known::New => {
