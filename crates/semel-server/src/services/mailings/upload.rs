@@ -224,6 +224,10 @@ impl Service {
         {
             wrong.note("from", format!("is not a sender such as News <news@example.com>: {why}"));
         }
+        // Rendered, it would be refused for every entry: better now than after the import.
+        if message.subject.chars().any(char::is_control) {
+            wrong.note("subject", "must not have a line break or another control character");
+        }
         let templates = message.templates();
         if let Err(mistakes) = &templates {
             // A missing body was noted above.
