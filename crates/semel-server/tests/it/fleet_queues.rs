@@ -32,10 +32,15 @@ impl Fleet {
 
     /// Puts bodies on the queue, one message each.
     pub(crate) fn say(&self, bodies: &[&[u8]]) {
+        self.say_to(QUEUE, bodies);
+    }
+
+    /// Puts bodies on a queue, one message each, every one with its own id.
+    pub(crate) fn say_to(&self, queue: &str, bodies: &[&[u8]]) {
         if self.rabbitmq.is_some() {
             self.on_rabbitmq(async |channel| {
                 for body in bodies {
-                    publish(channel, body).await;
+                    publish(channel, queue, body).await;
                 }
             });
             return;
@@ -51,7 +56,7 @@ impl Fleet {
                 &self.place,
                 &format!(
                     "INSERT INTO semel_queue (queue, tenant, message_id, kind, body, headers, put_at)
-                     VALUES ('{QUEUE}', 'default', '{id}', '', {bytes}, '{{}}', 0)"
+                     VALUES ('{queue}', 'default', '{id}', '', {bytes}, '{{}}', 0)"
                 ),
             );
         }
@@ -77,12 +82,24 @@ impl Fleet {
                     let got = channel.basic_get(QUEUE.into(), BasicGetOptions { no_ack: true }).await.unwrap();
                     let body = got.expect("the message waits in its queue").delivery.data;
                     for _ in 0..3 {
-                        publish(channel, &body).await;
+                        publish(channel, QUEUE, &body).await;
                     }
                 }
             });
         }
         assert_eq!(self.queued(), 3 * before, "each is there three times");
+    }
+
+    /// How many messages wait in one queue.
+    pub(crate) fn queued_in(&self, queue: &str) -> usize {
+        if self.rabbitmq.is_none() {
+            return self.count(&format!("semel_queue WHERE queue = '{queue}'"));
+        }
+        self.on_rabbitmq(async |channel| {
+            let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+            let found = channel.queue_declare(queue.into(), passive, FieldTable::default()).await.unwrap();
+            found.message_count() as usize
+        })
     }
 
     fn on_rabbitmq<T>(&self, work: impl AsyncFnOnce(&Channel) -> T) -> T {
@@ -99,9 +116,9 @@ impl Fleet {
     }
 }
 
-async fn publish(channel: &Channel, body: &[u8]) {
+async fn publish(channel: &Channel, queue: &str, body: &[u8]) {
     let id = semel::messaging::MessageId::new().to_string();
     let properties = BasicProperties::default().with_message_id(id.into()).with_delivery_mode(2);
     let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
-    channel.basic_publish("".into(), QUEUE.into(), options, body, properties).await.unwrap().await.unwrap();
+    channel.basic_publish("".into(), queue.into(), options, body, properties).await.unwrap().await.unwrap();
 }
