@@ -1,8 +1,9 @@
 //! The source document: its four tests and its four scenarios, in its order and its words.
 
-use std::{collections::BTreeSet, net::TcpStream};
+use std::{collections::BTreeSet, net::TcpStream, time::Duration};
 
 use serde_json::{Value, json};
+use sqlx::{ConnectOptions as _, Executor as _, postgres::PgConnectOptions, sqlite::SqliteConnectOptions};
 
 use crate::{
     desk::execute,
@@ -62,7 +63,7 @@ fn test_3_two_workers_do_not_process_a_mailing_at_once(fleet: &mut Fleet) {
     let rate = [("SEMEL_MAILINGS_RATE", "50/s")];
     let nodes = [Node::start_as(fleet, "api,relay,sweeper,worker", &rate), Node::start_as(fleet, "worker", &rate)];
     let node = &nodes[0];
-    let id = node.mailing("test.csv", list(60));
+    let id = node.mailing("test.csv", list(100));
     node.until(&id, "it is being sent", |mailing| count(mailing, "sent") > 0);
     // Both workers are told to process it, again and again.
     let body = message(&id);
@@ -76,8 +77,35 @@ fn test_3_two_workers_do_not_process_a_mailing_at_once(fleet: &mut Fleet) {
         assert!(status == "PROCESSING" || status == "COMPLETED", "{status}: a live run is not recovered");
     }
     assert_eq!(seen.len(), 1, "one worker from its beginning to its end");
-    assert_eq!((count(&node.shown(&id), "sent"), node.mails().len()), (60, 60));
+    assert_eq!((count(&node.shown(&id), "sent"), node.mails().len()), (100, 100));
     assert!(each(&node.entries(&id), "attempts").iter().all(|attempts| attempts == "1"));
+}
+
+/// Orphans every mailing, every other one without a last attempt, and keeps the rows locked while both nodes sweep: both
+/// have seen all orphans when the first of them can recover one.
+fn orphan_all_for_both_at_once(fleet: &Fleet) {
+    let orphan = "UPDATE mailings SET status = 'PROCESSING',
+                         last_attempt = CASE WHEN number % 2 = 0 THEN updated_at - 60000000 END";
+    fleet.runtime.block_on(async {
+        let two_sweeps = tokio::time::sleep(Duration::from_millis(1_200));
+        match fleet.place.url.strip_prefix("sqlite:") {
+            Some(path) => {
+                let options = SqliteConnectOptions::new().filename(path).busy_timeout(IN_TIME);
+                let mut connection = options.connect().await.unwrap();
+                connection.execute(orphan).await.unwrap();
+                connection.execute("BEGIN IMMEDIATE").await.unwrap();
+                two_sweeps.await;
+                connection.execute("COMMIT").await.unwrap();
+            }
+            None => {
+                let mut connection = fleet.place.url.parse::<PgConnectOptions>().unwrap().connect().await.unwrap();
+                connection.execute(orphan).await.unwrap();
+                connection.execute("BEGIN; SELECT number FROM mailings FOR UPDATE").await.unwrap();
+                two_sweeps.await;
+                connection.execute("COMMIT").await.unwrap();
+            }
+        }
+    });
 }
 
 fn test_4_stale_locks_are_recovered_without_duplication(fleet: &mut Fleet) {
@@ -85,14 +113,10 @@ fn test_4_stale_locks_are_recovered_without_duplication(fleet: &mut Fleet) {
     let api = Node::start_as(fleet, "api", &[]);
     let make = |n| api.mailing(&format!("{n}.csv"), format!("email\nuser{n}@example.com\n"));
     let ids: Vec<String> = (0..MAILINGS).map(make).collect();
-    // Their messages were consumed, and their workers are gone. Every other one has no last attempt.
+    // Their messages were consumed, and their workers are gone.
     execute(&fleet.place, "DELETE FROM semel_outbox");
     let _sweepers = [Node::start_as(fleet, "sweeper", &[]), Node::start_as(fleet, "sweeper", &[])];
-    execute(
-        &fleet.place,
-        "UPDATE mailings SET status = 'PROCESSING',
-                last_attempt = CASE WHEN number % 2 = 0 THEN updated_at - 60000000 END",
-    );
+    orphan_all_for_both_at_once(fleet);
     eventually(LIMIT, "all are recovered", || fleet.count("mailings WHERE status = 'PENDING'") == MAILINGS);
     assert_eq!(fleet.count("semel_outbox"), MAILINGS, "exactly one message each");
     for id in &ids {

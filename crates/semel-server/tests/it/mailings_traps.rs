@@ -61,7 +61,7 @@ fn pauses_and_restarts_send_each_mail_once(fleet: &mut Fleet) {
     const ADDRESSES: usize = 60;
     let provider = Provider::start();
     let transport = provider.transport("window=1h");
-    let variables = [("SEMEL_MAIL_TRANSPORT", transport.as_str()), ("SEMEL_MAILINGS_RATE", "50/s")];
+    let variables = [("SEMEL_MAIL_TRANSPORT", transport.as_str()), ("SEMEL_MAILINGS_RATE", "20/s")];
     let mut node = Node::start_as(fleet, ALL, &variables);
     let id = node.mailing("a.csv", list(ADDRESSES));
     for round in 1..=4 {
