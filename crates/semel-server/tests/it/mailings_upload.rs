@@ -139,23 +139,29 @@ fn an_upload_that_is_cut_off_leaves_nothing_and_can_be_repeated(fleet: &mut Flee
 fn a_file_that_arrives_many_times_at_once_is_one_mailing(fleet: &mut Fleet) {
     const UPLOADS: usize = 24;
     let nodes = [Node::start_as(fleet, "api", &[]), Node::start_as(fleet, "api", &[])];
+    let before = nodes[0].mailing("other.csv", OTHER);
     let (addresses, barrier) = (nodes.each_ref().map(Node::address), Barrier::new(UPLOADS));
+    // Half of them have another name.
+    let name = |n: usize| if n % 4 < 2 { "a.csv" } else { "b.csv" };
     let answers: Vec<Answer> = thread::scope(|scope| {
         let one = |n: usize| {
             barrier.wait();
-            upload(addresses[n % 2], "a.csv", LIST, &MESSAGE)
+            upload(addresses[n % 2], name(n), LIST, &MESSAGE)
         };
         let threads: Vec<_> = (0..UPLOADS).map(|n| scope.spawn(move || one(n))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
-    let made: Vec<_> = answers.iter().filter(|answer| answer.status == 201).collect();
+    let made: Vec<_> = (0..UPLOADS).filter(|n| answers[*n].status == 201).collect();
     assert_eq!(made.len(), 1, "{answers:?}");
-    let id = created(made[0]);
-    for answer in answers.iter().filter(|answer| answer.status != 201) {
-        assert_known(answer, &id);
+    let id = created(&answers[made[0]]);
+    for (n, answer) in answers.iter().enumerate().filter(|(n, _)| *n != made[0]) {
+        match name(n) == name(made[0]) {
+            true => assert_known(answer, &id),
+            false => assert_in_the_way(answer, "content-reused", &id),
+        }
     }
-    assert_eq!(each(&nodes[1].items("/mailings"), "mailingId"), [id]);
-    assert_eq!((fleet.parts(), fleet.count("semel_outbox")), (1, 1), "one file and one message");
+    assert_eq!(each(&nodes[1].items("/mailings"), "mailingId"), [id, before]);
+    assert_eq!((fleet.parts(), fleet.count("semel_outbox")), (2, 2), "one file and one message each");
 }
 
 fn a_file_that_is_no_list_is_refused_and_not_stored(fleet: &mut Fleet) {
