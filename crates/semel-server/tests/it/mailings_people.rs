@@ -15,6 +15,7 @@ use crate::{
 on_every_fleet! {
     suppressed_addresses_are_added_listed_and_removed
     a_link_unsubscribes_by_post_only_and_twice_is_once
+    a_mailing_whose_time_has_long_passed_is_sent_when_a_person_resumes_it
     a_mailing_waits_for_its_time_and_an_address_suppressed_meanwhile_gets_no_mail
     a_test_mail_goes_to_its_address_only
     a_mailing_that_is_paused_before_its_import_imports_nothing
@@ -247,4 +248,14 @@ fn line_breaks_reach_no_header_and_markup_no_page(fleet: &mut Fleet) {
     assert!(mails.len() == 1 && header(&mails[0], "Bcc").is_none());
     let body = mails[0].split_once("\r\n\r\n").unwrap().1;
     assert!(!body.contains("<script>") && body.contains("&lt;script&gt;"), "{body}");
+}
+
+fn a_mailing_whose_time_has_long_passed_is_sent_when_a_person_resumes_it(fleet: &mut Fleet) {
+    let node = Node::start(fleet);
+    let time = at(-2 * 24 * 3600);
+    let fields = [&MESSAGE[..], &[("sendAt", time.as_str())]].concat();
+    let id = created(&node.upload("late.csv", LIST, &fields));
+    node.until_status(&id, "PAUSED");
+    node.act(&id, "resume");
+    assert_eq!(count(&node.completed(&id), "sent"), 2);
 }

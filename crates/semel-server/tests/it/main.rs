@@ -33,6 +33,7 @@ mod mailings_kill;
 mod mailings_people;
 mod mailings_smtp;
 mod mailings_source;
+mod mailings_stuck;
 mod mailings_tenants;
 mod mailings_traps;
 mod mailings_upload;

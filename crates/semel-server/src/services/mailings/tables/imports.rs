@@ -121,7 +121,8 @@ const DUPLICATES_POSTGRES: &str = "
     INSERT INTO mailing_duplicates (mailing, line, first_line)
     SELECT $1, r.line, e.line FROM json_to_recordset($2::json) AS r (line BIGINT, email TEXT)
     JOIN mailing_entries AS e ON e.mailing = $1 AND e.email = r.email
-    WHERE e.line <> r.line";
+    WHERE e.line <> r.line
+      AND e.email = ANY (ARRAY (SELECT x.email FROM json_to_recordset($2::json) AS x (email TEXT)))";
 const DUPLICATES_SQLITE: &str = "
     INSERT INTO mailing_duplicates (mailing, line, first_line)
     SELECT $1, r.value ->> 'line', e.line FROM json_each($2) AS r
