@@ -84,7 +84,7 @@ fn mails_that_a_lost_node_was_sending_are_settled_although_the_mailing_is_cancel
     node.until(&id, "they are in doubt, the others cancelled", is_settled);
     let line = node.items(&format!("/mailings/{id}/entries?status=IN_DOUBT"))[0]["entryId"].clone();
     let resolve = format!("/mailings/{id}/entries/{line}/resolve");
-    assert_eq!(node.post(&resolve, r#"{"as":"resend"}"#).problem(), "not-in-this-state");
+    assert_eq!(node.post(&resolve, r#"{"as":"resend"}"#).problem(), "mailing-not-in-this-state");
     assert_eq!(node.post(&resolve, r#"{"as":"sent"}"#).status, 200);
 }
 

@@ -16,7 +16,7 @@ async fn a_mail_is_written_once_whatever_happened_before() {
     }
     assert_eq!(transport.settle(&mail.id, Duration::MAX).await, Settle::Sent { external_id: None });
     assert_eq!(fs::read(dir.path().join(format!("{}.eml", mail.id))).unwrap(), mail.bytes(None).unwrap());
-    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2, "only the old leftover");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3, "the mail, the old leftover and the directory's id");
 }
 
 #[tokio::test]
