@@ -1,6 +1,6 @@
 //! Whether an upload is a known mailing.
 
-use super::tables::mailings::Mailing;
+use super::tables::mailings::{Alike, Mailing};
 
 /// How uploads are recognised.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,23 +49,18 @@ pub(super) enum Known {
     MessageDiffers(Box<Mailing>),
 }
 
-/// Decides. `alike` are the mailings with the name or the content, oldest first: of several, the oldest counts.
-pub(super) fn recognise(identity: Identity, uploaded: &Uploaded<'_>, alike: Vec<Mailing>) -> Known {
-    let has_name = |m: &&Mailing| m.filename == uploaded.filename;
-    let has_content = |m: &&Mailing| m.content_hash == uploaded.content_hash;
-    let both = alike.iter().find(|m| has_name(m) && has_content(m));
-    let by_name = alike.iter().find(has_name);
-    let by_content = alike.iter().find(has_content);
-    let boxed = |m: &Mailing| Box::new(m.clone());
-    let same = |m: &Mailing| match m.content_hash == uploaded.content_hash {
-        true if m.message_hash != uploaded.message_hash => Known::MessageDiffers(boxed(m)),
-        equal => Known::Same(boxed(m), !equal),
+/// Decides. Of several mailings that are alike, the oldest counts.
+pub(super) fn recognise(identity: Identity, uploaded: &Uploaded<'_>, alike: Alike) -> Known {
+    let Alike { both, by_name, by_content } = alike;
+    let same = |m: Mailing| match m.content_hash == uploaded.content_hash {
+        true if m.message_hash != uploaded.message_hash => Known::MessageDiffers(Box::new(m)),
+        equal => Known::Same(Box::new(m), !equal),
     };
     match identity {
         Identity::Both => match (both, by_name, by_content) {
             (Some(m), ..) => same(m),
-            (None, Some(m), _) => Known::FilenameReused(boxed(m)),
-            (None, None, Some(m)) => Known::ContentReused(boxed(m)),
+            (None, Some(m), _) => Known::FilenameReused(Box::new(m)),
+            (None, None, Some(m)) => Known::ContentReused(Box::new(m)),
             (None, None, None) => Known::New,
         },
         Identity::Filename => by_name.map_or(Known::New, same),

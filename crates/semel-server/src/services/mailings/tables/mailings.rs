@@ -167,19 +167,35 @@ pub(in super::super) async fn lock(conn: &mut Conn<'_>, tenant: &str, id: &str) 
     on!(conn, c => sqlx::query_as(sql).bind(tenant).bind(id).fetch_optional(&mut **c).await.map_err(broken))
 }
 
-const ALIKE: &str = mailing!(
-    "WHERE tenant = $1 AND deleted_at IS NULL AND (filename = $2 OR content_hash = $3) ORDER BY number LIMIT 1000"
-);
+const SAME_FILE: &str =
+    mailing!("WHERE tenant = $1 AND filename = $2 AND content_hash = $3 AND deleted_at IS NULL ORDER BY number LIMIT 1");
+const SAME_NAME: &str = mailing!("WHERE tenant = $1 AND filename = $2 AND deleted_at IS NULL ORDER BY number LIMIT 1");
+const SAME_CONTENT: &str =
+    mailing!("WHERE tenant = $1 AND content_hash = $2 AND deleted_at IS NULL ORDER BY number LIMIT 1");
 
-/// The mailings of a file name or of a content, oldest first.
+/// The oldest mailings of a file name, of a content, and of both.
+#[derive(Clone, Debug, Default)]
+pub(in super::super) struct Alike {
+    pub(in super::super) both: Option<Mailing>,
+    pub(in super::super) by_name: Option<Mailing>,
+    pub(in super::super) by_content: Option<Mailing>,
+}
+
+/// The mailings that an upload may be. Each is found by an index, however many mailings there are.
 pub(in super::super) async fn alike(
     conn: &mut Conn<'_>,
     tenant: &str,
     filename: &str,
     content_hash: &str,
-) -> Result<Vec<Mailing>> {
-    on!(conn, c => sqlx::query_as(ALIKE).bind(tenant).bind(filename).bind(content_hash)
-        .fetch_all(&mut **c).await.map_err(broken))
+) -> Result<Alike> {
+    on!(conn, c => Ok(Alike {
+        both: sqlx::query_as(SAME_FILE).bind(tenant).bind(filename).bind(content_hash)
+            .fetch_optional(&mut **c).await.map_err(broken)?,
+        by_name: sqlx::query_as(SAME_NAME).bind(tenant).bind(filename)
+            .fetch_optional(&mut **c).await.map_err(broken)?,
+        by_content: sqlx::query_as(SAME_CONTENT).bind(tenant).bind(content_hash)
+            .fetch_optional(&mut **c).await.map_err(broken)?,
+    }))
 }
 
 const SAME_LIST: &str = "
@@ -325,7 +341,9 @@ statements!(
     FIND,
     MESSAGE,
     LOCK_POSTGRES,
-    ALIKE,
+    SAME_FILE,
+    SAME_NAME,
+    SAME_CONTENT,
     SAME_LIST,
     TENANT,
     LOCK_TENANT_POSTGRES,
