@@ -15,13 +15,20 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncSeekExt as _, AsyncWriteExt as _},
 };
 
-use super::tables::chunks;
+use super::{Service, tables::chunks};
 
 /// The size of a part: a row on PostgreSQL, a read from a file.
 pub(super) const PART: usize = 512 << 10;
 
-/// How long an upload may take; a file that belongs to no mailing is removed after it.
-pub(super) const LONGEST_UPLOAD: Duration = Duration::from_secs(6 * 3600);
+/// How long an upload may take.
+pub(super) const LONGEST_UPLOAD: Duration = Duration::from_secs(5 * 3600);
+
+/// A file that belongs to no mailing is removed when its last part is older. Above [`LONGEST_UPLOAD`]: a file must not
+/// lose its parts before its mailing is stored.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(6 * 3600);
+
+/// How many files one round of the sweep removes.
+const FILES_AT_ONCE: i64 = 8;
 
 /// How many parts are removed in one transaction.
 const REMOVED_AT_ONCE: i64 = 64;
@@ -68,20 +75,22 @@ impl Files {
         Ok(Staged { files: self.clone(), id, hash: Sha256::new(), bytes: 0, rest: Vec::new(), parts: 0, open })
     }
 
-    /// Opens a stored file at an offset.
-    pub(super) async fn open(&self, url: &str, offset: u64) -> Result<Content> {
+    /// Opens a stored file of so many bytes at an offset.
+    pub(super) async fn open(&self, url: &str, offset: u64, bytes: u64) -> Result<Content> {
+        let left = bytes.saturating_sub(offset);
         match (self, url.split_once(':')) {
             (Self::Rows(ledger), Some(("rows", id))) => {
                 let part = PART as u64;
                 let skip = usize::try_from(offset % part).unwrap_or(0);
                 let next = i64::try_from(offset / part).unwrap_or(i64::MAX);
-                Ok(Content::Rows { database: ledger.store().clone(), id: id.to_owned(), next, skip })
+                let source = Source::Rows { database: ledger.store().clone(), id: id.to_owned(), next, skip };
+                Ok(Content { source, left })
             }
             (Self::Disk(dir), Some(("file", name))) => {
                 let path = dir.join(name);
                 let mut file = fs::File::open(&path).await.map_err(|error| broken("open", &path, &error))?;
                 file.seek(io::SeekFrom::Start(offset)).await.map_err(|error| broken("read", &path, &error))?;
-                Ok(Content::Disk(file, path))
+                Ok(Content { source: Source::Disk(file, path), left })
             }
             _ => Err(Error::Refused(format!("the file is at {url}, which this node cannot read"))),
         }
@@ -109,17 +118,17 @@ impl Files {
 
     /// Removes files that belong to no mailing: their uploads were cut off.
     pub(super) async fn remove_forgotten(&self, database: &Database, now: i64) -> Result<()> {
-        let before = now - i64::try_from(LONGEST_UPLOAD.as_micros()).unwrap_or(i64::MAX);
+        let before = now - i64::try_from(FORGOTTEN_AFTER.as_micros()).unwrap_or(i64::MAX);
         match self {
             Self::Rows(_) => {
-                for id in database.read(async |conn| chunks::forgotten(conn, before, 8).await).await? {
+                for id in database.read(async |conn| chunks::forgotten(conn, before, FILES_AT_ONCE).await).await? {
                     self.remove(&format!("rows:{id}")).await?;
                 }
             }
             Self::Disk(dir) => {
                 let Ok(mut entries) = fs::read_dir(dir).await else { return Ok(()) };
                 while let Ok(Some(entry)) = entries.next_entry().await {
-                    let old = |changed: SystemTime| changed.elapsed().is_ok_and(|age| age > LONGEST_UPLOAD);
+                    let old = |changed: SystemTime| changed.elapsed().is_ok_and(|age| age > FORGOTTEN_AFTER);
                     let is_old = entry.metadata().await.is_ok_and(|data| data.modified().is_ok_and(old));
                     let url = format!("file:{}", entry.file_name().to_string_lossy());
                     if is_old && !database.read(async |conn| chunks::is_used(conn, &url).await).await? {
@@ -127,6 +136,20 @@ impl Files {
                     }
                 }
             }
+        }
+        Ok(())
+    }
+}
+
+impl Service {
+    /// Removes files whose mailing was deleted, or cancelled before the import ended.
+    pub(super) async fn remove_unneeded(&self) -> Result<()> {
+        for url in self.database.read(async |conn| chunks::unneeded(conn, FILES_AT_ONCE).await).await? {
+            self.files.remove(&url).await?;
+            let released = self
+                .ledger
+                .transact(move |tx| async move { chunks::release(&mut tx.connection().await?.get()?, &url).await });
+            released.await?;
         }
         Ok(())
     }
@@ -200,14 +223,38 @@ impl Staged {
 }
 
 /// The content of a file, part by part.
-pub(super) enum Content {
+pub(super) struct Content {
+    source: Source,
+    /// The bytes that were not read yet.
+    left: u64,
+}
+
+enum Source {
     Rows { database: Database, id: String, next: i64, skip: usize },
     Disk(fs::File, PathBuf),
 }
 
 impl Content {
-    /// The next bytes; none at the end.
+    /// The next bytes; none at the end. A file that ends too early is an error: a part that is missing must not be
+    /// taken for the end of the list.
     pub(super) async fn next(&mut self) -> Result<Option<Vec<u8>>> {
+        if self.left == 0 {
+            return Ok(None);
+        }
+        match self.source.next().await? {
+            Some(part) if !part.is_empty() => {
+                self.left = self.left.saturating_sub(part.len() as u64);
+                Ok(Some(part))
+            }
+            _ => {
+                Err(Error::Refused(format!("the stored file is incomplete: its last {} bytes are missing", self.left)))
+            }
+        }
+    }
+}
+
+impl Source {
+    async fn next(&mut self) -> Result<Option<Vec<u8>>> {
         match self {
             Self::Rows { database, id, next, skip } => {
                 let part = database.read(async |conn| chunks::get(conn, id, *next).await).await?;
@@ -232,5 +279,36 @@ fn broken(verb: &str, path: &Path, error: &io::Error) -> Error {
     match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => Error::Refused(why),
         _ => Error::Unavailable(why),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn read(mut content: Content) -> Result<Vec<u8>> {
+        let mut all = Vec::new();
+        while let Some(part) = content.next().await? {
+            all.extend(part);
+        }
+        Ok(all)
+    }
+
+    #[tokio::test]
+    async fn a_file_that_ends_too_early_is_an_error_and_not_the_end_of_the_list() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::Disk(dir.path().to_owned());
+        let mut staged = files.stage().await.unwrap();
+        staged.write(b"ana@example.com\nbob@example.com\n").await.unwrap();
+        let stored = staged.finish().await.unwrap();
+        let all = read(files.open(&stored.url, 16, stored.bytes).await.unwrap()).await;
+        assert_eq!(all.unwrap(), b"bob@example.com\n");
+        let cut = read(files.open(&stored.url, 0, stored.bytes + 3).await.unwrap()).await;
+        assert!(cut.unwrap_err().to_string().contains("its last 3 bytes are missing"));
+    }
+
+    #[test]
+    fn an_upload_ends_before_the_sweep_removes_its_file() {
+        assert!(LONGEST_UPLOAD < FORGOTTEN_AFTER);
     }
 }

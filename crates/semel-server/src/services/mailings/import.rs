@@ -191,7 +191,7 @@ struct Source {
 
 impl Source {
     async fn open(run: &Run, mailing: &Mailing, shape: Shape, url: &str, place: Place) -> Result<Self> {
-        let content = run.service.files.open(url, place.offset).await?;
+        let content = run.service.files.open(url, place.offset, mailing.content_bytes.unsigned_abs()).await?;
         let templates = run.service.message_of(mailing).await?.templates();
         let templates = templates.map_err(|_| Error::Corrupt("the templates of a mailing"))?;
         // A row has seldom fewer bytes.

@@ -40,7 +40,8 @@ impl Service {
 
     async fn report(&self, upload: &Upload) -> Result<Value, Problem> {
         let shape = &upload.shape;
-        let mut content = self.files.open(&upload.stored.url, shape.start().offset).await.map_err(of_store)?;
+        let mut content =
+            self.files.open(&upload.stored.url, shape.start().offset, upload.stored.bytes).await.map_err(of_store)?;
         let templates = upload.message.templates().unwrap_or_else(|_| unreachable!("the upload was checked"));
         let (mut rows, mut seen) = (Rows::new(shape), HashSet::new());
         let (mut total, mut duplicates, mut rejected) = (0_u64, 0_u64, 0_u64);

@@ -22,9 +22,9 @@ pub(in super::super) async fn get(conn: &mut Conn<'_>, upload: &str, part: i64) 
 
 const REMOVE: &str = "
     DELETE FROM mailing_chunks WHERE upload = $1
-      AND part IN (SELECT part FROM mailing_chunks WHERE upload = $1 ORDER BY part LIMIT $2)";
+      AND part IN (SELECT part FROM mailing_chunks WHERE upload = $1 ORDER BY part DESC LIMIT $2)";
 
-/// Removes parts of a file; returns their number.
+/// Removes parts of a file; returns their number. The first part is removed last: [`forgotten`] finds a file by it.
 pub(in super::super) async fn remove(conn: &mut Conn<'_>, upload: &str, most: i64) -> Result<u64> {
     on!(conn, c => sqlx::query(REMOVE).bind(upload).bind(most)
         .execute(&mut **c).await.map(|done| done.rows_affected()).map_err(broken))
@@ -33,10 +33,11 @@ pub(in super::super) async fn remove(conn: &mut Conn<'_>, upload: &str, most: i6
 const FORGOTTEN: &str = "
     SELECT upload FROM mailing_chunks AS f
     WHERE part = 0 AND created_at < $1
+      AND NOT EXISTS (SELECT 1 FROM mailing_chunks AS n WHERE n.upload = f.upload AND n.created_at >= $1)
       AND NOT EXISTS (SELECT 1 FROM mailings AS m WHERE m.storage_url = 'rows:' || f.upload AND m.deleted_at IS NULL)
     LIMIT $2";
 
-/// Files that belong to no mailing: their upload was cut off, or they are imported.
+/// Files that belong to no mailing and got no part since `before`: their upload was cut off, or they are imported.
 pub(in super::super) async fn forgotten(conn: &mut Conn<'_>, before: i64, most: i64) -> Result<Vec<String>> {
     on!(conn, c => sqlx::query_scalar(FORGOTTEN).bind(before).bind(most).fetch_all(&mut **c).await.map_err(broken))
 }
@@ -50,4 +51,22 @@ pub(in super::super) async fn is_used(conn: &mut Conn<'_>, storage_url: &str) ->
     Ok(used > 0)
 }
 
-statements!(PUT, GET, REMOVE, FORGOTTEN, USED);
+const UNNEEDED: &str = "
+    SELECT storage_url FROM mailings
+    WHERE storage_url IS NOT NULL AND (deleted_at IS NOT NULL OR (status = 'CANCELLED' AND NOT active)) LIMIT $1";
+
+/// The URLs of files whose mailing was deleted, or cancelled before the import ended.
+pub(in super::super) async fn unneeded(conn: &mut Conn<'_>, most: i64) -> Result<Vec<String>> {
+    on!(conn, c => sqlx::query_scalar(UNNEEDED).bind(most).fetch_all(&mut **c).await.map_err(broken))
+}
+
+const RELEASE: &str = "
+    UPDATE mailings SET storage_url = NULL
+    WHERE storage_url = $1 AND (deleted_at IS NOT NULL OR (status = 'CANCELLED' AND NOT active))";
+
+/// Records that such a file is removed.
+pub(in super::super) async fn release(conn: &mut Conn<'_>, storage_url: &str) -> Result<()> {
+    on!(conn, c => sqlx::query(RELEASE).bind(storage_url).execute(&mut **c).await.map(drop).map_err(broken))
+}
+
+statements!(PUT, GET, REMOVE, FORGOTTEN, USED, UNNEEDED, RELEASE);

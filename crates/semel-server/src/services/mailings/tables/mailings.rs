@@ -167,8 +167,9 @@ pub(in super::super) async fn lock(conn: &mut Conn<'_>, tenant: &str, id: &str) 
     on!(conn, c => sqlx::query_as(sql).bind(tenant).bind(id).fetch_optional(&mut **c).await.map_err(broken))
 }
 
-const SAME_FILE: &str =
-    mailing!("WHERE tenant = $1 AND filename = $2 AND content_hash = $3 AND deleted_at IS NULL ORDER BY number LIMIT 1");
+const SAME_FILE: &str = mailing!(
+    "WHERE tenant = $1 AND filename = $2 AND content_hash = $3 AND deleted_at IS NULL ORDER BY number LIMIT 1"
+);
 const SAME_NAME: &str = mailing!("WHERE tenant = $1 AND filename = $2 AND deleted_at IS NULL ORDER BY number LIMIT 1");
 const SAME_CONTENT: &str =
     mailing!("WHERE tenant = $1 AND content_hash = $2 AND deleted_at IS NULL ORDER BY number LIMIT 1");
