@@ -31,6 +31,7 @@ mod mailings_http;
 mod mailings_import;
 mod mailings_kill;
 mod mailings_people;
+mod mailings_mended;
 mod mailings_smtp;
 mod mailings_source;
 mod mailings_stuck;

@@ -106,7 +106,9 @@ async fn open(parts: &Parts<'_>) -> semel::Result<Opened> {
             let service = swept.clone();
             async move {
                 service.recover().await?;
-                service.clean_up().await
+                service.remove_unneeded().await?;
+                service.clean_up().await?;
+                service.forget_links().await
             }
         })],
         ..Opened::default()

@@ -29,6 +29,10 @@ use crate::http::{
 /// The most addresses of one request.
 const MOST: usize = 10_000;
 
+/// How many links of deleted mailings a transaction removes, and how many transactions a sweep.
+const FORGOTTEN_AT_ONCE: i64 = 2_000;
+const FORGETTING: usize = 20;
+
 /// The default length of a page.
 const PAGE: i64 = 50;
 
@@ -169,6 +173,20 @@ impl Service {
         done.await
     }
 
+    /// Removes the links of mailings that were deleted long ago.
+    pub(super) async fn forget_links(&self) -> semel::Result<()> {
+        let now = self.database.now().await?.as_micros();
+        for _ in 0..FORGETTING {
+            let forgotten = self.ledger.transact(move |tx| async move {
+                entries::forget_links(&mut tx.connection().await?.get()?, now, FORGOTTEN_AT_ONCE).await
+            });
+            if forgotten.await? == 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// The tenant and the address that a link names, if its token is right.
     async fn named(&self, token: &str) -> Result<(String, String), Problem> {
         let mut parts = token.splitn(3, '-');
@@ -176,7 +194,11 @@ impl Service {
         let (mailing, line, secret) = (next()?, next()?, next()?);
         let parsed = mailing.parse().ok().zip(line.parse().ok()).zip(hex::decode(secret).ok());
         let ((mailing, line), secret): ((i64, i64), Vec<u8>) = parsed.ok_or_else(missing)?;
-        let found = self.database.read(async |conn| entries::by_token(conn, mailing, line).await);
+        // The sweep moves the links of a deleted mailing from its entries to a table of their own.
+        let found = self.database.read(async |conn| match entries::by_token(conn, mailing, line).await? {
+            None => entries::kept_link(conn, mailing, line).await,
+            found => Ok(found),
+        });
         let (tenant, email, expected) = patiently(found).await?.ok_or_else(missing)?;
         // The time of the comparison must not tell how much of a guess is right.
         let differing = expected.iter().zip(&secret).fold(0, |all, (a, b)| all | (a ^ b));
@@ -191,7 +213,7 @@ impl Service {
 pub(super) async fn page(State(service): State<Arc<Service>>, Id(token): Id) -> Result<Response, Problem> {
     service.named(&token).await?;
     Ok(html(
-        "<p>You will get no more mails from this sender.</p>\
+        "<p>Do you want to get no more mails from this sender?</p>\
          <form method=\"post\"><button type=\"submit\">Unsubscribe</button></form>",
     ))
 }

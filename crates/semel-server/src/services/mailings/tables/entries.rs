@@ -403,6 +403,27 @@ pub(in super::super) async fn by_token(
     on!(conn, c => sqlx::query_as(BY_TOKEN).bind(mailing).bind(line).fetch_optional(&mut **c).await.map_err(broken))
 }
 
+const KEPT_LINK: &str = "SELECT tenant, email, token FROM mailing_links WHERE mailing = $1 AND line = $2";
+
+/// The same of an entry whose mailing was deleted.
+pub(in super::super) async fn kept_link(
+    conn: &mut Conn<'_>,
+    mailing: i64,
+    line: i64,
+) -> Result<Option<(String, String, Vec<u8>)>> {
+    on!(conn, c => sqlx::query_as(KEPT_LINK).bind(mailing).bind(line).fetch_optional(&mut **c).await.map_err(broken))
+}
+
+const FORGET_LINKS: &str = "
+    DELETE FROM mailing_links WHERE (mailing, line) IN
+        (SELECT mailing, line FROM mailing_links WHERE until < $1 ORDER BY until LIMIT $2)";
+
+/// Removes links of mailings that were deleted long ago; returns their number.
+pub(in super::super) async fn forget_links(conn: &mut Conn<'_>, now: i64, most: i64) -> Result<u64> {
+    on!(conn, c => sqlx::query(FORGET_LINKS).bind(now).bind(most)
+        .execute(&mut **c).await.map(|done| done.rows_affected()).map_err(broken))
+}
+
 statements!(
     FRESH,
     DUE,
@@ -424,4 +445,6 @@ statements!(
     BY_EMAIL,
     BY_LINE,
     BY_TOKEN,
+    KEPT_LINK,
+    FORGET_LINKS,
 );

@@ -313,6 +313,14 @@ pub(in super::super) async fn deleted(conn: &mut Conn<'_>, most: i64) -> Result<
     on!(conn, c => sqlx::query_scalar(DELETED).bind(most).fetch_all(&mut **c).await.map_err(broken))
 }
 
+// The links in mails that may have been sent work for another 60 days: people unsubscribe by old mails, too. The law of
+// the United States (CAN-SPAM) demands 30.
+const KEEP_LINKS: &str = "
+    INSERT INTO mailing_links (mailing, line, token, tenant, email, until)
+    SELECT e.mailing, e.line, e.token, m.tenant, e.email, m.deleted_at + 5184000000000
+    FROM mailing_entries AS e JOIN mailings AS m ON m.number = e.mailing
+    WHERE e.mailing = $1 AND e.mail_date IS NOT NULL AND e.status NOT IN ('INVALID', 'SUPPRESSED')
+      AND e.line IN (SELECT line FROM mailing_entries WHERE mailing = $1 ORDER BY line LIMIT $2)";
 const REMOVE_ENTRIES: &str = "
     DELETE FROM mailing_entries WHERE mailing = $1
       AND line IN (SELECT line FROM mailing_entries WHERE mailing = $1 ORDER BY line LIMIT $2)";
@@ -322,11 +330,15 @@ const REMOVE_REJECTS: &str = "
 const REMOVE_DUPLICATES: &str = "
     DELETE FROM mailing_duplicates WHERE mailing = $1
       AND line IN (SELECT line FROM mailing_duplicates WHERE mailing = $1 ORDER BY line LIMIT $2)";
-const REMOVE: &str = "DELETE FROM mailings WHERE number = $1";
+// A mailing whose file is still stored waits for the next round: the sweep removes the file first, and it knows it only
+// from here.
+const REMOVE: &str = "DELETE FROM mailings WHERE number = $1 AND storage_url IS NULL";
 
 /// Removes some rows of a deleted mailing, the mailing itself last; true if there may be more. The ids of transports
 /// stay: another entry must not get one of them.
 pub(in super::super) async fn remove_some(conn: &mut Conn<'_>, number: i64, most: i64) -> Result<bool> {
+    on!(&mut *conn, c => sqlx::query(KEEP_LINKS).bind(number).bind(most)
+        .execute(&mut **c).await.map(drop).map_err(broken)?);
     for text in [REMOVE_ENTRIES, REMOVE_REJECTS, REMOVE_DUPLICATES] {
         let removed = on!(&mut *conn, c => sqlx::query(text).bind(number).bind(most)
             .execute(&mut **c).await.map(|done| done.rows_affected()).map_err(broken)?);
@@ -354,6 +366,7 @@ statements!(
     SAVE,
     DELETE,
     DELETED,
+    KEEP_LINKS,
     REMOVE_ENTRIES,
     REMOVE_REJECTS,
     REMOVE_DUPLICATES,

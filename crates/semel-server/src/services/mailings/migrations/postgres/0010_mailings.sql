@@ -138,3 +138,15 @@ CREATE TABLE mail_rates (
     free_at   BIGINT NOT NULL,
     granted   BIGINT NOT NULL                -- how many mails the last node that asked may begin
 );
+
+-- The unsubscribe links in mails of deleted mailings, for a while.
+CREATE TABLE mailing_links (
+    mailing BIGINT NOT NULL,
+    line    BIGINT NOT NULL,
+    token   BYTEA NOT NULL,
+    tenant  TEXT COLLATE "C" NOT NULL,
+    email   TEXT COLLATE "C" NOT NULL,
+    until   BIGINT NOT NULL,
+    PRIMARY KEY (mailing, line)
+);
+CREATE INDEX mailing_links_until ON mailing_links (until);

@@ -136,3 +136,15 @@ CREATE TABLE mail_rates (
     free_at   INTEGER NOT NULL,
     granted   INTEGER NOT NULL                -- how many mails the last node that asked may begin
 ) STRICT;
+
+-- The unsubscribe links in mails of deleted mailings, for a while.
+CREATE TABLE mailing_links (
+    mailing INTEGER NOT NULL,
+    line    INTEGER NOT NULL,
+    token   BLOB NOT NULL,
+    tenant  TEXT NOT NULL,
+    email   TEXT NOT NULL,
+    until   INTEGER NOT NULL,
+    PRIMARY KEY (mailing, line)
+) STRICT;
+CREATE INDEX mailing_links_until ON mailing_links (until);

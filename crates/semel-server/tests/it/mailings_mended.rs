@@ -1,0 +1,147 @@
+//! Laws of mailings at their edges: uploads, files, links, pages of entries.
+
+use std::net::TcpStream;
+
+use crate::{
+    desk::serve,
+    place::{Place, on_both_databases},
+    proposals::rows,
+    support::{Answer, SOON, Server, eventually, send},
+};
+
+on_both_databases! {
+    the_link_in_a_mail_works_after_its_mailing_is_deleted
+    the_file_of_a_cancelled_mailing_is_removed_by_the_sweep
+    an_upload_is_recognised_among_a_thousand_mailings_of_its_name
+}
+
+const LIST: &str = "email,name\nana@example.com,Ana\nbob@example.com,Bob\n";
+
+fn server(place: &Place, roles: &str) -> Server {
+    let data = place.path("data");
+    let variables = [
+        ("SEMEL_DATA_DIR", data.to_str().unwrap()),
+        ("SEMEL_SWEEP_EVERY", "200ms"),
+        ("SEMEL_PUBLIC_URL", "https://mail.example.com"),
+    ];
+    serve(place, roles, &variables)
+}
+
+/// A form with a file and other fields.
+fn form(fields: &[(&str, &str)], filename: &str, list: &str) -> String {
+    let field = |(name, value): &(&str, &str)| {
+        format!("--b\r\ncontent-disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n")
+    };
+    let fields: String = fields.iter().map(field).collect();
+    format!(
+        "{fields}--b\r\ncontent-disposition: form-data; name=\"file\"; filename=\"{filename}\"\r\n\r\n{list}\r\n--b--\r\n"
+    )
+}
+
+fn upload(server: &Server, fields: &[(&str, &str)], filename: &str, list: &str) -> Answer {
+    let mut connection = TcpStream::connect(server.address).unwrap();
+    let headers = [("host", "localhost"), ("content-type", "multipart/form-data; boundary=b")];
+    send(&mut connection, "POST", "/mailings", &headers, form(fields, filename, list).as_bytes());
+    Answer::read(connection)
+}
+
+fn ask(server: &Server, method: &str, path: &str) -> Answer {
+    let mut connection = TcpStream::connect(server.address).unwrap();
+    send(&mut connection, method, path, &[("host", "localhost"), ("content-type", "application/json")], b"");
+    Answer::read(connection)
+}
+
+fn created(server: &Server) -> String {
+    let made = upload(server, &[], "news.csv", LIST);
+    assert_eq!(made.status, 201, "{}", made.body);
+    made.json()["mailingId"].as_str().unwrap().to_owned()
+}
+
+fn until(server: &Server, id: &str, status: &str) {
+    eventually(SOON, status, || server.get(&format!("/mailings/{id}")).json()["status"] == status);
+}
+
+#[test]
+fn an_upload_that_takes_long_keeps_its_parts_while_more_arrive() {
+    let place = Place::postgres();
+    let _server = server(&place, "api,sweeper");
+    rows(
+        &place,
+        "INSERT INTO mailing_chunks (upload, part, data, created_at)
+         VALUES ('slow', 0, 'a', 1), ('slow', 1, 'b', CAST(extract(epoch FROM now()) * 1000000 AS BIGINT)),
+                ('lost', 0, 'a', 1), ('lost', 1, 'b', 1)",
+    );
+    let uploads = || rows(&place, "SELECT upload FROM mailing_chunks ORDER BY upload, part");
+    eventually(SOON, "the upload that was cut off is removed", || !uploads().contains(&"lost".to_owned()));
+    assert_eq!(uploads(), ["slow", "slow"]);
+}
+
+#[test]
+fn a_mailing_whose_file_lost_a_part_fails_and_sends_nothing() {
+    let place = Place::postgres();
+    let id = created(&server(&place, "api"));
+    rows(&place, "DELETE FROM mailing_chunks");
+    let server = server(&place, "api,relay,worker,sweeper");
+    until(&server, &id, "FAILED");
+    let mailing = server.get(&format!("/mailings/{id}")).json();
+    assert!(mailing["error"].as_str().unwrap().contains("the stored file is incomplete"), "{mailing}");
+    assert_eq!(mailing["counts"]["total"], 0);
+}
+
+fn the_link_in_a_mail_works_after_its_mailing_is_deleted(place: &Place) {
+    let server = server(place, "api,relay,worker,sweeper");
+    let id = created(&server);
+    until(&server, &id, "COMPLETED");
+    let token = rows(
+        place,
+        match place.url.starts_with("sqlite:") {
+            true => "SELECT mailing || '-' || line || '-' || lower(hex(token)) FROM mailing_entries ORDER BY line",
+            false => "SELECT mailing || '-' || line || '-' || encode(token, 'hex') FROM mailing_entries ORDER BY line",
+        },
+    );
+    assert_eq!(ask(&server, "DELETE", &format!("/mailings/{id}")).status, 200);
+    eventually(SOON, "the sweep removes the mailing", || rows(place, "SELECT id FROM mailings").is_empty());
+    assert!(rows(place, "SELECT email FROM mailing_entries").is_empty());
+    let page = server.get(&format!("/u/{}", token[0]));
+    assert_eq!(page.status, 200, "{}", page.body);
+    assert!(page.body.contains("Do you want") && !page.body.contains("You will get no more"), "{}", page.body);
+    assert!(rows(place, "SELECT email FROM mail_suppressions").is_empty());
+    assert_eq!(ask(&server, "POST", &format!("/u/{}", token[0])).status, 200);
+    assert_eq!(rows(place, "SELECT email FROM mail_suppressions"), ["ana@example.com"]);
+    let guess = token[1].rsplit_once('-').unwrap().0;
+    assert_eq!(server.get(&format!("/u/{guess}-{}", "00".repeat(16))).status, 404);
+    rows(place, "UPDATE mailing_links SET until = 1");
+    eventually(SOON, "the sweep removes old links", || rows(place, "SELECT email FROM mailing_links").is_empty());
+}
+
+fn the_file_of_a_cancelled_mailing_is_removed_by_the_sweep(place: &Place) {
+    let server = server(place, "api,sweeper");
+    let id = created(&server);
+    let path = format!("/mailings/{id}");
+    let stored = || !server.get(&path).json()["storageUrl"].is_null();
+    assert!(stored());
+    rows(place, "UPDATE mailings SET status = 'CANCELLED', active = FALSE");
+    eventually(SOON, "the sweep removes the file", || !stored());
+    assert!(rows(place, "SELECT upload FROM mailing_chunks").is_empty());
+    let files = std::fs::read_dir(place.path("uploads")).into_iter().flatten();
+    assert_eq!(files.count(), 0);
+}
+
+fn an_upload_is_recognised_among_a_thousand_mailings_of_its_name(place: &Place) {
+    let server = server(place, "api");
+    created(&server);
+    rows(
+        place,
+        "INSERT INTO mailings (tenant, id, filename, content_hash, content_bytes, message, message_hash, policy, shape,
+                               created_at, updated_at)
+         WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1000)
+         SELECT tenant, id || '-' || i, filename, content_hash || i, 1, message, message_hash, policy, shape,
+                created_at, updated_at
+         FROM mailings, n",
+    );
+    let upload = || upload(&server, &[("identity", "filename+content")], "news.csv", "email\neva@example.com\n");
+    let first = upload();
+    assert_eq!(first.status, 201, "{}", first.body);
+    let again = upload();
+    assert_eq!((again.status, &again.json()["mailingId"]), (200, &first.json()["mailingId"]), "{}", again.body);
+}
