@@ -43,7 +43,7 @@ fence-renew-sqlite@semel-store/src/sqlite/hot.rs@s/(const HELD.*?)WHERE \(operat
 fence-machine@semel/src/machine/settle.rs@s/Some\(op\) if op\.fence == fence => match/Some(op) if op.fence >= fence => match/@semel-testkit@test(=zombies::sqlite::a_zombie_is_refused_on_every_write)
 fence-commit@semel/src/store/operations.rs@s/(Ok\(applied . Applied \{ answer: Answer::Settled \{ successor \}, \.\. \}\) => \(applied, successor\),)/$1\n        Ok(applied) if held.id != 0 => (applied, false),/@semel-store@test(=postgres::atomic::a_takeover_during_an_effect_leaves_one_effect)
 fence-step@semel/src/step.rs@s/Ok\(Applied \{ answer: Answer::Written, \.\. \}\) => \{\}/Ok(Applied { answer: Answer::Written | Answer::Lost, .. }) => {}/@semel-store@test(=sqlite::stepping::a_takeover_during_a_step_rolls_it_back)
-step-progress@semel/src/step.rs@s/write: Write::Progress\(data\)/write: Write::Checkpoint(data)/@semel-store@test(=sqlite::stepping::a_step_forgives_crashes)
+step-progress@semel/src/step.rs@s/self\.step_as\(Write::Progress, work\)/self.step_as(Write::Checkpoint, work)/@semel-store@test(=sqlite::stepping::a_step_forgives_crashes)
 turn@semel/src/lease.rs@s/self\.until\.is_some_and\(Uptime::has_passed\) \|\| //@semel-store@test(=sqlite::stepping::a_run_whose_turn_is_over_lets_others_go_first)
 sort@semel-store/src/batch.rs@s/let mut order: Vec<usize> = \(0\.\.requests\.len\(\)\)\.collect\(\);\n    order\.sort_by\(.*?\n    \}\);\n/let order: Vec<usize> = (0..requests.len()).collect();\n/s@semel-testkit@test(=deadlocks::two_nodes_with_opposite_batches_do_not_deadlock)
 sort-known@semel-store/src/postgres/claims.rs@s/order\.iter\(\)\.copied\(\)\.filter\(\|i\| absent\.contains\(i\)\)\.collect\(\)/absent.iter().copied().collect()/@semel-testkit@test(=deadlocks::two_nodes_with_opposite_batches_do_not_deadlock)
@@ -287,6 +287,14 @@ expires-before-retry@semel/src/machine/settle.rs@s/\(now \+ kept\)\.max\(retry \
 fleet-limit-tenants@semel-store/src/take.rs@s/running\.saturating_add\(already\)/running.saturating_add(already.min(0))/@semel-store@test(=sqlite::enqueue::the_limits_of_a_kind_are_shared_by_the_fleet)
 worker-wrong-policy@semel/src/worker/rounds.rs@s/                self\.log_wrong_policy\(n, &scope, &error\);\n                continue;/                self.log_wrong_policy(n, \&scope, \&error);\n                return Err(error);/@semel-store@test(=sqlite::working::mistakes_in_one_kind_stop_no_other)
 progress-forgives@semel/src/machine/settle.rs@s/if matches!\(write, Write::Progress\(_\)\) \{/if false {/@semel-store@test(=sqlite::enqueue::progress_forgives_crashes)
+mailing-fence@semel-server/src/services/mailings/run.rs@s/mailing\.run != self\.number \|\| !mailing\.active/mailing.run < self.number/@semel-server@test(=mailings_stuck::sqlite::a_mailing_that_waits_for_its_time_is_cancelled_and_deleted_at_once) | test(=mailings_smtp::postgres::pauses_and_resumes_send_each_mail_once)
+mailing-in-doubt@semel-server/src/services/mailings/send/verdicts.rs@s/if self\.never_misses && attempts/if attempts/@semel-server@test(=mailings_smtp::sqlite::a_lost_answer_is_in_doubt_until_a_person_decides)
+mailing-window@semel-server/src/services/mailings/send/mod.rs@s/self\.course\.must_not_repeat\(&marked, now\)/self.course.must_not_repeat(\&marked, now).filter(String::is_empty)/@semel-server@test(=mailings_http::sqlite::a_mailing_resumed_after_the_window_repeats_nothing)
+mailing-transport@semel-server/src/services/mailings/send/former.rs@s/mailing\.in_flight_by == transport\.recognised_by\(\)/mailing.in_flight_by != ""/@semel-server@test(=mailings_stuck::sqlite::another_transport_does_not_repeat_what_one_may_have_sent)
+mailing-former@semel-server/src/services/mailings/run.rs@s/if mailing\.sending > 0 \{/if mailing.sending > 0 \&\& !mailing.is_stopped() {/@semel-server@test(=mailings_stuck::sqlite::mails_that_a_lost_node_was_sending_are_settled_although_the_mailing_is_cancelled)
+mailing-waiting@semel-server/src/services/mailings/act.rs@s/before\.active && !before\.waiting && before/before.active \&\& before/@semel-server@test(=mailings_stuck::sqlite::a_mailing_that_waits_for_its_time_is_cancelled_and_deleted_at_once)
+mailing-brake@semel-server/src/services/mailings/send/verdicts.rs@s/self\.refused >= IN_A_ROW/self.refused >= 100 * IN_A_ROW/@semel-server@test(=mailings_stuck::sqlite::a_server_that_refuses_everybody_does_not_burn_the_list)
+mailing-copy@semel-server/src/services/mailings/import.rs@s/Err\(_\) if refused\.load\(Ordering::Relaxed\) =>/Err(_) if refused.load(Ordering::Relaxed) \&\& batch.is_last =>/@semel-server@test(=mailings_traps::postgres::an_import_killed_between_batches_goes_on_without_loss_or_duplicates)
 LIST
 }
 
