@@ -82,7 +82,13 @@ fn a_dry_run_stores_nothing(place: &Place) {
     std::fs::write(place.path("news.csv"), LIST).unwrap();
     let arguments = ["mailing", "upload", "news.csv", "--subject", "Hello {{ name }}", "--dry-run"];
     let said = say(place, &arguments);
-    for part in ["2 addresses would get", "1 duplicate row, 1 rejected row", "line 5: no-at-sign", "Hello Ana"] {
+    for part in [
+        "2 addresses would get",
+        "1 duplicate row, 1 rejected row",
+        "line 5: no-at-sign",
+        "Hello Ana",
+        "would be a new mailing",
+    ] {
         assert!(said.contains(part), "{said}");
     }
     assert_eq!(json(place, &arguments)["total"], 2);
@@ -138,7 +144,7 @@ fn a_watch_of_a_paused_mailing_ends_with_1_and_says_how_to_resume_it(place: &Pla
     let retried = run(place, &["mailing", "retry", &id]);
     assert_eq!(retried.status.code(), Some(1));
     let audit = rows(place, "SELECT action || ' ' || reason FROM semel_audit ORDER BY id");
-    assert_eq!(audit, ["mailings.pause a mistake", "mailings.resume ", "mailings.cancel "]);
+    assert_eq!(audit, ["mailings.create ", "mailings.pause a mistake", "mailings.resume ", "mailings.cancel "]);
 }
 
 fn an_entry_that_is_not_in_doubt_is_not_resolved(place: &Place) {

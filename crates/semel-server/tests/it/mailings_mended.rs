@@ -13,6 +13,9 @@ on_both_databases! {
     the_link_in_a_mail_works_after_its_mailing_is_deleted
     the_file_of_a_cancelled_mailing_is_removed_by_the_sweep
     an_upload_is_recognised_among_a_thousand_mailings_of_its_name
+    a_conflict_names_the_status_of_the_mailing_beside_that_of_http
+    a_dry_run_says_what_the_upload_would_be
+    a_test_mail_is_audited_and_its_failures_differ
 }
 
 const LIST: &str = "email,name\nana@example.com,Ana\nbob@example.com,Bob\n";
@@ -144,4 +147,57 @@ fn an_upload_is_recognised_among_a_thousand_mailings_of_its_name(place: &Place) 
     assert_eq!(first.status, 201, "{}", first.body);
     let again = upload();
     assert_eq!((again.status, &again.json()["mailingId"]), (200, &first.json()["mailingId"]), "{}", again.body);
+}
+
+fn a_conflict_names_the_status_of_the_mailing_beside_that_of_http(place: &Place) {
+    let server = server(place, "api");
+    let id = created(&server);
+    let conflicts = [
+        (upload(&server, &[], "news.csv", "email\neva@example.com\n"), "filename-reused"),
+        (upload(&server, &[], "other.csv", LIST), "content-reused"),
+        (upload(&server, &[("subject", "Another")], "news.csv", LIST), "message-differs"),
+    ];
+    for (answer, problem) in conflicts {
+        let said = answer.json();
+        assert_eq!((answer.problem().as_str(), &said["status"]), (problem, &409.into()), "{said}");
+        assert_eq!((&said["mailingStatus"], &said["mailingId"]), (&"QUEUED".into(), &id.as_str().into()), "{said}");
+    }
+}
+
+fn a_dry_run_says_what_the_upload_would_be(place: &Place) {
+    let server = server(place, "api");
+    let would_be = |fields: &[(&str, &str)], name, list| {
+        let report = upload(&server, &[&[("dryRun", "true")], fields].concat(), name, list);
+        assert_eq!(report.status, 200, "{}", report.body);
+        report.json()["wouldBe"].clone()
+    };
+    assert_eq!(would_be(&[], "news.csv", LIST), serde_json::json!({ "result": "created" }));
+    let id = created(&server);
+    let known = |result: &str| serde_json::json!({ "result": result, "mailingId": id, "mailingStatus": "QUEUED" });
+    assert_eq!(would_be(&[], "news.csv", LIST), known("known"));
+    assert_eq!(would_be(&[], "other.csv", LIST), known("content-reused"));
+    let other = "email\neva@example.com\n";
+    assert_eq!(would_be(&[], "news.csv", other), known("filename-reused"));
+    assert_eq!(would_be(&[("identity", "filename")], "news.csv", other)["contentDiffers"], true);
+    assert_eq!(rows(place, "SELECT id FROM mailings").len(), 1);
+}
+
+fn a_test_mail_is_audited_and_its_failures_differ(place: &Place) {
+    let test = |server: &Server, id: &str| {
+        crate::desk::post(server, &format!("/mailings/{id}/test"), r#"{"email": "me@example.com"}"#)
+    };
+    let api = server(place, "api");
+    let id = created(&api);
+    let early = test(&api, &id);
+    assert_eq!((early.status, early.problem().as_str()), (409, "no-entries"), "{}", early.body);
+    assert_eq!(early.json()["retryable"], true);
+    drop(api);
+    let server = server(place, "api,relay,worker,sweeper");
+    until(&server, &id, "COMPLETED");
+    assert_eq!(test(&server, &id).status, 200);
+    rows(place, "UPDATE mailings SET shape = '{}'");
+    let wrong = test(&server, &id);
+    assert_eq!((wrong.status, wrong.problem().as_str()), (422, "test-not-rendered"), "{}", wrong.body);
+    let audit = rows(place, "SELECT action || ' ' || actor || ' ' || subject FROM semel_audit ORDER BY id");
+    assert_eq!(audit, [format!("mailings.create local {id}"), format!("mailings.test local {id}")]);
 }

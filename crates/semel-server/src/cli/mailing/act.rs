@@ -191,7 +191,8 @@ impl Test {
     pub(super) async fn run(self) -> anyhow::Result<ExitCode> {
         self.place
             .with(async |desk| {
-                let sent = desk.service.test_mail(desk.tenant, &self.id, self.email.clone()).await;
+                let by = By { tenant: desk.tenant, actor: &actor(), reason: "" };
+                let sent = desk.service.test_mail(by, &self.id, self.email.clone()).await;
                 let sent = sent.map_err(|problem| desk.refused(&self.id, problem))?;
                 let text = |name: &str| plain(sent[name].as_str().unwrap_or_default());
                 say(&match self.json {

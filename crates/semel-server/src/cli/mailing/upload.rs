@@ -6,12 +6,12 @@ use std::{
 };
 
 use anyhow::Context as _;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::{Desk, Where, bar_of_bytes, open_file, watch};
 use crate::{
-    cli::say,
-    services::mailings::command::{Asked, Uploaded},
+    cli::{ledger::actor, say},
+    services::mailings::command::{Asked, By, Outcome},
     view::words::{count, plain},
 };
 
@@ -72,13 +72,18 @@ impl Upload {
         self.place
             .with(async |desk| {
                 let bar = bar_of_bytes(bytes);
+                let by = By { tenant: desk.tenant, actor: &actor(), reason: "" };
                 let progress = |read: usize| bar.inc(read as u64);
-                let uploaded = desk.service.upload_file(desk.tenant, file, asked, progress).await;
+                let uploaded = desk.service.upload_file(by, file, asked, progress).await;
                 bar.finish_and_clear();
                 let uploaded = uploaded.map_err(super::refused)?;
-                say(&if self.json { to_json(&uploaded) } else { to_words(desk, &uploaded, self.watch) })?;
+                say(&if self.json {
+                    format!("{:#}\n", uploaded.to_json())
+                } else {
+                    to_words(desk, &uploaded, self.watch)
+                })?;
                 match &uploaded {
-                    Uploaded::Created { id } | Uploaded::Known { id, .. } if self.watch => watch::watch(desk, id).await,
+                    Outcome::Created { id } | Outcome::Known { id, .. } if self.watch => watch::watch(desk, id).await,
                     _ => Ok(ExitCode::SUCCESS),
                 }
             })
@@ -110,32 +115,17 @@ fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-fn to_json(uploaded: &Uploaded) -> String {
-    let value = match uploaded {
-        Uploaded::DryRun(report) => report.clone(),
-        Uploaded::Created { id } => json!({ "mailingId": id, "status": "QUEUED", "created": true }),
-        Uploaded::Known { id, status, differs } => {
-            let mut known = json!({ "mailingId": id, "status": status, "created": false });
-            if *differs {
-                known["contentDiffers"] = true.into();
-            }
-            known
-        }
-    };
-    format!("{value:#}\n")
-}
-
-fn to_words(desk: &Desk<'_>, uploaded: &Uploaded, watched: bool) -> String {
+fn to_words(desk: &Desk<'_>, uploaded: &Outcome, watched: bool) -> String {
     let next = |id: &str| match watched {
         true => String::new(),
         false => format!("to watch it: {}\n", desk.hint("watch", id, "")),
     };
     match uploaded {
-        Uploaded::DryRun(report) => dry_run(report),
-        Uploaded::Created { id } => {
+        Outcome::DryRun(report) => dry_run(report),
+        Outcome::Created { id } => {
             format!("created: mailing {id} is queued; a server with the role worker sends it\n{}", next(id))
         }
-        Uploaded::Known { id, status, differs } => {
+        Outcome::Known { id, status, differs } => {
             let why = match differs {
                 true => "the name of its list is the same; its content is another, and was not stored",
                 false => "its list and its message are the same",
@@ -161,6 +151,13 @@ fn dry_run(report: &Value) -> String {
     for reject in report["rejects"].as_array().into_iter().flatten() {
         said.push_str(&format!("  line {}: {}: {}\n", reject["line"], text(&reject["code"]), text(&reject["value"])));
     }
+    let known = &report["wouldBe"];
+    let mailing = format!("mailing {} ({})", text(&known["mailingId"]), text(&known["mailingStatus"]));
+    said.push_str(&match known["result"].as_str().unwrap_or_default() {
+        "created" => "the upload would be a new mailing\n".to_owned(),
+        "known" => format!("the upload is known: {mailing}\n"),
+        problem => format!("the upload would be refused ({problem}): {mailing}\n"),
+    });
     let preview = &report["preview"];
     if preview.is_object() {
         said.push_str(&format!("the first mail, to {}:\n", text(&preview["to"])));

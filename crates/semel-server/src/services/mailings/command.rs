@@ -11,28 +11,22 @@ use tokio::{fs::File, io::AsyncReadExt as _};
 use super::{
     Service,
     act::Who,
-    identity::Known,
     list::{
         broken::Broken,
         rows::{Kind, Rows},
         shape::Shape,
     },
     message::Given,
-    problems::{CONTENT_REUSED, FILENAME_REUSED, MESSAGE_DIFFERS},
     run,
-    tables::{
-        entries,
-        mailings::{self, Mailing},
-        suppressions,
-    },
+    tables::{entries, mailings, suppressions},
     upload::{FIRST, LONGEST_TEXT, Texts, invalid_file},
     view,
 };
-pub(crate) use super::{act::Act, list::address::Email, routes::STATUSES};
+pub(crate) use super::{act::Act, list::address::Email, routes::STATUSES, upload::Outcome};
 use crate::http::{
     answers::{missing, patiently},
     fields::Wrong,
-    problem::{BODY_INCOMPLETE, Kind as ProblemKind, Problem, of_store},
+    problem::{BODY_INCOMPLETE, Problem, of_store},
     query::Place,
 };
 
@@ -68,16 +62,6 @@ pub(crate) struct Asked {
     pub(crate) dry_run: bool,
 }
 
-/// What became of an upload.
-pub(crate) enum Uploaded {
-    /// What it would do.
-    DryRun(Value),
-    /// A new mailing.
-    Created { id: String },
-    /// This mailing; `differs`: its file had another content.
-    Known { id: String, status: String, differs: bool },
-}
-
 /// What became of a file of suppressed addresses.
 #[derive(Default)]
 pub(crate) struct Imported {
@@ -97,11 +81,11 @@ impl Service {
     /// `POST /mailings` with a file. `progress` is called with the number of bytes that were read.
     pub(crate) async fn upload_file(
         &self,
-        tenant: &str,
+        by: By<'_>,
         file: File,
         asked: Asked,
         progress: impl Fn(usize),
-    ) -> Result<Uploaded, Problem> {
+    ) -> Result<Outcome, Problem> {
         let (staged, first) = self.store(parts(file).inspect_ok(|part| progress(part.len()))).await?;
         let mut wrong = Wrong::default();
         let mut told = |field, bytes: Option<Vec<u8>>| {
@@ -124,20 +108,7 @@ impl Service {
             dry_run: asked.dry_run.then(|| "true".to_owned()),
         };
         let upload = self.accept(staged, &first, texts, wrong).await?;
-        if upload.dry_run {
-            return self.dry_run(upload).await.map(Uploaded::DryRun);
-        }
-        let (known, id) = self.create(tenant, upload).await.map_err(of_store)?;
-        let reused = |kind: &'static ProblemKind, mailing: &Mailing| {
-            Err(Problem::new(kind).with("mailingId", mailing.id.clone()).with("mailingStatus", mailing.status.clone()))
-        };
-        match known {
-            Known::New => Ok(Uploaded::Created { id }),
-            Known::Same(mailing, differs) => Ok(Uploaded::Known { id: mailing.id, status: mailing.status, differs }),
-            Known::FilenameReused(mailing) => reused(&FILENAME_REUSED, &mailing),
-            Known::ContentReused(mailing) => reused(&CONTENT_REUSED, &mailing),
-            Known::MessageDiffers(mailing) => reused(&MESSAGE_DIFFERS, &mailing),
-        }
+        self.take(by.tenant, by.actor, upload).await
     }
 
     /// `GET /mailings/{id}`
@@ -173,9 +144,9 @@ impl Service {
     }
 
     /// `POST /mailings/{id}/test`
-    pub(crate) async fn test_mail(&self, tenant: &str, id: &str, to: Email) -> Result<Value, Problem> {
-        let mailing = self.find(tenant, id).await?;
-        self.send_test(&mailing, to).await
+    pub(crate) async fn test_mail(&self, by: By<'_>, id: &str, to: Email) -> Result<Value, Problem> {
+        let mailing = self.find(by.tenant, id).await?;
+        self.send_test(&mailing, by.actor, to).await
     }
 
     /// `GET /suppressions`: the addresses after one, and whether there are more.

@@ -1,6 +1,9 @@
 //! Whether an upload is a known mailing.
 
-use super::tables::mailings::{Alike, Mailing};
+use super::{
+    problems::{CONTENT_REUSED, FILENAME_REUSED, MESSAGE_DIFFERS},
+    tables::mailings::{Alike, Mailing},
+};
 
 /// How uploads are recognised.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,9 +30,8 @@ impl Identity {
     }
 }
 
-/// The file and message of an upload.
+/// The content and the message of an upload.
 pub(super) struct Uploaded<'a> {
-    pub(super) filename: &'a str,
     pub(super) content_hash: &'a str,
     pub(super) message_hash: &'a str,
 }
@@ -47,6 +49,19 @@ pub(super) enum Known {
     ContentReused(Box<Mailing>),
     /// The file with another message.
     MessageDiffers(Box<Mailing>),
+}
+
+impl Known {
+    /// What an upload would be, and the mailing that it is or contradicts.
+    pub(super) fn named(&self) -> (&'static str, Option<&Mailing>) {
+        match self {
+            Self::New => ("created", None),
+            Self::Same(mailing, _) => ("known", Some(mailing)),
+            Self::FilenameReused(mailing) => (FILENAME_REUSED.name, Some(mailing)),
+            Self::ContentReused(mailing) => (CONTENT_REUSED.name, Some(mailing)),
+            Self::MessageDiffers(mailing) => (MESSAGE_DIFFERS.name, Some(mailing)),
+        }
+    }
 }
 
 /// Decides. Of several mailings that are alike, the oldest counts.

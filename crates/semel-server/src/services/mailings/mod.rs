@@ -3,7 +3,7 @@
 //! Three levels take effect once. Level 1: an upload becomes one mailing (`upload`). Level 2: an address becomes one
 //! entry (`import`). Level 3: an entry is sent once (`send`). In reading order:
 //!
-//! - `upload`, `identity`, `message`, `files`: level 1; `trial`: dry runs and test mails
+//! - `upload`, `intake`, `identity`, `message`, `files`: level 1; `trial`: dry runs and test mails
 //! - `listener`, `run`: the queue, and the run that the worker executes
 //! - `list`: reads lists of addresses; `import`: level 2
 //! - `mail`: templates, mails, transports; `send`: level 3
@@ -16,6 +16,7 @@ pub mod config;
 mod files;
 mod identity;
 mod import;
+mod intake;
 mod list;
 mod listener;
 pub(crate) mod mail;
@@ -47,7 +48,6 @@ use semel::{
     messaging::{Consumer, Queue},
 };
 use semel_store::Database;
-use tokio::sync::Semaphore;
 
 use crate::{
     config::{Config, DatabaseUrl, NodeRole},
@@ -57,6 +57,7 @@ use crate::{
 };
 use config::Mailings;
 use files::Files;
+use intake::Intake;
 use listener::Listener;
 use mail::{
     dkim::Dkim,
@@ -70,9 +71,6 @@ pub(crate) const SERVICE: &str = "mailings";
 
 /// The queue of mailings to be processed.
 pub(crate) const QUEUE: &str = "mailing.process";
-
-/// How many uploads a node receives at a time; others wait.
-const UPLOADS: usize = 16;
 
 /// The service, for the list of all services.
 pub static MAILINGS: Definition = Definition {
@@ -123,7 +121,7 @@ pub(crate) struct Service {
     files: Files,
     transport: Transport,
     connections: Arc<Connections>,
-    uploads: Semaphore,
+    intake: Intake,
     is_postgres: bool,
     hasher: Hasher,
 }
@@ -167,7 +165,7 @@ impl Service {
             files,
             transport,
             connections: Arc::new(Connections::new(section.connections)),
-            uploads: Semaphore::new(UPLOADS),
+            intake: Intake::default(),
             is_postgres,
             hasher: Hasher(RandomState::new()),
             config: section,

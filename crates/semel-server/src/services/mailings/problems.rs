@@ -5,15 +5,18 @@ use axum::http::StatusCode;
 use crate::http::problem::Kind;
 
 /// All of them.
-pub static ALL: [&Kind; 9] = [
+pub static ALL: [&Kind; 12] = [
     &FILENAME_REUSED,
     &CONTENT_REUSED,
     &MESSAGE_DIFFERS,
     &INVALID_UPLOAD,
     &INVALID_FILE,
     &FILE_TOO_LARGE,
+    &TOO_MANY_UPLOADS,
     &NOT_IN_THIS_STATE,
     &ENTRY_NOT_IN_DOUBT,
+    &NO_ENTRIES,
+    &TEST_NOT_RENDERED,
     &TEST_NOT_SENT,
 ];
 
@@ -81,6 +84,16 @@ pub static FILE_TOO_LARGE: Kind = Kind {
     remedy: "Split the list, or raise mailings.max_file.",
 };
 
+/// Too many lists arrive.
+pub static TOO_MANY_UPLOADS: Kind = Kind {
+    name: "too-many-uploads",
+    status: StatusCode::SERVICE_UNAVAILABLE,
+    retryable: true,
+    title: "Too many uploads at a time",
+    meaning: "This node receives as many lists as it can, or the tenant has half of the places. Nothing was stored.",
+    remedy: "Send it again after the time in Retry-After.",
+};
+
 /// The mailing's status does not allow it.
 pub static NOT_IN_THIS_STATE: Kind = Kind {
     name: "mailing-not-in-this-state",
@@ -101,12 +114,34 @@ pub static ENTRY_NOT_IN_DOUBT: Kind = Kind {
     remedy: "The member entryStatus has the present status. To send failed entries again, retry the mailing.",
 };
 
+/// There is no entry to be tested.
+pub static NO_ENTRIES: Kind = Kind {
+    name: "no-entries",
+    status: StatusCode::CONFLICT,
+    retryable: true,
+    title: "The mailing has no entries",
+    meaning: "A test mail is made of the first entry, and the mailing has none. Nothing was sent.",
+    remedy: "If the member retryable is true, the import has not begun: try again. Otherwise all rows were refused: see \
+             rejects.csv.",
+};
+
+/// The test mail cannot be made.
+pub static TEST_NOT_RENDERED: Kind = Kind {
+    name: "test-not-rendered",
+    status: StatusCode::UNPROCESSABLE_ENTITY,
+    retryable: false,
+    title: "The test mail cannot be made",
+    meaning: "The templates cannot be rendered with the first entry, or the sender is wrong. Nothing was sent.",
+    remedy: "The detail has the mistake. Upload the list with another message.",
+};
+
 /// The test mail was not sent.
 pub static TEST_NOT_SENT: Kind = Kind {
     name: "test-not-sent",
     status: StatusCode::BAD_GATEWAY,
-    retryable: true,
+    retryable: false,
     title: "The test mail was not sent",
     meaning: "The mail server did not accept the test mail.",
-    remedy: "The detail has its answer. Check mail_transport and the sender.",
+    remedy: "The detail has its answer. If the member retryable is true, try again later. Otherwise check mail_transport \
+             and the sender.",
 };

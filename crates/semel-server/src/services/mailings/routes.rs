@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use axum::{
     Extension,
     body::Body,
-    extract::{FromRequestParts, Multipart, Path, State, multipart::MultipartRejection},
+    extract::{FromRequest as _, FromRequestParts, Multipart, Path, Request, State},
     http::{HeaderValue, StatusCode, header, request::Parts},
     response::Response,
 };
@@ -13,20 +13,18 @@ use bytes::Bytes;
 use futures_util::stream;
 use semel::{Timestamp, prelude::*};
 use semel_http::Principal;
-use serde_json::json;
 
 use super::{
     Service,
     act::{Act, Who},
-    identity::Known,
+    intake::Pace,
     list::{address::Email, cells::write_row},
-    problems::{CONTENT_REUSED, FILENAME_REUSED, MESSAGE_DIFFERS},
     send::message_id,
     tables::{
         entries, imports,
         mailings::{self, Mailing},
     },
-    upload::without_file,
+    upload::{Outcome, without_file},
     view::{self, EntryView},
 };
 use crate::http::{
@@ -34,7 +32,7 @@ use crate::http::{
     fields::{Fields, Wrong, reason, text},
     path::Id,
     principal::Actor,
-    problem::{Kind, Problem, of_store},
+    problem::{Problem, of_store},
     query::{Query, number},
     room,
 };
@@ -45,38 +43,19 @@ const EXPORTED_AT_ONCE: i64 = 1_000;
 /// `POST /mailings`
 pub(super) async fn create(
     State(service): State<Arc<Service>>,
-    principal: Principal,
+    Actor(principal): Actor,
     Extension(held): Extension<room::Held>,
-    parts: Result<Multipart, MultipartRejection>,
+    request: Request,
 ) -> Result<Response, Problem> {
-    let parts = parts.map_err(|_| without_file(Wrong::default()))?;
+    let _slot = service.intake.begin(&principal.tenant)?;
     // The file is stored as it arrives.
     held.stream();
-    let _uploading = service.uploads.acquire().await;
-    let upload = service.receive(parts).await?;
-    if upload.dry_run {
-        return service.dry_run(upload).await.map(|report| shown(&report));
-    }
-    let (known, id) = service.create(&principal.tenant, upload).await.map_err(of_store)?;
-    let reused = |kind: &'static Kind, mailing: &Mailing| {
-        Err(Problem::new(kind).with("mailingId", mailing.id.clone()).with("mailingStatus", mailing.status.clone()))
-    };
-    match known {
-        Known::New => {
-            let made = json!({ "mailingId": id, "status": "QUEUED", "created": true });
-            Ok(answer(StatusCode::CREATED, &made).map(Body::from))
-        }
-        Known::Same(mailing, differs) => {
-            let mut known = json!({ "mailingId": mailing.id, "status": mailing.status, "created": false });
-            if differs {
-                known["contentDiffers"] = true.into();
-            }
-            Ok(shown(&known))
-        }
-        Known::FilenameReused(mailing) => reused(&FILENAME_REUSED, &mailing),
-        Known::ContentReused(mailing) => reused(&CONTENT_REUSED, &mailing),
-        Known::MessageDiffers(mailing) => reused(&MESSAGE_DIFFERS, &mailing),
-    }
+    let (request, watch) = Pace::LISTS.watch(request);
+    let parts = Multipart::from_request(request, &()).await.map_err(|_| without_file(Wrong::default()))?;
+    let upload = service.receive(parts).await.map_err(|problem| watch.problem(problem))?;
+    let outcome = service.take(&principal.tenant, &principal.subject, upload).await?;
+    let status = if matches!(outcome, Outcome::Created { .. }) { StatusCode::CREATED } else { StatusCode::OK };
+    Ok(answer(status, &outcome.to_json()).map(Body::from))
 }
 
 pub(crate) const STATUSES: [&str; 7] =
@@ -355,5 +334,5 @@ pub(super) async fn test(
     fields.finish()?;
     let mailing = service.find(&principal.tenant, &id).await?;
     let Some(to) = to else { return Err(missing()) };
-    Ok(shown(&service.send_test(&mailing, to).await?))
+    Ok(shown(&service.send_test(&mailing, &principal.subject, to).await?))
 }

@@ -3,16 +3,18 @@
 use std::collections::HashSet;
 
 use semel::prelude::*;
+use semel_store::Audit;
 use serde_json::{Value, json};
 
 use super::{
     Service,
+    identity::Known,
     list::{
         address::Email,
         rows::{Kind, Rows},
     },
     mail::verdict::Sent,
-    problems::TEST_NOT_SENT,
+    problems::{NO_ENTRIES, TEST_NOT_RENDERED, TEST_NOT_SENT},
     send::{Composer, rendered},
     tables::{entries, mailings::Mailing},
     upload::{Upload, invalid_file},
@@ -30,19 +32,19 @@ const SHOWN: usize = 20;
 
 impl Service {
     /// Reads the whole file and reports what would happen. Nothing stays stored.
-    pub(super) async fn dry_run(&self, upload: Upload) -> Result<Value, Problem> {
-        let report = self.report(&upload).await;
+    pub(super) async fn dry_run(&self, tenant: &str, upload: Upload) -> Result<Value, Problem> {
+        let report = self.report(tenant, &upload).await;
         if let Err(error) = self.files.remove(&upload.stored.url).await {
             tracing::warn!(%error, "the file of a dry run could not be removed yet; a sweep removes it");
         }
         report
     }
 
-    async fn report(&self, upload: &Upload) -> Result<Value, Problem> {
-        let shape = &upload.shape;
+    async fn report(&self, tenant: &str, upload: &Upload) -> Result<Value, Problem> {
+        let shape = &upload.checked.shape;
         let mut content =
             self.files.open(&upload.stored.url, shape.start().offset, upload.stored.bytes).await.map_err(of_store)?;
-        let templates = upload.message.templates().unwrap_or_else(|_| unreachable!("the upload was checked"));
+        let templates = upload.checked.message.templates().unwrap_or_else(|_| unreachable!("the upload was checked"));
         let (mut rows, mut seen) = (Rows::new(shape), HashSet::new());
         let (mut total, mut duplicates, mut rejected) = (0_u64, 0_u64, 0_u64);
         let (mut first_rejects, mut preview, mut over) = (Vec::new(), None, false);
@@ -87,9 +89,11 @@ impl Service {
                 }
             }
         }
+        let known = self.database.read(async |conn| upload.recognise(conn, tenant).await);
         Ok(json!({
             "dryRun": true,
-            "filename": upload.filename,
+            "wouldBe": would_be(&patiently(known).await?),
+            "filename": upload.checked.filename,
             "contentHash": upload.stored.hash,
             "delimiter": char::from(shape.delimiter).to_string(),
             "columns": shape.columns,
@@ -103,31 +107,59 @@ impl Service {
     }
 
     /// Sends the mail of the first entry to another address, at once and without a trace in the mailing.
-    pub(super) async fn send_test(&self, mailing: &Mailing, to: Email) -> Result<Value, Problem> {
+    pub(super) async fn send_test(&self, mailing: &Mailing, actor: &str, to: Email) -> Result<Value, Problem> {
         let number = mailing.number;
         let first = self.database.read(async |conn| entries::first(conn, number).await);
         let now = patiently(self.database.now()).await?.as_micros();
-        let not_sent = |why: String| Problem::new(&TEST_NOT_SENT).detail(why);
         let Some(mut entry) = patiently(first).await? else {
-            return Err(not_sent(
-                "The mailing has no entries yet: its import has not begun, or all rows were refused.".into(),
-            ));
+            let importing = mailing.phase == "importing";
+            return Err(Problem::new(&NO_ENTRIES).with("retryable", importing));
         };
+        let not_made = |why: String| Problem::new(&TEST_NOT_RENDERED).detail(why);
         entry.email = to.normal;
         // The link of another entry must not be used by its tester: this token fits none.
         entry.token.fill(0);
-        let composer = Composer::of(self, mailing).await.map_err(of_store)?.map_err(not_sent)?;
-        let mut mail = composer.compose(&entry, now).map_err(not_sent)?;
+        let composer = Composer::of(self, mailing).await.map_err(of_store)?.map_err(not_made)?;
+        let mut mail = composer.compose(&entry, now).map_err(not_made)?;
         let id = uuid::Uuid::now_v7().hyphenated().to_string();
         mail.message_id = format!("test.{id}@{}", self.config.message_domain);
         (mail.id, mail.key) = (format!("test-{id}"), format!("semel-test-{id}"));
+        self.audit_test(mailing, actor, &mail.message_id).await.map_err(of_store)?;
         match self.transport.send(&mail).await {
             Sent::Accepted { external_id } => Ok(json!({
                 "sent": true, "to": mail.to.to_string(), "messageId": mail.message_id, "externalId": external_id,
             })),
-            other => Err(not_sent(said(other))),
+            other => {
+                let later = matches!(other, Sent::NotNow { .. } | Sent::TooMany { .. } | Sent::Away { .. });
+                Err(Problem::new(&TEST_NOT_SENT).detail(said(other)).with("retryable", later))
+            }
         }
     }
+
+    /// Records a test mail before it is sent. The audit has no address: it is kept longer than the mailing.
+    async fn audit_test(&self, mailing: &Mailing, actor: &str, message_id: &str) -> semel::Result<()> {
+        let (store, [tenant, id, actor]) =
+            (self.database.clone(), [mailing.tenant.as_str(), &mailing.id, actor].map(str::to_owned));
+        let after = json!({ "messageId": message_id });
+        let audited = self.ledger.transact(move |tx| async move {
+            let audit = Audit { tenant: &tenant, actor: &actor, action: "mailings.test", subject: &id, reason: "" };
+            store.audit_in(&tx, audit, None, Some(after)).await
+        });
+        audited.await
+    }
+}
+
+/// What an upload would be: `created`, `known`, or the name of the problem.
+fn would_be(known: &Known) -> Value {
+    let (result, mailing) = known.named();
+    let mut shown = json!({ "result": result });
+    if let Some(mailing) = mailing {
+        (shown["mailingId"], shown["mailingStatus"]) = (json!(mailing.id), json!(mailing.status));
+    }
+    if let Known::Same(_, true) = known {
+        shown["contentDiffers"] = true.into();
+    }
+    shown
 }
 
 /// Why a mail was not accepted, as a sentence.

@@ -13,8 +13,8 @@ use semel::{
     messaging::{Message as QueueMessage, Topic},
     prelude::*,
 };
-use semel_store::{Tx, codec};
-use serde_json::json;
+use semel_store::{Audit, Conn, Tx, codec};
+use serde_json::{Value, json};
 
 use super::{
     QUEUE, Service,
@@ -22,7 +22,7 @@ use super::{
     identity::{Identity, Known, Uploaded, recognise},
     list::{broken::Broken, filename::clean, shape::Shape},
     message::{Given, Message},
-    problems::{FILE_TOO_LARGE, INVALID_FILE, INVALID_UPLOAD},
+    problems::{CONTENT_REUSED, FILE_TOO_LARGE, FILENAME_REUSED, INVALID_FILE, INVALID_UPLOAD, MESSAGE_DIFFERS},
     tables::mailings::{self, Mailing, New},
 };
 use crate::http::{
@@ -42,8 +42,13 @@ const MOST_FIELDS: usize = 32;
 
 /// An upload whose file is stored and whose fields are read.
 pub(super) struct Upload {
-    pub(super) filename: String,
     pub(super) stored: Stored,
+    pub(super) checked: Checked,
+}
+
+/// The fields of an upload that were checked.
+pub(super) struct Checked {
+    pub(super) filename: String,
     pub(super) shape: Shape,
     pub(super) given: Given,
     pub(super) message: Message,
@@ -94,8 +99,7 @@ impl Service {
         match self.check(first, texts, wrong) {
             Ok(checked) => {
                 let stored = staged.finish().await.map_err(of_store)?;
-                let Checked { filename, shape, given, message, identity, policy, send_at, dry_run } = checked;
-                Ok(Upload { filename, stored, shape, given, message, identity, policy, send_at, dry_run })
+                Ok(Upload { stored, checked })
             }
             Err(problem) => {
                 staged.drop_it().await;
@@ -249,10 +253,29 @@ impl Service {
         Ok(Checked { filename, shape, given: texts.given, message, identity, policy, send_at, dry_run })
     }
 
+    /// Carries out an upload: a new mailing, a known one, or the report of a dry run.
+    pub(super) async fn take(&self, tenant: &str, actor: &str, upload: Upload) -> Result<Outcome, Problem> {
+        if upload.checked.dry_run {
+            return self.dry_run(tenant, upload).await.map(Outcome::DryRun);
+        }
+        let (known, id) = self.create(tenant, actor, upload).await.map_err(of_store)?;
+        let reused = |kind, mailing: &Mailing| {
+            let problem = Problem::new(kind).with("mailingId", mailing.id.clone());
+            Err(problem.with("mailingStatus", mailing.status.clone()))
+        };
+        match known {
+            Known::New => Ok(Outcome::Created { id }),
+            Known::Same(mailing, differs) => Ok(Outcome::Known { id: mailing.id, status: mailing.status, differs }),
+            Known::FilenameReused(mailing) => reused(&FILENAME_REUSED, &mailing),
+            Known::ContentReused(mailing) => reused(&CONTENT_REUSED, &mailing),
+            Known::MessageDiffers(mailing) => reused(&MESSAGE_DIFFERS, &mailing),
+        }
+    }
+
     /// Makes the upload a mailing, or finds the one that it is.
-    pub(super) async fn create(&self, tenant: &str, upload: Upload) -> semel::Result<(Known, String)> {
+    async fn create(&self, tenant: &str, actor: &str, upload: Upload) -> semel::Result<(Known, String)> {
         let id = uuid::Uuid::now_v7().hyphenated().to_string();
-        let (tenant, store) = (tenant.to_owned(), self.database.clone());
+        let ([tenant, actor], store) = ([tenant, actor].map(str::to_owned), self.database.clone());
         let (url, new) = (upload.stored.url.clone(), id.clone());
         let now = store.now().await?.as_micros();
         let made = self.ledger.transact(move |tx| async move {
@@ -260,6 +283,10 @@ impl Service {
             if matches!(known, Known::New) {
                 crash_point!("mailing.stored");
                 store.put(&tx, vec![queued(&tenant, &new)?]).await?;
+                let audit =
+                    Audit { tenant: &tenant, actor: &actor, action: "mailings.create", subject: &new, reason: "" };
+                let after = json!({ "status": "QUEUED", "run": 1, "filename": upload.checked.filename });
+                store.audit_in(&tx, audit, None, Some(after)).await?;
             }
             Ok::<_, Error>(known)
         });
@@ -275,16 +302,30 @@ impl Service {
     }
 }
 
-/// The fields of an upload that were checked.
-struct Checked {
-    filename: String,
-    shape: Shape,
-    given: Given,
-    message: Message,
-    identity: Identity,
-    policy: &'static str,
-    send_at: Option<Timestamp>,
-    dry_run: bool,
+/// What became of an upload that was not refused.
+pub(crate) enum Outcome {
+    /// What it would do.
+    DryRun(Value),
+    /// A new mailing.
+    Created { id: String },
+    /// This mailing; `differs`: its file had another content.
+    Known { id: String, status: String, differs: bool },
+}
+
+impl Outcome {
+    pub(crate) fn to_json(&self) -> Value {
+        match self {
+            Self::DryRun(report) => report.clone(),
+            Self::Created { id } => json!({ "mailingId": id, "status": "QUEUED", "created": true }),
+            Self::Known { id, status, differs } => {
+                let mut known = json!({ "mailingId": id, "status": status, "created": false });
+                if *differs {
+                    known["contentDiffers"] = true.into();
+                }
+                known
+            }
+        }
+    }
 }
 
 /// Decides under the tenant's lock, and inserts a new mailing.
@@ -292,29 +333,36 @@ async fn decide(tx: &Tx, tenant: &str, id: &str, upload: &Upload, now: i64) -> s
     let mut held = tx.connection().await?;
     let mut conn = held.get()?;
     mailings::one_at_a_time(&mut conn, tenant).await?;
-    let message_hash = upload.given.hash();
-    let uploaded =
-        Uploaded { filename: &upload.filename, content_hash: &upload.stored.hash, message_hash: &message_hash };
-    let alike = mailings::alike(&mut conn, tenant, uploaded.filename, uploaded.content_hash).await?;
-    let known = recognise(upload.identity, &uploaded, alike);
+    let known = upload.recognise(&mut conn, tenant).await?;
     if matches!(known, Known::New) {
+        let Checked { filename, shape, message, policy, send_at, .. } = &upload.checked;
         let json = |value: serde_json::Result<String>| value.map_err(|error| Error::Invalid(error.to_string()));
         let new = New {
             tenant,
             id,
-            filename: &upload.filename,
+            filename,
             content_hash: &upload.stored.hash,
             content_bytes: i64::try_from(upload.stored.bytes).unwrap_or(i64::MAX),
             storage_url: &upload.stored.url,
-            message: codec::encode(json(serde_json::to_string(&upload.message))?.as_bytes()),
-            message_hash: &message_hash,
-            policy: upload.policy,
-            shape: &json(serde_json::to_string(&upload.shape))?,
-            send_at: upload.send_at.map(Timestamp::as_micros),
+            message: codec::encode(json(serde_json::to_string(message))?.as_bytes()),
+            message_hash: &upload.checked.given.hash(),
+            policy,
+            shape: &json(serde_json::to_string(shape))?,
+            send_at: send_at.map(Timestamp::as_micros),
         };
         new.insert(&mut conn, now).await?;
     }
     Ok(known)
+}
+
+impl Upload {
+    /// What the upload is.
+    pub(super) async fn recognise(&self, conn: &mut Conn<'_>, tenant: &str) -> semel::Result<Known> {
+        let Checked { filename, given, identity, .. } = &self.checked;
+        let alike = mailings::alike(conn, tenant, filename, &self.stored.hash).await?;
+        let uploaded = Uploaded { content_hash: &self.stored.hash, message_hash: &given.hash() };
+        Ok(recognise(*identity, &uploaded, alike))
+    }
 }
 
 /// The message that queues a mailing.
