@@ -50,10 +50,10 @@ fn to_table(items: &[Value], more: bool) -> String {
     if items.is_empty() {
         return "none\n".to_owned();
     }
-    let head = ["ID", "LIST", "STATE", "CREATED"].map(str::to_owned);
+    let head = ["ID", "LIST", "STATE", "CREATED", "SEND AT"].map(str::to_owned);
     let row = |mailing: &Value| {
         let text = |name: &str| plain(mailing[name].as_str().unwrap_or_default());
-        [text("mailingId"), text("filename"), watch::state(mailing), text("createdAt")]
+        [text("mailingId"), text("filename"), watch::state(mailing), text("createdAt"), text("sendAt")]
     };
     let more = if more { "there are more: set --limit\n" } else { "" };
     format!("{}{more}", table(std::iter::once(head).chain(items.iter().map(row))))

@@ -94,13 +94,17 @@ impl Progress {
                 let number = |name: &str| mailing["counts"][name].as_u64().unwrap_or_default();
                 let total = number("total");
                 bar.set_length(total.max(1));
-                // While the file is imported, its total is not known.
-                let is_sending = mailing["phase"] != "importing";
-                bar.set_position(if is_sending {
-                    total.saturating_sub(number("pending") + number("sending"))
-                } else {
-                    0
-                });
+                // While the file is imported, its total is not known: the part of the file counts.
+                match mailing["phase"] == "importing" {
+                    true => {
+                        let part = mailing["progress"].as_f64().unwrap_or_default() * 1000.0;
+                        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 1000")]
+                        let part = part as u64;
+                        bar.set_length(1000);
+                        bar.set_position(part);
+                    }
+                    false => bar.set_position(total.saturating_sub(number("pending") + number("sending"))),
+                }
                 // A narrow terminal cuts the end of the line.
                 let pace = pace(mailing);
                 bar.set_message(
@@ -189,6 +193,9 @@ pub(super) async fn summary(desk: &Desk<'_>, mailing: &Value) -> anyhow::Result<
         let [duplicates, rejected] =
             [count(duplicates, "duplicate row", "duplicate rows"), count(rejected, "rejected row", "rejected rows")];
         said.push_str(&format!("  {duplicates}, {rejected} in the file\n"));
+    }
+    if let Some(at) = text("sendAt") {
+        said.push_str(&format!("  not before {at}\n"));
     }
     if let Some(error) = text("error") {
         said.push_str(&format!("  {error}\n"));

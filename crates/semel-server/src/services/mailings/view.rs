@@ -62,7 +62,7 @@ pub(super) fn mailing(m: &Mailing, now: i64, same_list_as: Option<String>) -> Va
     let time = |micros: Option<i64>| micros.map(|micros| Timestamp::from_micros(micros).to_string());
     let done = m.settled() + m.in_doubt;
     let progress = match m.phase.as_str() {
-        "importing" => 0.0,
+        "importing" => imported(m),
         _ if m.total == 0 => 1.0,
         _ => ratio(done, m.total),
     };
@@ -117,6 +117,13 @@ fn counts(m: &Mailing) -> Value {
         "cancelled": m.cancelled,
         "inDoubt": m.in_doubt,
     })
+}
+
+/// The part of the file that is imported.
+fn imported(m: &Mailing) -> f64 {
+    let place: Option<Value> = m.place.as_deref().and_then(|place| serde_json::from_str(place).ok());
+    let offset = place.and_then(|place| place.pointer("/place/offset").and_then(Value::as_i64)).unwrap_or(0);
+    ratio(offset.min(m.content_bytes), m.content_bytes.max(1))
 }
 
 /// Settled mails per second since the present run began.
