@@ -18,7 +18,7 @@ use super::{
     },
     message::Given,
     run,
-    tables::{entries, mailings, suppressions},
+    tables::{mailings, suppressions},
     upload::{FIRST, LONGEST_TEXT, Texts, invalid_file},
     view,
 };
@@ -132,8 +132,17 @@ impl Service {
     /// The first entries in doubt: their lines and addresses.
     pub(crate) async fn in_doubt(&self, tenant: &str, id: &str, most: i64) -> Result<Vec<(i64, String)>, Problem> {
         let number = self.find(tenant, id).await?.number;
-        let page = self.database.read(async |conn| entries::page(conn, number, 0, "IN_DOUBT", most).await);
-        Ok(patiently(page).await?.into_iter().map(|entry| (entry.line, entry.email)).collect())
+        let (mut found, mut place) = (Vec::new(), Place { after: 0, limit: most });
+        // A page of a large mailing may be empty and have a next one.
+        loop {
+            let (page, next) = self.entries_of(number, "IN_DOUBT", place).await?;
+            found.extend(page.into_iter().map(|entry| (entry.line, entry.email)));
+            place.limit = most - i64::try_from(found.len()).unwrap_or(most);
+            match next.and_then(|next| next.parse().ok()) {
+                Some(after) if place.limit > 0 => place.after = after,
+                _ => return Ok(found),
+            }
+        }
     }
 
     /// Pauses a mailing, resumes it, and so on. Returns it as it was left.

@@ -8,7 +8,7 @@
 //! - `list`: reads lists of addresses; `import`: level 2
 //! - `mail`: templates, mails, transports; `send`: level 3
 //! - `act`: what people do; `recover`: lost runs; `suppress`: addresses that get no mail
-//! - `routes`, `view`: HTTP; `command`: the same for commands; `tables`: the SQL
+//! - `routes`, `pages`, `view`: HTTP; `command`: the same for commands; `tables`: the SQL
 
 mod act;
 pub(crate) mod command;
@@ -21,6 +21,7 @@ mod list;
 mod listener;
 pub(crate) mod mail;
 mod message;
+mod pages;
 pub mod problems;
 mod recover;
 mod routes;

@@ -122,14 +122,15 @@ pub(super) async fn entries(
     query.finish()?;
     let mailing = service.find(&principal.tenant, &id).await?;
     let status = status.unwrap_or_default();
-    let found = service.database.read(async |conn| match &email {
+    let (items, next) = match email {
         Some(email) => {
-            let found = entries::by_email(conn, mailing.number, &email.normal).await?;
-            Ok(found.into_iter().filter(|entry| status.is_empty() || entry.status == status).collect())
+            let found =
+                service.database.read(async |conn| entries::by_email(conn, mailing.number, &email.normal).await);
+            let found = patiently(found).await?.into_iter();
+            (found.filter(|entry| status.is_empty() || entry.status == status).collect(), None)
         }
-        None => entries::page(conn, mailing.number, place.after, status, place.limit + 1).await,
-    });
-    let (items, next) = place.cut(patiently(found).await?, |entry| entry.line);
+        None => service.entries_of(mailing.number, status, place).await?,
+    };
     let domain = &service.message_of(&mailing).await.map_err(of_store)?.message_domain;
     let items = items.into_iter().map(|entry| EntryView::of(entry, &mailing, domain)).collect();
     Ok(shown(&Page { items, next }))
@@ -188,7 +189,9 @@ pub(super) async fn export(
     let from = (service, mailing, domain, 0_i64);
     let pages = stream::try_unfold(from, move |(service, mailing, domain, after)| async move {
         let number = mailing.number;
-        let page = service.database.read(async |conn| entries::page(conn, number, after, "", EXPORTED_AT_ONCE).await);
+        let page = service
+            .database
+            .read(async |conn| entries::page(conn, number, (after, i64::MAX), "", EXPORTED_AT_ONCE).await);
         let page = page.await.map_err(std::io::Error::other)?;
         let mut out = Vec::new();
         for entry in &page {

@@ -356,18 +356,26 @@ const PAGE: &str = "
     SELECT line, email, original, status, attempts, next_attempt, last_attempt, mail_date, external_id, error,
            created_at, updated_at
     FROM mailing_entries
-    WHERE mailing = $1 AND line > $2 AND ($3 = '' OR status = $3) ORDER BY line LIMIT $4";
+    WHERE mailing = $1 AND line > $2 AND line <= $3 AND ($4 = '' OR status = $4) ORDER BY line LIMIT $5";
 
-/// Entries after a line, by the line of their first appearance.
+/// Entries after a line and up to another, by the line of their first appearance. No index has the status, so the two
+/// lines bound how many rows are read.
 pub(in super::super) async fn page(
     conn: &mut Conn<'_>,
     mailing: i64,
-    after: i64,
+    (after, to): (i64, i64),
     status: &str,
     most: i64,
 ) -> Result<Vec<Shown>> {
-    on!(conn, c => sqlx::query_as(PAGE).bind(mailing).bind(after).bind(status).bind(most)
+    on!(conn, c => sqlx::query_as(PAGE).bind(mailing).bind(after).bind(to).bind(status).bind(most)
         .fetch_all(&mut **c).await.map_err(broken))
+}
+
+const LAST: &str = "SELECT COALESCE(max(line), 0) FROM mailing_entries WHERE mailing = $1";
+
+/// The last line that has an entry.
+pub(in super::super) async fn last(conn: &mut Conn<'_>, mailing: i64) -> Result<i64> {
+    on!(conn, c => sqlx::query_scalar(LAST).bind(mailing).fetch_one(&mut **c).await.map_err(broken))
 }
 
 const BY_EMAIL: &str = "
@@ -442,6 +450,7 @@ statements!(
     RESET,
     RESOLVE,
     PAGE,
+    LAST,
     BY_EMAIL,
     BY_LINE,
     BY_TOKEN,
