@@ -2,6 +2,7 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
+use futures_util::TryStreamExt as _;
 use serde_json::{Value, json};
 
 use super::{
@@ -14,7 +15,7 @@ use super::{
 use crate::{
     http::problem::NOT_FOUND,
     log,
-    services::mailings::command::{By, Email, Imported},
+    services::mailings::command::{By, Email, Imported, parts},
     view::words::{count, plain, table},
 };
 
@@ -162,7 +163,8 @@ impl Import {
             let bar = bar_of_bytes(bytes);
             let (progress, column) = (|read: usize| bar.inc(read as u64), self.column.as_deref());
             let by = By { tenant: desk.tenant, actor: &actor(), reason: &self.reason };
-            let done = desk.service.import_suppressions(by, file, column, &mut imported, progress).await;
+            let parts = parts(file).inspect_ok(|part| progress(part.len()));
+            let done = desk.service.import_suppressions(by, parts, column, &mut imported).await;
             bar.finish_and_clear();
             Ok(done)
         };

@@ -16,6 +16,9 @@ on_both_databases! {
     a_conflict_names_the_status_of_the_mailing_beside_that_of_http
     a_dry_run_says_what_the_upload_would_be
     a_test_mail_is_audited_and_its_failures_differ
+    entries_with_a_status_are_found_far_behind_the_others
+    the_progress_of_an_import_is_the_part_of_the_file
+    a_list_of_suppressed_addresses_is_streamed
 }
 
 const LIST: &str = "email,name\nana@example.com,Ana\nbob@example.com,Bob\n";
@@ -200,4 +203,51 @@ fn a_test_mail_is_audited_and_its_failures_differ(place: &Place) {
     assert_eq!((wrong.status, wrong.problem().as_str()), (422, "test-not-rendered"), "{}", wrong.body);
     let audit = rows(place, "SELECT action || ' ' || actor || ' ' || subject FROM semel_audit ORDER BY id");
     assert_eq!(audit, [format!("mailings.create local {id}"), format!("mailings.test local {id}")]);
+}
+
+fn entries_with_a_status_are_found_far_behind_the_others(place: &Place) {
+    let server = server(place, "api,relay,worker,sweeper");
+    let id = created(&server);
+    until(&server, &id, "COMPLETED");
+    rows(place, "UPDATE mailing_entries SET line = 350000, status = 'IN_DOUBT' WHERE line = 3");
+    let page = |query: &str| server.get(&format!("/mailings/{id}/entries?{query}")).json();
+    let doubted = page("status=IN_DOUBT");
+    assert_eq!((&doubted["items"][0]["line"], &doubted["next"]), (&350_000.into(), &serde_json::Value::Null));
+    let first = page("limit=1");
+    assert_eq!((&first["items"][0]["line"], &first["next"]), (&2.into(), &"2".into()));
+    assert_eq!(page("limit=1&cursor=2")["items"][0]["line"], 350_000);
+    let shown = place.semel(["mailing", "show", &id]).env("SEMEL_DATA_DIR", place.path("data")).output().unwrap();
+    assert!(shown.status.success());
+}
+
+fn the_progress_of_an_import_is_the_part_of_the_file(place: &Place) {
+    let server = server(place, "api");
+    let id = created(&server);
+    assert_eq!(server.get(&format!("/mailings/{id}")).json()["progress"], 0.0);
+    rows(place, r#"UPDATE mailings SET place = '{"place":{"offset":25}}', content_bytes = 50"#);
+    assert_eq!(server.get(&format!("/mailings/{id}")).json()["progress"], 0.5);
+}
+
+fn a_list_of_suppressed_addresses_is_streamed(place: &Place) {
+    let server = server(place, "api");
+    let import = |query: &str, list: &str| {
+        let mut connection = TcpStream::connect(server.address).unwrap();
+        let headers = [("host", "localhost"), ("content-type", "text/csv; charset=utf-8")];
+        send(&mut connection, "POST", &format!("/suppressions{query}"), &headers, list.as_bytes());
+        Answer::read(connection)
+    };
+    // More than the limit of the JSON form.
+    let all: String = (0..12_000).map(|n| format!("person{n}@example.com\n")).collect();
+    let first = import("?reason=asked", &format!("email\n{all}nobody\n"));
+    assert_eq!(first.status, 200, "{}", first.body);
+    let said = first.json();
+    assert_eq!((&said["added"], &said["known"], &said["rejectedRows"]), (&12_000.into(), &0.into(), &1.into()));
+    assert_eq!(said["rejects"][0]["line"], 12_002);
+    assert_eq!(import("", &all).json()["known"], 12_000);
+    assert_eq!(rows(place, "SELECT DISTINCT reason FROM mail_suppressions"), ["asked"]);
+    let page = import("", "<html>");
+    assert_eq!((page.status, page.problem().as_str()), (422, "invalid-file"), "{}", page.body);
+    assert_eq!(import("?colum=1", &all).status, 400);
+    let json = crate::desk::post(&server, "/suppressions", r#"{"emails": ["ana@example.com"]}"#);
+    assert_eq!(json.json()["added"], 1, "{}", json.body);
 }

@@ -184,13 +184,12 @@ impl Service {
     pub(crate) async fn import_suppressions(
         &self,
         by: By<'_>,
-        file: File,
+        parts: impl Stream<Item = Result<Bytes, Problem>>,
         column: Option<&str>,
         imported: &mut Imported,
-        progress: impl Fn(usize),
     ) -> Result<(), Problem> {
         let broken = |broken: Broken| invalid_file(&broken);
-        let mut parts = std::pin::pin!(parts(file).inspect_ok(|part| progress(part.len())));
+        let mut parts = std::pin::pin!(parts);
         let mut first = BytesMut::new();
         while first.len() < FIRST
             && let Some(part) = parts.try_next().await?
@@ -241,7 +240,7 @@ impl Service {
 }
 
 /// A file in parts.
-fn parts(file: File) -> impl Stream<Item = Result<Bytes, Problem>> {
+pub(crate) fn parts(file: File) -> impl Stream<Item = Result<Bytes, Problem>> {
     let unreadable =
         |error: io::Error| Problem::new(&BODY_INCOMPLETE).detail(format!("The file cannot be read: {error}."));
     stream::try_unfold(file, move |mut file| async move {

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use axum::{
-    extract::State,
+    Extension,
+    extract::{FromRequest as _, Request, State},
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse as _, Response},
 };
+use futures_util::TryStreamExt as _;
 use semel::prelude::*;
 use semel_http::Principal;
 use semel_store::Audit;
@@ -14,6 +16,8 @@ use serde_json::json;
 
 use super::{
     Service,
+    command::{By, Imported},
+    intake::Pace,
     list::address::Email,
     tables::{entries, suppressions},
 };
@@ -22,8 +26,9 @@ use crate::http::{
     fields::{Fields, reason},
     path::Id,
     principal::Actor,
-    problem::{Problem, of_store},
+    problem::{BODY_INCOMPLETE, Problem, of_store},
     query::Query,
+    room,
 };
 
 /// The most addresses of one request.
@@ -71,18 +76,57 @@ fn emails(raw: &str) -> Result<Vec<Email>, String> {
     Ok(texts.iter().filter_map(|text| Email::parse(text).ok()).collect())
 }
 
-/// `POST /suppressions` `{emails, reason}`: adds addresses. Known ones stay as they are.
+/// `POST /suppressions` `{emails, reason}`, or a list as `text/csv`: adds addresses. Known ones stay as they are.
 pub(super) async fn add(
     State(service): State<Arc<Service>>,
     Actor(principal): Actor,
-    mut fields: Fields,
+    Extension(held): Extension<room::Held>,
+    query: Query,
+    request: Request,
 ) -> Result<Response, Problem> {
+    let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    if kind.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case("text/csv")) {
+        // The addresses are stored as they arrive.
+        held.stream();
+        return import(&service, &principal, query, request).await;
+    }
+    query.finish()?;
+    let mut fields = Fields::from_request(request, &()).await?;
     let (emails, why) = (fields.must("emails", emails), fields.may("reason", reason).unwrap_or_default());
     fields.finish()?;
     let Some(emails) = emails else { return Err(missing()) };
     let given = emails.len();
     let added = service.suppress(&principal.tenant, &principal.subject, emails, &why).await.map_err(of_store)?;
     Ok(shown(&json!({ "added": added, "known": given - added })))
+}
+
+/// Adds the addresses of a list of any length. If it breaks off, those before stay: a repeat finds them known.
+async fn import(
+    service: &Service,
+    principal: &Principal,
+    mut query: Query,
+    request: Request,
+) -> Result<Response, Problem> {
+    let column = query.take("column", |text| Ok(text.to_owned()));
+    let why = query.take("reason", |text| match text.len() {
+        1..=1000 => Ok(text.to_owned()),
+        _ => Err("must have 1 to 1000 bytes"),
+    });
+    query.finish()?;
+    let _slot = service.intake.begin(&principal.tenant)?;
+    let (request, watch) = Pace::LISTS.watch(request);
+    let cut_off = |error: axum::Error| {
+        Problem::new(&BODY_INCOMPLETE).detail(format!("The list cannot be read: {error}. The addresses before stay."))
+    };
+    let parts = request.into_body().into_data_stream().map_err(cut_off);
+    let why = why.unwrap_or_default();
+    let by = By { tenant: &principal.tenant, actor: &principal.subject, reason: &why };
+    let mut imported = Imported::default();
+    let done = service.import_suppressions(by, parts, column.as_deref(), &mut imported).await;
+    let Imported { added, known, refused, first } = imported;
+    done.map_err(|problem| watch.problem(problem).with("added", added).with("known", known))?;
+    let rejects: Vec<_> = first.iter().map(|(line, why)| json!({ "line": line, "error": why })).collect();
+    Ok(shown(&json!({ "added": added, "known": known, "rejectedRows": refused, "rejects": rejects })))
 }
 
 /// `DELETE /suppressions/{email}`
