@@ -1,6 +1,6 @@
 //! Laws of mailings at their edges: uploads, files, links, pages of entries.
 
-use std::net::TcpStream;
+use std::{io::Write as _, net::TcpStream};
 
 use crate::{
     desk::serve,
@@ -250,4 +250,25 @@ fn a_list_of_suppressed_addresses_is_streamed(place: &Place) {
     assert_eq!(import("?colum=1", &all).status, 400);
     let json = crate::desk::post(&server, "/suppressions", r#"{"emails": ["ana@example.com"]}"#);
     assert_eq!(json.json()["added"], 1, "{}", json.body);
+}
+
+#[test]
+fn a_tenant_whose_uploads_trickle_is_told_to_come_back() {
+    let place = Place::sqlite();
+    let server = server(&place, "api");
+    let head = "POST /mailings HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\
+                content-type: multipart/form-data; boundary=b\r\n\r\n--b\r\n";
+    let trickling: Vec<_> = (0..8)
+        .map(|_| {
+            let mut connection = TcpStream::connect(server.address).unwrap();
+            connection.write_all(head.as_bytes()).unwrap();
+            connection
+        })
+        .collect();
+    let dry_run = || upload(&server, &[("dryRun", "true")], "news.csv", LIST);
+    eventually(SOON, "all places of the tenant are taken", || dry_run().status == 503);
+    let refused = dry_run();
+    assert_eq!((refused.problem().as_str(), refused.header("retry-after")), ("too-many-uploads", Some("5")));
+    drop(trickling);
+    eventually(SOON, "the places are free again", || dry_run().status == 200);
 }
