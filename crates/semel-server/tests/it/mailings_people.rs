@@ -160,7 +160,7 @@ fn a_mailing_that_is_paused_before_its_import_imports_nothing(fleet: &mut Fleet)
     assert_eq!(api.act(&id, "pause")["status"], "PAUSED");
     assert_eq!(api.act(&id, "pause")["status"], "PAUSED", "twice is once");
     let early = api.post(&format!("/mailings/{id}/test"), r#"{"email":"tester@example.com"}"#);
-    assert_eq!((early.status, early.problem().as_str()), (502, "test-not-sent"));
+    assert_eq!((early.status, early.problem().as_str()), (409, "no-entries"));
     let node = Node::start(fleet);
     eventually(LIMIT, "the run has ended", || fleet.count("mailings WHERE active") == 0);
     let mailing = node.shown(&id);

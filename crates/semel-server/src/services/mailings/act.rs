@@ -77,6 +77,7 @@ impl Service {
                     (mailing.run, mailing.active, mailing.waiting) = (mailing.run + 1, true, false);
                 }
                 mailings::save(&mut conn, &mailing, now).await?;
+                mailing.updated_at = now;
                 if act == Act::Delete {
                     mailings::delete(&mut conn, mailing.number, now).await?;
                 }

@@ -14,6 +14,7 @@ use std::{
 use axum::{body::Body, extract::Request};
 use futures_util::{TryStreamExt as _, stream};
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 
 use super::{files::LONGEST_UPLOAD, problems::TOO_MANY_UPLOADS};
 use crate::http::problem::{BODY_TIMEOUT, Problem};
@@ -26,36 +27,61 @@ const OF_A_TENANT: usize = AT_A_TIME / 2;
 /// When an upload that found no place should be sent again: a list of a million addresses takes some seconds.
 const SOON: Duration = Duration::from_secs(5);
 
+/// How long an upload waits for a place.
+const PATIENCE: Duration = Duration::from_secs(3);
+
 /// The places of a node for lists that arrive.
 #[derive(Default)]
-pub(super) struct Intake(Arc<Mutex<HashMap<String, usize>>>);
+pub(super) struct Intake(Arc<Places>);
+
+#[derive(Default)]
+struct Places {
+    /// How many each tenant has taken.
+    taken: Mutex<HashMap<String, usize>>,
+    freed: Notify,
+}
 
 /// A place. It is free again when this is dropped.
 pub(super) struct Slot {
-    all: Arc<Mutex<HashMap<String, usize>>>,
+    places: Arc<Places>,
     tenant: String,
 }
 
 impl Intake {
-    /// Takes a place, without waiting: a request that waits would hold its connection.
-    pub(super) fn begin(&self, tenant: &str) -> Result<Slot, Problem> {
-        let mut all = self.0.lock();
-        let own = all.get(tenant).copied().unwrap_or(0);
-        if own >= OF_A_TENANT || all.values().sum::<usize>() >= AT_A_TIME {
-            return Err(Problem::new(&TOO_MANY_UPLOADS).retry_after(SOON));
+    /// Takes a place; waits for one for a moment, as a burst of short lists needs it.
+    pub(super) async fn begin(&self, tenant: &str) -> Result<Slot, Problem> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let freed = self.0.freed.notified();
+            if let Some(slot) = self.take(tenant) {
+                return Ok(slot);
+            }
+            if tokio::time::timeout_at(until.into(), freed).await.is_err() {
+                return Err(Problem::new(&TOO_MANY_UPLOADS).retry_after(SOON));
+            }
         }
-        all.insert(tenant.to_owned(), own + 1);
-        Ok(Slot { all: self.0.clone(), tenant: tenant.to_owned() })
+    }
+
+    fn take(&self, tenant: &str) -> Option<Slot> {
+        let mut taken = self.0.taken.lock();
+        let own = taken.get(tenant).copied().unwrap_or(0);
+        if own >= OF_A_TENANT || taken.values().sum::<usize>() >= AT_A_TIME {
+            return None;
+        }
+        taken.insert(tenant.to_owned(), own + 1);
+        Some(Slot { places: self.0.clone(), tenant: tenant.to_owned() })
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        let mut all = self.all.lock();
-        match all.get_mut(&self.tenant) {
+        let mut taken = self.places.taken.lock();
+        match taken.get_mut(&self.tenant) {
             Some(own) if *own > 1 => *own -= 1,
-            _ => drop(all.remove(&self.tenant)),
+            _ => drop(taken.remove(&self.tenant)),
         }
+        drop(taken);
+        self.places.freed.notify_waiters();
     }
 }
 
@@ -135,18 +161,18 @@ mod tests {
     use super::*;
     use crate::http::problem::INTERNAL;
 
-    #[test]
-    fn a_tenant_gets_half_of_the_places_and_the_node_has_a_limit() {
+    #[tokio::test(start_paused = true)]
+    async fn a_tenant_gets_half_of_the_places_and_the_node_has_a_limit() {
         let intake = Intake::default();
-        let take = |tenant: &str| -> Vec<Slot> { (0..AT_A_TIME).map_while(|_| intake.begin(tenant).ok()).collect() };
+        let take = |tenant: &str| -> Vec<Slot> { (0..AT_A_TIME).map_while(|_| intake.take(tenant)).collect() };
         let first = take("a");
         assert_eq!(first.len(), OF_A_TENANT);
         let second = take("b");
         assert_eq!(second.len(), AT_A_TIME - OF_A_TENANT);
-        let refused = intake.begin("c").err().unwrap().into_http();
+        let refused = intake.begin("c").await.err().unwrap().into_http();
         assert_eq!((refused.status().as_u16(), &refused.headers()["retry-after"]), (503, &"5".parse().unwrap()));
         drop(first);
-        assert!(intake.begin("c").is_ok());
+        assert!(intake.begin("c").await.is_ok());
         drop(second);
         assert!(intake.0.lock().is_empty());
     }

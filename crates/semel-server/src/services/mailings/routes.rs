@@ -47,7 +47,7 @@ pub(super) async fn create(
     Extension(held): Extension<room::Held>,
     request: Request,
 ) -> Result<Response, Problem> {
-    let _slot = service.intake.begin(&principal.tenant)?;
+    let _slot = service.intake.begin(&principal.tenant).await?;
     // The file is stored as it arrives.
     held.stream();
     let (request, watch) = Pace::LISTS.watch(request);

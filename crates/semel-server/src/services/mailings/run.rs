@@ -259,7 +259,8 @@ impl Run {
     /// Gives the place back for a while. A person's action begins the next run at once.
     pub(super) async fn wait<T>(&self, wait: Duration, error: Option<String>) -> Result<Result<T, Halt>, Unfinished> {
         match self.step(Wait { error }).await? {
-            Ok(_) => Err(Unfinished::released(wait)),
+            Ok((true, _)) => Err(Unfinished::released(wait)),
+            Ok((false, _)) => Err(Unfinished::TurnOver),
             Err(halt) => Ok(Err(halt)),
         }
     }
@@ -323,14 +324,18 @@ struct Wait {
 }
 
 impl Change for Wait {
-    type Out = ();
+    /// Whether the run may wait: not if a person has asked for something meanwhile.
+    type Out = bool;
 
-    async fn make(self, _: &mut Conn<'_>, mailing: &mut Mailing, _: i64) -> Result<()> {
+    async fn make(self, _: &mut Conn<'_>, mailing: &mut Mailing, _: i64) -> Result<bool> {
+        if mailing.is_stopped() || mailing.task.is_some() {
+            return Ok(false);
+        }
         mailing.waiting = true;
-        if self.error.is_some() && !mailing.is_stopped() {
+        if self.error.is_some() {
             mailing.error = self.error;
         }
-        Ok(())
+        Ok(true)
     }
 }
 

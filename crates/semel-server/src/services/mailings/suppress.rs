@@ -113,7 +113,7 @@ async fn import(
         _ => Err("must have 1 to 1000 bytes"),
     });
     query.finish()?;
-    let _slot = service.intake.begin(&principal.tenant)?;
+    let _slot = service.intake.begin(&principal.tenant).await?;
     let (request, watch) = Pace::LISTS.watch(request);
     let cut_off = |error: axum::Error| {
         Problem::new(&BODY_INCOMPLETE).detail(format!("The list cannot be read: {error}. The addresses before stay."))
