@@ -99,7 +99,7 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// A modem of 1990 is faster.
+    /// The limits of uploaded lists.
     pub(super) const LISTS: Self = Self {
         idle: Duration::from_secs(30),
         base: Duration::from_secs(60),

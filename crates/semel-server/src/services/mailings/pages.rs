@@ -8,7 +8,7 @@ use super::{
 };
 use crate::http::{answers::patiently, problem::Problem, query::Place};
 
-/// How many lines a statement reads: a tenth of a second on PostgreSQL, far below its time limit of 10 s.
+/// How many lines a statement reads at most, so that it ends before its time limit of 10 s.
 const LINES: i64 = 100_000;
 
 /// How long one request looks for entries before it answers with those that it has found.
