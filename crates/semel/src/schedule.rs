@@ -25,6 +25,10 @@ const SECOND: i64 = 1_000_000;
 /// A run that is later than this counts as missed.
 const LATE: Duration = Duration::from_secs(60);
 
+/// The most runs that one transaction enqueues, and the most bytes of their payloads. After a long outage there may be
+/// hundreds of thousands, which would exceed the time of a transaction again and again.
+const AT_ONCE: (usize, usize) = (1000, 16 << 20);
+
 /// Recurring work. Each run is an operation of the schedule's scope whose key is the schedule's name and the due time,
 /// such as `nightly@2026-03-01T01:00:00Z`, so any number of nodes run it once.
 #[derive(Clone, Debug)]
@@ -184,10 +188,10 @@ impl Schedule {
         Some(Timestamp::from_micros(DateTime::parse_from_rfc3339(time).ok()?.timestamp_micros()))
     }
 
-    /// The runs to enqueue at a time, oldest first, if all due times up to the mark are handled. The cost depends on
-    /// the number of these runs, not on the age of the mark.
+    /// The runs to enqueue at a time, oldest first, if all due times up to the mark are handled; at most as many as fit
+    /// one transaction. The cost depends on the number of runs that are not skipped, not on the age of the mark.
     pub(crate) fn owed(&self, mark: Timestamp, now: Timestamp) -> Vec<Timestamp> {
-        let (most, oldest) = match self.missed {
+        let (most, mark) = match self.missed {
             Missed::Latest => (1, mark),
             Missed::All(most) => (most, mark),
             Missed::None => {
@@ -195,11 +199,25 @@ impl Schedule {
                 (1, mark.max(Timestamp::from_micros(late.saturating_sub(1))))
             }
         };
+        let dues = std::iter::successors(self.next(self.skipped(most, mark, now)), |due| self.next(*due));
+        dues.take_while(|due| *due <= now).take(self.at_once()).collect()
+    }
+
+    /// The time up to which runs are skipped, so that no more than `most` are left: the mark, if there are not so many.
+    fn skipped(&self, most: u32, mark: Timestamp, now: Timestamp) -> Timestamp {
+        // Runs are at least a second apart: usually they need not be counted.
+        if now.since(mark) < SHORTEST * most {
+            return mark;
+        }
         let before = |due: &Timestamp| self.last(Timestamp::from_micros(due.as_micros().saturating_sub(1)));
-        let mut owed: Vec<_> =
-            std::iter::successors(self.last(now), before).take_while(|due| *due > oldest).take(most as usize).collect();
-        owed.reverse();
-        owed
+        let mut dues = std::iter::successors(self.last(now), before).take_while(|due| *due > mark);
+        dues.nth(most as usize).unwrap_or(mark)
+    }
+
+    /// How many runs fit one transaction.
+    pub(crate) fn at_once(&self) -> usize {
+        let size = self.payload.as_ref().map_or(0, Bytes::len);
+        AT_ONCE.0.min(AT_ONCE.1 / size.max(1)).max(1)
     }
 
     /// The run of a due time.

@@ -87,6 +87,19 @@ fn after_an_outage_missed_runs_follow_the_schedules_choice() {
 }
 
 #[test]
+fn the_latest_of_many_missed_runs_are_kept_over_several_steps() {
+    let schedule = cron("*/5 * * * * *", UTC).missed(Missed::All(2500));
+    let (mut mark, now, mut owed) = (at("2026-01-01T00:00:00Z"), at("2026-01-02T00:00:00Z"), Vec::new());
+    loop {
+        let some = schedule.owed(mark, now);
+        let Some(last) = some.last() else { break };
+        (mark, owed) = (*last, [owed, some].concat());
+    }
+    let first = now.as_micros() - 2499 * 5_000_000;
+    assert_eq!(owed, (0..2500).map(|n| Timestamp::from_micros(first + n * 5_000_000)).collect::<Vec<_>>());
+}
+
+#[test]
 fn a_year_of_missed_seconds_costs_no_more_than_one() {
     let schedule = cron("* * * * * *", UTC).missed(Missed::All(3));
     assert_eq!(schedule.owed(at("2025-01-01T00:00:00Z"), at("2026-01-01T00:00:00Z")).len(), 3);
@@ -162,6 +175,11 @@ proptest! {
             .take_while(|due| *due <= until)
             .collect();
         prop_assert_eq!(&ahead, &by_the_rules(&minute, &hour, zone, from, until));
-        prop_assert_eq!(schedule.owed(from, until), ahead);
+        let before = |due: &Timestamp| schedule.last(Timestamp::from_micros(due.as_micros() - 1));
+        let mut back: Vec<_> =
+            std::iter::successors(schedule.last(until), before).take_while(|due| *due > from).collect();
+        back.reverse();
+        prop_assert_eq!(&back, &ahead);
+        prop_assert_eq!(schedule.owed(from, until), &ahead[..ahead.len().min(1000)]);
     }
 }

@@ -173,8 +173,13 @@ fn step(schedule: &Schedule, mark: Option<&Mark>, seen: bool, now: Timestamp) ->
         return Step::Leave;
     }
     let runs = schedule.owed(mark.at, now);
-    // The latest due time, also if its run is skipped: no time up to it is considered again.
-    let at = schedule.last(now).unwrap_or(now).max(mark.at);
+    let at = match runs.last() {
+        // More runs than fit one transaction: the mark is behind the others, and the next step follows at once.
+        Some(last) if runs.len() >= schedule.at_once() => *last,
+        // The latest due time, also if its run is skipped: no time up to it is considered again.
+        _ => schedule.last(now).unwrap_or(now),
+    };
+    let at = at.max(mark.at);
     let last = runs.last().copied().or(mark.last);
     Step::Move { to: Mark { at, last, next: schedule.next(at), ..mark.clone() }, runs }
 }
@@ -243,6 +248,24 @@ mod tests {
         let (schedule, mark) = (hourly().missed(Missed::None), Mark::new(&hourly(), at(5, 10)));
         let Step::Move { to, runs } = step(&schedule, Some(&mark), true, at(9, 600)) else { panic!() };
         assert_eq!((to.at, to.last, runs), (at(9, 0), None, vec![]));
+    }
+
+    #[test]
+    fn runs_of_a_long_outage_are_enqueued_in_several_transactions() {
+        let (schedule, now) = (hourly().missed(Missed::All(u32::MAX)), at(2505, 10));
+        let (mut mark, mut steps, mut all) = (Mark::new(&schedule, at(5, 10)), Vec::new(), Vec::new());
+        while let Step::Move { to, runs } = step(&schedule, Some(&mark), true, now) {
+            assert_eq!((Some(to.at), to.last), (runs.last().copied(), runs.last().copied()));
+            steps.push(runs.len());
+            all.extend(runs);
+            mark = to;
+        }
+        assert_eq!(steps, [1000, 1000, 500]);
+        assert_eq!(all, (6..=2505).map(|hour| at(hour, 0)).collect::<Vec<_>>());
+        assert_eq!(mark.next, Some(at(2506, 0)));
+        let large = schedule.payload(vec![0; 4 << 20]);
+        let Step::Move { runs, .. } = step(&large, Some(&Mark::new(&large, at(5, 10))), true, now) else { panic!() };
+        assert_eq!(runs.len(), 4, "bounded in bytes, too");
     }
 
     #[test]
