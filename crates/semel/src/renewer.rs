@@ -78,9 +78,9 @@ impl Renewer {
         Renewal { id, standing, renewer: self.clone() }
     }
 
-    /// Asks the run of an operation to stop, if it runs here.
-    pub(crate) fn cancel(&self, operation: i64) {
-        self.agenda.lock().cancel(operation);
+    /// Asks a run to stop, if it is still running here. A later run of the same operation has another fence.
+    pub(crate) fn cancel(&self, operation: i64, fence: Fence) {
+        self.agenda.lock().cancel((operation, fence));
     }
 
     /// Renews leases that are due. Never ends.

@@ -50,8 +50,8 @@ impl<S: Store> Ledger<S> {
     /// Errors of the store.
     pub async fn cancel(&self, id: i64, actor: &str, reason: &str) -> Result<Applied> {
         let applied = self.decide(id, Decision::Cancel, actor, &bounded(reason.to_owned())).await?;
-        if applied.answer == Answer::CancelAsked {
-            self.inner.renewer.cancel(id);
+        if let (Answer::CancelAsked, Some(asked)) = (&applied.answer, &applied.operation) {
+            self.inner.renewer.cancel(id, asked.fence);
         }
         Ok(applied)
     }

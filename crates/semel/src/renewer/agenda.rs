@@ -106,9 +106,9 @@ impl Agenda {
         }
     }
 
-    /// Signals the holder of an operation's lease that its run was asked to stop.
-    pub(super) fn cancel(&mut self, operation: i64) {
-        for (_, held) in self.held.iter().filter(|((id, _), _)| *id == operation) {
+    /// Signals the holder of a lease that its run was asked to stop.
+    pub(super) fn cancel(&mut self, id: LeaseId) {
+        if let Some(held) = self.held.get(&id) {
             held.signal.send_modify(|standing| standing.cancelled = true);
         }
     }
@@ -242,6 +242,17 @@ mod tests {
         agenda.answered((1, Fence(1)), &renewed(), later);
         agenda.answered((1, Fence(1)), &renewed(), now);
         assert_eq!(until.borrow().until, Some(later + Duration::from_secs(54)));
+    }
+
+    /// Between the decision and the signal, the run may have ended and the next one begun.
+    #[test]
+    fn a_cancel_stops_no_later_run_of_its_operation() {
+        let (mut agenda, now) = (Agenda::default(), Uptime::now());
+        let [(earlier, asked), (later, next)] = [held(MINUTE, now), held(MINUTE, now)];
+        agenda.add((1, Fence(1)), earlier);
+        agenda.add((1, Fence(2)), later);
+        agenda.cancel((1, Fence(1)));
+        assert_eq!((asked.borrow().cancelled, next.borrow().cancelled), (true, false));
     }
 
     #[test]
