@@ -188,6 +188,7 @@ macro_rules! conformance_suite {
                     two_workers_run_a_schedule_once;
                 nodes:
                     a_node_stores_a_sign_of_life_and_removes_it_at_its_end,
+                    a_sign_of_life_in_flight_does_not_outlive_its_node,
                     the_sign_of_a_worker_has_its_kinds,
                     a_node_that_is_gone_is_forgotten_after_a_day,
                     work_continues_if_signs_of_life_cannot_be_stored,

@@ -34,6 +34,19 @@ pub async fn a_node_stores_a_sign_of_life_and_removes_it_at_its_end(lab: Lab) {
     assert_eq!(nodes().await, []);
 }
 
+/// A stop may come while the first sign is being stored.
+pub async fn a_sign_of_life_in_flight_does_not_outlive_its_node(lab: Lab) {
+    let node = lab.ledger().await;
+    for _ in 0..20 {
+        let (stop, stops) = watch::channel(true);
+        soon(node.show_life(sign(), stops)).await;
+        drop(stop);
+        // Takes longer than a sign of life.
+        let _ = node.sweep().await.unwrap();
+        assert_eq!(node.store().nodes().await.unwrap(), []);
+    }
+}
+
 /// A worker leaves signs by itself, with the kinds that it runs.
 pub async fn the_sign_of_a_worker_has_its_kinds(lab: Lab) {
     let lab = lab.with_real_clock();

@@ -22,7 +22,7 @@ impl<S: Fleet> Ledger<S> {
 
     /// Stores signs of life while a future runs.
     pub(crate) async fn show_life_while(&self, sign: Sign, work: impl Future<Output = ()>) {
-        let mut signs = Signs { ledger: self, sign, since: None, failing: false, over: Arc::default() };
+        let mut signs = Signs { ledger: self, sign, failing: false, stored: Arc::default() };
         tokio::select! {
             () = work => {}
             () = signs.go_on() => {}
@@ -34,27 +34,35 @@ impl<S: Fleet> Ledger<S> {
 struct Signs<'a, S: Fleet> {
     ledger: &'a Ledger<S>,
     sign: Sign,
-    /// The answer to the first sign: the start of this process.
-    since: Option<Timestamp>,
     /// Whether the last one could not be stored. It is logged once.
     failing: bool,
-    /// Held while a sign is stored or removed. True if it was removed: a sign still in flight is not stored afterwards.
-    over: Arc<Mutex<bool>>,
+    /// Held while a sign is stored or removed.
+    stored: Arc<Mutex<Stored>>,
+}
+
+#[derive(Default)]
+struct Stored {
+    /// The answer to the first sign: the start of this process. Set by the task that has stored it: its caller may be
+    /// gone by then.
+    since: Option<Timestamp>,
+    /// Whether the sign was removed: one still in flight is not stored afterwards.
+    over: bool,
 }
 
 impl<S: Fleet> Signs<'_, S> {
     async fn go_on(&mut self) {
         loop {
-            let (store, owner, sign, since) =
-                (self.ledger.store().clone(), self.ledger.owner().to_owned(), self.sign.clone(), self.since);
-            let over = self.over.clone();
+            let (store, owner, sign) = (self.ledger.store().clone(), self.ledger.owner().to_owned(), self.sign.clone());
+            let stored = self.stored.clone();
             let left = self.ledger.on_engine(async move {
-                let over = over.lock().await;
-                if *over { Ok(since) } else { store.leave_sign(&owner, &sign, since).await.map(Some) }
+                let mut stored = stored.lock().await;
+                if !stored.over {
+                    stored.since = Some(store.leave_sign(&owner, &sign, stored.since).await?);
+                }
+                Ok(())
             });
             match left.await {
-                Ok(since) => {
-                    self.since = since;
+                Ok(()) => {
                     if std::mem::take(&mut self.failing) {
                         tracing::info!("this node's sign of life is stored again");
                     }
@@ -70,11 +78,14 @@ impl<S: Fleet> Signs<'_, S> {
 
     /// Removes the sign. If that fails, the sweep removes it.
     async fn end(self) {
-        let Some(since) = self.since else { return };
-        let (store, owner, over) = (self.ledger.store().clone(), self.ledger.owner().to_owned(), self.over);
+        let (store, owner, stored) = (self.ledger.store().clone(), self.ledger.owner().to_owned(), self.stored);
         let removed = self.ledger.on_engine(async move {
-            *over.lock().await = true;
-            store.remove_sign(&owner, since).await
+            let mut stored = stored.lock().await;
+            stored.over = true;
+            match stored.since {
+                Some(since) => store.remove_sign(&owner, since).await,
+                None => Ok(()),
+            }
         });
         if !matches!(tokio::time::timeout(PATIENCE, removed).await, Ok(Ok(()))) {
             tracing::debug!("this node's sign of life could not be removed; the sweep deletes it");
