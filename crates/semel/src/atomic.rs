@@ -230,10 +230,8 @@ impl<S: Store> Lease<S> {
         crash_point!("atomic.begun");
         let until = Uptime::now() + limit;
         let (context, used) = (self.context(renewal), tx.clone());
-        let work = async move {
-            let work = IN_TRANSACTION.scope((), async move { handler(context, used).await.parts() });
-            tokio::time::timeout(limit, work).await
-        };
+        let work = IN_TRANSACTION.scope((), async move { handler(context, used).await.parts() });
+        let work = tokio::time::timeout(limit, self.noting_return(work));
         // A transaction that was not committed had no effect: nothing is in doubt.
         let ended = match self.attend(renewal, halt, false, work).await {
             Attended::Ended(Ok((Ok(outcome), value))) => {

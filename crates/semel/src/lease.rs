@@ -1,6 +1,12 @@
 //! Lease: the right to execute until a deadline, and the only way to change the state of an operation.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use bytes::Bytes;
 use tokio::sync::watch;
@@ -38,12 +44,18 @@ pub(crate) struct Turn {
     pub(crate) leave: watch::Receiver<bool>,
     /// The unreachable targets of this kind.
     pub(crate) targets: Arc<Targets>,
+    /// Whether the handler has returned: it was neither cancelled, nor did it panic.
+    pub(crate) returned: Arc<AtomicBool>,
 }
 
 impl Turn {
     pub(crate) fn is_over(&self) -> bool {
         // A dropped sender counts as a stop.
         self.until.is_some_and(Uptime::has_passed) || *self.stop.borrow() || self.stop.has_changed().is_err()
+    }
+
+    pub(crate) fn has_returned(&self) -> bool {
+        self.returned.load(Ordering::SeqCst)
     }
 }
 
@@ -92,6 +104,18 @@ impl<S: Store> Lease<S> {
         let Some(turn) = &self.turn else { return std::future::pending().await };
         if turn.leave.clone().wait_for(|leave| *leave).await.is_err() {
             std::future::pending::<()>().await;
+        }
+    }
+
+    /// Runs a handler; notes for the worker that it has returned.
+    pub(crate) fn noting_return<F: Future>(&self, handler: F) -> impl Future<Output = F::Output> + use<F, S> {
+        let returned = self.turn.as_ref().map(|turn| turn.returned.clone());
+        async move {
+            let said = handler.await;
+            if let Some(returned) = returned {
+                returned.store(true, Ordering::SeqCst);
+            }
+            said
         }
     }
 

@@ -251,6 +251,40 @@ pub async fn an_unreachable_target_counts_no_attempt(lab: Lab) {
     hired.stop().await;
 }
 
+/// A run that was cancelled or that panicked says nothing about its target: the others go on waiting, and one at a time
+/// probes it.
+pub async fn a_run_that_panics_does_not_make_its_target_reachable(lab: Lab) {
+    const PROBES: usize = 3;
+    let lab = lab.with_real_clock();
+    let ledger = lab.ledger().await;
+    let (running, most) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
+    let (run, seen) = (running.clone(), most.clone());
+    let kind = Kind::leased("works", "panics", move |context: Context<Database>| {
+        let (run, seen) = (run.clone(), seen.clone());
+        async move {
+            if context.operation().key.as_str() == "away" {
+                return Err(Unfinished::Away { target: "there".into(), after: secs(60), why: "no route".into() });
+            }
+            seen.fetch_max(run.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            run.fetch_sub(1, Ordering::SeqCst);
+            panic!("on purpose")
+        }
+    });
+    let kind = kind.policy(Policy { max_attempts: Some(1), ..policy() }).target(|_| Some("there".to_owned()));
+    let hired = hire(Worker::new(&ledger).on(kind));
+    let there = async |name: &str| ledger.store().by_key(&of("acme", "panics"), &key(name)).await.unwrap().unwrap();
+    ledger.enqueue(job(of("acme", "panics"), "away")).await.unwrap();
+    eventually(|| async { there("away").await.error.is_some() }).await;
+    let probes = (0..PROBES).map(|n| job(of("acme", "panics"), &n.to_string())).collect();
+    ledger.enqueue_all(probes).await.unwrap();
+    for n in 0..PROBES {
+        eventually(|| async { there(&n.to_string()).await.state == State::Failed }).await;
+    }
+    assert_eq!(most.load(Ordering::SeqCst), 1, "the target counted as reachable");
+    hired.stop().await;
+}
+
 /// A kind whose policy is not valid is not taken, and a span that panics ends one run: other work goes on.
 pub async fn mistakes_in_one_kind_stop_no_other(lab: Lab) {
     let lab = lab.with_real_clock();

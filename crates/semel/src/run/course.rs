@@ -197,7 +197,7 @@ impl<S: Store> Lease<S> {
             return Ok(self.release_unbegun().await);
         }
         let doubts = self.operation().lease.as_ref().is_some_and(|lease| lease.terms.on_lost.doubts());
-        let work = async move { handler(context).await.parts() };
+        let work = self.noting_return(async move { handler(context).await.parts() });
         let (write, handed) = match self.attend(&renewal, halt, doubts, work).await {
             Attended::Ended((said, value)) => (self.write_for(said), Handed::Stored(value)),
             Attended::CutOff(write) => (write, Handed::Nothing),

@@ -168,7 +168,7 @@ impl<S: Store> Kind<S> {
     /// The turn of a run that begins now. `stop` turns true when the worker stops, `leave` when its runs have to end.
     pub(super) fn begin_turn(&self, stop: watch::Receiver<bool>, leave: watch::Receiver<bool>) -> Turn {
         let until = self.turn.map(|turn| Uptime::now() + turn);
-        Turn { until, stop, leave, targets: self.targets.clone() }
+        Turn { until, stop, leave, targets: self.targets.clone(), returned: Arc::default() }
     }
 
     /// Runs one operation, unless its target is paused.
@@ -181,9 +181,12 @@ impl<S: Store> Kind<S> {
             }
             return;
         }
+        let turn = lease.turn().cloned();
         let ran = (self.runs)(lease).await;
+        // A run that was cancelled, or that panicked, has failed too, and says nothing of its target.
+        let has_returned = turn.is_some_and(|turn| turn.has_returned());
         match (&ran, target) {
-            (Ok(Ran::Completed(_) | Ran::Failed(_)), Some(target)) => self.targets.is_there(&target),
+            (Ok(Ran::Completed(_) | Ran::Failed(_)), Some(target)) if has_returned => self.targets.is_there(&target),
             (_, Some(target)) => self.targets.is_unknown(&target),
             (_, None) => {}
         }
