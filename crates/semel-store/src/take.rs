@@ -3,7 +3,10 @@
 //! It finds rows in the order of the backlog's index, and locks them without waiting for others. The state machine
 //! decides about each, as for any claim.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
 use semel::{
     Error, Fence, Operation, Result, Scope, Timestamp, crash_point,
@@ -155,6 +158,17 @@ impl Database {
             }
         }
         Ok(())
+    }
+
+    /// Moves the next start of a kind back by starts that were not used. It may be moved too far only if it is moved
+    /// twice: a caller that gets an error does not know, and gives nothing back.
+    pub(crate) async fn give_back(&self, service: &str, kind: &str, starts: u32, every: Duration) -> Result<bool> {
+        let unused = i64::from(starts).saturating_mul(micros(every));
+        self.in_short(async |conn| {
+            on!(conn, c => sqlx::query(self.work_sql().give_back).bind(service).bind(kind).bind(unused)
+                .execute(&mut **c).await.map(|done| done.rows_affected() > 0).map_err(broken))
+        })
+        .await
     }
 
     /// Pauses a kind, of all tenants, until it is resumed: no node starts it, and schedules enqueue no runs of it.

@@ -1,6 +1,6 @@
 //! Changing operations: claims, writes under leases, decisions, and statements in callers' transactions.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use semel::{
     Error, Fence, Operation, Outcome, Result, Token, crash_point,
@@ -208,6 +208,10 @@ impl Operations for Database {
 
     async fn take_due(&self, take: Arc<Take>) -> Result<Vec<(usize, Applied)>> {
         self.take_work(&take).await
+    }
+
+    async fn give_back_starts(&self, service: &str, kind: &str, starts: u32, every: Duration) -> Result<bool> {
+        self.give_back(service, kind, starts, every).await
     }
 
     fn due_wake(&self) -> Wake {

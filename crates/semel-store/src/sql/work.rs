@@ -124,6 +124,11 @@ statements! {
          ON CONFLICT (service, kind) DO NOTHING RETURNING free_at";
     /// Sets when the next of a kind may start.
     put_limit = "UPDATE semel_limits SET free_at = $3 WHERE service = $1 AND kind = $2";
+    /// Moves the next start of a kind back, because some starts were not used; unless another node has locked it.
+    give_back =
+        "UPDATE semel_limits SET free_at = free_at - $3
+         WHERE service = $1
+           AND kind {unlocked SELECT l.kind FROM semel_limits AS l WHERE l.service = $1 AND l.kind = $2}";
     /// The kinds and tenants of the backlog, from one on, each with its first due time, and the time. From one to the
     /// next by the index: nine rows of each are read, however many it has.
     find_waiting_kinds =

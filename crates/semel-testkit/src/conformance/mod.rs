@@ -163,6 +163,7 @@ macro_rules! conformance_suite {
                     a_stop_releases_runs_that_exceed_its_grace,
                     an_unreachable_target_counts_no_attempt,
                     a_run_that_panics_does_not_make_its_target_reachable,
+                    an_unreachable_target_uses_up_no_starts_of_a_rate,
                     newer_data_is_the_workers_next_work,
                     work_of_a_lost_node_goes_on_without_a_sweep,
                     mistakes_in_one_kind_stop_no_other,

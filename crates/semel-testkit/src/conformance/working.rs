@@ -285,6 +285,33 @@ pub async fn a_run_that_panics_does_not_make_its_target_reachable(lab: Lab) {
     hired.stop().await;
 }
 
+/// Operations of an unreachable target are released without a run, and use up no starts of the fleet's rate.
+pub async fn an_unreachable_target_uses_up_no_starts_of_a_rate(lab: Lab) {
+    let lab = lab.with_real_clock();
+    let ledger = lab.ledger().await;
+    // With ten starts a second, they would take forty seconds.
+    let dead = (0..400).map(|n| job(of("acme", "rated"), &format!("away {n}"))).collect();
+    ledger.enqueue_all(dead).await.unwrap();
+    ledger.enqueue(job(of("acme", "rated"), "here")).await.unwrap();
+    let away = |op: &semel::Operation| op.key.as_str().starts_with("away").then(|| "there".to_owned());
+    let calls = Arc::<AtomicUsize>::default();
+    let called = calls.clone();
+    let kind = Kind::leased("works", "rated", move |context: Context<Database>| {
+        called.fetch_add(1, Ordering::SeqCst);
+        std::future::ready(match away(context.operation()) {
+            Some(target) => Err(Unfinished::Away { target, after: Duration::ZERO, why: "no route".into() }),
+            None => Ok(Outcome::kept("")),
+        })
+    });
+    let hired = hire(Worker::new(&ledger).on(kind.policy(policy()).target(away).rate(10, secs(1))));
+    let begun = std::time::Instant::now();
+    eventually(|| is_over(&ledger, "rated", std::iter::once("here".to_owned()))).await;
+    hired.stop().await;
+    // What was given back are starts that were not used: the rate holds.
+    let allowed = 11 + 10 * usize::try_from(begun.elapsed().as_secs() + 1).unwrap();
+    assert!(calls.load(Ordering::SeqCst) <= allowed, "{calls:?} have started within {:?}", begun.elapsed());
+}
+
 /// A kind whose policy is not valid is not taken, and a span that panics ends one run: other work goes on.
 pub async fn mistakes_in_one_kind_stop_no_other(lab: Lab) {
     let lab = lab.with_real_clock();

@@ -1,6 +1,6 @@
 //! Claiming due operations in batches, and cancelling.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use super::{Ledger, bounded, outside_transactions};
 use crate::{
@@ -42,6 +42,18 @@ impl<S: Store> Ledger<S> {
         Ok(leases)
     }
 
+    /// Gives starts back to the rate of a kind: [`Operations::give_back_starts`](crate::store::Operations).
+    pub(crate) async fn give_back_starts(
+        &self,
+        service: &str,
+        kind: &str,
+        starts: u32,
+        every: Duration,
+    ) -> Result<bool> {
+        let (store, service, kind) = (self.inner.store.clone(), service.to_owned(), kind.to_owned());
+        self.on_engine(async move { store.give_back_starts(&service, &kind, starts, every).await }).await
+    }
+
     /// Withdraws a pending operation: it becomes failed with the error `cancelled`, does not run again, and its key
     /// stays taken. A run is asked to stop: its handler is cancelled, at the latest at the next renewal of its lease;
     /// under rerun it ends failed, under hold or probe in doubt.
@@ -66,7 +78,7 @@ impl<S: Store> Ledger<S> {
 struct Lost<'a, S: Store> {
     ledger: &'a Ledger<S>,
     token: Token,
-    longest: std::time::Duration,
+    longest: Duration,
     open: bool,
 }
 

@@ -1,6 +1,6 @@
 //! Changing operations: what the ledger needs of a database.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use super::{Commit, Take, TimeSource, Transactions};
 use crate::{
@@ -123,6 +123,18 @@ pub trait Operations: TimeSource + Transactions {
     /// aside](crate::look::SetAside); one that is out of attempts by the want's policy is no longer due. Takes at most
     /// [`Take::BYTES`] of stored data, which the first operation may exceed.
     fn take_due(&self, take: Arc<Take>) -> impl Future<Output = Result<Vec<(usize, Applied)>>> + Send;
+
+    /// Gives starts of a kind back to its rate, because their operations were released without a run. False if another
+    /// node has locked the limits of the kind: nothing was given back then.
+    fn give_back_starts(
+        &self,
+        _service: &str,
+        _kind: &str,
+        _starts: u32,
+        _every: Duration,
+    ) -> impl Future<Output = Result<bool>> + Send {
+        async { Ok(true) }
+    }
 
     /// Wakes when a commit of this process may have made an operation due.
     fn due_wake(&self) -> Wake {

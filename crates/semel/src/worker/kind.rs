@@ -1,7 +1,8 @@
 //! One kind of work: its handler, its policy, its limits.
 
-use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, future::Future, pin::Pin, sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
 use tracing::Span;
 
@@ -35,6 +36,8 @@ pub struct Kind<S: Store> {
     pub(super) span: Box<dyn Fn(&Operation) -> Span + Send + Sync>,
     pub(super) seats: Arc<Semaphore>,
     pub(super) limits: Limits,
+    /// By kind: how many starts of the rate were not used, because the operation's target is paused.
+    unused: Mutex<BTreeMap<String, u32>>,
     turn: Option<Duration>,
 }
 
@@ -84,6 +87,7 @@ impl<S: Store> Kind<S> {
             span: Box::new(|_| Span::none()),
             seats: Arc::new(Semaphore::new(AT_ONCE)),
             limits: Limits::default(),
+            unused: Mutex::default(),
             turn: None,
         }
     }
@@ -165,6 +169,18 @@ impl<S: Store> Kind<S> {
         (self.policy)(scope)
     }
 
+    /// The starts that were not used, by kind; they are counted as given back.
+    pub(super) fn take_unused(&self) -> BTreeMap<String, u32> {
+        std::mem::take(&mut *self.unused.lock())
+    }
+
+    /// Counts starts of a kind's rate that were not used.
+    pub(super) fn count_unused(&self, kind: &str, starts: u32) {
+        if self.limits.every.is_some() {
+            *self.unused.lock().entry(kind.to_owned()).or_default() += starts;
+        }
+    }
+
     /// The turn of a run that begins now. `stop` turns true when the worker stops, `leave` when its runs have to end.
     pub(super) fn begin_turn(&self, stop: watch::Receiver<bool>, leave: watch::Receiver<bool>) -> Turn {
         let until = self.turn.map(|turn| Uptime::now() + turn);
@@ -176,6 +192,7 @@ impl<S: Store> Kind<S> {
         let target = (self.target)(lease.operation());
         if let Some(pause) = target.as_deref().and_then(|target| self.targets.wait(target)) {
             let wait = patience(pause, lease.operation());
+            self.count_unused(lease.operation().scope.kind(), 1);
             if let Err(error) = lease.release(wait).await {
                 tracing::warn!(%error, "an operation whose target is paused could not be released; its lease expires");
             }

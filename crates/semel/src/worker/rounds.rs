@@ -174,6 +174,7 @@ impl<S: Store> Rounds<S> {
     /// Starts due operations, of each kind as many as it has seats for; `came` is a seat that was waited for. Returns
     /// how long to wait for the next round.
     async fn round(&mut self, came: Option<(usize, OwnedSemaphorePermit)>) -> Result<Duration> {
+        self.give_back_starts().await;
         if self.due.is_empty() || self.fresh.has_passed() {
             self.look_at_all().await?;
         }
@@ -199,6 +200,22 @@ impl<S: Store> Rounds<S> {
         self.last = Some(Uptime::now());
         // There may be more: kinds with a free seat look again at once.
         Ok(Duration::ZERO)
+    }
+
+    /// Gives back the starts of rates whose operations were released without a run: those of an unreachable target would
+    /// use up the starts of the others.
+    async fn give_back_starts(&self) {
+        for kind in &self.kinds {
+            let Some(every) = kind.limits.every else { continue };
+            for (name, starts) in kind.take_unused() {
+                match self.ledger.give_back_starts(&kind.service, &name, starts, every).await {
+                    Ok(true) => {}
+                    Ok(false) => kind.count_unused(&name, starts),
+                    // Perhaps they were given back. Giving them back twice would exceed the rate.
+                    Err(error) => tracing::debug!(%error, "unused starts could not be given back"),
+                }
+            }
+        }
     }
 
     /// Takes the wants and starts the runs. Whether there were any.
