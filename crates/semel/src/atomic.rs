@@ -318,14 +318,15 @@ impl<S: Store> Lease<S> {
 }
 
 /// The delay of a run whose commit failed for a transient reason. A first run without stored data frees its key at
-/// once: only its caller can bring it again. Otherwise the delay is half the operation's age, so that an endless
-/// failure is retried ever more rarely, but at most a minute: the operation may be old and the failure new.
+/// once: only its caller can bring it again. Otherwise the delay is half the time for which the operation has been tried,
+/// so that an endless failure is retried ever more rarely, but at most a minute: the operation may be old and the failure
+/// new.
 pub(crate) fn patience(op: &Operation) -> Duration {
     match &op.lease {
         _ if is_bare(op) => Duration::ZERO,
         Some(lease) if op.payload.is_some() => {
             let longest = lease.terms.backoff.cap.min(A_MINUTE).max(A_MOMENT);
-            (op.claimed_at.since(op.created_at) / 2).clamp(A_MOMENT, longest)
+            (op.tried_for() / 2).clamp(A_MOMENT, longest)
         }
         _ => A_MOMENT,
     }

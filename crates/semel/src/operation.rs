@@ -1,6 +1,6 @@
 //! Operation: one row of the ledger, something that must take effect once.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, time::Duration};
 
 use bytes::Bytes;
 
@@ -266,6 +266,9 @@ pub struct Operation {
     pub created_at: Timestamp,
     /// When it was last claimed; 1970 if [never](Self::was_claimed).
     pub claimed_at: Timestamp,
+    /// Since when its present data is tried: its first claim, or a person's decision to run it again. `None` if it was
+    /// claimed when it was created, or never.
+    pub tried_since: Option<Timestamp>,
     /// When it reached its settled state.
     pub settled_at: Option<Timestamp>,
     /// The end of its backoff or delay.
@@ -317,6 +320,12 @@ impl Operation {
     #[must_use]
     pub fn was_claimed(&self) -> bool {
         self.claimed_at != Timestamp::NEVER
+    }
+
+    /// How long it had been tried at its last claim. A delay, or a wait for a seat, before its first run does not count.
+    #[must_use]
+    pub fn tried_for(&self) -> Duration {
+        self.claimed_at.since(self.tried_since.unwrap_or(self.created_at))
     }
 
     /// Whether its retention has ended, so that it counts as absent.

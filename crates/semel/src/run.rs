@@ -77,8 +77,8 @@ pub enum Unfinished {
     Away {
         /// The target: a URL, a server.
         target: String,
-        /// The shortest delay of this operation. The target's pause may be longer, and so is half the age of an old
-        /// operation, up to the longest backoff of its policy.
+        /// The shortest delay of this operation. The target's pause may be longer, and so may half the time for which
+        /// the operation has been tried, up to the longest backoff of its policy.
         after: Duration,
         /// The reason.
         why: String,

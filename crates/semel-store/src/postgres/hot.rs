@@ -96,7 +96,7 @@ pub(crate) const TAKE: &str = concat!(
     UPDATE semel_operations AS o
     SET state = 'processing', fence = ",
     next_fence!(),
-    ", owner = $2, pinned = $3, claimed_at = now, not_before = NULL, archive_at = NULL, archived = FALSE,
+    ", owner = $2, pinned = $3, claimed_at = now, tried_since = nullif(now, o.created_at), not_before = NULL, archive_at = NULL, archived = FALSE,
         look_at = least(o.look_at, now + $4::bigint)
     FROM clock
     WHERE o.id = ANY($1::bigint[]) AND o.state = 'pending' AND o.claimed_at = 0 AND o.failures = 0 AND o.crashes = 0
@@ -104,7 +104,7 @@ pub(crate) const TAKE: &str = concat!(
       AND (SELECT count(*) FROM semel_successors AS s WHERE s.operation = o.id) = 0
     RETURNING o.id, o.tenant, o.service, o.kind, o.key, o.fingerprint, o.payload_order, o.payload,
         o.label1, o.label2, o.label3, o.label4, o.state, o.fence, o.failures, o.crashes, o.parked, o.pinned, o.owner,
-        coalesce(o.priority, 0) AS priority, o.created_at, o.claimed_at, o.look_at, o.error, o.checkpoint
+        coalesce(o.priority, 0) AS priority, o.created_at, o.claimed_at, o.tried_since, o.look_at, o.error, o.checkpoint
 ), gone AS (
     DELETE FROM semel_backlog WHERE operation = ANY (ARRAY(SELECT t.id FROM taken AS t))
 ), leased AS (
@@ -117,7 +117,7 @@ pub(crate) const TAKE: &str = concat!(
     FROM taken, clock GROUP BY tenant, service, kind, label1, label2, now
 )
 SELECT id, tenant, service, kind, key, fingerprint, payload_order, payload, label1, label2, label3, label4, state, fence,
-       failures, crashes, parked, pinned, owner, priority, NULL::text AS own_terms, created_at, claimed_at,
+       failures, crashes, parked, pinned, owner, priority, NULL::text AS own_terms, created_at, claimed_at, tried_since,
        NULL::bigint AS settled_at, NULL::bigint AS not_before, NULL::bigint AS expires_at, NULL::bigint AS archive_at,
        FALSE AS archived, look_at, NULL::bytea AS outcome, NULL::boolean AS outcome_kept, error, checkpoint,
        NULL::bytea AS token, NULL::bigint AS deadline, NULL::bigint AS run_until, NULL::text AS terms,

@@ -8,7 +8,7 @@ macro_rules! brief {
         concat!(
             "SELECT o.id, o.tenant, o.service, o.kind, o.key, o.fingerprint, o.payload_order, CASE WHEN false THEN o.payload END AS payload,
                     o.label1, o.label2, o.label3, o.label4, o.state, o.fence, o.failures, o.crashes, o.parked, o.pinned, o.owner,
-                    coalesce(o.priority, 0) AS priority, o.terms AS own_terms, o.created_at, o.claimed_at, o.settled_at, o.not_before, o.expires_at, o.archive_at, o.archived, o.look_at,
+                    coalesce(o.priority, 0) AS priority, o.terms AS own_terms, o.created_at, o.claimed_at, o.tried_since, o.settled_at, o.not_before, o.expires_at, o.archive_at, o.archived, o.look_at,
                     substr(o.outcome, 1, 2) AS outcome, o.outcome_kept, substr(o.error, 1, 514) AS error,
                     CASE WHEN false THEN o.checkpoint END AS checkpoint,
                     l.token, l.deadline, l.run_until, l.terms, l.cancelled,

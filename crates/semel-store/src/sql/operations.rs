@@ -8,7 +8,7 @@ macro_rules! operation {
         concat!(
             "SELECT o.id, o.tenant, o.service, o.kind, o.key, o.fingerprint, o.payload_order, o.payload,
                     o.label1, o.label2, o.label3, o.label4, o.state, o.fence, o.failures, o.crashes, o.parked, o.pinned, o.owner,
-                    coalesce(o.priority, 0) AS priority, o.terms AS own_terms, o.created_at, o.claimed_at, o.settled_at, o.not_before, o.expires_at, o.archive_at, o.archived, o.look_at,
+                    coalesce(o.priority, 0) AS priority, o.terms AS own_terms, o.created_at, o.claimed_at, o.tried_since, o.settled_at, o.not_before, o.expires_at, o.archive_at, o.archived, o.look_at,
                     o.outcome, o.outcome_kept, o.error, o.checkpoint,
                     l.token, l.deadline, l.run_until, l.terms, l.cancelled,
                     s.fingerprint AS successor_fingerprint, s.payload_order AS successor_order, s.payload AS successor_payload ",
@@ -42,14 +42,14 @@ statements! {
     insert_operations =
         "INSERT INTO semel_operations
             (id, tenant, service, kind, key, fingerprint, payload_order, payload, label1, label2, label3, label4,
-             state, fence, failures, crashes, parked, pinned, priority, terms, owner, created_at, claimed_at, settled_at, not_before,
+             state, fence, failures, crashes, parked, pinned, priority, terms, owner, created_at, claimed_at, tried_since, settled_at, not_before,
              expires_at, archive_at, archived, look_at, outcome, outcome_kept, error, checkpoint)
          SELECT id, tenant, service, kind, key, fingerprint, payload_order, payload, label1, label2, label3, label4,
-             state, fence, failures, crashes, parked, pinned, priority, terms, owner, created_at, claimed_at, settled_at, not_before,
+             state, fence, failures, crashes, parked, pinned, priority, terms, owner, created_at, claimed_at, tried_since, settled_at, not_before,
              expires_at, archive_at, archived, look_at, outcome, outcome_kept, error, checkpoint
          FROM {rows $1: id int, tenant text, service text, kind text, key text, fingerprint bytes, payload_order int,
              payload bytes, label1 text, label2 text, label3 text, label4 text, state text, fence int, failures int,
-             crashes int, parked bool, pinned bool, priority int, terms text, owner text, created_at int, claimed_at int, settled_at int, not_before int,
+             crashes int, parked bool, pinned bool, priority int, terms text, owner text, created_at int, claimed_at int, tried_since int, settled_at int, not_before int,
              expires_at int, archive_at int, archived bool, look_at int, outcome bytes, outcome_kept bool, error bytes,
              checkpoint bytes} AS r
          WHERE true
@@ -61,11 +61,11 @@ statements! {
          SET fingerprint = r.fingerprint, payload_order = r.payload_order, payload = r.payload, state = r.state,
              fence = r.fence, failures = r.failures, crashes = r.crashes, parked = r.parked, pinned = r.pinned,
              priority = r.priority, terms = r.terms, owner = r.owner,
-             claimed_at = r.claimed_at, settled_at = r.settled_at, not_before = r.not_before, expires_at = r.expires_at,
+             claimed_at = r.claimed_at, tried_since = r.tried_since, settled_at = r.settled_at, not_before = r.not_before, expires_at = r.expires_at,
              archive_at = r.archive_at, archived = r.archived, look_at = r.look_at, outcome = r.outcome,
              outcome_kept = r.outcome_kept, error = r.error, checkpoint = r.checkpoint
          FROM {rows $1: id int, old_fence int, fingerprint bytes, payload_order int, payload bytes, state text, fence int,
-             failures int, crashes int, parked bool, pinned bool, priority int, terms text, owner text, claimed_at int, settled_at int, not_before int,
+             failures int, crashes int, parked bool, pinned bool, priority int, terms text, owner text, claimed_at int, tried_since int, settled_at int, not_before int,
              expires_at int, archive_at int, archived bool, look_at int, outcome bytes, outcome_kept bool, error bytes,
              checkpoint bytes} AS r
          WHERE o.id = r.id AND o.fence = r.old_fence";
@@ -73,11 +73,11 @@ statements! {
     update_briefly =
         "UPDATE semel_operations AS o
          SET state = r.state, fence = r.fence, failures = r.failures, crashes = r.crashes, parked = r.parked,
-             pinned = r.pinned, owner = r.owner, claimed_at = r.claimed_at, settled_at = r.settled_at,
+             pinned = r.pinned, owner = r.owner, claimed_at = r.claimed_at, tried_since = r.tried_since, settled_at = r.settled_at,
              not_before = r.not_before, expires_at = r.expires_at, archive_at = r.archive_at, archived = r.archived,
              look_at = r.look_at
          FROM {rows $1: id int, old_fence int, state text, fence int, failures int, crashes int, parked bool, pinned bool,
-             owner text, claimed_at int, settled_at int, not_before int, expires_at int, archive_at int, archived bool,
+             owner text, claimed_at int, tried_since int, settled_at int, not_before int, expires_at int, archive_at int, archived bool,
              look_at int} AS r
          WHERE o.id = r.id AND o.fence = r.old_fence";
     /// Deletes rows, by id and fence.

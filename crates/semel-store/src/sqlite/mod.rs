@@ -304,6 +304,7 @@ pub(crate) fn migrations() -> Migrator {
         "0011_queue",
         "0012_view",
         "0013_fleet",
+        "0014_tried",
     )
 }
 

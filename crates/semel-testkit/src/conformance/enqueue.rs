@@ -298,6 +298,44 @@ pub async fn a_cancelled_run_that_fails_or_is_released_does_not_run_again(lab: L
     assert!(taken(&node, 9).await.is_empty());
 }
 
+/// Neither a delay nor the wait in a queue counts as time in which an operation was tried. Newer data, and a person's
+/// decision, begin anew.
+pub async fn an_operation_is_tried_since_its_first_claim(lab: Lab) {
+    let node = lab.ledger().await;
+    // Without its own policy it is taken by another statement, on PostgreSQL.
+    enqueue(&node, plain("plain").delay(secs(3600))).await;
+    lab.pass(secs(7200));
+    let lease = take(&node, want(1)).await.remove(0);
+    assert_eq!((lease.operation().tried_for(), lease.operation()), (secs(0), &row(&node, "plain").await));
+    assert_eq!(lease.complete(done("")).await.unwrap(), SETTLED);
+
+    let policy = Policy { on_mismatch: OnMismatch::SupersedeIfNewer, ..policy() };
+    let version = |n: i64| work_with("k", &n.to_string(), policy.clone()).payload("x").order(n);
+    enqueue(&node, version(1).delay(secs(3600))).await;
+    lab.pass(secs(7200));
+    let tried = async || {
+        let lease = take(&node, want(1)).await.remove(0);
+        let tried = lease.operation().tried_for();
+        assert_eq!(row(&node, "k").await.tried_for(), tried);
+        assert_eq!(lease.release(secs(10)).await.unwrap(), SETTLED);
+        lab.pass(secs(10));
+        tried.as_secs()
+    };
+    assert_eq!((tried().await, tried().await, tried().await), (0, 10, 20));
+    enqueue(&node, version(2)).await;
+    assert_eq!((tried().await, tried().await), (0, 10));
+    let id = row(&node, "k").await.id;
+    let retry = Decision::Resolve { verdict: semel::machine::Verdict::Retry, expected: None };
+    decide(&node, id, retry).await;
+    assert_eq!((tried().await, tried().await), (0, 10));
+    let lease = acquire(&node, work("direct", policy.clone()).payload("x")).await;
+    assert_eq!((lease.operation().tried_since, lease.operation().tried_for()), (None, secs(0)));
+    assert_eq!(lease.release(secs(10)).await.unwrap(), SETTLED);
+    lab.pass(secs(30));
+    let again = acquire(&node, work("direct", policy.clone()).payload("x")).await;
+    assert_eq!(again.operation().tried_for(), secs(30));
+}
+
 /// A retry may be due after more time than a failed operation is kept: then it is kept beyond the retry.
 pub async fn a_failed_operation_does_not_expire_before_its_retry(lab: Lab) {
     let node = lab.ledger().await;

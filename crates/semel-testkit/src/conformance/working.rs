@@ -312,6 +312,23 @@ pub async fn an_unreachable_target_uses_up_no_starts_of_a_rate(lab: Lab) {
     assert!(calls.load(Ordering::SeqCst) <= allowed, "{calls:?} have started within {:?}", begun.elapsed());
 }
 
+/// An operation that was enqueued for another day waits as briefly as a new one when its target is unreachable.
+pub async fn the_delay_of_an_enqueue_does_not_prolong_the_wait_for_a_target(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let day = secs(24 * 3600);
+    ledger.enqueue(job(of("acme", "later"), "k").delay(day)).await.unwrap();
+    lab.pass(day);
+    let kind = Kind::leased("works", "later", |_: Context<Database>| {
+        std::future::ready(Err(Unfinished::Away { target: "there".into(), after: Duration::ZERO, why: "no".into() }))
+    });
+    let hired = hire(Worker::new(&ledger).on(kind.policy(Policy::default())));
+    let there = async || ledger.store().by_key(&of("acme", "later"), &key("k")).await.unwrap().unwrap();
+    eventually(|| async { there().await.error.is_some() }).await;
+    hired.stop().await;
+    let wait = there().await.not_before.unwrap().since(Lab::START + day);
+    assert!(wait <= secs(1), "it waits for {wait:?}");
+}
+
 /// A kind whose policy is not valid is not taken, and a span that panics ends one run: other work goes on.
 pub async fn mistakes_in_one_kind_stop_no_other(lab: Lab) {
     let lab = lab.with_real_clock();

@@ -105,6 +105,7 @@ pub(super) fn unclaimed(request: &Request, fence: Fence, now: Timestamp) -> Oper
         owner: String::new(),
         created_at: now,
         claimed_at: Timestamp::NEVER,
+        tried_since: None,
         settled_at: None,
         not_before: None,
         expires_at: None,
@@ -125,6 +126,9 @@ fn grant(op: &mut Operation, request: &Request, fence: Fence, now: Timestamp) {
     unsettle(op);
     op.state = State::Processing;
     op.fence = fence;
+    if op.owner.is_empty() {
+        op.tried_since = (op.created_at != now).then_some(now);
+    }
     op.owner.clone_from(&request.owner);
     op.pinned = policy.pinned;
     op.claimed_at = now;

@@ -206,6 +206,7 @@ pub(super) fn resolve(
         Verdict::Retry => {
             unsettle(&mut op);
             op.state = State::Pending;
+            op.tried_since = Some(now);
             op.failures = 0;
             op.crashes = 0;
             "it may run again"
@@ -217,6 +218,7 @@ pub(super) fn resolve(
             }
             unsettle(&mut op);
             op.state = State::Pending;
+            op.tried_since = Some(now);
             op.failures = 0;
             op.crashes = 0;
             op.error = None;

@@ -88,13 +88,12 @@ impl Targets {
     }
 }
 
-/// How long an operation waits while its target is paused: at least the pause. An older one waits for half its age, up to
-/// the longest backoff of its policy: otherwise all operations of a target that is unreachable for days would be tried over
-/// and over.
+/// How long an operation waits while its target is paused: at least the pause. One that has been tried for longer waits
+/// for half that time, up to the longest backoff of its policy: otherwise all operations of a target that is unreachable
+/// for days would be tried over and over.
 pub(crate) fn patience(pause: Duration, operation: &Operation) -> Duration {
-    let age = operation.claimed_at.since(operation.created_at);
     let longest = operation.lease.as_ref().map_or(LONGEST_AWAY, |lease| lease.terms.backoff.cap.min(LONGEST_AWAY));
-    pause.max((age / 2).min(longest))
+    pause.max((operation.tried_for() / 2).min(longest))
 }
 
 #[cfg(test)]

@@ -151,8 +151,8 @@ impl Line {
             Called::Refused(status) => Err(Unfinished::failed_for_good(format!("the endpoint answered {status}"))),
             Called::NotNow(status, wait) => fail(format!("the endpoint answered {status}"), wait),
             Called::InFlight(wait) => {
-                let age = context.operation().claimed_at.since(context.operation().created_at);
-                let after = wait.unwrap_or((age / 2).clamp(IN_FLIGHT, LONGEST_BACKOFF)).max(SOON);
+                let longer = (context.operation().tried_for() / 2).clamp(IN_FLIGHT, LONGEST_BACKOFF);
+                let after = wait.unwrap_or(longer).max(SOON);
                 Err(Unfinished::released_because(after, "the endpoint answered 409 Conflict"))
             }
             // Nothing was sent, so an unreachable endpoint counts no attempts, however long.

@@ -238,10 +238,10 @@ async fn publish(
     Ok(done)
 }
 
-/// The wait after a call without an effect: half the event's age, up to the longest backoff. An endpoint that is down
-/// for days would otherwise fill the journal.
+/// The wait after a call without an effect: half the time for which the event has been tried, up to the longest backoff.
+/// An endpoint that is down for days would otherwise fill the journal.
 fn later(operation: &Operation, least: Duration, most: Duration) -> Duration {
-    (operation.claimed_at.since(operation.created_at) / 2).clamp(least, most.max(least))
+    (operation.tried_for() / 2).clamp(least, most.max(least))
 }
 
 /// A handler's result, adjusted: an event that can run again is never in doubt, and a released one always waits.
