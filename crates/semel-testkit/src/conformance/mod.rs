@@ -166,6 +166,7 @@ macro_rules! conformance_suite {
                     a_run_that_panics_does_not_make_its_target_reachable,
                     an_unreachable_target_uses_up_no_starts_of_a_rate,
                     the_delay_of_an_enqueue_does_not_prolong_the_wait_for_a_target,
+                    work_of_another_node_starts_soon,
                     newer_data_is_the_workers_next_work,
                     work_of_a_lost_node_goes_on_without_a_sweep,
                     mistakes_in_one_kind_stop_no_other,

@@ -329,6 +329,31 @@ pub async fn the_delay_of_an_enqueue_does_not_prolong_the_wait_for_a_target(lab:
     assert!(wait <= secs(1), "it waits for {wait:?}");
 }
 
+/// A worker finds what another node has enqueued by polling: an idle one within a second, a busy one within a tenth.
+pub async fn work_of_another_node_starts_soon(lab: Lab) {
+    let lab = lab.with_real_clock();
+    let (here, there) = (lab.ledger_of("here").await, lab.ledger_of("there").await);
+    let (begun, mut runs) = tokio::sync::mpsc::unbounded_channel();
+    let kind = Kind::leased("works", "remote", move |_: Context<Database>| {
+        let _ = begun.send(());
+        std::future::ready(Ok(Outcome::kept("")))
+    });
+    let hired = hire(Worker::new(&here).on(kind.policy(policy())));
+    let mut waits = Vec::new();
+    for n in 0..10 {
+        there.enqueue(job(of("acme", "remote"), &n.to_string())).await.unwrap();
+        let enqueued = std::time::Instant::now();
+        soon(runs.recv()).await.unwrap();
+        waits.push(enqueued.elapsed());
+    }
+    hired.stop().await;
+    assert!(waits[0] < secs(4), "{waits:?}");
+    // The median: one of them may meet a busy machine.
+    waits.remove(0);
+    waits.sort_unstable();
+    assert!(waits[4] < Duration::from_millis(500), "{waits:?}");
+}
+
 /// A kind whose policy is not valid is not taken, and a span that panics ends one run: other work goes on.
 pub async fn mistakes_in_one_kind_stop_no_other(lab: Lab) {
     let lab = lab.with_real_clock();
