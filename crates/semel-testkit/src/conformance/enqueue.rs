@@ -349,12 +349,12 @@ pub async fn a_failed_operation_does_not_expire_before_its_retry(lab: Lab) {
     assert_eq!(taken(&node, 1).await, ["k"]);
 }
 
-/// A run that makes progress each time is not parked, even if its node dies many times.
+/// A run that makes progress each time is not parked, even if its node dies twenty times.
 pub async fn progress_forgives_crashes(lab: Lab) {
     let ledger = lab.ledger().await;
     let policy = Policy { max_crashes: 3, backoff: Backoff::NONE, ..policy() };
     let work = || work("k", policy.clone());
-    for n in 0..6_u8 {
+    for n in 0..20_u8 {
         let lease = acquire(&ledger, work()).await;
         assert_eq!(lease.operation().checkpoint.as_deref(), n.checked_sub(1).as_ref().map(std::slice::from_ref));
         let request = semel::store::LeaseWrite {
