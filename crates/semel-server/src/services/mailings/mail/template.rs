@@ -14,10 +14,23 @@ use minijinja::{
     value::{Object, Value},
 };
 
-use super::template_rules;
+use super::template_rules::{self, Measure};
 
 /// Variables that every mail has, next to the columns of its recipient.
 pub(crate) const BUILT_IN: [&str; 2] = ["email", "unsubscribe_url"];
+
+/// The variables of a row. A column named like a built-in one does not hide it: the link to unsubscribe must be ours.
+pub(crate) fn variables<'a>(
+    columns: &'a [String],
+    values: &'a [String],
+    email: &'a str,
+    unsubscribe: Option<&'a str>,
+) -> Vec<(&'a str, &'a str)> {
+    let [own_email, own_link] = BUILT_IN;
+    let cells = columns.iter().zip(values).map(|(column, value)| (column.as_str(), value.as_str()));
+    let cells = cells.filter(|(column, _)| !BUILT_IN.contains(column));
+    cells.chain([(own_email, email), (own_link, unsubscribe.unwrap_or_default())]).collect()
+}
 
 /// The longest template, and the longest result of one. Mail servers commonly accept 10 MiB, but a mailing multiplies
 /// every byte by its recipients.
@@ -31,7 +44,7 @@ const LONGEST_SUBJECT: usize = 998;
 const LONGEST_VALUES: usize = 64 << 10;
 
 /// Instructions per render. A placeholder needs two or three.
-const FUEL: u64 = 20_000;
+const FUEL: u32 = 20_000;
 
 /// A mistake in one field of a mailing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,10 +72,27 @@ pub(crate) struct Templates {
     env: Environment<'static>,
     /// The names that the templates use, sorted and shared with the context of each render.
     names: Arc<[String]>,
-    /// The fields, each with the names that it uses.
-    uses: Vec<(&'static str, Vec<String>)>,
-    has_text: bool,
-    has_html: bool,
+    parts: Vec<Part>,
+}
+
+/// A template of a mailing.
+#[derive(Debug)]
+struct Part {
+    field: &'static str,
+    /// The names that it uses.
+    names: Vec<String>,
+    bytes: usize,
+    measure: Measure,
+}
+
+impl Part {
+    /// Whether the result may be refused for values of so many bytes. A result has each value at most once per tag: a
+    /// filter may treble it, and the escaping of HTML makes six bytes of one.
+    fn may_fail(&self, values: usize) -> bool {
+        let longest = 6 * self.bytes + 18 * self.measure.tags * values;
+        let is_short = longest <= LONGEST && 3 * values <= LONGEST_VALUES;
+        !(self.measure.is_safe && is_short && 2 * self.measure.tokens <= FUEL as usize)
+    }
 }
 
 impl Templates {
@@ -75,15 +105,15 @@ impl Templates {
         env.set_undefined_behavior(UndefinedBehavior::Strict);
         env.set_keep_trailing_newline(true);
         env.set_auto_escape_callback(|name| if name == "html" { AutoEscape::Html } else { AutoEscape::None });
-        env.set_fuel(Some(FUEL));
+        env.set_fuel(Some(FUEL.into()));
         template_rules::add_filters(&mut env);
 
         let mut mistakes = Vec::new();
-        let mut uses = Vec::new();
+        let mut parts = Vec::new();
         for (field, source) in [("subject", Some(subject)), ("body", text), ("html", html)] {
             let Some(source) = source else { continue };
             match add(&mut env, field, source) {
-                Ok(names) => uses.push((field, names)),
+                Ok(part) => parts.push(part),
                 Err(message) => mistakes.push(Mistake { field, message }),
             }
         }
@@ -93,15 +123,15 @@ impl Templates {
         if !mistakes.is_empty() {
             return Err(mistakes);
         }
-        let names: BTreeSet<String> = uses.iter().flat_map(|(_, names)| names.iter().cloned()).collect();
+        let names: BTreeSet<String> = parts.iter().flat_map(|part| part.names.iter().cloned()).collect();
         let names = names.into_iter().collect();
-        Ok(Self { env, names, uses, has_text: text.is_some(), has_html: html.is_some() })
+        Ok(Self { env, names, parts })
     }
 
     /// The variables that the templates use and that neither a column nor the server provides, each with its field.
     pub(crate) fn missing(&self, columns: &[String]) -> Vec<(&'static str, &str)> {
         let provided = |name: &str| columns.iter().any(|column| column == name) || BUILT_IN.contains(&name);
-        let all = self.uses.iter().flat_map(|(field, names)| names.iter().map(|name| (*field, name.as_str())));
+        let all = self.parts.iter().flat_map(|part| part.names.iter().map(|name| (part.field, name.as_str())));
         all.filter(|(_, name)| !provided(name)).collect()
     }
 
@@ -110,6 +140,34 @@ impl Templates {
     /// # Errors
     /// When a value is missing, or the result cannot be a mail.
     pub(crate) fn render(&self, vars: &[(&str, &str)]) -> Result<Rendered, String> {
+        let (row, _) = self.row(vars)?;
+        let subject = self.render_one("subject", &row)?;
+        check_subject(&subject)?;
+        let mut rendered = Rendered { subject, text: None, html: None };
+        for part in &self.parts {
+            match part.field {
+                "body" => rendered.text = Some(self.render_one("body", &row)?),
+                "html" => rendered.html = Some(self.render_one("html", &row)?),
+                _ => {}
+            }
+        }
+        Ok(rendered)
+    }
+
+    /// Whether a mail can be made of these values. Text and HTML are rendered only if they may fail: an import tries
+    /// every row.
+    ///
+    /// # Errors
+    /// That of [`Templates::render`].
+    pub(crate) fn try_out(&self, vars: &[(&str, &str)]) -> Result<(), String> {
+        let (row, length) = self.row(vars)?;
+        check_subject(&self.render_one("subject", &row)?)?;
+        let mut parts = self.parts.iter().filter(|part| part.field != "subject" && part.may_fail(length));
+        parts.try_for_each(|part| self.render_one(part.field, &row).map(drop))
+    }
+
+    /// The values that the templates use, and their bytes.
+    fn row(&self, vars: &[(&str, &str)]) -> Result<(Value, usize), String> {
         let mut values = Vec::with_capacity(self.names.len());
         let mut length = 0;
         for name in self.names.iter() {
@@ -121,13 +179,7 @@ impl Templates {
         if length > LONGEST_VALUES {
             return Err(format!("the values of this recipient are longer than {} KiB", LONGEST_VALUES >> 10));
         }
-        let row = Value::from_object(Row { names: Arc::clone(&self.names), values });
-
-        let subject = self.render_one("subject", &row)?;
-        check_subject(&subject)?;
-        let text = self.has_text.then(|| self.render_one("body", &row)).transpose()?;
-        let html = self.has_html.then(|| self.render_one("html", &row)).transpose()?;
-        Ok(Rendered { subject, text, html })
+        Ok((Value::from_object(Row { names: Arc::clone(&self.names), values }), length))
     }
 
     fn render_one(&self, field: &str, row: &Value) -> Result<String, String> {
@@ -143,17 +195,17 @@ impl Templates {
     }
 }
 
-/// Adds a template and returns the names of its variables.
-fn add(env: &mut Environment<'static>, field: &'static str, source: &str) -> Result<Vec<String>, String> {
+/// Adds a template.
+fn add(env: &mut Environment<'static>, field: &'static str, source: &str) -> Result<Part, String> {
     if source.len() > LONGEST {
         return Err(format!("is longer than {} KiB", LONGEST >> 10));
     }
-    template_rules::check(source).map_err(|error| said(&error))?;
+    let measure = template_rules::check(source).map_err(|error| said(&error))?;
     env.add_template_owned(field, source.to_owned()).map_err(|error| said(&error))?;
     let template = env.get_template(field).map_err(|error| said(&error))?;
     let mut names: Vec<String> = template.undeclared_variables(false).into_iter().collect();
     names.sort_unstable();
-    Ok(names)
+    Ok(Part { field, names, bytes: source.len(), measure })
 }
 
 /// A line break in a subject would start another header.

@@ -10,9 +10,9 @@ use std::fmt::Write as _;
 use minijinja::{
     Environment, Error, ErrorKind,
     machinery::{
-        WhitespaceConfig,
-        ast::{BinOpKind, CallArg, CompareOpKind, Expr, Stmt},
-        parse,
+        Token, WhitespaceConfig,
+        ast::{BinOpKind, CallArg, CompareOpKind, Expr, Stmt, UnaryOpKind},
+        parse, tokenize,
     },
     syntax::SyntaxConfig,
     value::Value,
@@ -24,19 +24,70 @@ const LONGEST: usize = 64 << 10;
 /// Filters per template. The slowest one needs 0.3 ms for the longest text.
 const MOST_FILTERS: usize = 500;
 
+/// The words and signs of one tag, and the `elif` of a template. The parser, this check, the compiler and the end of the
+/// syntax tree call themselves for each of many operators in a row (`not not …`, `a or a or …`, `a|d|d…`) and for each
+/// `elif`; only brackets and nested `if` have a limit in minijinja. 200,000 of them overflow the stack, which ends the
+/// process. These many fit into a quarter of the smallest stack that we use (2 MiB).
+const MOST_TOKENS: usize = 500;
+const MOST_ELIFS: usize = 200;
+
+/// Tags per template: more than [`super::template`] renders. They bound the memory of the syntax tree.
+const MOST_TAGS: usize = 20_000;
+
 /// The filters of the language. An unknown one is a mistake of the template, not of the first recipient.
 const FILTERS: [&str; 12] =
     ["capitalize", "d", "default", "float", "int", "length", "lower", "replace", "title", "trim", "upper", "urlencode"];
 
+/// What is known of a template before it is rendered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Measure {
+    /// Words, signs and pieces of text; an instruction needs at least one.
+    pub(super) tokens: usize,
+    /// At most so many values are written.
+    pub(super) tags: usize,
+    /// Whether no expression can fail, whatever its values are, if they are short.
+    pub(super) is_safe: bool,
+}
+
 /// Checks that a template stays within the language.
-pub(super) fn check(source: &str) -> Result<(), Error> {
+pub(super) fn check(source: &str) -> Result<Measure, Error> {
+    let measure = measure(source)?;
     let root = parse(source, "template", SyntaxConfig, WhitespaceConfig::default())?;
-    Check { filters: 0 }.statement(&root)
+    let mut check = Check { filters: 0, is_safe: true };
+    check.statement(&root)?;
+    Ok(Measure { is_safe: check.is_safe, ..measure })
+}
+
+/// Refuses a template that is too deep to be parsed. The tokenizer needs no stack. A mistake that it finds is reported by
+/// the parser, which stops there, too.
+fn measure(source: &str) -> Result<Measure, Error> {
+    let (mut all, mut tokens, mut tags, mut elifs) = (0, 0, 0, 0);
+    let read = tokenize(source, false, SyntaxConfig, WhitespaceConfig::default());
+    for (token, span) in read.map_while(Result::ok) {
+        let line = span.start_line;
+        (all, tokens) = (all + 1, tokens + 1);
+        match token {
+            Token::VariableStart | Token::BlockStart => (tokens, tags) = (0, tags + 1),
+            Token::Ident("elif") => elifs += 1,
+            _ => {}
+        }
+        if tokens > MOST_TOKENS {
+            return Err(refuse(&format!("more than {MOST_TOKENS} words and signs in one tag"), line));
+        }
+        if tags > MOST_TAGS {
+            return Err(refuse(&format!("more than {MOST_TAGS} tags"), line));
+        }
+        if elifs > MOST_ELIFS {
+            return Err(refuse(&format!("more than {MOST_ELIFS} times 'elif'"), line));
+        }
+    }
+    Ok(Measure { tokens: all, tags, is_safe: false })
 }
 
 /// The state of one check.
 struct Check {
     filters: usize,
+    is_safe: bool,
 }
 
 impl Check {
@@ -44,9 +95,9 @@ impl Check {
         match statement {
             Stmt::Template(all) => self.all(&all.children),
             Stmt::EmitRaw(_) => Ok(()),
-            Stmt::EmitExpr(emit) => self.expression(&emit.expr),
+            Stmt::EmitExpr(emit) => self.top(&emit.expr),
             Stmt::IfCond(cond) => {
-                self.expression(&cond.expr)?;
+                self.top(&cond.expr)?;
                 self.all(&cond.true_body)?;
                 self.all(&cond.false_body)
             }
@@ -65,6 +116,12 @@ impl Check {
 
     fn all(&mut self, statements: &[Stmt<'_>]) -> Result<(), Error> {
         statements.iter().try_for_each(|s| self.statement(s))
+    }
+
+    /// The expression of a tag.
+    fn top(&mut self, expression: &Expr<'_>) -> Result<(), Error> {
+        self.is_safe &= is_safe(expression);
+        self.expression(expression)
     }
 
     fn expression(&mut self, expression: &Expr<'_>) -> Result<(), Error> {
@@ -127,6 +184,44 @@ impl Check {
             }),
             other => self.expression(other),
         }
+    }
+}
+
+/// Whether an expression cannot fail if its values are short. What is not known to be safe is not.
+fn is_safe(expression: &Expr<'_>) -> bool {
+    use BinOpKind::{Eq, Ne, ScAnd, ScOr};
+    match expression {
+        Expr::Var(_) | Expr::Const(_) => true,
+        Expr::UnaryOp(unary) => matches!(unary.op, UnaryOpKind::Not) && is_safe(&unary.expr),
+        Expr::BinOp(binary) => {
+            matches!(binary.op, Eq | Ne | ScAnd | ScOr) && is_safe(&binary.left) && is_safe(&binary.right)
+        }
+        // Without an `else` the result may be undefined, which cannot be written.
+        Expr::IfExpr(cond) => {
+            is_safe(&cond.test_expr) && is_safe(&cond.true_expr) && cond.false_expr.as_ref().is_some_and(is_safe)
+        }
+        Expr::Filter(filter) => match (filter.name, filter.expr.as_ref(), filter.args.as_slice()) {
+            ("d" | "default", Some(value), [CallArg::Pos(other)]) => is_safe(value) && is_safe(other),
+            // These need a text, and at most treble it. A chain of them may grow beyond the limit.
+            ("upper" | "lower" | "trim" | "capitalize" | "title" | "length" | "urlencode", Some(value), []) => {
+                is_text(value)
+            }
+            _ => false,
+        },
+        _ => false,
+    }
+}
+
+/// Whether the value is a variable, or a text instead of it.
+fn is_text(expression: &Expr<'_>) -> bool {
+    match expression {
+        Expr::Var(_) => true,
+        Expr::Const(constant) => constant.value.as_str().is_some(),
+        Expr::Filter(filter) => match (filter.name, filter.expr.as_ref(), filter.args.as_slice()) {
+            ("d" | "default", Some(value), [CallArg::Pos(other)]) => is_text(value) && is_text(other),
+            _ => false,
+        },
+        _ => false,
     }
 }
 

@@ -1,4 +1,4 @@
-use super::super::template::{Mistake, Templates};
+use super::super::template::{Mistake, Templates, variables};
 
 fn fields(mistakes: &[Mistake]) -> Vec<&str> {
     mistakes.iter().map(|mistake| mistake.field).collect()
@@ -61,7 +61,7 @@ fn the_language_has_no_part_that_can_loop_or_grow() {
 
 #[test]
 fn a_render_is_bounded_in_instructions_values_and_output() {
-    let many = "{% if a %}{% endif %}".repeat(20_000);
+    let many = "{{ a }}".repeat(15_000);
     assert!(text(&many, &[("a", "x")]).unwrap_err().contains("fuel"));
     let many = "{{ a|upper }}".repeat(501);
     assert!(Templates::parse("s", Some(&many), None).unwrap_err()[0].message.contains("500 filters"));
@@ -78,6 +78,16 @@ fn missing_lists_variables_that_no_column_and_no_built_in_provides_with_their_fi
     let templates = Templates::parse("{{ title|default(code) }}", Some(source), None).unwrap();
     let missing = templates.missing(&["name".to_owned(), "other".to_owned()]);
     assert_eq!(missing, [("subject", "code"), ("subject", "title"), ("body", "plan")]);
+}
+
+#[test]
+fn a_column_does_not_hide_a_built_in_variable() {
+    let columns = ["email", "unsubscribe_url", "name"].map(str::to_owned);
+    let values = ["Ana@Example.com", "https://elsewhere.example", "Ana"].map(str::to_owned);
+    let source = "{{ name }} {{ email }} {{ unsubscribe_url }}";
+    let vars = variables(&columns, &values, "ana@example.com", Some("https://ours.example/u/1"));
+    assert_eq!(text(source, &vars).as_deref(), Ok("Ana ana@example.com https://ours.example/u/1"));
+    assert_eq!(text(source, &variables(&columns, &values, "a@b.c", None)).as_deref(), Ok("Ana a@b.c "));
 }
 
 #[test]
@@ -112,4 +122,81 @@ fn filters_and_conditions_work_on_text() {
         assert_eq!(text(source, &vars).as_deref(), Ok(result), "{source}");
     }
     assert!(text("{{ name|int }}", &vars).unwrap_err().contains("whole number"));
+}
+
+/// An import tries every row before anything is sent, and the shortcut must not let a row pass that cannot be rendered.
+#[test]
+fn a_row_that_is_tried_fails_exactly_if_it_cannot_be_rendered() {
+    let sources = [
+        "{{ a }}",
+        "{{ a|upper }} {{ b|d('x')|title }}",
+        "{{ a|int }}",
+        "{{ a|urlencode|urlencode }}",
+        "{{ a|d }}",
+        "{{ a|replace(b, a) }}",
+        "{{ a if b }}",
+        "{{ a if b else 'x' }}",
+        "{{ (a == b)|trim }}",
+        "{{ -a }}",
+        "{{ a in b }} {{ a < b }}",
+        "{% if a|length %}{{ b|lower }}{% elif not b %}{{ b|float }}{% endif %}",
+        &"{{ a }}".repeat(60),
+        &"{{ a }}".repeat(15_000),
+        &"x".repeat(1 << 20),
+    ];
+    let long = ["x".repeat(30 << 10), "<".repeat(20 << 10), "\u{390}".repeat(15 << 10), "y".repeat(70 << 10)];
+    let values = ["", "1", "1.5", "ana", "a\nb"].into_iter().chain(long.iter().map(String::as_str));
+    let values: Vec<&str> = values.collect();
+    for source in sources {
+        for (text, html) in [(Some(source), None), (None, Some(source)), (Some("x {{ a }}{{ b }}"), None)] {
+            let templates = Templates::parse("s {{ b }}", text, html).unwrap();
+            for (a, b) in values.iter().flat_map(|a| values.iter().map(move |b| (*a, *b))) {
+                let vars = [("a", a), ("b", b)];
+                let name = || format!("{} with {:?}, {:?}", &source[..source.len().min(60)], a.len(), b.len());
+                assert_eq!(templates.try_out(&vars), templates.render(&vars).map(drop), "{}", name());
+            }
+        }
+    }
+}
+
+/// Threads of the server have 2 MiB. A process whose stack overflows ends, and with it this test.
+#[test]
+fn no_template_is_too_deep_for_the_stack() {
+    let shapes: [(&str, &dyn Fn(usize) -> String); 12] = [
+        ("not", &|n| format!("{{{{ {}a }}}}", "not ".repeat(n))),
+        ("minus", &|n| format!("{{{{ {}1 }}}}", "- ".repeat(n))),
+        ("or", &|n| format!("{{{{ a{} }}}}", " or a".repeat(n))),
+        ("and", &|n| format!("{{% if a{} %}}{{% endif %}}", " and a".repeat(n))),
+        ("compare", &|n| format!("{{{{ a{} }}}}", " == a".repeat(n))),
+        ("plus", &|n| format!("{{{{ a{} }}}}", " + a".repeat(n))),
+        ("attribute", &|n| format!("{{{{ a{} }}}}", ".b".repeat(n))),
+        ("call", &|n| format!("{{{{ a{} }}}}", "()".repeat(n))),
+        ("filter", &|n| format!("{{{{ a{} }}}}", "|d".repeat(n))),
+        ("test", &|n| format!("{{{{ a{} }}}}", " is b".repeat(n))),
+        ("else", &|n| format!("{{{{ a{} }}}}", " if a else a".repeat(n))),
+        ("elif", &|n| format!("{{% if a %}}{}{{% endif %}}", "{% elif a %}".repeat(n))),
+    ];
+    for (name, shape) in shapes {
+        let [deep, short] = [200_000, 20].map(shape);
+        let deepest = [490, 245, 120].map(shape);
+        let parse = move || {
+            let refused = |source: &str| Templates::parse("s", Some(source), None).is_err();
+            assert!(refused(&deep), "{name}");
+            // As deep as the limits allow, whatever the answer is.
+            deepest.iter().for_each(|source| drop(Templates::parse("s", Some(source), None)));
+            assert!(["plus", "attribute", "call", "test"].contains(&name) || !refused(&short), "{name}");
+        };
+        std::thread::Builder::new().stack_size(2 << 20).spawn(parse).unwrap().join().unwrap();
+    }
+}
+
+#[test]
+fn the_deepest_template_that_is_allowed_fits_into_the_stack() {
+    let parts = |open: &str, close: &str, n: usize| (open.repeat(n), close.repeat(n));
+    let (ifs, ends) = parts("{% if not not not not a %}", "{% endif %}", 25);
+    let (open, close) = parts("(not not ", ")", 50);
+    let elifs = "{% elif a %}".repeat(200);
+    let source = format!("{ifs}{elifs}{{{{ {open}a{close} }}}}{ends}");
+    let parse = move || Templates::parse("s", Some(&source), Some(&source)).is_ok();
+    assert!(std::thread::Builder::new().stack_size(2 << 20).spawn(parse).unwrap().join().unwrap());
 }
