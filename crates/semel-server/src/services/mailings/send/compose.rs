@@ -12,7 +12,7 @@ use crate::services::mailings::{
     list::shape::Shape,
     mail::{
         message::{Outgoing, address},
-        template::{Rendered, Templates},
+        template::{Rendered, Templates, variables},
     },
     message::Message,
     tables::{entries::Entry, mailings::Mailing},
@@ -104,9 +104,5 @@ pub(in super::super) fn rendered(
     email: &str,
     unsubscribe: Option<&str>,
 ) -> Result<Rendered, String> {
-    let mut variables: Vec<(&str, &str)> = columns.iter().zip(values).map(|(c, v)| (c.as_str(), v.as_str())).collect();
-    variables.retain(|(name, _)| *name != "email");
-    variables.push(("email", email));
-    variables.push(("unsubscribe_url", unsubscribe.unwrap_or_default()));
-    templates.render(&variables)
+    templates.render(&variables(columns, values, email, unsubscribe))
 }
