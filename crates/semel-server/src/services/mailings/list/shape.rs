@@ -54,7 +54,22 @@ impl Shape {
         }
         // Of equal ones `max_by_key` takes the last, hence the reversal.
         let best = samples.into_iter().rev().max_by_key(|sample| sample.score(column));
-        best.map_or_else(|| Err(no_rows(first, is_whole)), |best| best.shape(&start, first, is_whole, column))
+        let shape = best.ok_or_else(|| no_rows(first, is_whole))?.shape(&start, first, is_whole, column)?;
+        shape.check_rows(first, is_whole)?;
+        Ok(shape)
+    }
+
+    /// Looks for rows behind the sample that cannot be read: the import would fail there.
+    fn check_rows(&self, first: &[u8], is_whole: bool) -> Result<(), Broken> {
+        let mut records = Records::resume(self.delimiter, self.start());
+        records.feed(first.get(usize::try_from(self.skip).unwrap_or(0)..).unwrap_or_default());
+        if is_whole {
+            records.finish();
+        }
+        while let Some(record) = records.next()? {
+            record.cells()?;
+        }
+        Ok(())
     }
 
     /// The place before the first row.
