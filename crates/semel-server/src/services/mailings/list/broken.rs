@@ -22,6 +22,10 @@ impl Broken {
         Broken { line: Some(line), ..self }
     }
 
+    pub(crate) fn empty() -> Broken {
+        Broken::new("empty", "the file has no rows: all its lines are blank, except perhaps a header")
+    }
+
     /// `around`: the bytes by which to guess the encoding that the file has instead.
     pub(super) fn not_utf8(line: u64, around: &[u8]) -> Broken {
         let guess = if looks_like_windows_1252(around) {
