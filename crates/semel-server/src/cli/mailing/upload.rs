@@ -139,15 +139,31 @@ fn dry_run(report: &Value) -> String {
     let number = |name: &str| report[name].as_i64().unwrap_or_default();
     let text = |value: &Value| plain(value.as_str().unwrap_or_default());
     let columns = report["columns"].as_array().map(|all| all.iter().map(text).collect::<Vec<_>>().join(", "));
-    let (counted, more) = (number("duplicateRows"), if report["duplicateRowsExact"] == true { "" } else { " or more" });
+    // Of a very long list, some duplicates are counted as addresses.
+    let (most, least) = if report["exact"] == true { ("", "") } else { ("at most ", " or more") };
     let mut said = format!(
-        "dry run of {}: nothing was stored\n  {} would get a mail\n  {}{more}, {}\n  columns: {}\n",
+        "dry run of {}: nothing was stored\n  {most}{} would get a mail\n  {}{least}, {}\n",
         text(&report["filename"]),
-        count(number("total"), "address", "addresses"),
-        count(counted, "duplicate row", "duplicate rows"),
+        count(number("total") - number("suppressed"), "address", "addresses"),
+        count(number("duplicateRows"), "duplicate row", "duplicate rows"),
         count(number("rejectedRows"), "rejected row", "rejected rows"),
-        columns.unwrap_or_default(),
     );
+    let warning = |name: &str| report["warnings"][name].as_i64().unwrap_or_default();
+    for (number, one, several) in [
+        (number("suppressed"), "address is suppressed", "addresses are suppressed"),
+        (number("blankRows"), "blank row", "blank rows"),
+        (
+            warning("plusTags"),
+            "address has a +tag: the same person may be listed twice",
+            "addresses have a +tag: the same people may be listed twice",
+        ),
+        (warning("mixedScripts"), "domain mixes letters that look alike", "domains mix letters that look alike"),
+    ] {
+        if number > 0 {
+            said.push_str(&format!("  {}\n", count(number, one, several)));
+        }
+    }
+    said.push_str(&format!("  columns: {}\n", columns.unwrap_or_default()));
     for reject in report["rejects"].as_array().into_iter().flatten() {
         said.push_str(&format!("  line {}: {}: {}\n", reject["line"], text(&reject["code"]), text(&reject["value"])));
     }

@@ -11,6 +11,8 @@ use tokio::{fs::File, io::AsyncReadExt as _};
 use super::{
     Service,
     act::Who,
+    check::{FIRST, Texts, invalid_file},
+    form::text,
     list::{
         broken::Broken,
         rows::{Kind, Rows},
@@ -19,7 +21,6 @@ use super::{
     message::Given,
     run,
     tables::{mailings, suppressions},
-    upload::{FIRST, LONGEST_TEXT, Texts, invalid_file},
     view,
 };
 pub(crate) use super::{act::Act, list::address::Email, routes::STATUSES, upload::Outcome};
@@ -108,7 +109,7 @@ impl Service {
             dry_run: asked.dry_run.then(|| "true".to_owned()),
         };
         let upload = self.accept(staged, &first, texts, wrong).await?;
-        self.take(by.tenant, by.actor, upload).await
+        self.take(by.tenant, by.actor, upload, std::future::pending()).await
     }
 
     /// `GET /mailings/{id}`
@@ -248,16 +249,4 @@ pub(crate) fn parts(file: File) -> impl Stream<Item = Result<Bytes, Problem>> {
         let read = file.read_buf(&mut part).await.map_err(unreadable)?;
         Ok((read > 0).then(|| (part.freeze(), file)))
     })
-}
-
-/// A text field, by the rules of an upload.
-fn text(bytes: Vec<u8>) -> Result<String, &'static str> {
-    if bytes.len() > LONGEST_TEXT {
-        return Err("must have at most 1 MiB");
-    }
-    match String::from_utf8(bytes) {
-        Ok(text) if text.contains('\0') => Err("must not have a NUL character"),
-        Ok(text) => Ok(text),
-        Err(_) => Err("is not UTF-8"),
-    }
 }

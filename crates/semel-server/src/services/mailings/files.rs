@@ -8,14 +8,14 @@ use std::{
 };
 
 use semel::{Error, Ledger, Result, prelude::*};
-use semel_store::Database;
+use semel_store::{Conn, Database};
 use sha2::{Digest as _, Sha256};
 use tokio::{
     fs,
     io::{AsyncReadExt as _, AsyncSeekExt as _, AsyncWriteExt as _},
 };
 
-use super::{Service, tables::chunks};
+use super::tables::chunks;
 
 /// The size of a part: a row on PostgreSQL, a read from a file.
 pub(super) const PART: usize = 512 << 10;
@@ -27,8 +27,8 @@ pub(super) const LONGEST_UPLOAD: Duration = Duration::from_secs(5 * 3600);
 /// lose its parts before its mailing is stored.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(6 * 3600);
 
-/// How many files one round of the sweep removes.
-const FILES_AT_ONCE: i64 = 8;
+/// How many files are looked for at a time.
+pub(super) const FILES_AT_ONCE: i64 = 8;
 
 /// How many parts are removed in one transaction.
 const REMOVED_AT_ONCE: i64 = 64;
@@ -67,7 +67,7 @@ impl Files {
         let open = match self {
             Self::Rows(_) => None,
             Self::Disk(dir) => {
-                fs::create_dir_all(dir).await.map_err(|error| broken("create", dir, &error))?;
+                make(dir).await?;
                 let path = dir.join(format!("{id}.part"));
                 Some(fs::File::create(&path).await.map_err(|error| broken("create", &path, &error))?)
             }
@@ -116,40 +116,45 @@ impl Files {
         }
     }
 
-    /// Removes files that belong to no mailing: their uploads were cut off.
+    /// Removes a stored file, or logs why it is still there: a sweep removes it later.
+    pub(super) async fn discard(&self, url: &str) {
+        if let Err(error) = self.remove(url).await {
+            tracing::warn!(%error, url, "a file that is not needed could not be removed yet; a sweep removes it");
+        }
+    }
+
+    /// Removes files that belong to no mailing: their uploads were cut off. One that cannot be removed keeps no other.
     pub(super) async fn remove_forgotten(&self, database: &Database, now: i64) -> Result<()> {
         let before = now - i64::try_from(FORGOTTEN_AFTER.as_micros()).unwrap_or(i64::MAX);
         match self {
             Self::Rows(_) => {
-                for id in database.read(async |conn| chunks::forgotten(conn, before, FILES_AT_ONCE).await).await? {
-                    self.remove(&format!("rows:{id}")).await?;
+                let mut after = String::new();
+                loop {
+                    let look = async |conn: &mut Conn<'_>| chunks::forgotten(conn, before, &after, FILES_AT_ONCE).await;
+                    let page = database.read(look).await?;
+                    for id in &page {
+                        self.discard(&format!("rows:{id}")).await;
+                    }
+                    let Some(last) = page.into_iter().next_back() else { break };
+                    after = last;
                 }
             }
             Self::Disk(dir) => {
-                let Ok(mut entries) = fs::read_dir(dir).await else { return Ok(()) };
-                while let Ok(Some(entry)) = entries.next_entry().await {
+                let mut entries = match fs::read_dir(dir).await {
+                    Ok(entries) => entries,
+                    // Nothing was uploaded yet.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+                    Err(error) => return Err(broken("list", dir, &error)),
+                };
+                while let Some(entry) = entries.next_entry().await.map_err(|error| broken("list", dir, &error))? {
                     let old = |changed: SystemTime| changed.elapsed().is_ok_and(|age| age > FORGOTTEN_AFTER);
                     let is_old = entry.metadata().await.is_ok_and(|data| data.modified().is_ok_and(old));
                     let url = format!("file:{}", entry.file_name().to_string_lossy());
                     if is_old && !database.read(async |conn| chunks::is_used(conn, &url).await).await? {
-                        self.remove(&url).await?;
+                        self.discard(&url).await;
                     }
                 }
             }
-        }
-        Ok(())
-    }
-}
-
-impl Service {
-    /// Removes files whose mailing was deleted, or cancelled before the import ended.
-    pub(super) async fn remove_unneeded(&self) -> Result<()> {
-        for url in self.database.read(async |conn| chunks::unneeded(conn, FILES_AT_ONCE).await).await? {
-            self.files.remove(&url).await?;
-            let released = self
-                .ledger
-                .transact(move |tx| async move { chunks::release(&mut tx.connection().await?.get()?, &url).await });
-            released.await?;
         }
         Ok(())
     }
@@ -188,33 +193,53 @@ impl Staged {
         Ok(())
     }
 
-    /// Makes the file durable.
+    /// Makes the file durable. If that fails, what was stored is removed.
     pub(super) async fn finish(mut self) -> Result<Stored> {
+        match self.make_durable().await {
+            Ok(url) => Ok(Stored { url, hash: hex::encode(self.hash.finalize()), bytes: self.bytes }),
+            Err(error) => {
+                self.drop_it().await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Returns where the file is.
+    async fn make_durable(&mut self) -> Result<String> {
         let rest = std::mem::take(&mut self.rest);
         if !rest.is_empty() || self.parts == 0 {
             self.put(rest).await?;
         }
-        let url = match &self.files {
-            Files::Rows(_) => format!("rows:{}", self.id),
+        match &self.files {
+            Files::Rows(_) => Ok(format!("rows:{}", self.id)),
             Files::Disk(dir) => {
-                let file = self.open.take().ok_or(Error::Contradiction("a file that is not open"))?;
+                let mut file = self.open.take().ok_or(Error::Contradiction("a file that is not open"))?;
+                // The write may still be under way, and only a flush says how it ended.
+                file.flush().await.map_err(|error| broken("write to", dir, &error))?;
+                let written = file.metadata().await.map_err(|error| broken("look at a file in", dir, &error))?.len();
+                if written != self.bytes {
+                    let why = format!("an upload of {} bytes has {written} in its file", self.bytes);
+                    return Err(Error::Unavailable(why));
+                }
                 file.sync_all().await.map_err(|error| broken("write to", dir, &error))?;
                 let name = format!("{}.csv", self.id);
                 let moved = fs::rename(dir.join(format!("{}.part", self.id)), dir.join(&name)).await;
                 moved.map_err(|error| broken("rename a file in", dir, &error))?;
-                let dir_file = fs::File::open(dir).await.map_err(|error| broken("open", dir, &error))?;
-                dir_file.sync_all().await.map_err(|error| broken("write to", dir, &error))?;
-                format!("file:{name}")
+                sync(dir).await?;
+                Ok(format!("file:{name}"))
             }
-        };
-        Ok(Stored { url, hash: hex::encode(self.hash.finalize()), bytes: self.bytes })
+        }
     }
 
     /// Removes what was stored.
     pub(super) async fn drop_it(self) {
         let removed = match &self.files {
             Files::Rows(_) => self.files.remove(&format!("rows:{}", self.id)).await,
-            Files::Disk(_) => self.files.remove(&format!("file:{}.part", self.id)).await,
+            // It has its last name if only the directory could not be synced.
+            Files::Disk(_) => match self.files.remove(&format!("file:{}.part", self.id)).await {
+                Ok(()) => self.files.remove(&format!("file:{}.csv", self.id)).await,
+                error => error,
+            },
         };
         if let Err(error) = removed {
             tracing::warn!(%error, "an upload that was cut off could not be removed yet; a sweep removes it");
@@ -274,8 +299,29 @@ impl Source {
     }
 }
 
+/// Makes a directory durably: a new one whose name is lost in a power failure takes its files with it.
+async fn make(dir: &Path) -> Result<()> {
+    if fs::try_exists(dir).await.unwrap_or(false) {
+        return Ok(());
+    }
+    fs::create_dir_all(dir).await.map_err(|error| broken("create", dir, &error))?;
+    match dir.parent() {
+        Some(parent) if parent.as_os_str().is_empty() => sync(Path::new(".")).await,
+        Some(parent) => sync(parent).await,
+        None => Ok(()),
+    }
+}
+
+async fn sync(dir: &Path) -> Result<()> {
+    let file = fs::File::open(dir).await.map_err(|error| broken("open", dir, &error))?;
+    file.sync_all().await.map_err(|error| broken("write to", dir, &error))
+}
+
+/// The error of a mailing is shown to its tenant: it has the last name of a path, and the log has all of it.
 fn broken(verb: &str, path: &Path, error: &io::Error) -> Error {
-    let why = format!("cannot {verb} {}: {error}", path.display());
+    tracing::warn!(%error, path = %path.display(), "cannot {verb} an uploaded file or its directory");
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let why = format!("cannot {verb} {name}: {error}");
     match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => Error::Refused(why),
         _ => Error::Unavailable(why),
@@ -305,6 +351,20 @@ mod tests {
         assert_eq!(all.unwrap(), b"bob@example.com\n");
         let cut = read(files.open(&stored.url, 0, stored.bytes + 3).await.unwrap()).await;
         assert!(cut.unwrap_err().to_string().contains("its last 3 bytes are missing"));
+    }
+
+    /// The file is open for reading only, so each write to it fails. The last one is under way when the upload ends.
+    #[tokio::test]
+    async fn an_upload_whose_last_write_fails_is_no_stored_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::Disk(dir.path().join("uploads"));
+        let mut staged = files.stage().await.unwrap();
+        let path = dir.path().join("uploads").join(format!("{}.part", staged.id));
+        staged.open = Some(fs::File::open(&path).await.unwrap());
+        staged.write(b"ana@example.com\n").await.unwrap();
+        let why = staged.finish().await.err().unwrap().to_string();
+        assert!(why.contains("uploads") && !why.contains(dir.path().to_str().unwrap()), "{why}");
+        assert_eq!(std::fs::read_dir(dir.path().join("uploads")).unwrap().count(), 0, "nothing stays");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Whether an upload is a known mailing.
 
 use super::{
+    list::shape::Shape,
     problems::{CONTENT_REUSED, FILENAME_REUSED, MESSAGE_DIFFERS},
     tables::mailings::{Alike, Mailing},
 };
@@ -30,10 +31,29 @@ impl Identity {
     }
 }
 
-/// The content and the message of an upload.
+/// The content and the message of an upload, and the other fields if they were given.
 pub(super) struct Uploaded<'a> {
     pub(super) content_hash: &'a str,
     pub(super) message_hash: &'a str,
+    pub(super) policy: Option<&'a str>,
+    /// The index of the address column.
+    pub(super) column: Option<usize>,
+    pub(super) send_at: Option<i64>,
+}
+
+impl Uploaded<'_> {
+    /// In what a mailing of the same content differs.
+    fn differs_in(&self, m: &Mailing) -> Vec<&'static str> {
+        let column = |m: &Mailing| serde_json::from_str::<Shape>(&m.shape).ok().map(|shape| shape.email);
+        let fields = [
+            ("subject, sender or body", self.message_hash != m.message_hash),
+            ("policy", self.policy.is_some_and(|policy| policy != m.policy)),
+            ("column", self.column.is_some() && self.column != column(m)),
+            // Not the present one: a late mailing that is resumed has none.
+            ("sendAt", self.send_at.is_some() && self.send_at != m.send_at_given),
+        ];
+        fields.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect()
+    }
 }
 
 /// What an upload is.
@@ -47,8 +67,8 @@ pub(super) enum Known {
     FilenameReused(Box<Mailing>),
     /// The content under another name.
     ContentReused(Box<Mailing>),
-    /// The file with another message.
-    MessageDiffers(Box<Mailing>),
+    /// The file with another message, policy, column or time; their names.
+    MessageDiffers(Box<Mailing>, Vec<&'static str>),
 }
 
 impl Known {
@@ -59,7 +79,7 @@ impl Known {
             Self::Same(mailing, _) => ("known", Some(mailing)),
             Self::FilenameReused(mailing) => (FILENAME_REUSED.name, Some(mailing)),
             Self::ContentReused(mailing) => (CONTENT_REUSED.name, Some(mailing)),
-            Self::MessageDiffers(mailing) => (MESSAGE_DIFFERS.name, Some(mailing)),
+            Self::MessageDiffers(mailing, _) => (MESSAGE_DIFFERS.name, Some(mailing)),
         }
     }
 }
@@ -67,9 +87,14 @@ impl Known {
 /// Decides. Of several mailings that are alike, the oldest counts.
 pub(super) fn recognise(identity: Identity, uploaded: &Uploaded<'_>, alike: Alike) -> Known {
     let Alike { both, by_name, by_content } = alike;
-    let same = |m: Mailing| match m.content_hash == uploaded.content_hash {
-        true if m.message_hash != uploaded.message_hash => Known::MessageDiffers(Box::new(m)),
-        equal => Known::Same(Box::new(m), !equal),
+    let same = |m: Mailing| {
+        if m.content_hash != uploaded.content_hash {
+            return Known::Same(Box::new(m), true);
+        }
+        match uploaded.differs_in(&m) {
+            fields if fields.is_empty() => Known::Same(Box::new(m), false),
+            fields => Known::MessageDiffers(Box::new(m), fields),
+        }
     };
     match identity {
         Identity::Both => match (both, by_name, by_content) {

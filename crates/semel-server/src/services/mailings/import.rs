@@ -23,13 +23,13 @@ use super::{
     list::{
         broken::Broken,
         canon::ListHash,
-        rows::{Kind, Place, Row, Rows},
+        doubt::{has_mixed_scripts, has_plus_tag},
+        rows::{Kind, Place, Row},
         seen::Seen,
         shape::Shape,
     },
-    mail::template::Templates,
+    reader::{Next, Reader},
     run::{Change, Halt, Run},
-    send::rendered,
     tables::{
         imports::{self, Copied, NewEntry, Reject},
         mailings::Mailing,
@@ -74,9 +74,9 @@ pub(super) async fn import(run: &Run, mut mailing: Mailing) -> Result<Result<Mai
     let Some(url) = mailing.storage_url.clone() else {
         return Err(Unfinished::failed_for_good("the file is gone, although it was not imported"));
     };
-    let source = Source::open(run, &mailing, shape, &url, progress.place).await.map_err(unfinished)?;
+    let source = Source::open(run, &mailing, &shape, &url, progress.place).await.map_err(unfinished)?;
     let mut batches = source.read_ahead();
-    let mut hash = progress.hash;
+    let (mut hash, mut refused) = (progress.hash, 0);
     loop {
         if run.context.turn_is_over() {
             return Err(Unfinished::TurnOver);
@@ -85,7 +85,7 @@ pub(super) async fn import(run: &Run, mut mailing: Mailing) -> Result<Result<Mai
             return Err(Unfinished::failed("the reader of the file has stopped"));
         };
         let batch = Arc::new(batch?);
-        match write(run, &batch, hash).await? {
+        match write(run, &batch, hash, &mut refused).await? {
             Err(halt) => return Ok(Err(halt)),
             Ok((None, _)) => return run.end("stopped").await.map(|ended| ended.and(Err(Halt::Stopped))),
             Ok((Some(new_hash), changed)) => (hash, mailing) = (new_hash, changed),
@@ -101,13 +101,25 @@ pub(super) async fn import(run: &Run, mut mailing: Mailing) -> Result<Result<Mai
     Ok(Ok(mailing))
 }
 
-/// Writes a batch: by a copy first, and by an insert if the copy is refused.
-async fn write(run: &Run, batch: &Arc<Batch>, hash: ListHash) -> Result<Result<Written, Halt>, Unfinished> {
+/// How many copies of a turn may be refused. The filter is empty when a turn begins, so a list with many duplicates of
+/// earlier rows would copy each batch in vain before it inserts it.
+const REFUSED: usize = 2;
+
+/// Writes a batch: by a copy first, and by an insert if the copy is refused. `times`: how often one was.
+async fn write(
+    run: &Run,
+    batch: &Arc<Batch>,
+    hash: ListHash,
+    times: &mut usize,
+) -> Result<Result<Written, Halt>, Unfinished> {
     let refused = Arc::new(AtomicBool::new(false));
-    let copies = run.service.is_postgres && !batch.new.is_empty();
+    let copies = run.service.is_postgres && !batch.new.is_empty() && *times < REFUSED;
     let change = Write { batch: batch.clone(), copies, hash, refused: refused.clone() };
     match run.step(change.clone()).await {
-        Err(_) if refused.load(Ordering::Relaxed) => run.step(Write { copies: false, ..change }).await,
+        Err(_) if refused.load(Ordering::Relaxed) => {
+            *times += 1;
+            run.step(Write { copies: false, ..change }).await
+        }
         written => written,
     }
 }
@@ -161,13 +173,22 @@ impl Change for Write {
             }
         }
         inserted.iter().for_each(|row| self.hash.add(&row.email));
+        let count = |fits: fn(&NewEntry) -> bool| {
+            i64::try_from(inserted.iter().filter(|row| fits(row)).count()).unwrap_or(i64::MAX)
+        };
+        mailing.plus_tags += count(|row| row.has_plus_tag);
+        mailing.mixed_scripts += count(|row| row.has_mixed_scripts);
         mailing.total += i64::try_from(inserted.len()).unwrap_or(i64::MAX);
         imports::reject(conn, number, &batch.rejects).await?;
         mailing.rejected_rows += i64::try_from(batch.rejects.len()).unwrap_or(i64::MAX);
+        if let Some(place) = batch.place {
+            mailing.blank_rows = i64::try_from(place.blank).unwrap_or(i64::MAX);
+        }
         if batch.is_last {
             mailing.phase = "sending".to_owned();
             (mailing.place, mailing.storage_url) = (None, None);
-            mailing.list_hash = Some(self.hash.to_hex());
+            // Empty lists are no twins of one another.
+            mailing.list_hash = (mailing.total > 0).then(|| self.hash.to_hex());
         } else if let Some(place) = batch.place {
             let progress = serde_json::to_string(&Progress { place, hash: self.hash });
             mailing.place = Some(progress.map_err(|error| Error::Invalid(error.to_string()))?);
@@ -180,25 +201,33 @@ impl Change for Write {
 /// The file, as batches of rows.
 struct Source {
     content: Content,
-    rows: Rows,
-    columns: Vec<String>,
-    /// Each row is rendered once before anything is sent: one that cannot be is refused.
-    templates: Templates,
+    sorter: Sorter,
+}
+
+/// Makes batches of rows. It computes, and so belongs to a blocking thread.
+struct Sorter {
+    reader: Reader,
     seen: Seen,
     most: usize,
-    is_over: bool,
+}
+
+/// Why a batch is not longer.
+enum Full {
+    /// It is long enough, or took long enough.
+    Enough,
+    /// There is no whole row.
+    Hungry,
 }
 
 impl Source {
-    async fn open(run: &Run, mailing: &Mailing, shape: Shape, url: &str, place: Place) -> Result<Self> {
+    async fn open(run: &Run, mailing: &Mailing, shape: &Shape, url: &str, place: Place) -> Result<Self> {
         let content = run.service.files.open(url, place.offset, mailing.content_bytes.unsigned_abs()).await?;
-        let templates = run.service.message_of(mailing).await?.templates();
-        let templates = templates.map_err(|_| Error::Corrupt("the templates of a mailing"))?;
+        let message = run.service.message_of(mailing).await?;
+        message.templates().map_err(|_| Error::Corrupt("the templates of a mailing"))?;
         // A row has seldom fewer bytes.
         let seen = Seen::with_room(usize::try_from(mailing.content_bytes / 16).unwrap_or(0));
         let most = if run.service.is_postgres { ROWS.0 } else { ROWS.1 };
-        let rows = Rows::resume(&shape, place);
-        Ok(Self { content, rows, columns: shape.columns, templates, seen, most, is_over: false })
+        Ok(Self { content, sorter: Sorter { reader: Reader::at(shape, place, Some(&message)), seen, most } })
     }
 
     /// Reads in a task of its own, one batch ahead of the database. It ends when nobody takes the next batch.
@@ -206,37 +235,58 @@ impl Source {
         let (give, take) = mpsc::channel(1);
         tokio::spawn(async move {
             loop {
-                let batch = self.batch().await;
-                let has_more = batch.as_ref().is_ok_and(|batch| !batch.is_last);
-                if give.send(batch).await.is_err() || !has_more {
+                let (sorter, batch) = match batch(self.sorter, &mut self.content).await {
+                    Ok((sorter, batch)) => (sorter, batch),
+                    Err(why) => return drop(give.send(Err(why)).await),
+                };
+                self.sorter = sorter;
+                let is_last = batch.is_last;
+                if give.send(Ok(batch)).await.is_err() || is_last {
                     return;
                 }
             }
         });
         take
     }
+}
 
-    async fn batch(&mut self) -> Result<Batch, Unfinished> {
-        let (mut batch, mut bytes) = (Batch::default(), 0);
-        while batch.new.len() + batch.suspects.len() + batch.rejects.len() < self.most && bytes < BYTES {
-            let broken = |broken: Broken| Unfinished::failed_for_good(broken.to_string());
-            match self.rows.next().map_err(broken)? {
-                Some(row) => bytes += self.add(&mut batch, row)?,
-                None if self.is_over => {
+/// The next batch. Rows are read and tried on a blocking thread: ten thousand with a slow template take seconds, and the
+/// runtime's threads renew leases.
+async fn batch(mut sorter: Sorter, content: &mut Content) -> Result<(Sorter, Batch), Unfinished> {
+    let (mut batch, mut bytes) = (Batch::default(), 0);
+    sorter.reader.begin();
+    loop {
+        let sorted = tokio::task::spawn_blocking(move || {
+            let full = sorter.fill(&mut batch, &mut bytes)?;
+            Ok::<_, Unfinished>((full, sorter, batch, bytes))
+        });
+        let full;
+        (full, sorter, batch, bytes) =
+            sorted.await.map_err(|_| Unfinished::failed("the reader of the file failed"))??;
+        match full {
+            Full::Enough => break,
+            Full::Hungry => sorter.reader.feed(content.next().await.map_err(unfinished)?.as_deref()),
+        }
+    }
+    batch.place = Some(sorter.reader.place());
+    Ok((sorter, batch))
+}
+
+impl Sorter {
+    fn fill(&mut self, batch: &mut Batch, bytes: &mut usize) -> Result<Full, Unfinished> {
+        while batch.new.len() + batch.suspects.len() + batch.rejects.len() < self.most && *bytes < BYTES {
+            let broken = |broken: Broken| Unfinished::failed_for_good(format!("{broken} ({})", broken.code));
+            match self.reader.next().map_err(broken)? {
+                Next::Row(row) => *bytes += self.add(batch, row)?,
+                Next::Hungry => return Ok(Full::Hungry),
+                Next::Tired => break,
+                Next::Over => {
                     batch.is_last = true;
                     break;
                 }
-                None => match self.content.next().await.map_err(unfinished)? {
-                    Some(part) => self.rows.feed(&part),
-                    None => {
-                        self.rows.finish();
-                        self.is_over = true;
-                    }
-                },
             }
         }
-        batch.place = Some(self.rows.place());
-        Ok(batch)
+        Ok(Full::Enough)
     }
 
     /// Adds a row; returns its approximate size.
@@ -249,17 +299,15 @@ impl Source {
                 size
             }
             Kind::Entry { email, values } => {
-                if let Err(why) = rendered(&self.templates, &self.columns, &values, &email.normal, None) {
-                    batch.rejects.push(Reject { line, column: None, code: "not-rendered".into(), value: why });
-                    return Ok(64);
-                }
                 let cells = serde_json::to_vec(&values).map_err(|error| Unfinished::failed(error.to_string()))?;
                 let mut token = [0; 16];
                 fill(&mut token)?;
+                let (has_plus_tag, has_mixed_scripts) = (has_plus_tag(&email), has_mixed_scripts(&email));
                 let original = (email.original != email.normal).then_some(email.original);
                 let size = cells.len() + email.normal.len();
                 let rows = if self.seen.insert(&email.normal) { &mut batch.suspects } else { &mut batch.new };
-                rows.push(NewEntry { line, email: email.normal, original, token, cells });
+                let email = email.normal;
+                rows.push(NewEntry { line, email, original, token, cells, has_plus_tag, has_mixed_scripts });
                 size
             }
         };

@@ -14,7 +14,7 @@ use std::{
 use axum::{body::Body, extract::Request};
 use futures_util::{TryStreamExt as _, stream};
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use super::{files::LONGEST_UPLOAD, problems::TOO_MANY_UPLOADS};
 use crate::http::problem::{BODY_TIMEOUT, Problem};
@@ -31,8 +31,17 @@ const SOON: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// The places of a node for lists that arrive.
-#[derive(Default)]
-pub(super) struct Intake(Arc<Places>);
+pub(super) struct Intake {
+    places: Arc<Places>,
+    /// A dry run remembers up to two million addresses, which takes some 60 MB: one at a time.
+    dry_runs: Arc<Semaphore>,
+}
+
+impl Default for Intake {
+    fn default() -> Self {
+        Self { places: Arc::default(), dry_runs: Arc::new(Semaphore::new(1)) }
+    }
+}
 
 #[derive(Default)]
 struct Places {
@@ -52,7 +61,7 @@ impl Intake {
     pub(super) async fn begin(&self, tenant: &str) -> Result<Slot, Problem> {
         let until = Instant::now() + PATIENCE;
         loop {
-            let freed = self.0.freed.notified();
+            let freed = self.places.freed.notified();
             if let Some(slot) = self.take(tenant) {
                 return Ok(slot);
             }
@@ -62,14 +71,25 @@ impl Intake {
         }
     }
 
+    /// Takes the place of the dry run; waits a moment for it.
+    pub(super) async fn dry_run(&self) -> Result<OwnedSemaphorePermit, Problem> {
+        match tokio::time::timeout(PATIENCE, self.dry_runs.clone().acquire_owned()).await {
+            Ok(Ok(permit)) => Ok(permit),
+            _ => {
+                let detail = "Another dry run is under way on this node. Nothing was stored.";
+                Err(Problem::new(&TOO_MANY_UPLOADS).detail(detail).retry_after(SOON))
+            }
+        }
+    }
+
     fn take(&self, tenant: &str) -> Option<Slot> {
-        let mut taken = self.0.taken.lock();
+        let mut taken = self.places.taken.lock();
         let own = taken.get(tenant).copied().unwrap_or(0);
         if own >= OF_A_TENANT || taken.values().sum::<usize>() >= AT_A_TIME {
             return None;
         }
         taken.insert(tenant.to_owned(), own + 1);
-        Some(Slot { places: self.0.clone(), tenant: tenant.to_owned() })
+        Some(Slot { places: self.places.clone(), tenant: tenant.to_owned() })
     }
 }
 
@@ -174,7 +194,17 @@ mod tests {
         drop(first);
         assert!(intake.begin("c").await.is_ok());
         drop(second);
-        assert!(intake.0.taken.lock().is_empty());
+        assert!(intake.places.taken.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn one_dry_run_at_a_time_and_others_wait_a_moment() {
+        let intake = Intake::default();
+        let first = intake.dry_run().await.ok().unwrap();
+        let refused = intake.dry_run().await.err().unwrap().into_http();
+        assert_eq!((refused.status().as_u16(), &refused.headers()["retry-after"]), (503, &"5".parse().unwrap()));
+        let (second, ()) = tokio::join!(intake.dry_run(), async { drop(first) });
+        assert!(second.is_ok());
     }
 
     async fn read(pace: Pace, parts: usize, every: Duration) -> (bool, Watch) {

@@ -80,6 +80,11 @@ impl Given {
 }
 
 impl Message {
+    /// A link to unsubscribe as long as the real ones, and of nobody.
+    pub(super) fn sample_link(&self) -> Option<String> {
+        self.public_url.as_ref().map(|url| format!("{url}/u/0000000000-0000000000-{}", "0".repeat(32)))
+    }
+
     /// Its templates.
     pub(super) fn templates(&self) -> Result<Templates, Vec<(String, String)>> {
         Templates::parse(&self.subject, self.text.as_deref(), self.html.as_deref())

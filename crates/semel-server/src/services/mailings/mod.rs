@@ -3,17 +3,21 @@
 //! Three levels take effect once. Level 1: an upload becomes one mailing (`upload`). Level 2: an address becomes one
 //! entry (`import`). Level 3: an entry is sent once (`send`). In reading order:
 //!
-//! - `upload`, `intake`, `identity`, `message`, `files`: level 1; `trial`: dry runs and test mails
+//! - `form`, `check`, `upload`, `intake`, `identity`, `message`, `files`: level 1; `dry_run`; `trial`: test mails
 //! - `listener`, `run`: the queue, and the run that the worker executes
-//! - `list`: reads lists of addresses; `import`: level 2
+//! - `list`: reads lists of addresses; `reader`, `import`: level 2
 //! - `mail`: templates, mails, transports; `send`: level 3
-//! - `act`: what people do; `recover`: lost runs; `suppress`: addresses that get no mail
+//! - `act`: what people do; `recover`: lost runs; `clean`: what is removed; `suppress`: addresses that get no mail
 //! - `routes`, `pages`, `view`: HTTP; `command`: the same for commands; `tables`: the SQL
 
 mod act;
+mod check;
+mod clean;
 pub(crate) mod command;
 pub mod config;
+mod dry_run;
 mod files;
+mod form;
 mod identity;
 mod import;
 mod intake;
@@ -23,6 +27,7 @@ pub(crate) mod mail;
 mod message;
 mod pages;
 pub mod problems;
+mod reader;
 mod recover;
 mod routes;
 mod run;
@@ -94,24 +99,35 @@ async fn open(parts: &Parts<'_>) -> semel::Result<Opened> {
     let options = parts.config.services.get::<messages::config::Messages>().consumer();
     let handler = Listener { ledger: parts.ledger.clone() };
     let consumer = Consumer::new(parts.ledger.clone(), parts.broker.clone(), QUEUE, QUEUE, handler, options);
-    let swept = service.clone();
     Ok(Opened {
         routes: routes(&service),
         signed: links(&service),
         queues: vec![Queue::new(QUEUE)],
         kinds: vec![run::kind(&service)],
         tasks: vec![Task::new("mailings", WORKS, move |stop| consumer.run(stop)).consuming()],
-        sweeps: vec![Sweep::new("mailings", move || {
-            let service = swept.clone();
-            async move {
-                service.recover().await?;
-                service.remove_unneeded().await?;
-                service.clean_up().await?;
-                service.forget_links().await
-            }
-        })],
+        // Apart: one that fails must not keep the others.
+        sweeps: vec![
+            sweep(&service, "mailings: recovery", |service| async move { service.recover().await.map(drop) }),
+            sweep(&service, "mailings: files", |service| async move { service.remove_unneeded().await }),
+            sweep(&service, "mailings: deleted ones", |service| async move { service.remove_deleted().await }),
+            sweep(&service, "mailings: cut uploads", |service| async move { service.remove_forgotten().await }),
+            sweep(&service, "mailings: links", |service| async move { service.forget_links().await }),
+        ],
         ..Opened::default()
     })
+}
+
+/// A part of the sweep.
+fn sweep<Fut>(
+    service: &Arc<Service>,
+    name: &'static str,
+    part: impl Fn(Arc<Service>) -> Fut + Send + Sync + 'static,
+) -> Sweep
+where
+    Fut: Future<Output = semel::Result<()>> + Send + 'static,
+{
+    let service = service.clone();
+    Sweep::new(name, move || part(service.clone()))
 }
 
 /// The state of the routes and of the runs.
@@ -128,6 +144,7 @@ pub(crate) struct Service {
 }
 
 /// Hashes addresses with a key of this process, so that nobody can make them collide.
+#[derive(Clone)]
 struct Hasher(RandomState);
 
 impl Hasher {
@@ -157,8 +174,10 @@ impl Service {
         };
         let options = Options { connections: section.connections, timeout: section.timeout, dkim: dkim(&section)? };
         let transport = Transport::of(&url, options).map_err(invalid)?;
-        if section.public_url.is_none() && transport.kind() != "file" {
-            tracing::warn!("public_url is not set: mails of mailings have no link to unsubscribe");
+        match (section.public_url.is_none(), transport.kind()) {
+            (false, _) => {}
+            (true, "file") => tracing::info!("public_url is not set: mails of mailings have no link to unsubscribe"),
+            (true, _) => tracing::warn!("public_url is not set: mails of mailings have no link to unsubscribe"),
         }
         Ok(Self {
             ledger: ledger.clone(),

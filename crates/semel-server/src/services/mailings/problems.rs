@@ -48,9 +48,10 @@ pub static MESSAGE_DIFFERS: Kind = Kind {
     status: StatusCode::CONFLICT,
     retryable: false,
     title: "The same file was uploaded with another message",
-    meaning: "This file is a mailing already, with another subject, sender or body. Nothing was stored or changed.",
+    meaning: "This file is a mailing already, with another subject, sender, body, policy, column or sendAt. Nothing was \
+              stored or changed.",
     remedy: "To send another message to the same list, upload the file under another name with \
-             identity=filename+content. To repeat the upload, send the same fields.",
+             identity=filename+content. To repeat the upload, send the same fields, or leave them out.",
 };
 
 /// Fields of the upload are wrong.
@@ -90,7 +91,8 @@ pub static TOO_MANY_UPLOADS: Kind = Kind {
     status: StatusCode::SERVICE_UNAVAILABLE,
     retryable: true,
     title: "Too many uploads at a time",
-    meaning: "This node receives as many lists as it can, or the tenant has half of the places. Nothing was stored.",
+    meaning: "This node receives as many lists as it can, or the tenant has half of the places, or another dry run is \
+              under way. Nothing was stored.",
     remedy: "Send it again after the time in Retry-After.",
 };
 

@@ -12,13 +12,10 @@ use super::{
     upload::queued,
 };
 
-/// How many mailings one round looks at, and how many rows of deleted ones it removes.
+/// How many mailings are looked at at a time.
 const LOOKED_AT: i64 = 200;
 /// A message that has not arrived after this time is sent again, in microseconds.
 const FORGOTTEN_AFTER: i64 = 5 * 60 * 1_000_000;
-
-const REMOVED: i64 = 2_000;
-const REMOVALS: usize = 20;
 
 impl Service {
     /// One round. Returns how many mailings were recovered.
@@ -52,7 +49,8 @@ impl Service {
             {
                 let mut held = tx.connection().await?;
                 let mut conn = held.get()?;
-                let Some(mut mailing) = mailings::lock(&mut conn, &seen.tenant, &seen.id).await? else {
+                // One that another transaction holds is recovered by a later sweep.
+                let Some(mut mailing) = mailings::lock_if_free(&mut conn, &seen.tenant, &seen.id).await? else {
                     return Ok::<_, Error>(false);
                 };
                 // Another node was first, or the run goes on.
@@ -70,20 +68,6 @@ impl Service {
             Ok(true)
         });
         recovered.await
-    }
-
-    /// Removes rows of deleted mailings, and files that belong to none.
-    pub(super) async fn clean_up(&self) -> Result<()> {
-        for _ in 0..REMOVALS {
-            let deleted = self.database.read(async |conn| mailings::deleted(conn, 1).await).await?;
-            let Some(number) = deleted.first().copied() else { break };
-            let removed = self.ledger.transact(move |tx| async move {
-                mailings::remove_some(&mut tx.connection().await?.get()?, number, REMOVED).await
-            });
-            removed.await?;
-        }
-        let now = self.database.now().await?.as_micros();
-        self.files.remove_forgotten(&self.database, now).await
     }
 }
 

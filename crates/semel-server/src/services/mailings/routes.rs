@@ -1,11 +1,11 @@
 //! `/mailings`: upload, look, act.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, convert::Infallible, panic::resume_unwind, sync::Arc};
 
 use axum::{
     Extension,
     body::Body,
-    extract::{FromRequest as _, FromRequestParts, Multipart, Path, Request, State},
+    extract::{FromRequestParts, Path, Request, State},
     http::{HeaderValue, StatusCode, header, request::Parts},
     response::Response,
 };
@@ -13,10 +13,13 @@ use bytes::Bytes;
 use futures_util::stream;
 use semel::{Timestamp, prelude::*};
 use semel_http::Principal;
+use tokio::sync::oneshot;
+use tracing::Instrument as _;
 
 use super::{
     Service,
     act::{Act, Who},
+    form::Form,
     intake::Pace,
     list::{address::Email, cells::write_row},
     send::message_id,
@@ -24,12 +27,12 @@ use super::{
         entries, imports,
         mailings::{self, Mailing},
     },
-    upload::{Outcome, without_file},
+    upload::Outcome,
     view::{self, EntryView},
 };
 use crate::http::{
     answers::{Page, answer, missing, patiently, shown},
-    fields::{Fields, Wrong, reason, text},
+    fields::{Fields, reason, text},
     path::Id,
     principal::Actor,
     problem::{Problem, of_store},
@@ -47,13 +50,27 @@ pub(super) async fn create(
     Extension(held): Extension<room::Held>,
     request: Request,
 ) -> Result<Response, Problem> {
-    let _slot = service.intake.begin(&principal.tenant).await?;
+    let slot = service.intake.begin(&principal.tenant).await?;
     // The file is stored as it arrives.
     held.stream();
-    let (request, watch) = Pace::LISTS.watch(request);
-    let parts = Multipart::from_request(request, &()).await.map_err(|_| without_file(Wrong::default()))?;
-    let upload = service.receive(parts).await.map_err(|problem| watch.problem(problem))?;
-    let outcome = service.take(&principal.tenant, &principal.subject, upload).await?;
+    // Dropped with this handler.
+    let (_client, gone) = oneshot::channel::<Infallible>();
+    let upload = async move {
+        let _slot = slot;
+        let (request, watch) = Pace::LISTS.watch(request);
+        let received = match Form::of(request).await {
+            Ok(form) => service.receive(form).await,
+            Err(problem) => Err(problem),
+        };
+        let upload = received.map_err(|problem| watch.problem(problem))?;
+        service.take(&principal.tenant, &principal.subject, upload, async { drop(gone.await) }).await
+    };
+    // In a task of its own: if the client hangs up, its file becomes a mailing or is removed, but does not stay.
+    let outcome = match tokio::spawn(upload.in_current_span()).await {
+        Ok(outcome) => outcome?,
+        Err(error) if error.is_panic() => resume_unwind(error.into_panic()),
+        Err(_) => return Err(of_store(semel::Error::Stopping)),
+    };
     let status = if matches!(outcome, Outcome::Created { .. }) { StatusCode::CREATED } else { StatusCode::OK };
     Ok(answer(status, &outcome.to_json()).map(Body::from))
 }
@@ -161,18 +178,17 @@ pub(super) async fn rejects(
 ) -> Result<Response, Problem> {
     let mailing = service.find(&principal.tenant, &id).await?;
     let head = ["line", "column", "code", "value"];
-    let pages = stream::try_unfold((service, Some(0_i64)), move |(service, after)| async move {
-        let Some(after) = after else { return Ok(None) };
+    let pages = stream::try_unfold((service, mailing, 0_i64), |(service, mailing, after)| async move {
         let number = mailing.number;
         let page = service.database.read(async |conn| imports::rejects(conn, number, after, EXPORTED_AT_ONCE).await);
-        let page = page.await.map_err(std::io::Error::other)?;
+        let page = page.await.map_err(|error| broken_off(&mailing.id, &error))?;
         let mut out = Vec::new();
         for row in &page {
             let line = row.line.to_string();
             write_row(&mut out, &[&line, row.column.as_deref().unwrap_or_default(), &row.code, &row.value]);
         }
         let next = page.last().map(|row| row.line);
-        Ok::<_, std::io::Error>(next.map(|next| (Bytes::from(out), (service, Some(next)))))
+        Ok::<_, std::io::Error>(next.map(|next| (Bytes::from(out), (service, mailing, next))))
     });
     Ok(as_csv(&format!("{id}-rejects.csv"), Body::from_stream(prefixed(&head, pages))))
 }
@@ -192,7 +208,7 @@ pub(super) async fn export(
         let page = service
             .database
             .read(async |conn| entries::page(conn, number, (after, i64::MAX), "", EXPORTED_AT_ONCE).await);
-        let page = page.await.map_err(std::io::Error::other)?;
+        let page = page.await.map_err(|error| broken_off(&mailing.id, &error))?;
         let mut out = Vec::new();
         for entry in &page {
             let [line, attempts] = [entry.line, entry.attempts].map(|number| number.to_string());
@@ -206,6 +222,12 @@ pub(super) async fn export(
         Ok::<_, std::io::Error>(next.map(|next| (Bytes::from(out), (service, mailing, domain, next))))
     });
     Ok(as_csv(&format!("{id}.csv"), Body::from_stream(prefixed(&head, pages))))
+}
+
+/// The client sees a body that ends too early, and no reason.
+fn broken_off(mailing: &str, error: &semel::Error) -> std::io::Error {
+    tracing::warn!(%error, mailing, "a CSV file broke off, because its rows could not be read");
+    std::io::Error::other(error.to_string())
 }
 
 /// The pages of a CSV file after its head.

@@ -1,6 +1,4 @@
-//! Trials: what an upload would do, and a mail to one address.
-
-use std::collections::HashSet;
+//! Trials: a mail to one address.
 
 use semel::prelude::*;
 use semel_store::Audit;
@@ -8,104 +6,18 @@ use serde_json::{Value, json};
 
 use super::{
     Service,
-    identity::Known,
-    list::{
-        address::Email,
-        rows::{Kind, Rows},
-    },
+    list::address::Email,
     mail::verdict::Sent,
     problems::{NO_ENTRIES, TEST_NOT_RENDERED, TEST_NOT_SENT},
-    send::{Composer, rendered},
+    send::Composer,
     tables::{entries, mailings::Mailing},
-    upload::{Upload, invalid_file},
 };
 use crate::http::{
     answers::patiently,
     problem::{Problem, of_store},
 };
 
-/// How many addresses are remembered to count duplicates, as hashes: 2 million take some 40 MB.
-const REMEMBERED: usize = 2_000_000;
-
-/// How many rejected rows a dry run shows.
-const SHOWN: usize = 20;
-
 impl Service {
-    /// Reads the whole file and reports what would happen. Nothing stays stored.
-    pub(super) async fn dry_run(&self, tenant: &str, upload: Upload) -> Result<Value, Problem> {
-        let report = self.report(tenant, &upload).await;
-        if let Err(error) = self.files.remove(&upload.stored.url).await {
-            tracing::warn!(%error, "the file of a dry run could not be removed yet; a sweep removes it");
-        }
-        report
-    }
-
-    async fn report(&self, tenant: &str, upload: &Upload) -> Result<Value, Problem> {
-        let shape = &upload.checked.shape;
-        let mut content =
-            self.files.open(&upload.stored.url, shape.start().offset, upload.stored.bytes).await.map_err(of_store)?;
-        let templates = upload.checked.message.templates().unwrap_or_else(|_| unreachable!("the upload was checked"));
-        let (mut rows, mut seen) = (Rows::new(shape), HashSet::new());
-        let (mut total, mut duplicates, mut rejected) = (0_u64, 0_u64, 0_u64);
-        let (mut first_rejects, mut preview, mut over) = (Vec::new(), None, false);
-        loop {
-            let row = match rows.next() {
-                Ok(Some(row)) => row,
-                Ok(None) if over => break,
-                Ok(None) => {
-                    match content.next().await.map_err(of_store)? {
-                        Some(part) => rows.feed(&part),
-                        None => {
-                            rows.finish();
-                            over = true;
-                        }
-                    }
-                    continue;
-                }
-                Err(broken) => return Err(invalid_file(&broken)),
-            };
-            match row.kind {
-                Kind::Reject { column, code, value } => {
-                    rejected += 1;
-                    if first_rejects.len() < SHOWN {
-                        first_rejects.push(json!({ "line": row.line, "column": column, "code": code, "value": value }));
-                    }
-                }
-                Kind::Entry { email, values } => {
-                    if seen.len() < REMEMBERED && !seen.insert(self.hasher.hash(&email.normal)) {
-                        duplicates += 1;
-                        continue;
-                    }
-                    total += 1;
-                    if preview.is_none() {
-                        let mail = rendered(&templates, &shape.columns, &values, &email.normal, None);
-                        preview = Some(match mail {
-                            Ok(mail) => {
-                                json!({ "to": email.normal, "subject": mail.subject, "text": mail.text, "html": mail.html })
-                            }
-                            Err(why) => json!({ "to": email.normal, "error": why }),
-                        });
-                    }
-                }
-            }
-        }
-        let known = self.database.read(async |conn| upload.recognise(conn, tenant).await);
-        Ok(json!({
-            "dryRun": true,
-            "wouldBe": would_be(&patiently(known).await?),
-            "filename": upload.checked.filename,
-            "contentHash": upload.stored.hash,
-            "delimiter": char::from(shape.delimiter).to_string(),
-            "columns": shape.columns,
-            "total": total,
-            "duplicateRows": duplicates,
-            "duplicateRowsExact": seen.len() < REMEMBERED,
-            "rejectedRows": rejected,
-            "rejects": first_rejects,
-            "preview": preview,
-        }))
-    }
-
     /// Sends the mail of the first entry to another address, at once and without a trace in the mailing.
     pub(super) async fn send_test(&self, mailing: &Mailing, actor: &str, to: Email) -> Result<Value, Problem> {
         let number = mailing.number;
@@ -130,7 +42,10 @@ impl Service {
                 "sent": true, "to": mail.to.to_string(), "messageId": mail.message_id, "externalId": external_id,
             })),
             other => {
-                let later = matches!(other, Sent::NotNow { .. } | Sent::TooMany { .. } | Sent::Away { .. });
+                let later = matches!(
+                    other,
+                    Sent::NotNow { .. } | Sent::TooMany { .. } | Sent::Failing { .. } | Sent::Away { .. }
+                );
                 Err(Problem::new(&TEST_NOT_SENT).detail(said(other)).with("retryable", later))
             }
         }
@@ -149,26 +64,17 @@ impl Service {
     }
 }
 
-/// What an upload would be: `created`, `known`, or the name of the problem.
-fn would_be(known: &Known) -> Value {
-    let (result, mailing) = known.named();
-    let mut shown = json!({ "result": result });
-    if let Some(mailing) = mailing {
-        (shown["mailingId"], shown["mailingStatus"]) = (json!(mailing.id), json!(mailing.status));
-    }
-    if let Known::Same(_, true) = known {
-        shown["contentDiffers"] = true.into();
-    }
-    shown
-}
-
 /// Why a mail was not accepted, as a sentence.
 fn said(sent: Sent) -> String {
     let (what, why) = match sent {
         Sent::Accepted { .. } => ("The mail was accepted", None),
-        Sent::Refused { why } => ("The transport refused this mail", Some(why)),
+        Sent::Refused { why } | Sent::RefusedOrUs { why } => ("The transport refused this mail", Some(why)),
         Sent::NotNow { why, .. } => ("The transport does not accept this mail now", Some(why)),
         Sent::TooMany { why, .. } => ("The transport accepts no mail for a while", Some(why)),
+        Sent::Failing { why, .. } => ("The transport fails", Some(why)),
+        Sent::Strange { why } => {
+            ("The answer is not that of a mail service, and the mail may have been sent", Some(why))
+        }
         Sent::ServerRefuses { why } => ("The transport refuses every mail of this server", Some(why)),
         Sent::Away { why } => ("The transport cannot be reached", Some(why)),
         Sent::Unknown { why } => ("The mail may or may not have been sent", Some(why)),

@@ -3,9 +3,8 @@
 //! The file is stored first, in parts, and belongs to nothing. One transaction then decides whether it is known, and
 //! writes the mailing and the message that queues it. If the upload is cut off before, nothing is visible.
 
-use std::pin::pin;
+use std::{mem, pin::pin};
 
-use axum::extract::{Multipart, multipart::Field};
 use bytes::Bytes;
 use futures_util::{Stream, TryStreamExt as _};
 use semel::{
@@ -18,24 +17,23 @@ use serde_json::{Value, json};
 
 use super::{
     QUEUE, Service,
+    check::{Checked, DEFAULT_POLICY, FIRST, Texts, invalid_file, without_file},
     files::{Staged, Stored},
-    identity::{Identity, Known, Uploaded, recognise},
-    list::{broken::Broken, filename::clean, shape::Shape},
-    message::{Given, Message},
-    problems::{CONTENT_REUSED, FILE_TOO_LARGE, FILENAME_REUSED, INVALID_FILE, INVALID_UPLOAD, MESSAGE_DIFFERS},
-    tables::mailings::{self, Mailing, New},
+    form::Form,
+    identity::{Known, Uploaded, recognise},
+    list::shape::Shape,
+    message::Message,
+    problems::{CONTENT_REUSED, FILE_TOO_LARGE, FILENAME_REUSED, INVALID_UPLOAD, MESSAGE_DIFFERS},
+    tables::{
+        chunks,
+        mailings::{self, Mailing, New},
+    },
 };
 use crate::http::{
+    answers::patiently,
     fields::Wrong,
-    problem::{BODY_INCOMPLETE, Problem, of_store},
-    query,
+    problem::{Problem, of_store},
 };
-
-/// How much of a file is looked at before it is stored.
-pub(super) const FIRST: usize = 64 << 10;
-
-/// The longest text field: templates.
-pub(super) const LONGEST_TEXT: usize = 1 << 20;
 
 /// The most fields of an upload.
 const MOST_FIELDS: usize = 32;
@@ -46,35 +44,11 @@ pub(super) struct Upload {
     pub(super) checked: Checked,
 }
 
-/// The fields of an upload that were checked.
-pub(super) struct Checked {
-    pub(super) filename: String,
-    pub(super) shape: Shape,
-    pub(super) given: Given,
-    pub(super) message: Message,
-    pub(super) identity: Identity,
-    pub(super) policy: &'static str,
-    pub(super) send_at: Option<Timestamp>,
-    pub(super) dry_run: bool,
-}
-
-/// The fields of an upload as they arrive.
-#[derive(Default)]
-pub(super) struct Texts {
-    pub(super) given: Given,
-    pub(super) filename: Option<String>,
-    pub(super) identity: Option<String>,
-    pub(super) policy: Option<String>,
-    pub(super) column: Option<String>,
-    pub(super) send_at: Option<String>,
-    pub(super) dry_run: Option<String>,
-}
-
 impl Service {
     /// Reads an upload from a request.
-    pub(super) async fn receive(&self, mut parts: Multipart) -> Result<Upload, Problem> {
+    pub(super) async fn receive(&self, mut form: Form) -> Result<Upload, Problem> {
         let (mut texts, mut wrong, mut file) = (Texts::default(), Wrong::default(), None);
-        let read = self.receive_parts(&mut parts, &mut texts, &mut wrong, &mut file).await;
+        let read = self.receive_fields(&mut form, &mut texts, &mut wrong, &mut file).await;
         let (staged, first) = match (read, file) {
             (Ok(()), Some(file)) => file,
             (Ok(()), None) => return Err(without_file(wrong)),
@@ -108,51 +82,49 @@ impl Service {
         }
     }
 
-    async fn receive_parts(
+    async fn receive_fields(
         &self,
-        parts: &mut Multipart,
+        form: &mut Form,
         texts: &mut Texts,
         wrong: &mut Wrong,
         file: &mut Option<(Staged, Vec<u8>)>,
     ) -> Result<(), Problem> {
         let mut count = 0;
-        while let Some(field) = parts.next_field().await.map_err(|error| cut_off(&error))? {
+        while let Some(mut part) = form.next().await? {
             count += 1;
             if count > MOST_FIELDS {
                 wrong.note("…", "are too many fields");
-                break;
+                return Err(mem::take(wrong).problem(&INVALID_UPLOAD));
             }
-            let name = field.name().unwrap_or_default().to_owned();
-            if name == "file" {
-                if file.is_some() {
-                    wrong.note("file", "is given twice");
-                    continue;
-                }
-                texts.filename = Some(field.file_name().unwrap_or_default().to_owned());
-                *file = Some(self.store(field.map_err(|error| cut_off(&error))).await?);
-                continue;
-            }
+            let name = part.name.clone();
             let slot = match name.as_str() {
-                "subject" => &mut texts.given.subject,
-                "from" => &mut texts.given.from,
-                "body" => &mut texts.given.text,
-                "html" => &mut texts.given.html,
-                "identity" => &mut texts.identity,
-                "policy" => &mut texts.policy,
-                "column" => &mut texts.column,
-                "sendAt" => &mut texts.send_at,
-                "dryRun" => &mut texts.dry_run,
-                _ => {
-                    wrong.note(&name, "is not a field of an upload");
+                "file" if file.is_none() => {
+                    texts.filename = part.filename.take();
+                    *file = Some(self.store(part.content()).await?);
                     continue;
                 }
+                "subject" => Some(&mut texts.given.subject),
+                "from" => Some(&mut texts.given.from),
+                "body" => Some(&mut texts.given.text),
+                "html" => Some(&mut texts.given.html),
+                "identity" => Some(&mut texts.identity),
+                "policy" => Some(&mut texts.policy),
+                "column" => Some(&mut texts.column),
+                "sendAt" => Some(&mut texts.send_at),
+                "dryRun" => Some(&mut texts.dry_run),
+                _ => None,
             };
-            if slot.is_some() {
-                wrong.note(&name, "is given twice");
+            match slot {
+                None if name == "file" => wrong.note("file", "is given twice"),
+                None => wrong.note(&name, "is not a field of an upload"),
+                Some(Some(_)) => wrong.note(&name, "is given twice"),
+                Some(slot) => match part.text().await? {
+                    Ok(text) => *slot = Some(text),
+                    Err(message) => wrong.note(&name, message),
+                },
             }
-            match text(field).await? {
-                Ok(text) => *slot = Some(text),
-                Err(message) => wrong.note(&name, message),
+            if !part.skip().await? {
+                return Err(mem::take(wrong).problem(&INVALID_UPLOAD));
             }
         }
         Ok(())
@@ -196,109 +168,96 @@ impl Service {
         }
     }
 
-    fn check(&self, first: &[u8], texts: Texts, mut wrong: Wrong) -> Result<Checked, Problem> {
-        let filename = texts.filename.as_deref().and_then(clean);
-        if filename.is_none() {
-            wrong.note("file", "has no usable file name");
-        }
-        let filename = filename.unwrap_or_default();
-        let identity = texts.identity.as_deref().map(Identity::parse).transpose();
-        let identity = identity.map_err(|message| wrong.note("identity", message)).ok().flatten().unwrap_or_default();
-        let policy = match texts.policy.as_deref() {
-            None | Some("never-twice") => "never-twice",
-            Some("never-miss") => "never-miss",
-            Some(_) => {
-                wrong.note("policy", "must be never-twice or never-miss");
-                "never-twice"
-            }
-        };
-        let send_at = texts.send_at.as_deref().map(query::time).transpose();
-        let send_at = send_at.map_err(|message| wrong.note("sendAt", message)).ok().flatten();
-        let dry_run = match texts.dry_run.as_deref() {
-            None | Some("false") => false,
-            Some("true") => true,
-            Some(_) => {
-                wrong.note("dryRun", "must be true or false");
-                false
-            }
-        };
-        let message = texts.given.complete(&self.config, &filename, self.transport.kind() == "file", &mut wrong);
-        if let Err(why) = message.from.parse::<lettre::message::Mailbox>()
-            && !message.from.is_empty()
-        {
-            wrong.note("from", format!("is not a sender such as News <news@example.com>: {why}"));
-        }
-        // Rendered, it would be refused for every entry: better now than after the import.
-        if message.subject.chars().any(char::is_control) {
-            wrong.note("subject", "must not have a line break or another control character");
-        }
-        let templates = message.templates();
-        if let Err(mistakes) = &templates {
-            // A missing body was noted above.
-            let is_empty = message.text.is_none() && message.html.is_none();
-            let others = mistakes.iter().filter(|(field, _)| !(is_empty && field == "body"));
-            others.for_each(|(field, message)| wrong.note(field, message.clone()));
-        }
-        wrong.check(&INVALID_UPLOAD)?;
-        let shape = Shape::look(first, first.len() < FIRST, texts.column.as_deref());
-        let shape = shape.map_err(|broken| invalid_file(&broken))?;
-        let mut wrong = Wrong::default();
-        if let Ok(templates) = templates {
-            for (field, name) in templates.missing(&shape.columns) {
-                let columns = shape.columns.join(", ");
-                wrong.note(field, format!("uses {{{{ {name} }}}}, but the file has only the columns {columns}"));
-            }
-        }
-        wrong.check(&INVALID_UPLOAD)?;
-        Ok(Checked { filename, shape, given: texts.given, message, identity, policy, send_at, dry_run })
-    }
-
-    /// Carries out an upload: a new mailing, a known one, or the report of a dry run.
-    pub(super) async fn take(&self, tenant: &str, actor: &str, upload: Upload) -> Result<Outcome, Problem> {
+    /// Carries out an upload: a new mailing, a known one, or the report of a dry run, which ends early if its client is
+    /// `gone`.
+    pub(super) async fn take(
+        &self,
+        tenant: &str,
+        actor: &str,
+        mut upload: Upload,
+        gone: impl Future<Output = ()> + Send,
+    ) -> Result<Outcome, Problem> {
         if upload.checked.dry_run {
-            return self.dry_run(tenant, upload).await.map(Outcome::DryRun);
+            return self.dry_run(tenant, upload, gone).await.map(Outcome::DryRun);
         }
-        let (known, id) = self.create(tenant, actor, upload).await.map_err(of_store)?;
+        let (known, id) = match upload.checked.faults.take() {
+            Some(faults) => (self.known_or(faults, tenant, &upload).await?, String::new()),
+            None => self.create(tenant, actor, upload).await.map_err(of_store)?,
+        };
         let reused = |kind, mailing: &Mailing| {
             let problem = Problem::new(kind).with("mailingId", mailing.id.clone());
-            Err(problem.with("mailingStatus", mailing.status.clone()))
+            problem.with("mailingStatus", mailing.status.clone())
         };
         match known {
             Known::New => Ok(Outcome::Created { id }),
             Known::Same(mailing, differs) => Ok(Outcome::Known { id: mailing.id, status: mailing.status, differs }),
-            Known::FilenameReused(mailing) => reused(&FILENAME_REUSED, &mailing),
-            Known::ContentReused(mailing) => reused(&CONTENT_REUSED, &mailing),
-            Known::MessageDiffers(mailing) => reused(&MESSAGE_DIFFERS, &mailing),
+            Known::FilenameReused(mailing) => Err(reused(&FILENAME_REUSED, &mailing)),
+            Known::ContentReused(mailing) => Err(reused(&CONTENT_REUSED, &mailing)),
+            Known::MessageDiffers(mailing, fields) => Err(reused(&MESSAGE_DIFFERS, &mailing).detail(format!(
+                "This file is a mailing already, with another {}. Nothing was stored or changed.",
+                fields.join(" and another ")
+            ))),
+        }
+    }
+
+    /// The known mailing that an upload with a wrong message is; otherwise its faults. The file is not needed.
+    async fn known_or(&self, faults: Problem, tenant: &str, upload: &Upload) -> Result<Known, Problem> {
+        let known = self.database.read(async |conn| upload.recognise(conn, tenant).await);
+        let known = patiently(known).await;
+        self.files.discard(&upload.stored.url).await;
+        match known? {
+            Known::New => Err(faults),
+            known => Ok(known),
         }
     }
 
     /// Makes the upload a mailing, or finds the one that it is.
     async fn create(&self, tenant: &str, actor: &str, upload: Upload) -> semel::Result<(Known, String)> {
         let id = uuid::Uuid::now_v7().hyphenated().to_string();
-        let ([tenant, actor], store) = ([tenant, actor].map(str::to_owned), self.database.clone());
-        let (url, new) = (upload.stored.url.clone(), id.clone());
+        let url = upload.stored.url.clone();
+        let made = self.make(tenant, actor, &id, upload).await;
+        crash_point!("mailing.committed");
+        let needs_file = match &made {
+            Ok(known) => matches!(known, Known::New),
+            Err(Error::OutcomeUnknown(_)) => self.may_need(tenant, &url).await,
+            Err(_) => false,
+        };
+        if !needs_file {
+            self.files.discard(&url).await;
+        }
+        made.map(|known| (known, id))
+    }
+
+    /// The transaction of [`Service::create`].
+    async fn make(&self, tenant: &str, actor: &str, id: &str, upload: Upload) -> semel::Result<Known> {
+        let ([tenant, actor, id], store) = ([tenant, actor, id].map(str::to_owned), self.database.clone());
         let now = store.now().await?.as_micros();
         let made = self.ledger.transact(move |tx| async move {
-            let known = decide(&tx, &tenant, &new, &upload, now).await?;
+            let known = decide(&tx, &tenant, &id, &upload, now).await?;
             if matches!(known, Known::New) {
                 crash_point!("mailing.stored");
-                store.put(&tx, vec![queued(&tenant, &new)?]).await?;
+                store.put(&tx, vec![queued(&tenant, &id)?]).await?;
                 let audit =
-                    Audit { tenant: &tenant, actor: &actor, action: "mailings.create", subject: &new, reason: "" };
+                    Audit { tenant: &tenant, actor: &actor, action: "mailings.create", subject: &id, reason: "" };
                 let after = json!({ "status": "QUEUED", "run": 1, "filename": upload.checked.filename });
                 store.audit_in(&tx, audit, None, Some(after)).await?;
             }
             Ok::<_, Error>(known)
         });
-        let made = made.await;
-        crash_point!("mailing.committed");
-        // After an error the mailing may exist: the sweep removes a file that belongs to none.
-        if matches!(&made, Ok(known) if !matches!(known, Known::New))
-            && let Err(error) = self.files.remove(&url).await
-        {
-            tracing::warn!(%error, "the file of a repeated upload could not be removed yet; a sweep removes it");
-        }
-        made.map(|known| (known, id))
+        made.await
+    }
+
+    /// Whether a mailing may have this file after a commit whose outcome is unknown. The commit may still be under way;
+    /// it holds the tenant's lock, so this waits for its end. What stays in doubt is left to the sweep.
+    async fn may_need(&self, tenant: &str, url: &str) -> bool {
+        let [tenant, url] = [tenant, url].map(str::to_owned);
+        let used = self.ledger.transact(move |tx| async move {
+            let mut held = tx.connection().await?;
+            let mut conn = held.get()?;
+            mailings::one_at_a_time(&mut conn, &tenant).await?;
+            chunks::is_used(&mut conn, &url).await
+        });
+        used.await.unwrap_or(true)
     }
 }
 
@@ -336,6 +295,7 @@ async fn decide(tx: &Tx, tenant: &str, id: &str, upload: &Upload, now: i64) -> s
     let known = upload.recognise(&mut conn, tenant).await?;
     if matches!(known, Known::New) {
         let Checked { filename, shape, message, policy, send_at, .. } = &upload.checked;
+        let policy = policy.unwrap_or(DEFAULT_POLICY);
         let json = |value: serde_json::Result<String>| value.map_err(|error| Error::Invalid(error.to_string()));
         let new = New {
             tenant,
@@ -358,9 +318,15 @@ async fn decide(tx: &Tx, tenant: &str, id: &str, upload: &Upload, now: i64) -> s
 impl Upload {
     /// What the upload is.
     pub(super) async fn recognise(&self, conn: &mut Conn<'_>, tenant: &str) -> semel::Result<Known> {
-        let Checked { filename, given, identity, .. } = &self.checked;
+        let Checked { filename, given, identity, policy, shape, .. } = &self.checked;
         let alike = mailings::alike(conn, tenant, filename, &self.stored.hash).await?;
-        let uploaded = Uploaded { content_hash: &self.stored.hash, message_hash: &given.hash() };
+        let uploaded = Uploaded {
+            content_hash: &self.stored.hash,
+            message_hash: &given.hash(),
+            policy: *policy,
+            column: self.checked.names_column.then_some(shape.email),
+            send_at: self.checked.send_at.map(Timestamp::as_micros),
+        };
         Ok(recognise(*identity, &uploaded, alike))
     }
 }
@@ -378,40 +344,4 @@ impl Service {
         let stored = self.database.read(async |conn| mailings::message(conn, number).await).await?;
         serde_json::from_slice(&codec::decode(stored)?).map_err(|_| Error::Corrupt("the message of a mailing"))
     }
-}
-
-/// A text field, or what is wrong with it.
-async fn text(mut field: Field<'_>) -> Result<Result<String, String>, Problem> {
-    let mut bytes = Vec::new();
-    while let Some(part) = field.chunk().await.map_err(|error| cut_off(&error))? {
-        if bytes.len() + part.len() > LONGEST_TEXT {
-            return Ok(Err("must have at most 1 MiB".to_owned()));
-        }
-        bytes.extend_from_slice(&part);
-    }
-    let text = String::from_utf8(bytes).map_err(|_| "is not UTF-8".to_owned());
-    Ok(text.and_then(|text| match text.contains('\0') {
-        true => Err("must not have a NUL character".to_owned()),
-        false => Ok(text),
-    }))
-}
-
-/// The problem of an upload without a file.
-pub(super) fn without_file(mut wrong: Wrong) -> Problem {
-    wrong.note("file", "is missing: the list, as multipart/form-data");
-    wrong.problem(&INVALID_UPLOAD)
-}
-
-/// The problem of a file that is no list.
-pub(super) fn invalid_file(broken: &Broken) -> Problem {
-    let problem = Problem::new(&INVALID_FILE).detail(format!("{broken}")).with("code", broken.code);
-    match broken.line {
-        Some(line) => problem.with("line", line),
-        None => problem,
-    }
-}
-
-fn cut_off(error: &axum::extract::multipart::MultipartError) -> Problem {
-    Problem::new(&BODY_INCOMPLETE)
-        .detail(format!("The upload cannot be read: {}. Nothing was stored.", error.body_text()))
 }

@@ -86,10 +86,12 @@ pub(super) fn mailing(m: &Mailing, now: i64, same_list_as: Option<String>) -> Va
         "counts": counts(m),
         "duplicateRows": m.duplicate_rows,
         "rejectedRows": m.rejected_rows,
+        "blankRows": m.blank_rows,
+        "warnings": { "plusTags": m.plus_tags, "mixedScripts": m.mixed_scripts },
         "progress": progress,
         "rate": rate,
         "eta": time(eta),
-        "error": m.error,
+        "error": m.error.as_deref().or_else(|| without_entries(m)),
         "run": m.run,
         "sendAt": time(m.send_at),
         "lastAttempt": time(m.last_attempt),
@@ -117,6 +119,11 @@ fn counts(m: &Mailing) -> Value {
         "cancelled": m.cancelled,
         "inDoubt": m.in_doubt,
     })
+}
+
+/// Such a mailing is COMPLETED: there is nothing to send, and nothing to try again. A person should know.
+fn without_entries(m: &Mailing) -> Option<&'static str> {
+    (m.phase == "sending" && m.total == 0).then_some("no row of the file became an entry: see rejects.csv")
 }
 
 /// The part of the file that is imported.

@@ -35,11 +35,19 @@ const FORGOTTEN: &str = "
     WHERE part = 0 AND created_at < $1
       AND NOT EXISTS (SELECT 1 FROM mailing_chunks AS n WHERE n.upload = f.upload AND n.created_at >= $1)
       AND NOT EXISTS (SELECT 1 FROM mailings AS m WHERE m.storage_url = 'rows:' || f.upload AND m.deleted_at IS NULL)
-    LIMIT $2";
+      AND upload > $2
+    ORDER BY upload LIMIT $3";
 
-/// Files that belong to no mailing and got no part since `before`: their upload was cut off, or they are imported.
-pub(in super::super) async fn forgotten(conn: &mut Conn<'_>, before: i64, most: i64) -> Result<Vec<String>> {
-    on!(conn, c => sqlx::query_scalar(FORGOTTEN).bind(before).bind(most).fetch_all(&mut **c).await.map_err(broken))
+/// Files after one that belong to no mailing and got no part since `before`: their upload was cut off, or they are
+/// imported.
+pub(in super::super) async fn forgotten(
+    conn: &mut Conn<'_>,
+    before: i64,
+    after: &str,
+    most: i64,
+) -> Result<Vec<String>> {
+    on!(conn, c => sqlx::query_scalar(FORGOTTEN).bind(before).bind(after).bind(most)
+        .fetch_all(&mut **c).await.map_err(broken))
 }
 
 const USED: &str = "SELECT count(*) FROM mailings WHERE storage_url = $1 AND deleted_at IS NULL";
@@ -52,12 +60,13 @@ pub(in super::super) async fn is_used(conn: &mut Conn<'_>, storage_url: &str) ->
 }
 
 const UNNEEDED: &str = "
-    SELECT storage_url FROM mailings
-    WHERE storage_url IS NOT NULL AND (deleted_at IS NOT NULL OR (status = 'CANCELLED' AND NOT active)) LIMIT $1";
+    SELECT number, storage_url FROM mailings
+    WHERE storage_url IS NOT NULL AND (deleted_at IS NOT NULL OR (status = 'CANCELLED' AND NOT active)) AND number > $1
+    ORDER BY number LIMIT $2";
 
-/// The URLs of files whose mailing was deleted, or cancelled before the import ended.
-pub(in super::super) async fn unneeded(conn: &mut Conn<'_>, most: i64) -> Result<Vec<String>> {
-    on!(conn, c => sqlx::query_scalar(UNNEEDED).bind(most).fetch_all(&mut **c).await.map_err(broken))
+/// The URLs of files whose mailing was deleted, or cancelled before the import ended, after a mailing.
+pub(in super::super) async fn unneeded(conn: &mut Conn<'_>, after: i64, most: i64) -> Result<Vec<(i64, String)>> {
+    on!(conn, c => sqlx::query_as(UNNEEDED).bind(after).bind(most).fetch_all(&mut **c).await.map_err(broken))
 }
 
 const RELEASE: &str = "

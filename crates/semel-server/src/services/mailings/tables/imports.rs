@@ -17,6 +17,9 @@ pub(in super::super) struct NewEntry {
     pub(in super::super) token: [u8; 16],
     /// JSON: the values of the row.
     pub(in super::super) cells: Vec<u8>,
+    /// What is counted if it becomes an entry.
+    pub(in super::super) has_plus_tag: bool,
+    pub(in super::super) has_mixed_scripts: bool,
 }
 
 const COPY_POSTGRES: &str = "

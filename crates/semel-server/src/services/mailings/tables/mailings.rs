@@ -38,6 +38,7 @@ pub(in super::super) struct Mailing {
     pub(in super::super) policy: String,
     pub(in super::super) shape: String,
     pub(in super::super) send_at: Option<i64>,
+    pub(in super::super) send_at_given: Option<i64>,
     pub(in super::super) status: String,
     pub(in super::super) phase: String,
     pub(in super::super) error: Option<String>,
@@ -60,6 +61,9 @@ pub(in super::super) struct Mailing {
     pub(in super::super) in_doubt: i64,
     pub(in super::super) duplicate_rows: i64,
     pub(in super::super) rejected_rows: i64,
+    pub(in super::super) blank_rows: i64,
+    pub(in super::super) plus_tags: i64,
+    pub(in super::super) mixed_scripts: i64,
     pub(in super::super) rate_since: Option<i64>,
     pub(in super::super) rate_base: i64,
     pub(in super::super) last_attempt: Option<i64>,
@@ -80,6 +84,7 @@ from_row!(Mailing {
     policy,
     shape,
     send_at,
+    send_at_given,
     status,
     phase,
     error,
@@ -102,6 +107,9 @@ from_row!(Mailing {
     in_doubt,
     duplicate_rows,
     rejected_rows,
+    blank_rows,
+    plus_tags,
+    mixed_scripts,
     rate_since,
     rate_base,
     last_attempt,
@@ -131,9 +139,9 @@ macro_rules! mailing {
     ($rest:literal) => {
         concat!(
             "SELECT number, tenant, id, filename, content_hash, content_bytes, list_hash, storage_url, \
-                    message_hash, policy, shape, send_at, status, phase, error, run, active, waiting, place, \
+                    message_hash, policy, shape, send_at, send_at_given, status, phase, error, run, active, waiting, place, \
                     last_line, in_flight, in_flight_by, task, task_line, total, sending, sent, failed, invalid, suppressed, cancelled, \
-                    in_doubt, duplicate_rows, rejected_rows, rate_since, rate_base, last_attempt, created_at, \
+                    in_doubt, duplicate_rows, rejected_rows, blank_rows, plus_tags, mixed_scripts, rate_since, rate_base, last_attempt, created_at, \
                     updated_at
              FROM mailings ",
             $rest
@@ -162,6 +170,19 @@ const LOCK_POSTGRES: &str = mailing!("WHERE tenant = $1 AND id = $2 AND deleted_
 pub(in super::super) async fn lock(conn: &mut Conn<'_>, tenant: &str, id: &str) -> Result<Option<Mailing>> {
     let sql = match conn {
         Conn::Postgres(_) => LOCK_POSTGRES,
+        Conn::Sqlite(_) => FIND,
+    };
+    on!(conn, c => sqlx::query_as(sql).bind(tenant).bind(id).fetch_optional(&mut **c).await.map_err(broken))
+}
+
+// Differs because SQLite has no row locks: there is one writer.
+const LOCK_IF_FREE_POSTGRES: &str =
+    mailing!("WHERE tenant = $1 AND id = $2 AND deleted_at IS NULL FOR NO KEY UPDATE SKIP LOCKED");
+
+/// As [`lock`], or none if another transaction holds it.
+pub(in super::super) async fn lock_if_free(conn: &mut Conn<'_>, tenant: &str, id: &str) -> Result<Option<Mailing>> {
+    let sql = match conn {
+        Conn::Postgres(_) => LOCK_IF_FREE_POSTGRES,
         Conn::Sqlite(_) => FIND,
     };
     on!(conn, c => sqlx::query_as(sql).bind(tenant).bind(id).fetch_optional(&mut **c).await.map_err(broken))
@@ -213,8 +234,15 @@ pub(in super::super) async fn same_list(conn: &mut Conn<'_>, mailing: &Mailing) 
 const TENANT: &str = "INSERT INTO mailing_tenants (tenant) VALUES ($1) ON CONFLICT (tenant) DO NOTHING";
 const LOCK_TENANT_POSTGRES: &str = "SELECT tenant FROM mailing_tenants WHERE tenant = $1 FOR UPDATE";
 
+/// How long an upload waits for those of its tenant: each holds the row for some milliseconds. A longer wait would keep
+/// connections from other tenants.
+const SHORT_WAIT: &str = "SET LOCAL lock_timeout = '2s'";
+
 /// Lets only one upload of a tenant at a time decide whether its file is known.
 pub(in super::super) async fn one_at_a_time(conn: &mut Conn<'_>, tenant: &str) -> Result<()> {
+    if let Conn::Postgres(c) = conn {
+        sqlx::raw_sql(SHORT_WAIT).execute(&mut **c).await.map_err(broken)?;
+    }
     on!(&mut *conn, c => sqlx::query(TENANT).bind(tenant).execute(&mut **c).await.map(drop).map_err(broken))?;
     if let Conn::Postgres(c) = conn {
         sqlx::query(LOCK_TENANT_POSTGRES).bind(tenant).execute(&mut **c).await.map_err(broken)?;
@@ -224,8 +252,8 @@ pub(in super::super) async fn one_at_a_time(conn: &mut Conn<'_>, tenant: &str) -
 
 const INSERT: &str = "
     INSERT INTO mailings (tenant, id, filename, content_hash, content_bytes, storage_url, message, message_hash, policy,
-                          shape, send_at, created_at, updated_at)
-    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $12)";
+                          shape, send_at, send_at_given, created_at, updated_at)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $11, $12, $12)";
 
 /// A mailing to be stored.
 pub(in super::super) struct New<'a> {
@@ -285,7 +313,7 @@ const SAVE: &str = "
         task = $10, task_line = $11, total = $12, sending = $13, sent = $14, failed = $15, invalid = $16,
         suppressed = $17, cancelled = $18, in_doubt = $19, duplicate_rows = $20, rejected_rows = $21, rate_since = $22,
         rate_base = $23, last_attempt = $24, list_hash = $25, storage_url = $26, updated_at = $27, send_at = $28,
-        waiting = $29, in_flight_by = $30
+        waiting = $29, in_flight_by = $30, blank_rows = $31, plus_tags = $32, mixed_scripts = $33
     WHERE number = $1";
 
 /// Stores the changed columns of a mailing that this transaction has locked.
@@ -296,6 +324,7 @@ pub(in super::super) async fn save(conn: &mut Conn<'_>, m: &Mailing, now: i64) -
         .bind(m.in_doubt).bind(m.duplicate_rows).bind(m.rejected_rows).bind(m.rate_since).bind(m.rate_base)
         .bind(m.last_attempt).bind(&m.list_hash).bind(&m.storage_url).bind(now)
         .bind(m.send_at).bind(m.waiting).bind(&m.in_flight_by)
+        .bind(m.blank_rows).bind(m.plus_tags).bind(m.mixed_scripts)
         .execute(&mut **c).await.map(drop).map_err(broken))
 }
 
@@ -306,12 +335,17 @@ pub(in super::super) async fn delete(conn: &mut Conn<'_>, number: i64, now: i64)
     on!(conn, c => sqlx::query(DELETE).bind(number).bind(now).execute(&mut **c).await.map(drop).map_err(broken))
 }
 
-const DELETED: &str = "SELECT number FROM mailings WHERE deleted_at IS NOT NULL ORDER BY number LIMIT $1";
+const DELETED: &str = "
+    SELECT number FROM mailings WHERE deleted_at IS NOT NULL AND number > $1 ORDER BY number LIMIT $2";
 
-/// Mailings whose rows are to be removed.
-pub(in super::super) async fn deleted(conn: &mut Conn<'_>, most: i64) -> Result<Vec<i64>> {
-    on!(conn, c => sqlx::query_scalar(DELETED).bind(most).fetch_all(&mut **c).await.map_err(broken))
+/// Mailings after one whose rows are to be removed.
+pub(in super::super) async fn deleted(conn: &mut Conn<'_>, after: i64, most: i64) -> Result<Vec<i64>> {
+    on!(conn, c => sqlx::query_scalar(DELETED).bind(after).bind(most).fetch_all(&mut **c).await.map_err(broken))
 }
+
+// Differs because SQLite has no row locks: there is one writer.
+const LOCK_DELETED_POSTGRES: &str = "
+    SELECT number FROM mailings WHERE number = $1 AND deleted_at IS NOT NULL FOR UPDATE SKIP LOCKED";
 
 // The links in mails that may have been sent work for another 60 days: people unsubscribe by old mails, too. The law of
 // the United States (CAN-SPAM) demands 30.
@@ -336,7 +370,17 @@ const REMOVE: &str = "DELETE FROM mailings WHERE number = $1 AND storage_url IS 
 
 /// Removes some rows of a deleted mailing, the mailing itself last; true if there may be more. The ids of transports
 /// stay: another entry must not get one of them.
+///
+/// One sweeper at a time: a second one would pick rows that the first removes, wait, remove none, and then remove the
+/// mailing although it has rows.
 pub(in super::super) async fn remove_some(conn: &mut Conn<'_>, number: i64, most: i64) -> Result<bool> {
+    if let Conn::Postgres(c) = conn {
+        let locked: Option<i64> =
+            sqlx::query_scalar(LOCK_DELETED_POSTGRES).bind(number).fetch_optional(&mut **c).await.map_err(broken)?;
+        if locked.is_none() {
+            return Ok(false);
+        }
+    }
     on!(&mut *conn, c => sqlx::query(KEEP_LINKS).bind(number).bind(most)
         .execute(&mut **c).await.map(drop).map_err(broken)?);
     for text in [REMOVE_ENTRIES, REMOVE_REJECTS, REMOVE_DUPLICATES] {
@@ -354,6 +398,7 @@ statements!(
     FIND,
     MESSAGE,
     LOCK_POSTGRES,
+    LOCK_IF_FREE_POSTGRES,
     SAME_FILE,
     SAME_NAME,
     SAME_CONTENT,
@@ -366,6 +411,7 @@ statements!(
     SAVE,
     DELETE,
     DELETED,
+    LOCK_DELETED_POSTGRES,
     KEEP_LINKS,
     REMOVE_ENTRIES,
     REMOVE_REJECTS,

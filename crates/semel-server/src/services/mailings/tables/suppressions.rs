@@ -1,6 +1,6 @@
 //! The SQL of suppressed addresses.
 
-use semel::Result;
+use semel::{Error, Result};
 use semel_store::{Conn, broken, from_row, on};
 use serde::Serialize;
 
@@ -42,6 +42,23 @@ pub(in super::super) async fn remove(conn: &mut Conn<'_>, tenant: &str, email: &
         .execute(&mut **c).await.map(|done| done.rows_affected() > 0).map_err(broken))
 }
 
+// Differs because JSON texts become rows in another way.
+const COUNT_POSTGRES: &str = "
+    SELECT count(*) FROM mail_suppressions
+    WHERE tenant = $1 AND email = ANY (ARRAY (SELECT json_array_elements_text($2::json)))";
+const COUNT_SQLITE: &str = "
+    SELECT count(*) FROM mail_suppressions WHERE tenant = $1 AND email IN (SELECT value FROM json_each($2))";
+
+/// How many of these addresses are suppressed.
+pub(in super::super) async fn count(conn: &mut Conn<'_>, tenant: &str, emails: &[String]) -> Result<i64> {
+    let sql = match conn {
+        Conn::Postgres(_) => COUNT_POSTGRES,
+        Conn::Sqlite(_) => COUNT_SQLITE,
+    };
+    let emails = serde_json::to_string(emails).map_err(|error| Error::Invalid(error.to_string()))?;
+    on!(conn, c => sqlx::query_scalar(sql).bind(tenant).bind(emails).fetch_one(&mut **c).await.map_err(broken))
+}
+
 const PAGE: &str = "
     SELECT email, reason, created_at FROM mail_suppressions
     WHERE tenant = $1 AND email > $2 AND ($3 = '' OR email = $3) ORDER BY email LIMIT $4";
@@ -58,4 +75,4 @@ pub(in super::super) async fn page(
         .fetch_all(&mut **c).await.map_err(broken))
 }
 
-statements!(ADD, REMOVE, PAGE);
+statements!(ADD, REMOVE, COUNT_POSTGRES, COUNT_SQLITE, PAGE);

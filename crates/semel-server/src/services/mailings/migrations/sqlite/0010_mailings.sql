@@ -15,6 +15,7 @@ CREATE TABLE mailings (
     policy         TEXT NOT NULL,
     shape          TEXT NOT NULL,              -- JSON: how the file is read
     send_at        INTEGER,
+    send_at_given  INTEGER,               -- as the upload gave it: a late mailing that is resumed has no send_at
     status         TEXT NOT NULL DEFAULT 'QUEUED',
     phase          TEXT NOT NULL DEFAULT 'importing',
     error          TEXT,
@@ -37,6 +38,9 @@ CREATE TABLE mailings (
     in_doubt       INTEGER NOT NULL DEFAULT 0,
     duplicate_rows INTEGER NOT NULL DEFAULT 0,
     rejected_rows  INTEGER NOT NULL DEFAULT 0,
+    blank_rows     INTEGER NOT NULL DEFAULT 0,
+    plus_tags      INTEGER NOT NULL DEFAULT 0,  -- entries such as ana+news@example.com
+    mixed_scripts  INTEGER NOT NULL DEFAULT 0,  -- entries whose domain mixes letters of several scripts
     rate_since     INTEGER,                     -- the start of the present run, and what was settled then
     rate_base      INTEGER NOT NULL DEFAULT 0,
     last_attempt   INTEGER,
@@ -55,6 +59,9 @@ CREATE TABLE mailings (
 CREATE UNIQUE INDEX mailings_file ON mailings (tenant, filename, content_hash) WHERE deleted_at IS NULL;
 CREATE INDEX mailings_content ON mailings (tenant, content_hash) WHERE deleted_at IS NULL;
 CREATE INDEX mailings_list ON mailings (tenant, number);
+CREATE INDEX mailings_stored ON mailings (storage_url) WHERE storage_url IS NOT NULL;
+CREATE INDEX mailings_active ON mailings (number) WHERE active AND deleted_at IS NULL;
+CREATE INDEX mailings_deleted ON mailings (number) WHERE deleted_at IS NOT NULL;
 CREATE INDEX mailings_list_hash ON mailings (tenant, list_hash) WHERE list_hash IS NOT NULL;
 
 -- Uploads of one tenant decide one after the other whether their file is known: each locks this row.
@@ -120,6 +127,7 @@ CREATE TABLE mailing_chunks (
     created_at INTEGER NOT NULL,
     PRIMARY KEY (upload, part)
 ) STRICT;
+CREATE INDEX mailing_chunks_first ON mailing_chunks (upload, created_at) WHERE part = 0;
 
 -- Addresses that get no mail.
 CREATE TABLE mail_suppressions (
