@@ -8,7 +8,7 @@ use semel::{
     journal::{Note, Repeat, Repeats, Sighting},
     look::{Listing, SetAside, Unreadable},
 };
-use semel_store::{Audited, HeldMessage};
+use semel_store::{Audited, HeldMessage, Paused};
 use serde_json::{Value, json};
 
 use super::{Attempt, View};
@@ -26,6 +26,8 @@ impl View {
             "messages": self.messages.iter().map(message).collect::<Value>(),
             "audit": audit(&self.audit),
             "setAside": set_aside(&self.aside),
+            "paused": self.paused.as_ref().map(paused),
+            "hasHandler": self.has_handler,
         })
     }
 }
@@ -167,6 +169,11 @@ fn repeats(all: &[(Repeat, Repeats)]) -> Value {
         json!({ "count": count, "first": list(&first), "last": list(&last) })
     };
     json!({ "duplicate": of(Repeat::Duplicate), "conflict": of(Repeat::Conflict) })
+}
+
+/// The pause of a kind.
+pub(crate) fn paused(paused: &Paused) -> Value {
+    json!({ "since": time(paused.at), "by": paused.actor, "reason": paused.reason })
 }
 
 fn attempt(run: &Attempt) -> Value {

@@ -17,14 +17,17 @@ pub(crate) mod words;
 #[cfg(test)]
 mod stories;
 
+use std::time::Duration;
+
 use semel::{
     Operation, Result, State, Timestamp,
+    fleet::NodeSeen,
     journal::{Note, Repeat, Repeats},
     look::SetAside,
     machine::CANCELLED,
     prelude::*,
 };
-use semel_store::{Audited, Database, HeldMessage};
+use semel_store::{Audited, Database, HeldMessage, Paused};
 
 pub(crate) use self::runs::{Attempt, Decision, End};
 
@@ -78,6 +81,10 @@ pub struct View {
     pub aside: Vec<SetAside>,
     /// Whether it waits and no worker runs it: it is parked, or out of attempts by the policy of its last run.
     pub never_due: bool,
+    /// The pause of its kind, if it waits and its kind is paused.
+    pub paused: Option<Paused>,
+    /// Whether a living node has a handler for it, if it waits.
+    pub has_handler: Option<bool>,
     /// The database's time.
     pub now: Timestamp,
 }
@@ -94,14 +101,22 @@ impl View {
         let audit = store.audited(&tenant, id).await?;
         let aside = set_aside(store, id).await?;
         let never_due = store.never_due(&[id]).await?.contains(&id);
-        Ok(Self { operation, notes, repeats, messages, audit, aside, never_due, now: store.now().await? })
+        let (mut paused, mut has_handler) = (None, None);
+        if matches!(operation.state, State::Pending | State::Failed | State::TimedOut) && !never_due {
+            let (service, kind) = (operation.scope.service(), operation.scope.kind());
+            paused = store.pause_of(service, kind).await?;
+            has_handler = Some(store.nodes().await?.iter().any(|node| node.age <= GONE && runs(node, service, kind)));
+        }
+        let now = store.now().await?;
+        Ok(Self { operation, notes, repeats, messages, audit, aside, never_due, paused, has_handler, now })
     }
 
     /// An operation with its row only.
     #[cfg(test)]
     pub(crate) fn bare(operation: Operation, now: Timestamp) -> Self {
         let (notes, repeats, messages, audit, aside, never_due) = Default::default();
-        Self { operation, notes, repeats, messages, audit, aside, never_due, now }
+        let (paused, has_handler) = Default::default();
+        Self { operation, notes, repeats, messages, audit, aside, never_due, paused, has_handler, now }
     }
 
     /// Its present standing.
@@ -124,6 +139,14 @@ impl View {
     pub(crate) fn telling(&self) -> Telling {
         crate::services::telling(self.operation.scope.service())
     }
+}
+
+/// How long after its last sign of life a node counts as gone: three signs are missing.
+pub(crate) const GONE: Duration = Duration::from_secs(35);
+
+/// Whether a node has a handler for a kind, by its sign of life. One handler may take several kinds of its service.
+pub(crate) fn runs(node: &NodeSeen, service: &str, kind: &str) -> bool {
+    [kind, "*"].iter().any(|kind| node.sign.kinds.contains(&format!("{service}/{kind}")))
 }
 
 /// The entries of an operation in `semel_set_aside`.

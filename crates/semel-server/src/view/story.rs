@@ -14,7 +14,7 @@ use super::{
     Meaning, Standing, View,
     about::outcome,
     runs::Beginning,
-    words::{plain, resolve, set_aside, span, times, told},
+    words::{self, plain, quoted, resolve, set_aside, span, times, told},
 };
 
 /// A run that is released without a reason after this time has had its turn; before, it had hardly begun.
@@ -63,7 +63,13 @@ impl View {
         // The service's text about a completion includes its message.
         let messages = self.messages.iter().filter(|_| meaning.is_none());
         stands.extend(messages.map(held));
-        stands.push(self.next(meaning.as_ref(), ledger));
+        let is_due = self.standing() == Standing::Waiting && op.not_before.is_none_or(|at| at <= self.now);
+        let held_up = self.held_up(ledger);
+        // It does not run next, although it is due.
+        if held_up.is_none() || !is_due {
+            stands.push(self.next(meaning.as_ref(), ledger));
+        }
+        stands.extend(held_up);
         stands.extend(self.aside.iter().map(set_aside));
         Story {
             head: format!("{} in {}: {verdict}", plain(op.key.as_str()), op.scope),
@@ -198,6 +204,24 @@ impl View {
             None if queued => "A worker runs it as soon as one is free.".to_owned(),
             None => "It runs when it is claimed next.".to_owned(),
         }
+    }
+
+    /// Why no worker runs an operation that waits for one.
+    fn held_up(&self, ledger: &str) -> Option<String> {
+        let op = &self.operation;
+        let (service, kind) = (op.scope.service(), op.scope.kind());
+        if op.parked || op.has_expired(self.now) {
+            return None;
+        }
+        if let Some(pause) = &self.paused {
+            let command = ["semel work resume", &quoted(service), &quoted(kind), ledger, "--reason '…'"];
+            let resume = command.iter().filter(|part| !part.is_empty()).copied().collect::<Vec<_>>().join(" ");
+            return Some(format!("No worker runs it: {}. To resume it: {resume}", words::paused(service, kind, pause)));
+        }
+        // Operations that their callers claim need no worker.
+        let waits_for_a_worker = self.has_handler == Some(false) && self.beginning() == Beginning::Enqueued;
+        let kind = plain(&format!("{service}/{kind}"));
+        waits_for_a_worker.then(|| format!("No node that is running has a handler for {kind}: see semel work nodes."))
     }
 
     fn lease(&self) -> String {

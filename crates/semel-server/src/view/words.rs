@@ -3,6 +3,7 @@
 use std::{borrow::Cow, time::Duration};
 
 use semel::{Key, Scope, journal::Note, look::SetAside};
+use semel_store::Paused;
 
 use crate::{http::fields::is_hidden, once::DEFAULT_SCOPE};
 
@@ -86,6 +87,12 @@ pub(crate) fn hint(command: &str, flags: &str, scope: &Scope, key: &Key, ledger:
 /// The command for every state that waits for a person.
 pub(crate) fn resolve(scope: &Scope, key: &Key, ledger: &str) -> String {
     hint("semel operations resolve", "--as completed|failed|retry --reason '…'", scope, key, ledger)
+}
+
+/// Since when a kind is paused, by whom and why.
+pub(crate) fn paused(service: &str, kind: &str, Paused { at, actor, reason }: &Paused) -> String {
+    let kind = plain(&format!("{service}/{kind}"));
+    format!("{kind} is paused since {at} by {}, because: {}", plain(actor), plain(reason))
 }
 
 /// How often, in words.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use semel::{
     Backoff, Fingerprint, Key, Kind, Ledger, OnLost, Options, Outcome, Policy, Priority, Scope, State, Unfinished,
     Work, Worker,
+    fleet::{Fleet as _, Sign},
     messaging::{Message, Origin, Topic},
     prelude::*,
     store::{Limits, Want},
@@ -20,6 +21,7 @@ use crate::{
 on_both_databases! {
     an_enqueued_run_is_shown_from_the_queue_on
     a_pending_operation_is_shown_with_its_time
+    a_pause_and_a_missing_handler_are_shown_by_what_waits
     a_cancelled_operation_is_shown_with_its_actor_and_reason
     an_operation_out_of_attempts_is_shown_as_failed_until_a_person_decides
     a_lost_run_under_hold_is_shown_as_in_doubt
@@ -101,6 +103,29 @@ fn a_pending_operation_is_shown_with_its_time(place: &Place) {
     );
     let shown = place.say(["operations", "show", "k", "--scope", "shop/mail"]);
     assert!(shown.contains("\nnot before   20") && !shown.contains("\nclaimed "), "{shown}");
+}
+
+fn a_pause_and_a_missing_handler_are_shown_by_what_waits(place: &Place) {
+    let desk = Desk::at(place);
+    let ledger = ledger(&desk);
+    desk.block(ledger.enqueue(work("k"))).unwrap();
+    let json = || place.json(["why", "k", "--scope", "shop/mail", "--json"]);
+    assert_eq!(told(place)[4], "No node that is running has a handler for shop/mail: see semel work nodes.");
+    assert_eq!((&json()["paused"], &json()["hasHandler"]), (&serde_json::Value::Null, &false.into()));
+    let sign = |kinds: &str| Sign { kinds: vec![kinds.to_owned()], ..Sign::default() };
+    for kinds in ["shop/mail", "shop/*"] {
+        desk.block(ledger.store().leave_sign(kinds, &sign(kinds), None)).unwrap();
+        assert_eq!((told(place).len(), &json()["hasHandler"]), (5, &true.into()), "{kinds}");
+        execute(place, "DELETE FROM semel_nodes");
+    }
+    place.say(["work", "pause", "shop", "mail", "--reason", "the server is away"]);
+    let line = &told(place)[4];
+    assert!(line.starts_with("No worker runs it: shop/mail is paused since 20"), "{line}");
+    assert!(line.contains(" by ana@") && line.contains(", because: the server is away. "), "{line}");
+    assert!(line.contains("semel work resume shop mail ") && line.ends_with("--reason '…'"), "{line}");
+    assert_eq!(json()["paused"]["reason"], "the server is away");
+    place.say(["work", "cancel", "k", "--scope", "shop/mail", "--reason", "not needed"]);
+    assert!(!told(place).iter().any(|line| line.contains("paused")), "{:#?}", told(place));
 }
 
 fn a_cancelled_operation_is_shown_with_its_actor_and_reason(place: &Place) {

@@ -83,6 +83,8 @@ statements! {
          FROM (SELECT l.operation FROM semel_leases AS l ORDER BY l.operation LIMIT $1) AS l
          CROSS JOIN semel_operations AS o
          WHERE o.id = l.operation GROUP BY o.service, o.kind";
+    /// The pause of a kind.
+    pause_of = "SELECT p.at, p.actor, p.reason FROM semel_paused AS p WHERE p.service = $1 AND p.kind = $2";
     /// The paused kinds.
     paused = "SELECT p.service, p.kind, p.at, p.actor, p.reason FROM semel_paused AS p LIMIT $1";
 }

@@ -62,6 +62,19 @@ impl Database {
         Ok(kinds.into_values().collect())
     }
 
+    /// The pause of a kind, if it is paused.
+    ///
+    /// # Errors
+    /// The database cannot be reached.
+    pub async fn pause_of(&self, service: &str, kind: &str) -> Result<Option<Paused>> {
+        let found = self.read(async |conn| {
+            on!(conn, c => sqlx::query_as(self.fleet_sql().pause_of).bind(service).bind(kind).fetch_optional(&mut **c).await)
+                .map_err(read_failed)
+        });
+        let found: Option<(i64, String, String)> = self.answered(found).await?;
+        Ok(found.map(|(at, actor, reason)| Paused { at: Timestamp::from_micros(at), actor, reason }))
+    }
+
     async fn look_at_work(&self) -> Result<BTreeMap<(String, String), KindOfWork>> {
         let (sql, most) = (self.fleet_sql(), i64::try_from(KindOfWork::MOST).unwrap_or(i64::MAX));
         let mut reader = self.reader().await?;

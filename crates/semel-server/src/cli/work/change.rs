@@ -13,7 +13,10 @@ use crate::{
         ledger::{LedgerFlags, Opened, actor},
         target::{Target, changed},
     },
-    view::words::{plain, resolve},
+    view::{
+        runs,
+        words::{plain, resolve},
+    },
 };
 
 /// Stop the starts of a kind on all nodes, for all tenants, until it is resumed; runs continue
@@ -71,11 +74,10 @@ impl Change {
     /// Whether a node has a handler for it, or operations of it wait or run.
     async fn is_known(&self, opened: &Opened) -> anyhow::Result<bool> {
         let store = opened.ledger.store();
-        let names = [&*self.kind, "*"].map(|kind| format!("{}/{kind}", self.service));
         let kinds = store.kinds_of_work().await?;
         let waits =
             kinds.iter().any(|of| of.service == self.service && of.kind == self.kind && of.waiting + of.running > 0);
-        Ok(waits || store.nodes().await?.iter().any(|node| names.iter().any(|name| node.sign.kinds.contains(name))))
+        Ok(waits || store.nodes().await?.iter().any(|node| runs(node, &self.service, &self.kind)))
     }
 }
 

@@ -2,12 +2,15 @@
 
 use std::process::ExitCode;
 
-use semel_store::{KindOfWork, Paused};
+use semel_store::KindOfWork;
 use serde_json::{Value, json};
 
 use crate::{
     cli::ledger::{LedgerFlags, Opened},
-    view::words::{plain, span, table},
+    view::{
+        json,
+        words::{plain, span, table},
+    },
 };
 
 /// List the kinds of work that wait, run or are paused
@@ -31,8 +34,6 @@ impl List {
 }
 
 fn to_json(kinds: &[KindOfWork]) -> String {
-    let paused =
-        |paused: &Paused| json!({ "since": paused.at.to_string(), "by": paused.actor, "reason": paused.reason });
     let kind = |of: &KindOfWork| {
         json!({
             "service": of.service,
@@ -42,7 +43,7 @@ fn to_json(kinds: &[KindOfWork]) -> String {
             "running": of.running,
             "more": of.waiting >= KindOfWork::MOST,
             "oldestSeconds": of.oldest.map(|age| age.as_secs()),
-            "paused": of.paused.as_ref().map(paused),
+            "paused": of.paused.as_ref().map(json::paused),
         })
     };
     format!("{:#}\n", json!({ "items": kinds.iter().map(kind).collect::<Vec<Value>>() }))

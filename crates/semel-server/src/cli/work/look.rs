@@ -12,14 +12,14 @@ use serde_json::{Value, json};
 
 use crate::{
     cli::ledger::{LedgerFlags, Opened},
-    view::words::{plain, span, table},
+    view::{
+        GONE,
+        words::{plain, span, table},
+    },
 };
 
 /// How late a run may be before its schedule is shown as overdue.
 const LATE: Duration = Duration::from_secs(60);
-
-/// How long after its last sign of life a node counts as gone: three signs are missing.
-const GONE: Duration = Duration::from_secs(35);
 
 /// List schedules, with their last and next runs
 #[derive(clap::Args)]
