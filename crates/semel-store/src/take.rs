@@ -25,6 +25,7 @@ use crate::{
     batch::{self, ByKey},
     connection::{broken, read_failed},
     database::Inner,
+    fleet::Paused,
     on, postgres,
     project::Tables,
     sql::WorkSql,
@@ -172,12 +173,21 @@ impl Database {
     }
 
     /// Pauses a kind, of all tenants, until it is resumed: no node starts it, and schedules enqueue no runs of it.
-    /// Running operations continue, and a node that is taking at this moment may still start what it takes.
+    /// Running operations continue, and a node that is taking at this moment may still start what it takes. Returns the
+    /// pause of a kind that is paused already: it keeps its person and its reason.
     ///
     /// # Errors
     /// The database cannot be reached.
-    pub async fn pause_kind(&self, service: &str, kind: &str, actor: &str, reason: &str) -> Result<()> {
-        self.change_pause(self.work_sql().pause, (service, kind), (actor, reason), "work.pause").await.map(drop)
+    pub async fn pause_kind(&self, service: &str, kind: &str, actor: &str, reason: &str) -> Result<Option<Paused>> {
+        loop {
+            if self.change_pause(self.work_sql().pause, (service, kind), (actor, reason), "work.pause").await? {
+                return Ok(None);
+            }
+            // It may have been resumed meanwhile.
+            if let Some(earlier) = self.pause_of(service, kind).await? {
+                return Ok(Some(earlier));
+            }
+        }
     }
 
     /// Resumes a kind. False if it was not paused.

@@ -48,6 +48,12 @@ fn kinds_are_listed_paused_and_resumed(place: &Place) {
     assert!(stderr(&unpaused).contains("shop mail is not paused; no kind is"), "{}", stderr(&unpaused));
     let said = place.say(["work", "pause", "shop", "mail", "--reason", "the server is away"]);
     assert_eq!(said, "shop/mail is paused: no worker starts it\n");
+    let again = place.say(["work", "pause", "shop", "mail", "--reason", "something else"]);
+    assert!(again.starts_with("nothing was changed: shop/mail is paused since 20"), "{again}");
+    assert!(
+        again.contains(" by ana@") && again.contains(", because: the server is away; semel work resume"),
+        "{again}"
+    );
     let said = place.say(["work", "pause", "shop", "male", "--reason", "a slip"]);
     assert!(said.contains("no node runs this kind at present, and nothing of it waits"), "{said}");
     let mail = list().into_iter().find(|kind| kind["kind"] == "mail").unwrap();

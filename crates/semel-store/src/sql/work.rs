@@ -100,10 +100,10 @@ statements! {
          FROM (SELECT f.operation FROM (", by_priority!("b.operation, b.due", "FROM semel_backlog AS b", "b.due <= {now $4}"),
         ") AS f ORDER BY f.due, f.operation LIMIT 5 * $5) AS w
          CROSS JOIN {locked ", picked!(), "} LIMIT $6");
-    /// Pauses a kind.
+    /// Pauses a kind. An earlier pause stays.
     pause =
         "INSERT INTO semel_paused (service, kind, at, actor, reason) VALUES ($1, $2, $3, $4, $5)
-         ON CONFLICT (service, kind) DO UPDATE SET at = excluded.at, actor = excluded.actor, reason = excluded.reason";
+         ON CONFLICT (service, kind) DO NOTHING";
     /// Resumes a kind. The audit has the time, the person and the reason.
     resume_kind =
         "DELETE FROM semel_paused WHERE service = $1 AND kind = $2

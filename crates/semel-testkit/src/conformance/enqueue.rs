@@ -374,19 +374,22 @@ pub async fn progress_forgives_crashes(lab: Lab) {
     assert_eq!(ask(&ledger, work()).await, "exhausted", "without progress it is");
 }
 
-/// A paused kind is not taken until it is resumed.
+/// A paused kind is not taken until it is resumed. A second pause changes nothing, and is told who paused it.
 pub async fn a_paused_kind_is_not_taken(lab: Lab) {
     let ledger = lab.ledger().await;
     enqueue(&ledger, plain("k")).await;
-    for _ in 0..2 {
-        ledger.store().pause_kind("bank", "transfer", "ann", "the bank is closed").await.unwrap();
-    }
+    let pause = async |actor, reason| ledger.store().pause_kind("bank", "transfer", actor, reason).await.unwrap();
+    assert_eq!(pause("ann", "the bank is closed").await, None);
+    lab.pass(secs(10));
+    let earlier = pause("bob", "who knows").await.unwrap();
+    assert_eq!((earlier.at, &*earlier.actor, &*earlier.reason), (Lab::START, "ann", "the bank is closed"));
+    assert_eq!(ledger.store().pause_of("bank", "transfer").await.unwrap(), Some(earlier));
     ledger.store().pause_kind("bank", "loans", "ann", "another kind").await.unwrap();
     assert_eq!(taken(&ledger, 9).await, [""; 0]);
     ledger.store().resume_kind("bank", "transfer", "ann", "it is open").await.unwrap();
     assert_eq!(taken(&ledger, 9).await, ["k"]);
     let audit = lab.texts("SELECT action || ' ' || subject FROM semel_audit ORDER BY id").await;
-    assert_eq!((audit.len(), audit[3].as_str()), (4, "work.resume bank/transfer"));
+    assert_eq!(audit, ["work.pause bank/transfer", "work.pause bank/loans", "work.resume bank/transfer"]);
 }
 
 /// The nodes of a fleet share the limits of a kind.

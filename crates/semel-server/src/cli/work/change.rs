@@ -15,7 +15,7 @@ use crate::{
     },
     view::{
         runs,
-        words::{plain, resolve},
+        words::{self, plain, resolve},
     },
 };
 
@@ -88,7 +88,10 @@ impl Pause {
 
     async fn carry_out(&self, opened: &Opened) -> anyhow::Result<String> {
         let Change { service, kind, reason, .. } = &self.change;
-        opened.ledger.store().pause_kind(service, kind, &actor(), reason).await?;
+        if let Some(earlier) = opened.ledger.store().pause_kind(service, kind, &actor(), reason).await? {
+            let paused = words::paused(service, kind, &earlier);
+            return Ok(format!("nothing was changed: {paused}; semel work resume ends the pause\n"));
+        }
         let unknown = match self.change.is_known(opened).await? {
             true => "",
             false => "; no node runs this kind at present, and nothing of it waits",
