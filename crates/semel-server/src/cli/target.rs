@@ -26,79 +26,94 @@ pub(super) struct Target {
     /// The operation's number instead of its key
     #[arg(long, value_name = "N", conflicts_with = "key", value_parser = number)]
     pub(super) id: Option<i64>,
-    /// The scope of the key: service/kind or tenant/service/kind [default: cli/once; commands that only read then search
-    /// the other scopes]
-    #[arg(long, default_value = DEFAULT_SCOPE, hide_default_value = true, value_parser = Scope::parse)]
-    pub(super) scope: Scope,
+    /// The scope of the operation: service/kind or tenant/service/kind [default: cli/once; commands that only read then
+    /// search the other scopes]
+    #[arg(long = "scope", value_name = "SCOPE", value_parser = Scope::parse)]
+    given: Option<Scope>,
 }
 
 impl Target {
-    /// Finds it by its key or its number. If the key exists in other scopes only, the error names them: a command that
-    /// changes something does not guess.
-    pub(super) async fn find(&self, opened: &Opened) -> anyhow::Result<Operation> {
-        let store = opened.ledger.store();
-        let found = match (&self.key, self.id) {
-            (Some(key), _) => store.by_key(&self.scope, key).await?,
-            (None, Some(id)) => store.by_id(self.scope.tenant(), id).await?,
-            (None, None) => None,
-        };
-        match (found, &self.key) {
-            (Some(found), _) => Ok(found),
-            (None, Some(key)) => match &self.among_the_newest(store, |op| op.key == *key).await?[..] {
-                [] => Err(self.not_found(opened)),
-                elsewhere => Err(self.elsewhere(key, elsewhere)),
-            },
-            (None, None) => Err(self.not_found(opened)),
-        }
+    /// The scope that was given, or the default.
+    pub(super) fn scope(&self) -> anyhow::Result<Scope> {
+        Ok(match &self.given {
+            Some(scope) => scope.clone(),
+            None => Scope::parse(DEFAULT_SCOPE)?,
+        })
     }
 
-    /// The error for a key that exists in these scopes only.
-    fn elsewhere(&self, key: &Key, known: &[Operation]) -> anyhow::Error {
-        let scopes: Vec<_> = known.iter().map(|op| op.scope.to_string()).collect();
-        let flags: Vec<_> = scopes.iter().map(|scope| format!("--scope {}", quoted(scope))).collect();
-        anyhow::anyhow!(
-            "nothing was changed: the key {} is not known in the scope {}; it is in {}; use {}",
-            quoted(key.as_str()),
-            self.scope,
-            scopes.join(" and in "),
-            flags.join(" or ")
-        )
+    /// Finds it by its key or its number. If it exists in another scope only, the error names that: a command that
+    /// changes something does not guess.
+    pub(super) async fn find(&self, opened: &Opened) -> anyhow::Result<Operation> {
+        let (store, scope) = (opened.ledger.store(), self.scope()?);
+        let Some(key) = &self.key else {
+            let found = self.by_number(store).await?.ok_or_else(|| self.not_found(&scope, opened))?;
+            anyhow::ensure!(
+                self.given.is_none() || found.scope == scope,
+                "nothing was changed: operation {} is not in the scope {scope}, but in {}",
+                found.id,
+                found.scope
+            );
+            return Ok(found);
+        };
+        if let Some(found) = store.by_key(&scope, key).await? {
+            return Ok(found);
+        }
+        match &self.among_the_newest(store, |op| op.key == *key).await?[..] {
+            [] => Err(self.not_found(&scope, opened)),
+            elsewhere => {
+                let scopes: Vec<_> = elsewhere.iter().map(|op| op.scope.to_string()).collect();
+                Err(anyhow::anyhow!(
+                    "nothing was changed: the key {} is not known in the scope {scope}; it is in {}; use {}",
+                    quoted(key.as_str()),
+                    scopes.join(" and in "),
+                    flags(elsewhere).join(" or ")
+                ))
+            }
+        }
     }
 
     /// Finds it also by the number, or by the short hash that log lines show in place of the key. Only for commands that
     /// read: a command that changes something does not guess.
     pub(super) async fn find_somehow(&self, opened: &Opened) -> anyhow::Result<Operation> {
-        let (Some(key), store) = (&self.key, opened.ledger.store()) else { return self.find(opened).await };
-        if let Some(found) = store.by_key(&self.scope, key).await? {
-            return Ok(found);
-        }
-        if let Some(id) = self.number()
-            && let Some(found) = store.by_id(self.scope.tenant(), id).await?
-        {
+        let (store, scope) = (opened.ledger.store(), self.scope()?);
+        let Some(key) = &self.key else {
+            return self.by_number(store).await?.ok_or_else(|| self.not_found(&scope, opened));
+        };
+        if let Some(found) = store.by_key(&scope, key).await? {
             return Ok(found);
         }
         // Without --scope, the key may belong to any scope.
-        let anywhere = Scope::parse(DEFAULT_SCOPE).is_ok_and(|scope| scope == self.scope);
-        let hash = key.as_str();
+        let (anywhere, hash) = (self.given.is_none(), key.as_str());
         let meant = |op: &Operation| (anywhere && op.key == *key) || (is_hash(hash) && op.short_hash() == hash);
-        match &self.among_the_newest(store, meant).await?[..] {
-            [] => {}
+        let known = self.among_the_newest(store, meant).await?;
+        let numbered = self.by_number(store).await?;
+        match (&known[..], numbered) {
+            ([], Some(found)) => Ok(found),
+            ([], None) => Err(self.not_found(&scope, opened)),
+            ([one], Some(other)) if one.id != other.id => anyhow::bail!(
+                "{} is the key of an operation in {}, and the number of another one, with the key {} in {}; say which is \
+                 meant: {}, or --id {} without a key",
+                quoted(hash),
+                one.scope,
+                quoted(other.key.as_str()),
+                other.scope,
+                flags(&known).join(""),
+                other.id
+            ),
             // Read again, because a list does not contain archived data.
-            [one] => {
-                if let Some(found) = store.by_id(self.scope.tenant(), one.id).await? {
-                    return Ok(found);
-                }
-            }
-            many => anyhow::bail!(
+            ([one], _) => store.by_id(scope.tenant(), one.id).await?.ok_or_else(|| self.not_found(&scope, opened)),
+            (many, _) => anyhow::bail!(
                 "the key {} is known in several scopes; say which is meant: {}",
-                quoted(key.as_str()),
-                many.iter()
-                    .map(|op| format!("--scope {}", quoted(&op.scope.to_string())))
-                    .collect::<Vec<_>>()
-                    .join(", ")
+                quoted(hash),
+                flags(many).join(", ")
             ),
         }
-        Err(self.not_found(opened))
+    }
+
+    /// The operation with the number that was given.
+    async fn by_number(&self, store: &Database) -> anyhow::Result<Option<Operation>> {
+        let Some(id) = self.number() else { return Ok(None) };
+        Ok(store.by_id(self.scope()?.tenant(), id).await?)
     }
 
     /// The readable columns of the operation if `error` says that it exists and cannot be read.
@@ -110,12 +125,12 @@ impl Target {
         let Some(why) = error.downcast_ref::<semel::Error>().filter(|why| !why.is_transient()) else { return Ok(None) };
         let store = opened.ledger.store();
         if let Some(key) = &self.key
-            && let Some(found) = store.unreadable_by_key(&self.scope, key, why).await?
+            && let Some(found) = store.unreadable_by_key(&self.scope()?, key, why).await?
         {
             return Ok(Some(found));
         }
         let Some(id) = self.number() else { return Ok(None) };
-        Ok(store.unreadable_by_id(self.scope.tenant(), id, why).await?)
+        Ok(store.unreadable_by_id(self.scope()?.tenant(), id, why).await?)
     }
 
     /// The operation's number, if the argument can be one.
@@ -129,7 +144,7 @@ impl Target {
         store: &Database,
         meant: impl Fn(&Operation) -> bool,
     ) -> anyhow::Result<Vec<Operation>> {
-        let filter = Filter::tenant(self.scope.tenant());
+        let filter = Filter::tenant(self.scope()?.tenant());
         let mut page = Page { after: None, limit: 100 };
         let (mut seen, mut found) = (0, Vec::new());
         while seen < NEWEST {
@@ -142,23 +157,27 @@ impl Target {
         Ok(found)
     }
 
-    fn not_found(&self, opened: &Opened) -> anyhow::Error {
+    fn not_found(&self, scope: &Scope, opened: &Opened) -> anyhow::Error {
         let place = &opened.place;
         match &self.key {
             Some(key) => anyhow::anyhow!(
-                "the key {} is not known in the scope {} of the ledger in {place}. It was never claimed there, or has \
+                "the key {} is not known in the scope {scope} of the ledger in {place}. It was never claimed there, or has \
                  been purged, or its retention is over. Use --scope for a key of another scope; {} lists them",
                 quoted(key.as_str()),
-                self.scope,
                 format!("semel operations list {}", opened.flags).trim_end()
             ),
             None => anyhow::anyhow!(
                 "there is no operation {} of the tenant {} in the ledger in {place}",
                 self.id.unwrap_or_default(),
-                self.scope.tenant()
+                scope.tenant()
             ),
         }
     }
+}
+
+/// The flags that name the scopes of operations.
+fn flags(operations: &[Operation]) -> Vec<String> {
+    operations.iter().map(|op| format!("--scope {}", quoted(&op.scope.to_string()))).collect()
 }
 
 fn number(text: &str) -> Result<i64, &'static str> {

@@ -59,7 +59,7 @@ impl Why {
         let Some(id) = self.target.number() else { return Err(not_found) };
         let (notes, _) = store.journal(id).await?;
         anyhow::ensure!(!notes.is_empty(), not_found);
-        let audit = store.audited(self.target.scope.tenant(), id).await?;
+        let audit = store.audited(self.target.scope()?.tenant(), id).await?;
         let data = json!({
             "now": now, "operation": null, "journal": json::journal(&notes), "audit": json::audit(&audit),
         });

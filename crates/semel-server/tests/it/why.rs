@@ -16,6 +16,7 @@ on_both_databases! {
     a_story_can_be_shown_as_json
     a_key_is_found_by_the_hash_that_logs_show_and_by_its_number
     a_key_is_found_in_any_scope
+    a_number_is_first_looked_up_as_a_key
     a_purged_operation_is_still_known_by_its_number
     an_unknown_key_is_reported_with_the_searched_scope
 }
@@ -148,6 +149,26 @@ fn a_key_is_found_in_any_scope(place: &Place) {
     let said = stderr(&output);
     assert!(said.contains("several scopes") && said.contains("--scope default/cli/third"), "{said}");
     assert_eq!(place.run(["why", "k", "--scope", "cli/fourth"]).status.code(), Some(1), "a scope that is given counts");
+}
+
+fn a_number_is_first_looked_up_as_a_key(place: &Place) {
+    assert_eq!(place.ends("k", &["--scope", "cli/other"], "true").0, 0);
+    let shown = place.json(["operations", "show", "k", "--scope", "cli/other", "--json"]);
+    let id = shown["id"].to_string();
+    // The number of one operation is the key of another.
+    assert_eq!(place.ends(&id, &["--scope", "cli/third"], "true").0, 0);
+    let output = place.run(["why", &id, "--quiet"]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = stderr(&output);
+    let told = format!("--scope default/cli/third, or --id {id} without a key");
+    assert!(said.contains("with the key k in default/cli/other") && said.contains(&told), "{said}");
+    let story = place.say(["why", &id, "--scope", "cli/third"]);
+    assert!(story.starts_with(&format!("{id} in default/cli/third: ")), "{story}");
+    let story = place.say(["why", "--id", &id]);
+    assert!(story.starts_with("k in default/cli/other: "), "{story}");
+    assert_eq!(place.ends(&id, &[], "true").0, 0);
+    let story = place.say(["why", &id]);
+    assert!(story.starts_with(&format!("{id} in default/cli/once: ")), "the default scope: {story}");
 }
 
 fn a_purged_operation_is_still_known_by_its_number(place: &Place) {

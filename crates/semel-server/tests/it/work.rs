@@ -83,6 +83,13 @@ fn a_pending_operation_is_cancelled_by_key_and_by_number(place: &Place) {
     let cancel = |which: &[&str]| place.run([&["work", "cancel"], which, &["--reason", "not needed"]].concat());
     let elsewhere = cancel(&["a"]);
     assert!(stderr(&elsewhere).contains("use --scope default/shop/mail"), "{}", stderr(&elsewhere));
+    let elsewhere = cancel(&["--id", &b, "--scope", "shop/print"]);
+    assert_eq!(elsewhere.status.code(), Some(1));
+    let said = stderr(&elsewhere);
+    let told =
+        format!("nothing was changed: operation {b} is not in the scope default/shop/print, but in default/shop/mail");
+    assert!(said.contains(&told), "{said}");
+    assert_eq!(rows(place, "SELECT action FROM semel_audit"), [""; 0]);
     for which in [&["a", "--scope", "shop/mail"][..], &["--id", &b]] {
         let done = cancel(which);
         assert!(done.status.success(), "{}", stderr(&done));
