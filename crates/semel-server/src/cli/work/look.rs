@@ -119,6 +119,7 @@ fn next(mark: &Mark, now: Timestamp) -> String {
         _ if mark.paused => "paused".to_owned(),
         None => "never".to_owned(),
         Some(due) if now.since(due) > LATE => format!("{due}: overdue, no worker runs it"),
+        Some(due) if due <= now => format!("{due} (due now)"),
         Some(due) => format!("{due} (in {})", span(due.since(now))),
     }
 }
@@ -165,4 +166,22 @@ fn nodes_table(nodes: &[NodeSeen]) -> String {
         ]
     };
     table(std::iter::once(head).chain(nodes.iter().map(row)))
+}
+
+#[cfg(test)]
+mod tests {
+    use semel::{Schedule, Scope};
+
+    use super::*;
+
+    #[test]
+    fn a_schedule_shows_when_it_is_due() {
+        let at = |seconds: i64| Timestamp::from_micros(seconds * 1_000_000);
+        let scope = Scope::parse("shop/report").unwrap();
+        let hourly = Schedule::every("hourly", Duration::from_secs(3600), scope).unwrap();
+        let shown = |now| next(&Mark::new(&hourly, at(10)), now).split_once("Z").unwrap().1.to_owned();
+        assert_eq!(shown(at(3540)), " (in 1m)");
+        assert_eq!((shown(at(3600)), shown(at(3601))), (" (due now)".to_owned(), " (due now)".to_owned()));
+        assert_eq!(shown(at(3661)), ": overdue, no worker runs it");
+    }
 }
