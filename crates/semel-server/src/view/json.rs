@@ -60,7 +60,7 @@ fn brief(op: &Operation) -> Value {
         "keyHash": op.short_hash(),
         "labels": op.labels.0,
         "state": op.state.as_str(),
-        "attempt": op.attempt(),
+        "attempt": if op.was_claimed() { op.attempt() } else { 0 },
         "failures": op.failures,
         "crashes": op.crashes,
         "parked": op.parked,

@@ -80,6 +80,10 @@ fn kinds_are_listed_paused_and_resumed(place: &Place) {
 
 fn a_pending_operation_is_cancelled_by_key_and_by_number(place: &Place) {
     let (_, b) = (enqueue(place, "a"), enqueue(place, "b").to_string());
+    let listed = items(&place.json(["operations", "list", "--service", "shop", "--json"]));
+    assert!(listed.iter().all(|op| op["attempt"] == 0), "none of them has run: {listed:?}");
+    let table = place.say(["operations", "list", "--service", "shop"]);
+    assert!(table.lines().skip(1).all(|line| line.split_whitespace().nth(2) == Some("0")), "{table}");
     let cancel = |which: &[&str]| place.run([&["work", "cancel"], which, &["--reason", "not needed"]].concat());
     let elsewhere = cancel(&["a"]);
     assert!(stderr(&elsewhere).contains("use --scope default/shop/mail"), "{}", stderr(&elsewhere));

@@ -157,7 +157,8 @@ fn row(op: &Operation, aside: Option<&Vec<SetAside>>, now: Timestamp) -> [String
     [
         op.id.to_string(),
         format!("{}{}", op.state, if op.parked { " (parked)" } else { "" }),
-        op.attempt().to_string(),
+        // The number of its last run: none, if it was only enqueued.
+        if op.was_claimed() { op.attempt().to_string() } else { "0".to_owned() },
         span(now.since(op.created_at)),
         op.scope.to_string(),
         op.key.as_str().to_owned(),
