@@ -28,7 +28,7 @@ use self::{
     count::{MOST_OPEN, Open, by_day, by_label, hour, retries},
     health::{Failing, Vitals},
 };
-use crate::view::Telling;
+use crate::view::{Telling, is_cancelled};
 
 /// How many of the latest operations are searched for a completed one.
 const MOST_LATEST: u32 = 200;
@@ -223,7 +223,9 @@ impl Looked {
     fn vitals(&self, rules: &Rules<'_>) -> Vitals {
         let ran = |state| runs(&self.recent, state);
         let all = |state| self.open.all(state);
-        let set_aside = self.open.idle().filter(|op| self.is_parked(rules, op) && !self.is_at_limit(rules, op));
+        // A person has decided about those that were cancelled.
+        let set_aside = self.open.idle().filter(|op| !is_cancelled(op));
+        let set_aside = set_aside.filter(|op| self.is_parked(rules, op) && !self.is_at_limit(rules, op));
         let silent = all(State::Processing).filter_map(|op| {
             let lease = op.lease.as_ref().filter(|lease| lease.deadline < self.now)?;
             Some(self.now.since(lease.deadline) + lease.terms.lease)

@@ -127,7 +127,7 @@ impl View {
             State::Processing => Standing::Running,
             State::Completed => Standing::Completed,
             State::InDoubt => Standing::InDoubt,
-            State::Failed if op.parked && op.error.as_deref() == Some(CANCELLED) => Standing::Cancelled,
+            State::Failed if is_cancelled(op) => Standing::Cancelled,
             State::Pending | State::Failed | State::TimedOut if op.parked || self.never_due => Standing::Parked,
             State::Pending => Standing::Waiting,
             State::Failed | State::TimedOut if op.not_before.is_some_and(|at| at > now) => Standing::BackingOff,
@@ -147,6 +147,11 @@ pub(crate) const GONE: Duration = Duration::from_secs(35);
 /// Whether a node has a handler for a kind, by its sign of life. One handler may take several kinds of its service.
 pub(crate) fn runs(node: &NodeSeen, service: &str, kind: &str) -> bool {
     [kind, "*"].iter().any(|kind| node.sign.kinds.contains(&format!("{service}/{kind}")))
+}
+
+/// Whether a person has cancelled it: nothing is left to decide.
+pub(crate) fn is_cancelled(op: &Operation) -> bool {
+    op.state == State::Failed && op.parked && op.error.as_deref() == Some(CANCELLED)
 }
 
 /// The entries of an operation in `semel_set_aside`.

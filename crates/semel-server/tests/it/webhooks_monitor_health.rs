@@ -16,6 +16,7 @@ use crate::{
 
 on_both_databases! {
     most_runs_failing_is_down
+    a_cancelled_event_is_not_reported
     the_waiting_time_of_an_event_restarts_with_newer_data_and_a_retry
     settled_conflicts_are_not_reported
     two_versions_of_the_same_age_are_reported
@@ -34,6 +35,22 @@ fn most_runs_failing_is_down(place: &Place) {
     assert_eq!(told["health"]["status"], "down");
     assert_eq!(told["health"]["reasons"], json!(["10 of 10 runs in this hour and the last failed or were lost"]));
     assert_eq!((&told["totals"]["failed"], &told["rates"]["failure_rate"]), (&json!(10), &json!(1.0)));
+}
+
+fn a_cancelled_event_is_not_reported(place: &Place) {
+    let endpoint = Endpoint::that([Does::Answers(500); 2]);
+    let url = forward(&endpoint.url());
+    let variables = [("SEMEL_WEBHOOKS_STRIPE_HANDLERS", url.as_str()), ("SEMEL_WEBHOOKS_STRIPE_BACKOFF", "10m")];
+    let server = start_as(place, "api", &variables);
+    for id in ["cancelled", "failed"] {
+        assert_eq!(deliver(&server, &event(id, 100, "a")).status, 500);
+    }
+    let scope = ["--scope", "webhooks/stripe", "--reason", "not needed"];
+    place.say([&["work", "cancel", "cancelled"], &scope[..]].concat());
+    assert_eq!(shown(&server, STRIPE)["health"]["reasons"], json!([]), "a person has decided");
+    place.say([&["operations", "resolve", "failed", "--as", "failed"], &scope[..]].concat());
+    let reasons = shown(&server, STRIPE)["health"]["reasons"].clone();
+    assert_eq!(reasons, json!(["1 event is parked until a person decides"]));
 }
 
 fn the_waiting_time_of_an_event_restarts_with_newer_data_and_a_retry(place: &Place) {
