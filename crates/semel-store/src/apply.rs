@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use crate::{
     Conn,
     connection::read_failed,
-    project::{Followed, Tables, is_news},
+    project::{Followed, PURGED, Tables, is_news},
     rows::{self, OperationRow, Read},
     sql::Sql,
 };
@@ -84,6 +84,8 @@ pub(crate) struct Changes {
     touched: HashMap<i64, Touched>,
     notes: Vec<(i64, Note)>,
     tally: Tally,
+    /// The operations that a person has purged.
+    purged: Vec<Operation>,
 }
 
 struct Touched {
@@ -117,7 +119,10 @@ impl Changes {
                 }
                 self.put(None, Some(*op), None, None, now);
             }
-            Next::Gone => self.put(stored, None, None, None, now),
+            Next::Gone => {
+                self.purged.extend(stored.filter(|_| answer == Answer::Purged).and_then(|op| withdrawn(op, now)));
+                self.put(stored, None, None, None, now);
+            }
         }
         Applied { answer, operation: result, now }
     }
@@ -206,6 +211,9 @@ impl Changes {
                 sql.projections.add(&mut followed, op, due);
             }
         }
+        for op in &self.purged {
+            sql.projections.add_purged(&mut followed, op);
+        }
         // First: an expired row must be deleted before its key is inserted again.
         let mut right = conn.batch(sql.delete_operations, &gone).await? == gone.len() as u64;
         conn.batch(sql.delete_archived, &gone).await?;
@@ -253,6 +261,20 @@ fn superseded(event: &Event<'_>, notes: &[Note]) -> Option<State> {
         Event::Write { write: Write::Fail(_), .. } => Some(State::Failed),
         _ => has(journal::Event::TimedOut).then_some(State::TimedOut),
     }
+}
+
+/// A purged operation as the row of a service shows it. One that has taken effect, or may have, stays as it was shown.
+fn withdrawn(op: &Operation, now: Timestamp) -> Option<Operation> {
+    let error = match op.state {
+        State::Completed | State::InDoubt => return None,
+        // Its lease has expired.
+        State::Processing if op.lease.as_ref().is_none_or(|lease| lease.terms.on_lost.doubts()) => return None,
+        // Its row may show it as failed for good.
+        State::Failed => op.error.clone(),
+        State::Pending | State::Processing | State::TimedOut => Some(PURGED.to_owned()),
+    };
+    // Its last run is over, if there was one.
+    Some(Operation { state: State::Failed, error, settled_at: Some(now), ..op.clone() })
 }
 
 fn in_backlog(op: &Operation) -> bool {

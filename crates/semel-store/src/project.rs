@@ -22,6 +22,9 @@ use crate::{
 const OPERATIONS: &str = "{rows $1: id int, tenant text, kind text, key text, state text, due int, error text, \
                           attempt int, settled_at int}";
 
+/// The state of a purged operation in the row of a service, and its error if it had not failed.
+pub(crate) const PURGED: &str = "purged";
+
 /// Rows of a service that follow its operations. Every process that opens the database must have it in its
 /// [`Settings`](crate::Settings): a process without the projection changes operations without it.
 ///
@@ -31,15 +34,16 @@ const OPERATIONS: &str = "{rows $1: id int, tenant text, kind text, key text, st
 /// |---|---|
 /// | `id` | the operation |
 /// | `tenant`, `kind`, `key` | its scope and key |
-/// | `state` | the word for its [`State`] |
+/// | `state` | the word for its [`State`], or `purged` |
 /// | `due` | from when on a worker may run it; null while it runs, and if no worker will run it |
 /// | `error` | the error of the last failed run, or the reason of a doubt |
 /// | `attempt` | the number of the last run, or of the next one if that run was released; 0 if there was none |
 /// | `settled_at` | when it reached its state, if that is a settled one |
 ///
 /// The statement runs when an operation completes, fails, is released, is in doubt, is cancelled, loses its lease or
-/// runs out of attempts, and when a person decides. It does not run for an enqueue or a claim, nor for a deleted
-/// operation (expired or purged).
+/// runs out of attempts, and when a person decides. It runs for a purge, too, unless the
+/// operation is completed or in doubt: then the error is `purged`, or that of the last run. It does not run for an
+/// enqueue, a claim or an expiry.
 ///
 /// Each operation should have its own row. The batch is ordered by `id`, so two batches lock in the same order. A
 /// statement that fails fails the change, and only that: batches are halved down to the offending row. A row that
@@ -120,6 +124,15 @@ impl Projections {
     pub(crate) fn add(&self, to: &mut Followed, op: &Operation, due: Value) {
         if let Some(of) = self.of(&op.scope) {
             to.0.push((of, row(op, due)));
+        }
+    }
+
+    /// Adds an operation that a person has purged, if a row follows it.
+    pub(crate) fn add_purged(&self, to: &mut Followed, op: &Operation) {
+        if let Some(of) = self.of(&op.scope) {
+            let mut row = row(op, Value::Null);
+            row["state"] = PURGED.into();
+            to.0.push((of, row));
         }
     }
 

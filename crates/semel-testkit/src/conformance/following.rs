@@ -113,6 +113,34 @@ pub async fn a_row_follows_its_operation_through_every_change(lab: Lab) {
     drop(taken_over);
 }
 
+/// What a person purges before it took effect is shown as purged. Anything else stays as it was shown, and so does an
+/// operation that expires.
+pub async fn a_row_shows_that_its_operation_was_purged(lab: Lab) {
+    let node = node(&lab).await;
+    let id_of = async |name: &str| node.store().by_key(&queue(), &key(name)).await.unwrap().unwrap().id;
+    node.enqueue(job("new", rerun())).await.unwrap();
+    let once = Policy { max_attempts: Some(1), ..rerun() };
+    assert_eq!(acquire(&node, job("failed", once)).await.fail(failure("no luck")).await.unwrap(), SETTLED);
+    assert_eq!(acquire(&node, job("released", rerun()).payload("x")).await.release(secs(60)).await.unwrap(), SETTLED);
+    assert_eq!(acquire(&node, job("doubt", hold())).await.doubt("who knows").await.unwrap(), SETTLED);
+    let kept = || Policy { retention: Some(secs(600)), ..rerun() };
+    for name in ["done", "expired"] {
+        assert_eq!(acquire(&node, job(name, kept())).await.complete(done("ok")).await.unwrap(), SETTLED);
+    }
+    for name in ["new", "failed", "released", "doubt", "done"] {
+        assert_eq!(decide(&node, id_of(name).await, Decision::Purge).await.answer, Answer::Purged, "{name}");
+    }
+    lab.pass(secs(3600));
+    assert_eq!(node.sweep().await.unwrap().expired, 1);
+    says(&lab, &node, "new", ("purged", false, "purged", 0)).await;
+    says(&lab, &node, "failed", ("purged", false, "no luck", 1)).await;
+    says(&lab, &node, "released", ("purged", false, "purged", 0)).await;
+    says(&lab, &node, "doubt", ("in_doubt", false, "who knows", 1)).await;
+    for name in ["done", "expired"] {
+        says(&lab, &node, name, ("completed", false, "", 1)).await;
+    }
+}
+
 /// The rows of the handler, the completion and the row that follows are one commit. If the handler fails, the row shows
 /// it, and the handler's rows are not stored.
 pub async fn a_row_follows_in_the_transaction_of_the_effect(lab: Lab) {

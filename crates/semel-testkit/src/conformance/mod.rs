@@ -210,6 +210,7 @@ macro_rules! conformance_suite {
                     a_stop_ends_a_run_after_its_step;
                 following:
                     a_row_follows_its_operation_through_every_change,
+                    a_row_shows_that_its_operation_was_purged,
                     a_row_follows_in_the_transaction_of_the_effect,
                     a_row_follows_an_operation_that_a_worker_runs,
                     a_row_follows_an_operation_that_a_worker_finds_exhausted,
