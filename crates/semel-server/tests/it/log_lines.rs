@@ -13,6 +13,7 @@ use crate::{
     gateway::{ask, gateway},
     hooks::{SECRET, becomes, command, deliver, event, forward, post_raw, signed, signed_by, status, stored},
     place::{Place, on_both_databases},
+    proposals::rows,
     serve_faults::{log, logged},
     support::{Answer, SOON, Server, eventually, send},
     upstream::Upstream,
@@ -23,6 +24,7 @@ on_both_databases! {
     an_unreachable_endpoint_is_shown_by_the_event_its_attempt_and_the_log
     a_lost_lease_is_one_line_of_the_node_that_finds_it
     events_without_a_source_are_logged_once
+    a_channel_without_an_endpoint_is_not_logged
     an_operation_in_doubt_is_one_line
     a_missing_upstream_answer_is_logged_with_the_key_and_the_story_has_the_request
     a_failed_run_of_a_job_is_one_line_that_names_job_kind_attempt_and_error
@@ -148,6 +150,17 @@ fn events_without_a_source_are_logged_once(place: &Place) {
     // Some rounds later.
     thread::sleep(Duration::from_secs(3));
     told(place, 1, &["no handler for"]);
+}
+
+/// Its notifications wait for an endpoint: that is no mistake.
+fn a_channel_without_an_endpoint_is_not_logged(place: &Place) {
+    crate::deliveries::one(place);
+    let _server = start(place, "api,worker", &[]);
+    let waits = || rows(place, "SELECT key FROM semel_backlog AS b JOIN semel_operations AS o ON o.id = b.operation");
+    eventually(SOON, "it is enqueued", || waits().len() == 1);
+    // Some rounds later.
+    thread::sleep(Duration::from_secs(3));
+    told(place, 0, &["no handler for"]);
 }
 
 fn a_lost_lease_is_one_line_of_the_node_that_finds_it(place: &Place) {

@@ -66,7 +66,8 @@ fn notification(operation: &Operation) -> Option<i64> {
     operation.key.as_str().parse().ok()
 }
 
-/// The kinds of work: one per channel with an endpoint. The operations of other channels wait.
+/// The kinds of work: one per channel with an endpoint. The operations of other channels wait for one: that is no
+/// mistake, and not logged.
 ///
 /// # Errors
 /// When an endpoint cannot be called from here.
@@ -86,7 +87,8 @@ pub(super) fn kinds(database: &Database, channels: &Channels) -> Result<Vec<Kind
         let kind = kind.policy(policy(config)).at_once(config.concurrency);
         Ok(kind.target(move |_| Some(target.clone())).span(span))
     };
-    channels.0.iter().map(kind).collect()
+    let without = Kind::no_work(SERVICE, |kind, _| kind.starts_with(KINDS));
+    channels.0.iter().map(kind).chain([Ok(without)]).collect()
 }
 
 fn policy(config: &Channel) -> Policy {
