@@ -40,6 +40,11 @@ pub(crate) fn lost(op: &Operation, what: &str) {
     line(op, what, "a run lost its lease; its later writes are refused");
 }
 
+/// A run was ended by the stop of its node. It is released without a reason, because the operation is not at fault.
+pub(crate) fn stopped(op: &Operation, why: &str) {
+    line(op, why, "a run was ended and is released; it runs again, and no attempt is counted");
+}
+
 /// The end of a run could not be stored: the lease expires, and the policy decides.
 pub(crate) fn not_stored(op: &Operation, error: &crate::Error) {
     line(op, &error.to_string(), "the end of a run could not be stored; its lease will expire");

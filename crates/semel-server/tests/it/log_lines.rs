@@ -25,6 +25,7 @@ on_both_databases! {
     a_lost_lease_is_one_line_of_the_node_that_finds_it
     events_without_a_source_are_logged_once
     a_channel_without_an_endpoint_is_not_logged
+    a_delivery_that_a_stop_releases_is_one_line
     an_operation_in_doubt_is_one_line
     a_missing_upstream_answer_is_logged_with_the_key_and_the_story_has_the_request
     a_failed_run_of_a_job_is_one_line_that_names_job_kind_attempt_and_error
@@ -161,6 +162,20 @@ fn a_channel_without_an_endpoint_is_not_logged(place: &Place) {
     // Some rounds later.
     thread::sleep(Duration::from_secs(3));
     told(place, 0, &["no handler for"]);
+}
+
+fn a_delivery_that_a_stop_releases_is_one_line(place: &Place) {
+    crate::deliveries::one(place);
+    let endpoint = Endpoint::that([Does::Hangs]);
+    let url = endpoint.url();
+    let mut server = start(place, "api,worker", &crate::deliveries::email(&url, "rerun"));
+    endpoint.is_called(1);
+    server.process.signal(Signal::TERM);
+    assert!(server.process.end().success());
+    let [line] = &told(place, 1, &["a run was ended and is released"])[..] else { panic!() };
+    assert_eq!(field(line, "scope"), "default/notifications/deliver.EMAIL");
+    assert_eq!((field(line, "notification"), field(line, "attempt")), ("1", "1"), "{line}");
+    assert!(line.contains("the node stopped while it ran"), "{line}");
 }
 
 fn a_lost_lease_is_one_line_of_the_node_that_finds_it(place: &Place) {

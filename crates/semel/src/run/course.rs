@@ -265,6 +265,9 @@ impl<S: Store> Lease<S> {
             }
         };
         task.abort();
+        if matches!(otherwise, Write::Release { .. }) && !doubts {
+            log::stopped(self.operation(), &reason);
+        }
         Attended::CutOff(if doubts { Write::Doubt { reason } } else { otherwise })
     }
 
