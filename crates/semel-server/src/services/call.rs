@@ -47,6 +47,30 @@ pub(crate) enum Called {
     Unknown(String),
 }
 
+/// A client for calls that take effect, with a time limit per call; so many idle connections are kept.
+///
+/// # Errors
+/// The reason, when the system has no root certificates.
+pub(crate) fn client(timeout: Duration, connections: usize, is_https: bool) -> Result<Client, String> {
+    static PROVIDER: Once = Once::new();
+    PROVIDER.call_once(|| {
+        // An error means that a provider is installed already; any will do.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+    });
+    let client = Client::builder()
+        .timeout(timeout)
+        .connect_timeout(timeout.min(CONNECT))
+        .pool_idle_timeout(IDLE)
+        .pool_max_idle_per_host(connections)
+        // No redirects: keys and tokens are for this endpoint only. No retries: the ledger retries.
+        .redirect(redirect::Policy::none())
+        .retry(retry::never())
+        .no_proxy();
+    // A plain HTTP endpoint must work on a system without certificates.
+    let client = if is_https { client } else { client.tls_certs_only([]) };
+    client.build().map_err(|error| root(&error))
+}
+
 /// Calls one endpoint.
 pub(crate) struct Caller {
     client: Client,
@@ -60,25 +84,8 @@ impl Caller {
     /// # Errors
     /// When the system has no root certificates.
     pub(crate) fn new(url: Endpoint, timeout: Duration, connections: usize) -> semel::Result<Self> {
-        static PROVIDER: Once = Once::new();
-        PROVIDER.call_once(|| {
-            // An error means that a provider is installed already; any will do.
-            let _ = rustls::crypto::ring::default_provider().install_default();
-        });
-        let client = Client::builder()
-            .timeout(timeout)
-            .connect_timeout(timeout.min(CONNECT))
-            .pool_idle_timeout(IDLE)
-            .pool_max_idle_per_host(connections)
-            // No redirects: the key is for this endpoint only. No retries: the ledger retries.
-            .redirect(redirect::Policy::none())
-            .retry(retry::never())
-            .no_proxy();
-        // A plain HTTP endpoint must work on a system without certificates.
-        let client = if url.is_https() { client } else { client.tls_certs_only([]) };
-        let client = client.build();
-        let client =
-            client.map_err(|error| semel::Error::Invalid(format!("{url} cannot be called: {}", root(&error))))?;
+        let client = client(timeout, connections, url.is_https());
+        let client = client.map_err(|why| semel::Error::Invalid(format!("{url} cannot be called: {why}")))?;
         Ok(Self { client, url, timeout })
     }
 
