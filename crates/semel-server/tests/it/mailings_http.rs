@@ -51,11 +51,11 @@ pub(crate) enum Reply {
 }
 
 /// It gives a mail the key as its id, so a repeat has the same one.
-fn accepted(asked: &Asked) -> Reply {
+pub(crate) fn accepted(asked: &Asked) -> Reply {
     Reply::Answer(200, "", json!({ "id": asked.key }).to_string())
 }
 
-fn refused(status: u16, said: &str) -> Reply {
+pub(crate) fn refused(status: u16, said: &str) -> Reply {
     Reply::Answer(status, "", json!({ "message": said }).to_string())
 }
 
@@ -78,7 +78,7 @@ impl Provider {
         Self::that(accepted)
     }
 
-    fn that(answers: impl Fn(&Asked) -> Reply + Send + Sync + 'static) -> Self {
+    pub(crate) fn that(answers: impl Fn(&Asked) -> Reply + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://geheim@{}/send", listener.local_addr().unwrap());
         let state = Arc::new(State { asked: Mutex::default(), answers: Mutex::new(Arc::new(answers)) });
@@ -97,7 +97,7 @@ impl Provider {
         format!("{}?{options}", self.url)
     }
 
-    fn now_accepts(&self) {
+    pub(crate) fn now_accepts(&self) {
         *self.state.answers.lock().unwrap() = Arc::new(accepted);
     }
 
@@ -149,7 +149,7 @@ impl State {
 }
 
 /// A node that sends to a service, one mail at a time, and the id of a mailing to so many users.
-fn sending(fleet: &Fleet, provider: &Provider, options: &str, users: usize) -> (Node, String) {
+pub(crate) fn sending(fleet: &Fleet, provider: &Provider, options: &str, users: usize) -> (Node, String) {
     let transport = provider.transport(options);
     let variables = [("SEMEL_MAIL_TRANSPORT", transport.as_str()), ("SEMEL_MAILINGS_CONNECTIONS", "1")];
     let node = Node::start_as(fleet, ALL, &variables);
@@ -157,7 +157,7 @@ fn sending(fleet: &Fleet, provider: &Provider, options: &str, users: usize) -> (
     (node, id)
 }
 
-fn waits(mailing: &Value) -> bool {
+pub(crate) fn waits(mailing: &Value) -> bool {
     mailing["waitingFor"] == "decision"
 }
 

@@ -124,6 +124,8 @@ impl Act {
         let refuse = |possible| Refused::State { status: m.status.clone(), possible };
         match (self, m.status.as_str()) {
             (Self::Pause, "PENDING" | "QUEUED" | "PROCESSING" | "FAILED") => {
+                // A failed run waits for its next attempt: a resume does not.
+                m.waiting |= m.status == "FAILED";
                 m.status = "PAUSED".to_owned();
                 Ok(false)
             }
@@ -170,8 +172,8 @@ impl Act {
                 if !resend {
                     m.sent += 1;
                 }
-                let waits = m.status == "PROCESSING" && !m.active;
-                if waits && m.pending() == 0 && m.in_doubt == 0 {
+                let waits = m.status == "PROCESSING" && (!m.active || m.waiting);
+                if !m.active && m.status == "PROCESSING" && m.pending() == 0 && m.in_doubt == 0 {
                     m.status = "COMPLETED".to_owned();
                 }
                 Ok(resend && (waits || m.status == "COMPLETED"))

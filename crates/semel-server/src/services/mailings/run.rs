@@ -4,7 +4,13 @@
 //! commit together. So a run that has lost its lease changes nothing, and counts always fit the entries. The step also
 //! checks the number of the run: a person's retry begins run n + 1, and run n changes nothing from then on.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use parking_lot::Mutex;
 
@@ -94,6 +100,8 @@ pub(super) struct Run {
     pub(super) id: String,
     number: i64,
     clock: Mutex<Option<Clock>>,
+    /// Whether the transport could not be reached, as far as is known.
+    was_away: AtomicBool,
 }
 
 /// The database's time when it was last asked, and until when this node's own clock continues it.
@@ -140,7 +148,8 @@ impl Run {
         let Some((id, number)) = named else {
             return Err(Unfinished::failed_for_good("the key of a run is the id of a mailing and a number"));
         };
-        let run = Self { service, context, tenant, id, number, clock: Mutex::default() };
+        let run =
+            Self { service, context, tenant, id, number, clock: Mutex::default(), was_away: AtomicBool::new(false) };
         match run.go().await? {
             Ok(outcome) => Ok(Outcome::kept(json!({ "ended": outcome }).to_string())),
             Err(halt) => {
@@ -154,10 +163,11 @@ impl Run {
     }
 
     async fn go(&self) -> Result<Result<&'static str, Halt>, Unfinished> {
-        let mut mailing = match self.step(Begin).await? {
-            Ok(((), mailing)) => mailing,
+        let (was_away, mut mailing) = match self.step(Begin).await? {
+            Ok(begun) => begun,
             Err(halt) => return Ok(Err(halt)),
         };
+        self.was_away.store(was_away, Ordering::Relaxed);
         crash_point!("mailing.begun");
         // Also for a mailing that was paused or cancelled since: what was being sent is settled as soon as possible.
         if mailing.sending > 0 {
@@ -189,7 +199,7 @@ impl Run {
         if let Some(at) = mailing.send_at {
             let now = self.now().await?;
             if at > now {
-                return self.wait(Duration::from_micros(u64::try_from(at - now).unwrap_or(0)), None).await;
+                return self.wait(Duration::from_micros(u64::try_from(at - now).unwrap_or(0)), None, None).await;
             }
             if now - at > LATEST && mailing.last_line == 0 {
                 let why = "its sendAt has passed more than a day ago; resume it to send it now";
@@ -197,6 +207,11 @@ impl Run {
             }
         }
         send::send(self, mailing).await
+    }
+
+    /// Whether the last run could not reach the transport.
+    pub(super) fn was_away(&self) -> bool {
+        self.was_away.load(Ordering::Relaxed)
     }
 
     /// The database's time. It is asked once a second, since every mail needs it.
@@ -256,9 +271,19 @@ impl Run {
         self.end_by(End { pause: Some(why) }, "paused").await
     }
 
-    /// Gives the place back for a while. A person's action begins the next run at once.
-    pub(super) async fn wait<T>(&self, wait: Duration, error: Option<String>) -> Result<Result<T, Halt>, Unfinished> {
-        match self.step(Wait { error }).await? {
+    /// Gives the place back for a while, because of the transport if there is an error; that is logged once. A person's
+    /// action begins the next run at once. `seen` is when the next retry is due, or `i64::MAX`, if the run waits for that.
+    pub(super) async fn wait<T>(
+        &self,
+        wait: Duration,
+        error: Option<String>,
+        seen: Option<i64>,
+    ) -> Result<Result<T, Halt>, Unfinished> {
+        if let Some(why) = error.as_deref().filter(|_| !self.was_away.swap(true, Ordering::Relaxed)) {
+            let (target, why) = (self.service.transport.name(), without_addresses(why));
+            tracing::warn!(mailing = self.id, target, why, "target unreachable; the mailing waits for it");
+        }
+        match self.step(Wait { error, seen }).await? {
             Ok((true, _)) => Err(Unfinished::released(wait)),
             Ok((false, _)) => Err(Unfinished::TurnOver),
             Err(halt) => Ok(Err(halt)),
@@ -278,16 +303,18 @@ impl Run {
 struct Begin;
 
 impl Change for Begin {
-    type Out = ();
+    /// Whether the last run could not reach the transport. The reason is shown until a mail was sent.
+    type Out = bool;
 
-    async fn make(self, _: &mut Conn<'_>, mailing: &mut Mailing, now: i64) -> Result<()> {
+    async fn make(self, _: &mut Conn<'_>, mailing: &mut Mailing, now: i64) -> Result<bool> {
+        let was_away = mailing.waiting && mailing.error.is_some();
         (mailing.last_attempt, mailing.waiting) = (Some(now), false);
         mailing.rate_since = Some(now);
         mailing.rate_base = mailing.settled();
-        if !mailing.is_stopped() {
+        if !mailing.is_stopped() && !was_away {
             mailing.error = None;
         }
-        Ok(())
+        Ok(was_away)
     }
 }
 
@@ -308,7 +335,9 @@ impl Change for Task {
             return Ok(());
         };
         if mailing.task.as_deref() == Some("cancel") {
-            mailing.cancelled += entries::cancel(conn, number, (after, to), now).await?;
+            let (cancelled, in_doubt) = entries::cancel(conn, number, (after, to), now).await?;
+            mailing.cancelled += cancelled;
+            mailing.in_doubt += in_doubt;
         } else {
             mailing.failed -= entries::reset(conn, number, (after, to), now, "FAILED").await?;
             mailing.invalid -= entries::reset(conn, number, (after, to), now, "INVALID").await?;
@@ -321,20 +350,25 @@ impl Change for Task {
 /// The last step before a wait.
 struct Wait {
     error: Option<String>,
+    seen: Option<i64>,
 }
 
 impl Change for Wait {
     /// Whether the run may wait: not if a person has asked for something meanwhile.
     type Out = bool;
 
-    async fn make(self, _: &mut Conn<'_>, mailing: &mut Mailing, _: i64) -> Result<bool> {
+    async fn make(self, conn: &mut Conn<'_>, mailing: &mut Mailing, _: i64) -> Result<bool> {
         if mailing.is_stopped() || mailing.task.is_some() {
             return Ok(false);
         }
-        mailing.waiting = true;
-        if self.error.is_some() {
-            mailing.error = self.error;
+        // A person may have decided about an entry since the run looked.
+        if let Some(seen) = self.seen
+            && entries::next(conn, mailing.number).await?.unwrap_or(i64::MAX) != seen
+        {
+            return Ok(false);
         }
+        mailing.waiting = true;
+        mailing.error = self.error;
         Ok(true)
     }
 }

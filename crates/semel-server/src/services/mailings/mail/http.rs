@@ -2,14 +2,12 @@
 
 use std::{
     error::Error as _,
-    sync::Once,
     time::{Duration, SystemTime},
 };
 
 use reqwest::{
     Client, Response, StatusCode,
     header::{AUTHORIZATION, CONTENT_TYPE, DATE, HeaderMap, HeaderValue, RETRY_AFTER},
-    redirect, retry,
 };
 use serde_json::Value;
 
@@ -17,15 +15,9 @@ use super::{
     http_body,
     message::Outgoing,
     transport_url::{Http, Preset},
-    verdict::{Sent, reason, retry_after},
+    verdict::{Sent, is_certificate, reason, retry_after},
 };
-
-/// How long a connection may be idle: below the shortest idle time of common servers. A request that meets the closing
-/// of its connection would be in doubt for nothing.
-const IDLE: Duration = Duration::from_secs(1);
-
-/// The time limit of connecting. Until then nothing was sent.
-const CONNECT: Duration = Duration::from_secs(5);
+use crate::services::call::client;
 
 /// How much of an answer is read.
 const LONGEST_ANSWER: usize = 64 << 10;
@@ -41,24 +33,9 @@ pub(super) struct Service {
 impl Service {
     /// Calls a service with a time limit per request; so many idle connections are kept.
     pub(super) fn new(mut target: Http, timeout: Duration, connections: usize) -> Result<Self, String> {
-        static PROVIDER: Once = Once::new();
-        PROVIDER.call_once(|| {
-            // An error means that a provider is installed already; any will do.
-            let _ = rustls::crypto::ring::default_provider().install_default();
-        });
-        let client = Client::builder()
-            .timeout(timeout)
-            .connect_timeout(timeout.min(CONNECT))
-            .pool_idle_timeout(IDLE)
-            .pool_max_idle_per_host(connections)
-            // No redirects: the token is for this service only. No retries: the ledger retries.
-            .redirect(redirect::Policy::none())
-            .retry(retry::never())
-            .no_proxy();
-        // A plain HTTP service must work on a system without certificates.
         let is_https = target.url.scheme() == "https";
-        let client = if is_https { client } else { client.tls_certs_only([]) };
-        let client = client.build().map_err(|error| format!("the service cannot be called: {}", root(&error)))?;
+        let client = client(timeout, connections, is_https)
+            .map_err(|why| format!("the service cannot be called: {}", reason(&why, None)))?;
         let headers = headers(&target)?;
         if target.url.path() == "/" {
             target.url.set_path(match target.preset {
@@ -73,6 +50,11 @@ impl Service {
     /// How long the service remembers a key, if it says so.
     pub(super) fn window(&self) -> Option<Duration> {
         self.target.window
+    }
+
+    /// The account whose keys the service remembers.
+    pub(super) fn account(&self) -> &str {
+        &self.target.account
     }
 
     /// The time limit of a request.
@@ -92,7 +74,10 @@ impl Service {
         match self.client.post(self.target.url.clone()).headers(headers).body(body).send().await {
             Ok(response) => self.read(response).await,
             Err(error) if error.is_builder() => Sent::Refused { why: root(&error) },
-            Err(error) if error.is_connect() => Sent::Away { why: root(&error) },
+            Err(error) if error.is_connect() => match root(&error) {
+                why if is_certificate(&why) => Sent::ServerRefuses { why },
+                why => Sent::Away { why },
+            },
             Err(error) if error.is_timeout() => {
                 let limit = humantime::format_duration(self.timeout);
                 Sent::Unknown { why: format!("the service did not answer within {limit}") }
@@ -129,8 +114,8 @@ struct Answer<'a> {
 }
 
 impl Answer<'_> {
-    /// The meaning of an answer. Only 400, 413 and 422 are about one mail: with any other 4xx, or with a redirect, the
-    /// address or the account is wrong, which would otherwise refuse every recipient for good.
+    /// The meaning of an answer. Only 400, 413 and 422 are about one mail: with any other 4xx the address or the account is
+    /// wrong, which would otherwise refuse every recipient for good. A redirect may come after the mail was accepted.
     fn verdict(&self, target: &Http) -> Sent {
         let why = self.why(target.token.as_deref());
         let after = self.after;
@@ -149,12 +134,13 @@ impl Answer<'_> {
             // The service does not know the method or the protocol: no mail will work.
             501 | 505 => Sent::ServerRefuses { why },
             // The same key makes a repeat harmless.
-            500..=599 if target.window.is_some() => Sent::NotNow { why, after },
+            500..=599 if target.window.is_some() => Sent::Failing { why, after },
             // A service that asks for a later repeat has refused on purpose. Any other 5xx may come from a proxy that
             // lost the service's answer, 503 as well.
-            503 if after.is_some() => Sent::NotNow { why, after },
+            503 if after.is_some() => Sent::Failing { why, after },
             500..=599 => Sent::Unknown { why },
-            _ => Sent::ServerRefuses { why },
+            400..=499 => Sent::ServerRefuses { why },
+            _ => Sent::Strange { why },
         }
     }
 

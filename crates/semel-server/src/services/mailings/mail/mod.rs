@@ -13,6 +13,7 @@ mod http_body;
 pub(crate) mod message;
 mod smtp;
 mod smtp_pool;
+mod smtp_stream;
 pub(crate) mod template;
 mod template_rules;
 pub(crate) mod transport;

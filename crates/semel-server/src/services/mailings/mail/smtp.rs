@@ -18,8 +18,9 @@ use lettre::{
 use super::{
     message::Outgoing,
     smtp_pool::Pool,
+    transport::{MAY_NOT, May},
     transport_url::Smtp,
-    verdict::{Sent, reason},
+    verdict::{Sent, is_certificate, reason},
 };
 
 /// Why a command got no positive reply.
@@ -66,8 +67,8 @@ impl Server {
         Ok(Self { pool: Arc::new(Pool::new(target, timeout, connections)?) })
     }
 
-    /// Sends a mail.
-    pub(super) async fn send(&self, mail: &Outgoing, bytes: Vec<u8>) -> Sent {
+    /// Sends a mail, if `may` still holds before the message itself is sent.
+    pub(super) async fn send(&self, mail: &Outgoing, bytes: Vec<u8>, may: May<'_>) -> Sent {
         let Ok(text) = String::from_utf8(bytes) else {
             return Sent::Refused { why: "the message is not UTF-8".to_owned() };
         };
@@ -75,13 +76,14 @@ impl Server {
             return Sent::Away { why: "the transport was closed".to_owned() };
         };
         let result = match self.begun(mail, &text).await {
-            Ok(connection) => self.finish(connection, mail, &text).await,
+            Ok(connection) => self.finish(connection, mail, &text, may).await,
             Err(failed) => Err(failed),
         };
         match result {
             Ok(response) => Sent::Accepted { external_id: queued_as(&response) },
             Err(Stopped::At(step, failed)) => verdict(step, failed, self.pool.secret()),
             Err(Stopped::NotSupported(why)) => Sent::Refused { why },
+            Err(Stopped::MayNot) => Sent::Away { why: MAY_NOT.to_owned() },
         }
     }
 
@@ -129,9 +131,14 @@ impl Server {
     }
 
     /// RCPT, DATA and the message.
-    async fn finish(&self, connection: AsyncSmtpConnection, mail: &Outgoing, text: &str) -> Result<Response, Stopped> {
-        let mut connection = connection;
-        match self.conversation(&mut connection, mail, text).await {
+    async fn finish(
+        &self,
+        mut connection: AsyncSmtpConnection,
+        mail: &Outgoing,
+        text: &str,
+        may: May<'_>,
+    ) -> Result<Response, Stopped> {
+        match self.conversation(&mut connection, mail, text, may).await {
             Ok(response) => {
                 self.pool.give(connection);
                 Ok(response)
@@ -148,11 +155,15 @@ impl Server {
         connection: &mut AsyncSmtpConnection,
         mail: &Outgoing,
         text: &str,
+        may: May<'_>,
     ) -> Result<Response, Stopped> {
         self.step(Step::Recipient, connection.command(Rcpt::new(mail.to.clone(), Vec::new()))).await?;
         let go_on = self.step(Step::Data, connection.command(Data)).await?;
         if !go_on.has_code(354) {
             return Err(Stopped::At(Step::Data, Failed::Lost(format!("unexpected reply {}", go_on.code()))));
+        }
+        if !may() {
+            return Err(Stopped::MayNot);
         }
         // One write for message and dot: in two, the dot would wait for the acknowledgement of the message.
         let response = self.step(Step::Message, connection.command(stuffed(text))).await?;
@@ -183,7 +194,8 @@ impl Server {
         let is_open = match stopped {
             Stopped::NotSupported(_) => true,
             Stopped::At(_, Failed::Code(code, _)) => *code != 421,
-            Stopped::At(..) => false,
+            // After DATA the server waits for the message: only the end of the connection ends that.
+            Stopped::At(..) | Stopped::MayNot => false,
         };
         if is_open
             && matches!(tokio::time::timeout(self.pool.timeout(), connection.command("RSET\r\n")).await, Ok(Ok(_)))
@@ -199,6 +211,8 @@ enum Stopped {
     At(Step, Failed),
     /// The server lacks an extension that this mail needs.
     NotSupported(String),
+    /// The lease was lost before the message was sent.
+    MayNot,
 }
 
 /// The meaning of a failure at a step.
@@ -208,28 +222,37 @@ fn verdict(step: Step, failed: Failed, secret: Option<&str>) -> Sent {
         Failed::Unusable(why) => return Sent::ServerRefuses { why },
         Failed::Lost(why) => {
             let why = reason(&why, secret);
-            return if step == Step::Message { Sent::Unknown { why } } else { Sent::Away { why } };
+            return match step {
+                Step::Message => Sent::Unknown { why },
+                // The server is there: it has accepted the sender. One recipient that it cannot bear must not keep the
+                // mailing waiting for ever, so the attempt counts.
+                Step::Recipient | Step::Data => Sent::Failing { why, after: None },
+                Step::Connect | Step::Mail if is_certificate(&why) => Sent::ServerRefuses { why },
+                Step::Connect | Step::Mail => Sent::Away { why },
+            };
         }
     };
     let why = reason(&format!("{} refused: {code} {text}", step.name()), secret);
     match (step, code) {
         // The server closes the connection. As a reply to the dot it refuses the message.
         (Step::Message, 421) => Sent::NotNow { why, after: None },
+        (Step::Recipient | Step::Data, 421) => Sent::Failing { why, after: None },
         (_, 421) => Sent::Away { why },
         (Step::Connect, 400..=499) => Sent::Away { why },
         (Step::Mail, 400..=499) => Sent::TooMany { why, after: None },
         (Step::Connect | Step::Mail, _) => Sent::ServerRefuses { why },
-        (_, 500..) if concerns_us(code, &text) => Sent::ServerRefuses { why },
+        (_, 530..=538) => Sent::ServerRefuses { why },
+        (_, 500..) if may_concern_us(&text) => Sent::RefusedOrUs { why },
         (_, 400..=499) => Sent::NotNow { why, after: None },
         _ => Sent::Refused { why },
     }
 }
 
-/// Whether a refusal means that the server does not serve us at all: authentication is missing, it does not relay, or
-/// we are on a list of senders it blocks. Otherwise one wrong setting would refuse every recipient of a mailing for good.
-fn concerns_us(code: u16, text: &str) -> bool {
+/// Whether a refusal may mean that the server does not serve us at all: it does not relay, or we are on a list of senders
+/// that it blocks. Otherwise one wrong setting would refuse every recipient of a mailing for good.
+fn may_concern_us(text: &str) -> bool {
     let text = text.to_ascii_lowercase();
-    (530..=538).contains(&code) || ["relay", "blocked using", "blacklist"].iter().any(|word| text.contains(word))
+    ["relay", "blocked using", "blacklist"].iter().any(|word| text.contains(word))
 }
 
 impl Step {

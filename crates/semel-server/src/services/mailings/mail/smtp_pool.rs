@@ -14,10 +14,14 @@ use lettre::transport::smtp::{
     extension::ClientId,
 };
 use parking_lot::Mutex;
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::{
+    net::TcpStream,
+    sync::{Semaphore, SemaphorePermit},
+};
 
 use super::{
     smtp::Failed,
+    smtp_stream::Bounded,
     transport_url::{Smtp, Tls},
 };
 
@@ -101,8 +105,16 @@ impl Pool {
     async fn open(&self) -> Result<AsyncSmtpConnection, Failed> {
         let wrapped = self.tls.clone().filter(|_| self.target.tls == Tls::Wrapped);
         let server = (self.target.host.as_str(), self.target.port);
-        let mut connection =
-            AsyncSmtpConnection::connect_tokio1(server, Some(self.timeout), &self.hello, wrapped, None).await?;
+        let mut connection = match wrapped {
+            // The certificate says whose server this is.
+            Some(tls) => {
+                AsyncSmtpConnection::connect_tokio1(server, Some(self.timeout), &self.hello, Some(tls), None).await?
+            }
+            None => {
+                let stream = TcpStream::connect(server).await.map_err(|error| Failed::Lost(error.to_string()))?;
+                AsyncSmtpConnection::connect_with_transport(Box::new(Bounded::new(stream)), &self.hello).await?
+            }
+        };
         if let (Tls::Required | Tls::Opportunistic, Some(tls)) = (self.target.tls, &self.tls) {
             if connection.can_starttls() {
                 connection.starttls(tls.clone(), &self.hello).await?;

@@ -29,6 +29,13 @@ impl Default for Options {
     }
 }
 
+/// Whether a mail may still be sent: its lease is held. Asked as late as possible, since a process may be suspended at
+/// any moment.
+pub(crate) type May<'a> = &'a (dyn Fn() -> bool + Send + Sync);
+
+/// The reason of a mail that was not sent because its lease was lost.
+pub(super) const MAY_NOT: &str = "the lease was lost before the mail was sent";
+
 /// A way for mails to leave. One value serves all workers of a node.
 pub(crate) struct Transport {
     by: By,
@@ -83,25 +90,34 @@ impl Transport {
 
     /// Sends a mail, once. Dropping the future leaves it unknown whether the mail was sent.
     pub(crate) async fn send(&self, mail: &Outgoing) -> Sent {
+        self.send_if(mail, &|| true).await
+    }
+
+    /// The same, if it still `may` be sent.
+    pub(crate) async fn send_if(&self, mail: &Outgoing, may: May<'_>) -> Sent {
+        let bytes = match &self.by {
+            By::Http(_) => Ok(Vec::new()),
+            By::File(_) | By::Smtp(_) => mail.bytes(self.dkim.as_ref()),
+        };
+        let bytes = match bytes {
+            Ok(bytes) if may() => bytes,
+            Ok(_) => return Sent::Away { why: MAY_NOT.to_owned() },
+            Err(why) => return Sent::Refused { why },
+        };
         match &self.by {
             By::Http(service) => service.send(mail).await,
-            By::File(directory) => match mail.bytes(self.dkim.as_ref()) {
-                Ok(bytes) => directory.send(mail, bytes).await,
-                Err(why) => Sent::Refused { why },
-            },
-            By::Smtp(server) => match mail.bytes(self.dkim.as_ref()) {
-                Ok(bytes) => server.send(mail, bytes).await,
-                Err(why) => Sent::Refused { why },
-            },
+            By::File(directory) => directory.send(mail, bytes).await,
+            By::Smtp(server) => server.send(mail, bytes, may).await,
         }
     }
 
     /// Distinguishes this transport from others: what one of them was given, another knows nothing of. A directory has a
-    /// name of its own, since nodes may have different ones at the same path.
+    /// name of its own, since nodes may have different ones at the same path. Keys belong to one account of one service.
     pub(crate) fn recognised_by(&self) -> &str {
         match &self.by {
             By::File(directory) => directory.id(),
-            By::Smtp(_) | By::Http(_) => &self.name,
+            By::Smtp(_) => &self.name,
+            By::Http(service) => service.account(),
         }
     }
 

@@ -8,6 +8,7 @@
 
 use std::{fmt, path::PathBuf, time::Duration};
 
+use sha2::{Digest as _, Sha256};
 use url::{Host, Url};
 
 /// The window that Resend documents for its keys.
@@ -65,6 +66,8 @@ pub(super) struct Http {
     pub(super) token: Option<String>,
     /// How long the service remembers a key.
     pub(super) window: Option<Duration>,
+    /// Distinguishes the account, without its secrets: another one does not know the same keys.
+    pub(super) account: String,
 }
 
 /// The dialect of an API.
@@ -197,8 +200,19 @@ impl Http {
         if !options.0.is_empty() {
             bare.query_pairs_mut().extend_pairs(&options.0);
         }
-        Ok(Self { url: bare, preset, token, window })
+        let account = account(&bare, preset, token.as_deref());
+        Ok(Self { url: bare, preset, token, window, account })
     }
+}
+
+/// The origin of a service, and a hash of everything that its keys may depend on.
+fn account(url: &Url, preset: Preset, token: Option<&str>) -> String {
+    let mut hash = Sha256::new();
+    for part in [url.as_str(), &format!("{preset:?}"), token.unwrap_or_default()] {
+        hash.update((part.len() as u64).to_be_bytes());
+        hash.update(part);
+    }
+    format!("{}#{}", url.origin().ascii_serialization(), hex::encode(&hash.finalize()[..8]))
 }
 
 /// The query of a URL; options are removed as they are read.

@@ -1,7 +1,7 @@
 //! The results of sending a mail.
 //!
-//! They differ in what the caller must do next, and above all in one question: may the mail have been sent? Only
-//! [`Sent::Unknown`] leaves it open.
+//! They differ in what the caller must do next, and above all in one question: may the mail have been sent?
+//! [`Sent::Unknown`] and [`Sent::Strange`] leave it open.
 
 use std::time::{Duration, SystemTime};
 
@@ -38,8 +38,25 @@ pub(crate) enum Sent {
         /// The wait that the server asked for.
         after: Option<Duration>,
     },
+    /// The transport itself fails, whatever the mail: it was not sent, or a repeat with the same key is harmless.
+    Failing {
+        /// The reason.
+        why: String,
+        /// The wait that the server asked for.
+        after: Option<Duration>,
+    },
     /// The transport refuses us, whatever the mail: the mailing must pause until an operator acts. It was not sent.
     ServerRefuses {
+        /// The reason.
+        why: String,
+    },
+    /// This recipient is refused, with words that may be about us and not about the recipient. It was not sent.
+    RefusedOrUs {
+        /// The reason.
+        why: String,
+    },
+    /// No mail service answers like this, so no other mail should be given to it. This one may have been sent.
+    Strange {
         /// The reason.
         why: String,
     },
@@ -87,6 +104,11 @@ pub(super) fn reason(text: &str, secret: Option<&str>) -> String {
     };
     let plain = hidden.chars().map(|c| if c.is_control() { ' ' } else { c });
     plain.take(LONGEST_REASON).collect::<String>().trim().to_owned()
+}
+
+/// Whether a connection failed because of the server's certificate: no waiting helps then.
+pub(super) fn is_certificate(why: &str) -> bool {
+    why.contains("certificate")
 }
 
 /// The text without mail addresses, for the log.

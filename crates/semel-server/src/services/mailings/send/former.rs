@@ -15,6 +15,9 @@ use crate::{
     unfinished::unfinished,
 };
 
+/// A mail that was being sent when its node was lost has so many attempts more: the mail may be what kills the nodes.
+const MOST_LOST: i64 = 10;
+
 /// Settles them: by what the transport can find out, otherwise by the mailing's policy. Another transport than the one
 /// that they were given to knows nothing of them.
 pub(in super::super) async fn settle_former(run: &Run, mailing: &Mailing) -> Result<Result<Mailing, Halt>, Unfinished> {
@@ -23,7 +26,8 @@ pub(in super::super) async fn settle_former(run: &Run, mailing: &Mailing) -> Res
     let left = database.read(async |conn| entries::sending(conn, number, &lines).await).await.map_err(unfinished)?;
     tracing::info!(mailing = mailing.id, mails = left.len(), "settling the mails that an earlier run was sending");
     let now = run.now().await?;
-    let course = Course::of(&run.service, mailing);
+    let course = Course::of(&run.service, mailing, false);
+    let most = run.service.max_attempts().saturating_add(MOST_LOST);
     let mut settled = Vec::with_capacity(left.len());
     for entry in left {
         let found = match mailing.in_flight_by == transport.recognised_by() {
@@ -32,7 +36,18 @@ pub(in super::super) async fn settle_former(run: &Run, mailing: &Mailing) -> Res
         };
         settled.push(match found {
             Settle::Sent { external_id } => Settled { external_id, ..ended(entry.line, "SENT") },
-            Settle::Resend => Settled { next_attempt: Some(now), maybe_sent: true, ..ended(entry.line, "PENDING") },
+            Settle::Resend if entry.attempts < most => {
+                Settled { next_attempt: Some(now), maybe_sent: true, ..ended(entry.line, "PENDING") }
+            }
+            Settle::Resend if transport.window().is_none() => {
+                let why =
+                    format!("it was not sent; the node was lost {} times while it sent this mail", entry.attempts);
+                Settled { error: Some(why), ..ended(entry.line, "FAILED") }
+            }
+            Settle::Resend => {
+                let why = format!("the node was lost {} times while it sent this mail", entry.attempts);
+                course.unknown(entry.line, i64::MAX, why, now)
+            }
             Settle::Unknown => {
                 let why = "the node was lost while it sent this mail";
                 course.unknown(entry.line, entry.attempts, why.to_owned(), now)

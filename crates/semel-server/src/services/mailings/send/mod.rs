@@ -49,6 +49,12 @@ const LOOK_FOR_DUE: i64 = 1_000_000;
 /// A wait that is longer gives the place back instead.
 const SHORT_WAIT: Duration = Duration::from_secs(2);
 
+/// How long a run waits for a connection before it looks whether its turn is over.
+const SEAT_PATIENCE: Duration = Duration::from_millis(250);
+
+/// By how much the database's time may seem to go back, in microseconds: a node continues it by its own clock.
+const CLOCK_NOISE: i64 = 5_000_000;
+
 /// The pause before a step is repeated.
 const STEP_AGAIN: Duration = Duration::from_millis(250);
 
@@ -64,24 +70,36 @@ pub(super) async fn send(run: &Run, mailing: Mailing) -> Result<Result<&'static 
         run,
         composer: Arc::new(composer),
         ahead: mailing.last_line,
-        course: Course::of(&run.service, &mailing),
+        course: Course::of(&run.service, &mailing, run.was_away()),
         mailing,
         fresh: VecDeque::new(),
         due: VecDeque::new(),
         look_for_due: 0,
         flights: JoinSet::new(),
         ended: Vec::new(),
+        used: Vec::new(),
         stop: None,
         step_took: Duration::ZERO,
-        rescanned: false,
+        looked: Looked::Ahead,
         _entered: connections.enter(),
         connections,
     };
     sender.send_all().await
 }
 
-/// A mail that has ended: its mark, how, and the connection it used.
-type Ended = (Marked, Flown, OwnedSemaphorePermit);
+/// A mail that has ended: its mark, and how.
+type Ended = (Marked, Flown);
+
+/// Where pending entries were looked for, if there should be some.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd)]
+enum Looked {
+    /// Ahead of the last line.
+    Ahead,
+    /// Among the due ones: a person may have made one of them pending.
+    Due,
+    /// Everywhere.
+    Everywhere,
+}
 
 /// Why sending stops before all is done.
 enum Stop {
@@ -111,19 +129,22 @@ struct Sender<'a> {
     due: VecDeque<Entry>,
     /// When to look for due retries again.
     look_for_due: i64,
-    flights: JoinSet<Ended>,
+    flights: JoinSet<(Ended, OwnedSemaphorePermit)>,
     ended: Vec<Ended>,
+    /// The connections of `ended`. They are held until their entries are settled: a node never has more entries in the
+    /// state SENDING than connections, whatever mailings they belong to.
+    used: Vec<OwnedSemaphorePermit>,
     stop: Option<Stop>,
     /// How long the last step took.
     step_took: Duration,
-    rescanned: bool,
+    looked: Looked,
 }
 
 impl Sender<'_> {
     async fn send_all(&mut self) -> Result<Result<&'static str, Halt>, Unfinished> {
         let mut now = self.run.now().await?;
         loop {
-            let permits = self.permits().await;
+            let mut permits = self.permits().await;
             if self.stop.is_none() && self.run.context.turn_is_over() {
                 self.stop = Some(Stop::TurnOver);
             }
@@ -131,6 +152,8 @@ impl Sender<'_> {
                 Ok(time) => now = time,
                 Err(trouble) => self.trouble(trouble),
             }
+            // First: they may show that nothing else should begin.
+            let settled = self.verdicts(now);
             let chosen = match self.choose(permits.len(), now).await {
                 Ok(chosen) => chosen,
                 Err(error) => {
@@ -138,7 +161,7 @@ impl Sender<'_> {
                     Vec::new()
                 }
             };
-            if chosen.is_empty() && self.ended.is_empty() {
+            if chosen.is_empty() && settled.is_empty() {
                 drop(permits);
                 if self.flights.is_empty() {
                     match self.idle(now).await? {
@@ -149,14 +172,18 @@ impl Sender<'_> {
                 self.land(now).await;
                 continue;
             }
-            let settled = self.verdicts(now);
             let lines: Vec<i64> = chosen.iter().map(|entry| entry.line).collect();
-            let marked = match self.step(settled, &lines).await? {
-                Ok(marked) => marked,
+            let stepped = match self.step(settled, lines, &mut permits).await? {
+                Ok(stepped) => stepped,
                 Err(halt) => return Ok(Err(halt)),
             };
+            self.used.clear();
             crash_point!("mailing.marked");
-            self.fly(chosen, marked, permits, now);
+            match stepped {
+                Some(marked) => self.fly(chosen, marked, permits, now),
+                // They were not marked, and come next.
+                None => chosen.into_iter().rev().for_each(|entry| self.due.push_front(entry)),
+            }
             if !self.flights.is_empty() {
                 self.land(now).await;
             }
@@ -167,21 +194,27 @@ impl Sender<'_> {
         self.stop.get_or_insert(Stop::Trouble(trouble));
     }
 
-    /// Connections for the next mails: within the share of this run, and at least one if none of its mails is under way.
-    async fn permits(&self) -> Vec<OwnedSemaphorePermit> {
+    /// Connections for the next mails, within the share of this run: those of mails that have ended first. If none of its
+    /// mails is under way, the run waits for one until its turn is over.
+    async fn permits(&mut self) -> Vec<OwnedSemaphorePermit> {
         let room = self.connections.share().min(self.course.room).saturating_sub(self.flights.len());
         if self.stop.is_some() || room == 0 {
             return Vec::new();
         }
-        let mut permits = Vec::with_capacity(room);
+        let mut permits = self.used.split_off(self.used.len().saturating_sub(room));
+        let seats = &self.connections.seats;
         while permits.len() < room {
-            match self.connections.seats.clone().try_acquire_owned() {
+            match seats.clone().try_acquire_owned() {
                 Ok(permit) => permits.push(permit),
                 Err(_) => break,
             }
         }
-        if permits.is_empty() && self.flights.is_empty() && self.ended.is_empty() {
-            permits.extend(self.connections.seats.clone().acquire_owned().await);
+        while permits.is_empty() && self.flights.is_empty() && self.ended.is_empty() {
+            if self.run.context.turn_is_over() {
+                break;
+            }
+            let seat = tokio::time::timeout(SEAT_PATIENCE, seats.clone().acquire_owned()).await;
+            permits.extend(seat.into_iter().flatten());
         }
         permits
     }
@@ -245,7 +278,10 @@ impl Sender<'_> {
         let until = Instant::now() + self.step_took;
         while let Some(landed) = next {
             match landed {
-                Ok(landed) => self.ended.push(landed),
+                Ok((ended, permit)) => {
+                    self.ended.push(ended);
+                    self.used.push(permit);
+                }
                 // It stays SENDING, and is settled before the run ends.
                 Err(error) => tracing::error!(mailing = self.mailing.id, %error, "sending a mail panicked"),
             }
@@ -259,9 +295,9 @@ impl Sender<'_> {
     /// What the mails that ended mean for their entries.
     fn verdicts(&mut self, now: i64) -> Vec<Settled> {
         let all = std::mem::take(&mut self.ended);
-        let answered = all.iter().filter(|(_, flown, _)| !matches!(flown, Flown::Sent(Sent::Away { .. }))).count();
+        let answered = all.iter().filter(|(_, flown)| !matches!(flown, Flown::Sent(Sent::Away { .. }))).count();
         let others = self.flights.len() + answered;
-        let settled = all.into_iter().map(|(marked, flown, _permit)| self.course.verdict(&marked, flown, now, others));
+        let settled = all.into_iter().map(|(marked, flown)| self.course.verdict(&marked, flown, now, others));
         let settled = settled.collect();
         if let Some(stop) = self.course.stop.take() {
             let is_final = matches!(self.stop, Some(Stop::Pause(_)));
@@ -272,12 +308,20 @@ impl Sender<'_> {
         settled
     }
 
-    /// Settles mails and marks others, in one commit.
-    async fn step(&mut self, settled: Vec<Settled>, lines: &[i64]) -> Result<Result<Vec<Marked>, Halt>, Unfinished> {
+    /// Settles mails and marks others, in one commit. `None` if it has marked nothing, because the commit had to be
+    /// repeated: another transaction may hold the mailing's row for long, and the connections for other mailings are free
+    /// meanwhile. The first of `permits` may belong to mails that have ended; those are kept.
+    async fn step(
+        &mut self,
+        settled: Vec<Settled>,
+        lines: Vec<i64>,
+        permits: &mut Vec<OwnedSemaphorePermit>,
+    ) -> Result<Result<Option<Vec<Marked>>, Halt>, Unfinished> {
         let transport = &self.run.service.transport;
-        let change = SettleAndMark {
+        let (reused, mut is_marking) = (settled.len().saturating_sub(self.used.len()), true);
+        let mut change = SettleAndMark {
             settled,
-            lines: lines.to_vec(),
+            lines,
             transport: transport.name().to_owned(),
             recognised_by: transport.recognised_by().to_owned(),
         };
@@ -286,7 +330,15 @@ impl Sender<'_> {
         let begun = Instant::now();
         let stepped = loop {
             match self.run.step(change.clone()).await {
-                Err(Unfinished::Released { .. }) if !self.run.context.is_lost() => tokio::time::sleep(STEP_AGAIN).await,
+                Err(Unfinished::Released { why, .. }) if !self.run.context.is_lost() => {
+                    // With a reason, nothing was committed. Without one, the commit may have marked the lines.
+                    if why.is_some() && is_marking && !change.lines.is_empty() {
+                        is_marking = false;
+                        change.lines.clear();
+                        permits.truncate(reused);
+                    }
+                    tokio::time::sleep(STEP_AGAIN).await;
+                }
                 stepped => break stepped?,
             }
         };
@@ -298,7 +350,7 @@ impl Sender<'_> {
         if (self.mailing.is_stopped() || self.mailing.task.is_some()) && self.stop.is_none() {
             self.stop = Some(Stop::Stopped);
         }
-        Ok(Ok(marked))
+        Ok(Ok(is_marking.then_some(marked)))
     }
 
     /// Begins the mails that were marked. An entry that was not was changed by a person.
@@ -308,7 +360,8 @@ impl Sender<'_> {
             let Some(marked) = mark.cloned() else { continue };
             let Some(permit) = permits.pop() else { continue };
             if let Some(why) = self.course.must_not_repeat(&marked, now) {
-                self.ended.push((marked, Flown::MustNotRepeat(why), permit));
+                self.ended.push((marked, Flown::MustNotRepeat(why)));
+                self.used.push(permit);
                 continue;
             }
             let (service, composer, context) =
@@ -317,15 +370,15 @@ impl Sender<'_> {
             self.flights.spawn(async move {
                 let flown = match composer.compose(&entry, date) {
                     Err(why) => Flown::NotComposed(why),
-                    // Only under the fence that marked it.
-                    Ok(_) if context.is_lost() => Flown::NotBegun,
+                    // Only under the fence that marked it, and not after a stop: the next run begins it.
+                    Ok(_) if context.turn_is_over() => Flown::NotBegun,
                     Ok(mail) => {
-                        let sent = service.transport.send(&mail).await;
+                        let sent = service.transport.send_if(&mail, &|| !context.is_lost()).await;
                         crash_point!("mailing.sent");
                         find_out(&service, &mail.id, date, sent).await
                     }
                 };
-                (marked, flown, permit)
+                ((marked, flown), permit)
             });
         }
     }
@@ -344,23 +397,22 @@ impl Sender<'_> {
             }
             Some(Stop::TurnOver) => return Err(Unfinished::TurnOver),
             Some(Stop::Trouble(trouble)) => return Err(trouble),
-            Some(Stop::Away(why)) => return run.wait(run.service.config.away(), Some(why)).await.map(Some),
+            Some(Stop::Away(why)) => return run.wait(run.service.config.away(), Some(why), None).await.map(Some),
             None => {}
         }
         let number = self.mailing.number;
-        let next =
+        let seen =
             run.service.database.read(async |conn| entries::next(conn, number).await).await.map_err(unfinished)?;
-        let next = match next {
-            Some(next) => Some(next.max(self.course.wait_until)),
-            None if !self.fresh.is_empty() || !self.due.is_empty() => Some(self.course.wait_until),
-            None => None,
-        };
-        if let Some(next) = next {
+        // Entries that were read and not sent yet come before a retry that is due later.
+        let is_ready = !self.fresh.is_empty() || !self.due.is_empty() || self.ahead < i64::MAX;
+        let next = if is_ready { Some(now) } else { seen };
+        if let Some(next) = next.map(|next| next.max(self.course.wait_until)) {
             let wait = Duration::from_micros(u64::try_from(next - now).unwrap_or(0));
             if wait > SHORT_WAIT {
-                return run.wait(wait, None).await.map(Some);
+                let why = self.course.wait_why.take();
+                return run.wait(wait, why, Some(seen.unwrap_or(i64::MAX))).await.map(Some);
             }
-            (self.look_for_due, self.rescanned) = (0, false);
+            (self.look_for_due, self.looked) = (0, Looked::Ahead);
             tokio::time::sleep(wait.max(Duration::from_millis(1))).await;
             return Ok(None);
         }
@@ -372,6 +424,8 @@ impl Sender<'_> {
                 tracing::info!(mailing = mailing.id, outcome, %counts, "a run of a mailing has ended");
                 Ok(Some(Ok(outcome)))
             }
+            // A person has asked for something at the last moment: the next run does it.
+            Ok((None, mailing)) if mailing.task.is_some() => Err(Unfinished::TurnOver),
             // A mail whose sending panicked.
             Ok((None, mailing)) if mailing.sending > 0 => Ok(match settle_former(run, &mailing).await? {
                 Ok(mailing) => {
@@ -381,20 +435,46 @@ impl Sender<'_> {
                 Err(halt) => Some(Err(halt)),
             }),
             // An entry became pending meanwhile: it is found by its next attempt, or by reading all lines once more.
-            Ok((None, _)) if self.rescanned => Err(Unfinished::failed("pending entries were not found")),
             Ok((None, mailing)) => {
-                (self.rescanned, self.ahead, self.look_for_due, self.mailing) = (true, 0, 0, mailing);
+                (self.look_for_due, self.mailing) = (0, mailing);
+                self.looked = match self.looked {
+                    Looked::Ahead => Looked::Due,
+                    Looked::Due => {
+                        self.ahead = 0;
+                        Looked::Everywhere
+                    }
+                    Looked::Everywhere => return Err(Unfinished::failed("pending entries were not found")),
+                };
                 Ok(None)
             }
         }
     }
 }
 
-/// The time since the first attempt of an entry.
+/// The time since the first attempt of an entry. If the database's clock was set back since, nobody knows it, and it
+/// counts as very long.
 fn age(first: Option<i64>, now: i64) -> Duration {
-    Duration::from_micros(u64::try_from(now - first.unwrap_or(now)).unwrap_or(0))
+    let age = now.saturating_sub(first.unwrap_or(now));
+    if age < -CLOCK_NOISE {
+        return Duration::MAX;
+    }
+    Duration::from_micros(u64::try_from(age).unwrap_or(0))
 }
 
 fn ended(line: i64, status: &'static str) -> Settled {
     Settled { line, status, next_attempt: None, external_id: None, error: None, undone: false, maybe_sent: false }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_that_was_set_back_makes_the_first_attempt_very_old() {
+        let minute = 60_000_000;
+        assert_eq!(age(Some(10 * minute), 12 * minute), Duration::from_secs(120));
+        assert_eq!(age(Some(10 * minute), 10 * minute - 1_000_000), Duration::ZERO, "a node's own clock");
+        assert_eq!(age(Some(10 * minute), 5 * minute), Duration::MAX);
+        assert_eq!(age(None, 5 * minute), Duration::ZERO, "never tried");
+    }
 }

@@ -24,7 +24,8 @@ pub(super) struct SettleAndMark {
 
 impl Change for SettleAndMark {
     fn is_progress(&self) -> bool {
-        !self.settled.is_empty()
+        // A mail that is to be sent again brings the run no further: it may be what kills the node.
+        self.settled.iter().any(|settled| settled.status != "PENDING")
     }
 
     /// The entries that are marked.
@@ -65,6 +66,9 @@ impl Change for SettleAndMark {
         };
         let (settled, marked) = turn.take(conn).await?;
         self.count(mailing, &settled, &marked);
+        if self.settled.iter().any(|settled| settled.status == "SENT") {
+            mailing.error = None;
+        }
         all_marked.extend(marked);
         let sending = all_marked.iter().filter(|marked| marked.status == "SENDING");
         in_flight.extend(sending.map(|marked| marked.line));
@@ -93,6 +97,7 @@ impl SettleAndMark {
         for marked in marked {
             match marked.status.as_str() {
                 "SENDING" => mailing.sending += 1,
+                "IN_DOUBT" => mailing.in_doubt += 1,
                 _ => mailing.suppressed += 1,
             }
         }

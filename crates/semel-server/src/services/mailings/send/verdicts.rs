@@ -1,6 +1,6 @@
 //! What the answer of a transport means for an entry, and for the mailing.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use semel::{micros, prelude::*};
 
@@ -15,8 +15,14 @@ use crate::services::mailings::{
     },
 };
 
-/// How long to wait after an answer without a time.
+/// How long to wait after an answer without a time, and at least after one with a time: a service that asks for zero
+/// seconds would be asked without end.
 const SOON: Duration = Duration::from_secs(5);
+const AT_LEAST: Duration = Duration::from_secs(1);
+
+/// If the transport fails for so many entries without a success in between, it is at fault and not they: it is left alone,
+/// and their attempts do not count. A longer outage would use up the attempts of a whole list.
+const FAILS_FOR: usize = 8;
 
 /// A mail that could not be given to the transport, while others could, is tried again after this time.
 const SHORTLY: i64 = 1_000_000;
@@ -58,12 +64,19 @@ pub(super) struct Course {
     service: Arc<Service>,
     mailing: String,
     never_misses: bool,
-    /// Nothing is begun before this time.
+    /// Nothing is begun before this time, and the reason, if the transport has given one.
     pub(super) wait_until: i64,
+    pub(super) wait_why: Option<String>,
     /// As many connections as the server lets us have.
     pub(super) room: usize,
     /// Why sending must stop.
     pub(super) stop: Option<Stop>,
+    /// Whether the transport has not taken a mail since it could not be reached: one connection tries it.
+    is_cautious: bool,
+    /// The entries for which the transport has failed since its last success.
+    failing: HashSet<i64>,
+    /// Whether it has accepted a mail in this run.
+    has_accepted: bool,
     /// Mails in a row that were refused, or got no answer.
     refused: usize,
     /// Mails that got an answer since the number of connections was changed.
@@ -71,14 +84,19 @@ pub(super) struct Course {
 }
 
 impl Course {
-    pub(super) fn of(service: &Arc<Service>, mailing: &Mailing) -> Self {
+    /// `is_cautious` after a run that could not reach the transport.
+    pub(super) fn of(service: &Arc<Service>, mailing: &Mailing, is_cautious: bool) -> Self {
         Self {
             service: service.clone(),
             mailing: mailing.id.clone(),
             never_misses: mailing.policy == "never-miss",
             wait_until: 0,
-            room: usize::MAX,
+            wait_why: None,
+            room: if is_cautious { 1 } else { usize::MAX },
             stop: None,
+            is_cautious,
+            failing: HashSet::new(),
+            has_accepted: false,
             refused: 0,
             answered: 0,
         }
@@ -104,18 +122,25 @@ impl Course {
             undone,
             ..ended(line, "PENDING")
         };
+        let window = self.service.transport.window();
         let sent = match flown {
             Flown::NotBegun => return again(now, None, true),
             Flown::MustNotRepeat(why) => return Settled { undone: true, ..self.unknown(line, attempts, why, now) },
-            Flown::NotComposed(why) => return Settled { error: Some(why), ..ended(line, "FAILED") },
-            Flown::Again(why) if attempts < self.service.max_attempts() => {
-                let next = now + micros(self.backoff(attempts));
-                return Settled { maybe_sent: true, ..again(next, Some(why), false) };
+            Flown::NotComposed(why) => {
+                tracing::warn!(mailing = self.mailing, line, "the mail of an entry cannot be made");
+                return Settled { error: Some(why), ..ended(line, "FAILED") };
             }
-            Flown::Again(why) => return self.unknown(line, attempts, why, now),
+            // The service did not answer, and a repeat is harmless.
+            Flown::Again(why) => Sent::Failing { why, after: None },
             Flown::Sent(sent) => sent,
         };
-        self.note(&sent, others);
+        // One recipient may be on a list of its server; a server that has accepted mails serves us.
+        let sent = match sent {
+            Sent::RefusedOrUs { why } if self.has_accepted => Sent::Refused { why },
+            Sent::RefusedOrUs { why } => Sent::ServerRefuses { why },
+            sent => sent,
+        };
+        self.note(line, &sent, others);
         match sent {
             Sent::Accepted { external_id } => Settled { external_id, ..ended(line, "SENT") },
             Sent::Refused { why } => Settled { error: Some(why), ..ended(line, "INVALID") },
@@ -127,26 +152,57 @@ impl Course {
                 );
                 Settled { error: Some(why), ..ended(line, "IN_DOUBT") }
             }
-            Sent::NotNow { why, after } => self.later(marked, why, after, now),
+            // Inside its window the attempt need not count; a repeat after it would be a second mail.
+            Sent::Failing { why, .. }
+                if self.is_failing() && self.may_wait(marked, self.service.config.away(), now) =>
+            {
+                Settled { maybe_sent: window.is_some(), ..again(now + SHORTLY, Some(why), true) }
+            }
+            Sent::NotNow { why, after } | Sent::Failing { why, after } => self.later(marked, why, after, now),
             Sent::InFlight { after } => {
-                Settled { maybe_sent: true, ..again(now + micros(after.unwrap_or(SOON)), None, true) }
+                let wait = after.unwrap_or(SOON).max(AT_LEAST);
+                Settled { maybe_sent: true, ..again(now + micros(wait), None, true) }
             }
             Sent::TooMany { why, after } => {
-                self.wait_until = self.wait_until.max(now + micros(after.unwrap_or(SOON)));
+                self.wait_until = self.wait_until.max(now + micros(after.unwrap_or(SOON).max(AT_LEAST)));
+                self.wait_why = Some(why.clone());
                 again(self.wait_until, Some(why), true)
             }
-            Sent::ServerRefuses { why } => {
+            Sent::RefusedOrUs { why } | Sent::ServerRefuses { why } => {
                 self.stop = Some(Stop::Pause(why.clone()));
                 again(now, Some(why), true)
+            }
+            Sent::Strange { why } => {
+                self.stop = Some(Stop::Pause(why.clone()));
+                self.unknown(line, attempts, why, now)
             }
             Sent::Away { why } => again(now + SHORTLY, Some(why), true),
             Sent::Unknown { why } => self.unknown(line, attempts, why, now),
         }
     }
 
+    /// Whether the transport fails whatever the mail.
+    fn is_failing(&self) -> bool {
+        self.failing.len() >= FAILS_FOR
+    }
+
+    /// Whether a mail can wait so long: its key must still be known then, if an attempt may have sent it.
+    fn may_wait(&self, marked: &Marked, wait: Duration, now: i64) -> bool {
+        let transport = &self.service.transport;
+        transport.window().is_none() || transport.may_repeat(age(Some(marked.mail_date), now).saturating_add(wait))
+    }
+
     /// Notes what an answer says about the transport itself.
-    fn note(&mut self, sent: &Sent, others: usize) {
+    fn note(&mut self, line: i64, sent: &Sent, others: usize) {
         match sent {
+            Sent::Failing { why, .. } => {
+                self.failing.insert(line);
+                // While it is tried with one connection, its first failure counts as an attempt, and the others wait.
+                if (self.is_failing() || self.is_cautious) && !matches!(self.stop, Some(Stop::Pause(_))) {
+                    self.stop = Some(Stop::Away(why.clone()));
+                }
+                return;
+            }
             Sent::Away { why } => {
                 // Some servers allow fewer connections: while mails get through on others, this one is given up.
                 (self.room, self.answered) = (others.max(1), 0);
@@ -155,9 +211,15 @@ impl Course {
                 }
                 return;
             }
-            Sent::Accepted { .. } => self.refused = 0,
+            Sent::Accepted { .. } => {
+                (self.refused, self.has_accepted) = (0, true);
+                self.serves();
+            }
             Sent::Refused { why } | Sent::Unknown { why } | Sent::KeyConflict { why } => {
                 self.refused += 1;
+                if matches!(sent, Sent::Refused { .. }) {
+                    self.serves();
+                }
                 if self.refused >= IN_A_ROW && self.stop.is_none() {
                     let why = format!("{} mails in a row were not accepted, the last one because: {why}", self.refused);
                     self.stop = Some(Stop::Pause(why));
@@ -171,6 +233,15 @@ impl Course {
         }
     }
 
+    /// The transport works.
+    fn serves(&mut self) {
+        self.failing.clear();
+        if std::mem::take(&mut self.is_cautious) {
+            self.room = usize::MAX;
+            tracing::info!(mailing = self.mailing, transport = self.service.transport.name(), "target reachable again");
+        }
+    }
+
     /// An entry that was refused for now.
     fn later(&self, marked: &Marked, why: String, after: Option<Duration>, now: i64) -> Settled {
         let (line, attempts) = (marked.line, marked.attempts);
@@ -180,12 +251,21 @@ impl Course {
         if attempts >= self.service.max_attempts() {
             return match maybe_sent {
                 true => self.unknown(line, attempts, why, now),
-                false => Settled { error: Some(why), ..ended(line, "FAILED") },
+                false => {
+                    let shown = without_addresses(&why);
+                    tracing::warn!(
+                        mailing = self.mailing,
+                        line,
+                        why = shown,
+                        "a mail is given up after its last attempt"
+                    );
+                    Settled { error: Some(why), ..ended(line, "FAILED") }
+                }
             };
         }
         let wait = self.backoff(attempts).max(after.unwrap_or_default()).min(LONGEST_BACKOFF * 24);
         // After the window of the key a repeat would be a second mail.
-        if maybe_sent && !transport.may_repeat(age(Some(marked.mail_date), now) + wait) {
+        if !self.may_wait(marked, wait, now) {
             return self.unknown(line, attempts, why, now);
         }
         Settled { next_attempt: Some(now + micros(wait)), error: Some(why), maybe_sent, ..ended(line, "PENDING") }

@@ -136,8 +136,9 @@ const TURN_POSTGRES: &str = "
         RETURNING e.line
     ), marked AS (
         UPDATE mailing_entries AS e
-        SET status = CASE WHEN EXISTS (SELECT 1 FROM mail_suppressions AS s WHERE s.tenant = $2 AND s.email = e.email)
-                          THEN 'SUPPRESSED' ELSE 'SENDING' END,
+        SET status = CASE WHEN NOT EXISTS (SELECT 1 FROM mail_suppressions AS s
+                                           WHERE s.tenant = $2 AND s.email = e.email) THEN 'SENDING'
+                          WHEN maybe_sent_by IS NULL THEN 'SUPPRESSED' ELSE 'IN_DOUBT' END,
             attempts = attempts + 1, last_attempt = $3, mail_date = COALESCE(mail_date, $3), next_attempt = NULL,
             updated_at = $3
         WHERE mailing = $1 AND line = ANY ($6) AND status = 'PENDING'
@@ -157,8 +158,8 @@ const SETTLE_SQLITE: &str = "
       AND e.line IN (SELECT value ->> 'line' FROM json_each($3)) RETURNING line";
 const MARK_SQLITE: &str = "
     UPDATE mailing_entries AS e
-    SET status = CASE WHEN EXISTS (SELECT 1 FROM mail_suppressions AS s WHERE s.tenant = $2 AND s.email = e.email)
-                      THEN 'SUPPRESSED' ELSE 'SENDING' END,
+    SET status = CASE WHEN NOT EXISTS (SELECT 1 FROM mail_suppressions AS s WHERE s.tenant = $2 AND s.email = e.email)
+                      THEN 'SENDING' WHEN maybe_sent_by IS NULL THEN 'SUPPRESSED' ELSE 'IN_DOUBT' END,
         attempts = attempts + 1, last_attempt = $3, mail_date = COALESCE(mail_date, $3), next_attempt = NULL,
         updated_at = $3
     WHERE mailing = $1 AND status = 'PENDING' AND line IN (SELECT value FROM json_each($4))
@@ -173,7 +174,8 @@ pub(in super::super) struct Turn<'a> {
     pub(in super::super) now: i64,
     /// Attempts that have ended.
     pub(in super::super) settled: &'a [Settled],
-    /// Pending entries to be marked as being sent, or as suppressed. None of them is in `settled`.
+    /// Pending entries to be marked as being sent, or as suppressed. None of them is in `settled`. A suppressed one that
+    /// an earlier attempt may have sent is in doubt: "suppressed" would say that it got no mail.
     pub(in super::super) lines: &'a [i64],
 }
 
@@ -273,18 +275,26 @@ pub(in super::super) async fn page_end(
 
 const CANCEL: &str = "
     UPDATE mailing_entries SET status = 'CANCELLED', next_attempt = NULL, updated_at = $4
+    WHERE mailing = $1 AND line > $2 AND line <= $3 AND status = 'PENDING' AND maybe_sent_by IS NULL";
+const CANCEL_UNKNOWN: &str = "
+    UPDATE mailing_entries SET status = 'IN_DOUBT', next_attempt = NULL, updated_at = $4
     WHERE mailing = $1 AND line > $2 AND line <= $3 AND status = 'PENDING'";
 
-/// Cancels the pending entries of some lines; returns their number.
+/// Cancels the pending entries of some lines. Those that an earlier attempt may have sent are in doubt instead. Returns
+/// the numbers of both.
 pub(in super::super) async fn cancel(
     conn: &mut Conn<'_>,
     mailing: i64,
     (after, to): (i64, i64),
     now: i64,
-) -> Result<i64> {
-    let changed = on!(conn, c => sqlx::query(CANCEL).bind(mailing).bind(after).bind(to).bind(now)
-        .execute(&mut **c).await.map(|done| done.rows_affected()).map_err(broken)?);
-    Ok(i64::try_from(changed).unwrap_or(i64::MAX))
+) -> Result<(i64, i64)> {
+    let mut changed = [0; 2];
+    for (changed, text) in changed.iter_mut().zip([CANCEL, CANCEL_UNKNOWN]) {
+        let rows = on!(&mut *conn, c => sqlx::query(text).bind(mailing).bind(after).bind(to).bind(now)
+            .execute(&mut **c).await.map(|done| done.rows_affected()).map_err(broken)?);
+        *changed = i64::try_from(rows).unwrap_or(i64::MAX);
+    }
+    Ok(changed.into())
 }
 
 const RESET: &str = "
@@ -447,6 +457,7 @@ statements!(
     KNOWN_SQLITE,
     PAGE_END,
     CANCEL,
+    CANCEL_UNKNOWN,
     RESET,
     RESOLVE,
     PAGE,

@@ -91,17 +91,20 @@ async fn each_status_of_a_service_has_one_meaning() {
         (402, Sent::ServerRefuses { why: why(402) }, None),
         (403, Sent::ServerRefuses { why: why(403) }, None),
         (404, Sent::ServerRefuses { why: why(404) }, None),
-        (302, Sent::ServerRefuses { why: why(302) }, None),
+        // The service may have accepted the mail before it redirects.
+        (302, Sent::Strange { why: why(302) }, None),
+        (303, Sent::Strange { why: why(303) }, None),
+        (600, Sent::Strange { why: why(600) }, None),
         (408, Sent::NotNow { why: why(408), after: None }, None),
         (409, Sent::InFlight { after: None }, None),
         (413, Sent::Refused { why: why(413) }, None),
         (422, Sent::Refused { why: why(422) }, None),
         (429, Sent::TooMany { why: why(429), after: None }, None),
-        (500, Sent::NotNow { why: why(500), after: None }, Some(Sent::Unknown { why: why(500) })),
+        (500, Sent::Failing { why: why(500), after: None }, Some(Sent::Unknown { why: why(500) })),
         (501, Sent::ServerRefuses { why: why(501) }, None),
-        (502, Sent::NotNow { why: why(502), after: None }, Some(Sent::Unknown { why: why(502) })),
-        (503, Sent::NotNow { why: why(503), after: None }, Some(Sent::Unknown { why: why(503) })),
-        (504, Sent::NotNow { why: why(504), after: None }, Some(Sent::Unknown { why: why(504) })),
+        (502, Sent::Failing { why: why(502), after: None }, Some(Sent::Unknown { why: why(502) })),
+        (503, Sent::Failing { why: why(503), after: None }, Some(Sent::Unknown { why: why(503) })),
+        (504, Sent::Failing { why: why(504), after: None }, Some(Sent::Unknown { why: why(504) })),
     ] {
         let answer = answer(status, "", r#"{"message":"no"}"#);
         assert_eq!(sent("", answer.clone()).await, without.unwrap_or_else(|| with_window.clone()), "{status}");
@@ -114,7 +117,7 @@ async fn a_service_can_ask_for_a_later_repeat() {
     let after = Some(Duration::from_secs(7));
     let later = |status| sent("", answer(status, "Retry-After: 7\r\n", ""));
     assert!(matches!(later(429).await, Sent::TooMany { after: a, .. } if a == after));
-    assert!(matches!(later(503).await, Sent::NotNow { after: a, .. } if a == after));
+    assert!(matches!(later(503).await, Sent::Failing { after: a, .. } if a == after));
     assert_eq!(later(409).await, Sent::InFlight { after });
     let date = "Date: Wed, 21 Oct 2026 07:28:00 GMT\r\nRetry-After: Wed, 21 Oct 2026 07:28:07 GMT\r\n";
     assert!(matches!(sent("", answer(429, date, "")).await, Sent::TooMany { after: a, .. } if a == after));

@@ -22,6 +22,9 @@ fn name(sent: &Sent) -> &'static str {
         Sent::Refused { .. } => "refused",
         Sent::NotNow { .. } => "not now",
         Sent::TooMany { .. } => "too many",
+        Sent::Failing { .. } => "failing",
+        Sent::RefusedOrUs { .. } => "refused, or we",
+        Sent::Strange { .. } => "strange",
         Sent::ServerRefuses { .. } => "server refuses",
         Sent::Away { .. } => "away",
         Sent::Unknown { .. } => "unknown",
@@ -33,7 +36,12 @@ fn name(sent: &Sent) -> &'static str {
 #[tokio::test]
 async fn a_lost_connection_is_in_doubt_only_from_the_first_byte_of_the_message() {
     for stage in STAGES {
-        let expected = if matches!(stage, Stage::Body | Stage::Dot) { "unknown" } else { "away" };
+        // After the sender was accepted the attempt counts: one recipient must not keep the others waiting.
+        let expected = match stage {
+            Stage::Body | Stage::Dot => "unknown",
+            Stage::Recipient | Stage::Data => "failing",
+            _ => "away",
+        };
         for fault in [Fault::Close, Fault::Stall] {
             let shown = format!("{stage:?} {fault:?}");
             let (sent, arrived) = result(stage, fault).await;
@@ -54,14 +62,14 @@ async fn each_reply_code_has_one_meaning_at_each_stage() {
         (Stage::Mail, "451 4.7.1 too fast", "too many"),
         (Stage::Mail, "530 5.7.0 authenticate first", "server refuses"),
         (Stage::Mail, "550 5.7.1 sender not allowed", "server refuses"),
-        (Stage::Recipient, "421 4.3.2 shutting down", "away"),
+        (Stage::Recipient, "421 4.3.2 shutting down", "failing"),
         (Stage::Recipient, "450 4.2.0 greylisted", "not now"),
         (Stage::Recipient, "550 5.1.1 no such user", "refused"),
-        (Stage::Recipient, "554 5.7.1 Relay access denied", "server refuses"),
+        (Stage::Recipient, "554 5.7.1 Relay access denied", "refused, or we"),
         (Stage::Recipient, "530 5.7.0 authenticate first", "server refuses"),
         (Stage::Data, "451 4.3.0 later", "not now"),
         (Stage::Data, "554 5.5.1 no", "refused"),
-        (Stage::Data, "250 2.0.0 odd", "away"),
+        (Stage::Data, "250 2.0.0 odd", "failing"),
         (Stage::Dot, "421 4.3.2 shutting down", "not now"),
         (Stage::Dot, "452 4.3.1 disk full", "not now"),
         (Stage::Dot, "554 5.7.1 spam", "refused"),
@@ -71,6 +79,19 @@ async fn each_reply_code_has_one_meaning_at_each_stage() {
         let (sent, arrived) = result(stage, Fault::Reply(reply.to_owned())).await;
         assert_eq!(sent, expected, "{stage:?} {reply}");
         assert_eq!(arrived, sent == "accepted", "{stage:?} {reply}");
+    }
+}
+
+#[tokio::test]
+async fn a_reply_without_an_end_is_not_read_for_long() {
+    let endless = "2".repeat(4 << 20);
+    for stage in [Stage::Connect, Stage::Mail, Stage::Dot] {
+        let begun = std::time::Instant::now();
+        let sink = SmtpSink::start().await;
+        sink.fail_at(stage, Fault::Reply(endless.clone()));
+        let sent = transport(&format!("{}?timeout=60s", sink.url())).send(&mail("ana@example.com")).await;
+        assert!(matches!(name(&sent), "away" | "unknown"), "{stage:?} {sent:?}");
+        assert!(begun.elapsed().as_secs() < 30, "{stage:?}: it ended by its length, not by its time limit");
     }
 }
 

@@ -1,6 +1,9 @@
-use super::super::{
-    transport::{Options, Transport},
-    transport_url::TransportUrl,
+use super::{
+    super::{
+        transport::{Options, Transport},
+        transport_url::TransportUrl,
+    },
+    transport,
 };
 
 #[test]
@@ -59,4 +62,21 @@ fn windows_are_those_that_are_documented() {
     assert_eq!(window("https://x/?window=2days"), Some(48 * 3600));
     assert_eq!(window("https://x/"), None);
     assert_eq!(window("smtp://x"), None);
+}
+
+#[test]
+fn each_account_of_a_service_is_recognised_by_itself() {
+    let of = |url: &str| transport(url).recognised_by().to_owned();
+    let one = of("https://geheim@mail.example/send?window=1h");
+    assert_eq!(one, of("https://mail.example/send?token=geheim&window=2h&timeout=1s"));
+    assert!(!one.contains("geheim") && one.starts_with("https://mail.example#"), "{one}");
+    for other in [
+        "https://another@mail.example/send?window=1h",
+        "https://geheim@mail.example/v2/send?window=1h",
+        "https://geheim@mail.example/send?window=1h&pool=2",
+        "https://geheim@mail.example/send?preset=resend",
+        "https://geheim@mail.example:444/send?window=1h",
+    ] {
+        assert_ne!(of(other), one, "{other}: its keys are others");
+    }
 }
