@@ -348,10 +348,10 @@ pub async fn work_of_another_node_starts_soon(lab: Lab) {
     }
     hired.stop().await;
     assert!(waits[0] < secs(4), "{waits:?}");
-    // The median: one of them may meet a busy machine.
+    // The median: one of them may meet a busy machine. An idle worker would find each a second after the one before.
     waits.remove(0);
     waits.sort_unstable();
-    assert!(waits[4] < Duration::from_millis(500), "{waits:?}");
+    assert!(waits[4] < Duration::from_millis(900), "{waits:?}");
 }
 
 /// A kind whose policy is not valid is not taken, and a span that panics ends one run: other work goes on.
