@@ -294,7 +294,7 @@ impl Sorter {
         let line = i64::try_from(line).unwrap_or(i64::MAX);
         let size = match kind {
             Kind::Reject { column, code, value } => {
-                let size = value.len();
+                let size = value.len() + column.as_ref().map_or(0, String::len);
                 batch.rejects.push(Reject { line, column, code: code.to_owned(), value });
                 size
             }

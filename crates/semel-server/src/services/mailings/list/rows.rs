@@ -31,7 +31,7 @@ pub(crate) enum Kind {
     },
     /// A row that cannot be used. The rows after it can.
     Reject {
-        /// The column at fault as the file names it, if it is one column.
+        /// The column at fault as the file names it, if it is one column: at most 200 characters of its name.
         column: Option<String>,
         /// Stable, in kebab case: a code of `BadAddress`, or `wrong-number-of-columns`.
         code: &'static str,
@@ -112,7 +112,7 @@ impl Judge {
         Judge {
             columns: shape.columns.len(),
             email: shape.email,
-            email_label: shape.label(shape.email),
+            email_label: excerpt(&shape.label(shape.email), MAX_REJECT_CHARS),
             delimiter: char::from(shape.delimiter),
         }
     }

@@ -129,6 +129,14 @@ fn a_reject_names_the_column_the_code_and_the_value() {
 }
 
 #[test]
+fn a_reject_has_only_the_beginning_of_a_long_name_of_a_column() {
+    let name = format!("email{}", ".".repeat(60_000));
+    let (rows, _) = whole(format!("{name}\nnope\n").as_bytes());
+    let Kind::Reject { column, .. } = &rows[0].0.kind else { panic!("{rows:?}") };
+    assert_eq!(column.as_deref(), Some(&name[..200]));
+}
+
+#[test]
 fn an_unclosed_quote_is_reported_where_it_opened() {
     assert_eq!(end("email,n\na@x.com,\"x\ny\"\nb@x.com,\"z\n\nc@x.com,1\n"), ("unclosed-quote", Some(4)));
     assert_eq!(end("email,n,m\na@x.com,\"x\ny\",\"z"), ("unclosed-quote", Some(3)));
