@@ -34,6 +34,7 @@ mod mailings_import;
 mod mailings_kill;
 mod mailings_mended;
 mod mailings_people;
+mod mailings_recovery;
 mod mailings_smtp;
 mod mailings_source;
 mod mailings_stuck;

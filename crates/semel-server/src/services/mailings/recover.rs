@@ -1,4 +1,5 @@
-//! Recovery, with every sweep: a mailing whose run was lost is shown as PENDING and queued again.
+//! Recovery, with every sweep: a mailing whose run was lost is queued again. It is shown as PENDING, unless a person has
+//! paused or cancelled it: such a mailing needs a run, too, to settle what was being sent and to cancel its entries.
 //!
 //! The worker takes over a run whose lease has expired by itself. Recovery makes the state visible, and covers a mailing
 //! without any run, such as one whose operation was purged by hand.
@@ -22,7 +23,7 @@ impl Service {
     pub(super) async fn recover(&self) -> Result<usize> {
         let (mut after, mut recovered) = (0, 0);
         loop {
-            let page = self.database.read(async |conn| mailings::processing(conn, after, LOOKED_AT).await).await?;
+            let page = self.database.read(async |conn| mailings::unfinished(conn, after, LOOKED_AT).await).await?;
             let Some(last) = page.last() else { break };
             after = last.number;
             for mailing in page {
@@ -59,8 +60,12 @@ impl Service {
                 {
                     return Ok(false);
                 }
-                mailing.status = "PENDING".to_owned();
-                mailing.last_attempt = None;
+                if !mailing.is_stopped() {
+                    (mailing.status, mailing.last_attempt) = ("PENDING".to_owned(), None);
+                }
+                if !mailing.active {
+                    (mailing.run, mailing.active, mailing.waiting) = (mailing.run + 1, true, false);
+                }
                 mailings::save(&mut conn, &mailing, now).await?;
             }
             store.put(&tx, vec![queued(&seen.tenant, &seen.id)?]).await?;
@@ -87,8 +92,9 @@ fn is_orphaned(mailing: &Mailing, run: Option<&Operation>, now: Timestamp) -> bo
     }
 }
 
-/// Whether a queued mailing has no run although its message should have arrived: the message became a dead letter, or
-/// the broker lost it. A second message does no harm.
+/// Whether a mailing has no run although it should have one for some time: its message became a dead letter, or the
+/// broker lost it, or the run failed before it had cancelled all entries. A second message does no harm.
 fn is_forgotten(mailing: &Mailing, run: Option<&Operation>, now: Timestamp) -> bool {
-    mailing.status != "PROCESSING" && run.is_none() && now.as_micros() - mailing.updated_at > FORGOTTEN_AFTER
+    let has_none = !mailing.active || run.is_none();
+    mailing.status != "PROCESSING" && has_none && now.as_micros() - mailing.updated_at > FORGOTTEN_AFTER
 }

@@ -297,14 +297,15 @@ pub(in super::super) async fn page(
         .bind(place.limit + 1).fetch_all(&mut **c).await.map_err(broken))
 }
 
-const PROCESSING: &str = mailing!(
-    "WHERE status IN ('PENDING', 'QUEUED', 'PROCESSING') AND active AND deleted_at IS NULL AND number > $1
+const UNFINISHED: &str = mailing!(
+    "WHERE (active OR task IS NOT NULL) AND (active OR status = 'CANCELLED') AND deleted_at IS NULL AND number > $1
      ORDER BY number LIMIT $2"
 );
 
-/// Mailings that should have a run, of all tenants.
-pub(in super::super) async fn processing(conn: &mut Conn<'_>, after: i64, most: i64) -> Result<Vec<Mailing>> {
-    on!(conn, c => sqlx::query_as(PROCESSING).bind(after).bind(most).fetch_all(&mut **c).await.map_err(broken))
+/// Mailings that should have a run, of all tenants: also a cancelled one whose run failed before all its entries were
+/// cancelled.
+pub(in super::super) async fn unfinished(conn: &mut Conn<'_>, after: i64, most: i64) -> Result<Vec<Mailing>> {
+    on!(conn, c => sqlx::query_as(UNFINISHED).bind(after).bind(most).fetch_all(&mut **c).await.map_err(broken))
 }
 
 const SAVE: &str = "
@@ -407,7 +408,7 @@ statements!(
     LOCK_TENANT_POSTGRES,
     INSERT,
     PAGE,
-    PROCESSING,
+    UNFINISHED,
     SAVE,
     DELETE,
     DELETED,

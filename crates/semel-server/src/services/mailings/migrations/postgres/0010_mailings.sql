@@ -60,7 +60,7 @@ CREATE UNIQUE INDEX mailings_file ON mailings (tenant, filename, content_hash) W
 CREATE INDEX mailings_content ON mailings (tenant, content_hash) WHERE deleted_at IS NULL;
 CREATE INDEX mailings_list ON mailings (tenant, number);
 CREATE INDEX mailings_stored ON mailings (storage_url) WHERE storage_url IS NOT NULL;
-CREATE INDEX mailings_active ON mailings (number) WHERE active AND deleted_at IS NULL;
+CREATE INDEX mailings_unfinished ON mailings (number) WHERE (active OR task IS NOT NULL) AND deleted_at IS NULL;
 CREATE INDEX mailings_deleted ON mailings (number) WHERE deleted_at IS NOT NULL;
 CREATE INDEX mailings_list_hash ON mailings (tenant, list_hash) WHERE list_hash IS NOT NULL;
 

@@ -1,0 +1,61 @@
+//! Mailings whose run, or whose message, was lost: recovery queues them again, whatever a person did meanwhile.
+
+use crate::{
+    desk::execute,
+    fleet::{Fleet, ask},
+    mailings::{LIMIT, MESSAGE, Node, created},
+    mailings_kill::{count, list},
+    support::eventually,
+};
+
+/// Runs each law on both databases, on SQLite with RabbitMQ.
+macro_rules! on_both {
+    ($($law:ident)+) => {
+        mod sqlite_rabbitmq {
+            $(#[test] fn $law() { super::$law(&crate::fleet::Fleet::sqlite_rabbitmq()) })+
+        }
+        mod postgres {
+            $(#[test] fn $law() { super::$law(&crate::fleet::Fleet::postgres()) })+
+        }
+    };
+}
+
+on_both! {
+    a_mailing_whose_message_was_lost_can_be_paused_cancelled_and_deleted
+    entries_are_cancelled_although_the_run_failed_before
+}
+
+/// Makes mailings as old as if their messages were lost.
+fn age(fleet: &Fleet) {
+    execute(&fleet.place, "UPDATE mailings SET updated_at = updated_at - 600000000");
+}
+
+fn a_mailing_whose_message_was_lost_can_be_paused_cancelled_and_deleted(fleet: &Fleet) {
+    let api = Node::start_as(fleet, "api", &[]);
+    let [paused, cancelled] = ["a", "b"].map(|name| api.mailing(&format!("{name}.csv"), format!("{name}@example.com")));
+    execute(&fleet.place, "DELETE FROM semel_outbox");
+    api.act(&paused, "pause");
+    api.act(&cancelled, "cancel");
+    age(fleet);
+    let node = Node::start(fleet);
+    eventually(LIMIT, "their runs have ended", || fleet.count("mailings WHERE active") == 0);
+    assert_eq!((node.shown(&paused)["status"].clone(), count(&node.shown(&paused), "total")), ("PAUSED".into(), 0));
+    for id in [&paused, &cancelled] {
+        node.act(id, "cancel");
+        eventually(LIMIT, "it is deleted", || {
+            ask(node.address(), "DELETE", &format!("/mailings/{id}"), "").is_some_and(|answer| answer.status == 200)
+        });
+    }
+}
+
+fn entries_are_cancelled_although_the_run_failed_before(fleet: &Fleet) {
+    let node = Node::start(fleet);
+    let fields = [&MESSAGE[..], &[("sendAt", "2999-01-01T00:00:00Z")]].concat();
+    let id = created(&node.upload("later.csv", list(5), &fields));
+    eventually(LIMIT, "it waits for its time", || fleet.count("mailings WHERE waiting") == 1);
+    // The state after a cancel of a mailing whose run then failed for good.
+    execute(&fleet.place, "UPDATE mailings SET status = 'CANCELLED', task = 'cancel', active = FALSE, waiting = FALSE");
+    age(fleet);
+    let mailing = node.until(&id, "its entries are cancelled", |mailing| count(mailing, "cancelled") == 5);
+    assert_eq!((&mailing["status"], &mailing["run"]), (&"CANCELLED".into(), &2.into()), "{mailing}");
+}
