@@ -3,7 +3,7 @@
 use std::{io::Write as _, net::TcpStream};
 
 use crate::{
-    desk::serve,
+    desk::{execute, serve},
     place::{Place, on_both_databases},
     proposals::rows,
     support::{Answer, SOON, Server, eventually, send},
@@ -19,6 +19,7 @@ on_both_databases! {
     entries_with_a_status_are_found_far_behind_the_others
     the_progress_of_an_import_is_the_part_of_the_file
     a_list_of_suppressed_addresses_is_streamed
+    a_batch_that_the_database_refuses_is_imported_as_smaller_ones
 }
 
 const LIST: &str = "email,name\nana@example.com,Ana\nbob@example.com,Bob\n";
@@ -250,6 +251,29 @@ fn a_list_of_suppressed_addresses_is_streamed(place: &Place) {
     assert_eq!(import("?colum=1", &all).status, 400);
     let json = crate::desk::post(&server, "/suppressions", r#"{"emails": ["ana@example.com"]}"#);
     assert_eq!(json.json()["added"], 1, "{}", json.body);
+}
+
+/// The database refuses more than two new entries in one transaction.
+fn a_batch_that_the_database_refuses_is_imported_as_smaller_ones(place: &Place) {
+    let api = server(place, "api");
+    let list = "email\na@example.com\nb@example.com\nnobody\na@example.com\nc@example.com\nd@example.com\n";
+    let id = upload(&api, &[], "news.csv", list).json()["mailingId"].as_str().unwrap().to_owned();
+    let more = "(SELECT count(*) FROM mailing_entries) >= 2 + (SELECT total FROM mailings)";
+    let refuses = match place.url.starts_with("sqlite:") {
+        true => format!("WHEN {more} BEGIN SELECT RAISE(ABORT, 'many'); END"),
+        false => {
+            let body = format!("BEGIN IF {more} THEN RAISE 'many'; END IF; RETURN NEW; END");
+            execute(place, &format!("CREATE FUNCTION few() RETURNS trigger LANGUAGE plpgsql AS $${body}$$"));
+            "FOR EACH ROW EXECUTE FUNCTION few()".to_owned()
+        }
+    };
+    execute(place, &format!("CREATE TRIGGER few BEFORE INSERT ON mailing_entries {refuses}"));
+    let server = server(place, "api,relay,worker,sweeper");
+    until(&server, &id, "COMPLETED");
+    let mailing = server.get(&format!("/mailings/{id}")).json();
+    let numbers = ["duplicateRows", "rejectedRows", "run"].map(|name| mailing[name].clone());
+    assert_eq!((&mailing["counts"]["sent"], numbers), (&4.into(), [1, 1, 1].map(Into::into)), "{mailing}");
+    assert_eq!(rows(place, "SELECT CAST(failures AS TEXT) FROM semel_operations WHERE kind = 'run'"), ["0"]);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! Batches of rows are written in steps, each with the place in the file, so a killed import continues after its last
 //! batch. On PostgreSQL new addresses are copied; those that a filter in memory has perhaps seen are inserted, and the
 //! table's unique constraint decides. If the filter is wrong (it is empty after a restart), the copy is refused and the
-//! batch is inserted instead.
+//! batch is inserted instead. A batch that fails is read again from the checkpoint as smaller ones, down to one row.
 
 use std::{
     collections::HashSet,
@@ -11,6 +11,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    time::{Duration, Instant},
 };
 
 use semel::{Error, Result, Unfinished, crash_point};
@@ -43,6 +44,10 @@ const ROWS: (usize, usize) = (10_000, 2_000);
 /// The bytes of a batch.
 const BYTES: usize = 8 << 20;
 
+/// A batch that fails after this time was perhaps too large: a transaction may take 5 s on SQLite, a statement 10 s on
+/// PostgreSQL.
+const LONG: Duration = Duration::from_secs(4);
+
 /// The checkpoint of an import.
 #[derive(Clone, Serialize, Deserialize)]
 struct Progress {
@@ -62,21 +67,22 @@ struct Batch {
     is_last: bool,
 }
 
+impl Batch {
+    fn rows(&self) -> usize {
+        self.new.len() + self.suspects.len() + self.rejects.len()
+    }
+}
+
 /// Imports the rest of the file.
 pub(super) async fn import(run: &Run, mut mailing: Mailing) -> Result<Result<Mailing, Halt>, Unfinished> {
     let shape: Shape = serde_json::from_str(&mailing.shape)
         .map_err(|_| Unfinished::failed_for_good("the description of the file cannot be read"))?;
-    let progress = match &mailing.place {
-        None => Progress { place: shape.start(), hash: ListHash::default() },
-        Some(place) => serde_json::from_str(place)
-            .map_err(|_| Unfinished::failed_for_good("the place in the file cannot be read"))?,
-    };
     let Some(url) = mailing.storage_url.clone() else {
         return Err(Unfinished::failed_for_good("the file is gone, although it was not imported"));
     };
-    let source = Source::open(run, &mailing, &shape, &url, progress.place).await.map_err(unfinished)?;
-    let mut batches = source.read_ahead();
-    let (mut hash, mut refused) = (progress.hash, 0);
+    let most = if run.service.is_postgres { ROWS.0 } else { ROWS.1 };
+    let (mut hash, mut batches) = read_ahead(run, &mailing, &shape, &url, most).await?;
+    let mut refused = 0;
     loop {
         if run.context.turn_is_over() {
             return Err(Unfinished::TurnOver);
@@ -85,10 +91,28 @@ pub(super) async fn import(run: &Run, mut mailing: Mailing) -> Result<Result<Mai
             return Err(Unfinished::failed("the reader of the file has stopped"));
         };
         let batch = Arc::new(batch?);
-        match write(run, &batch, hash, &mut refused).await? {
-            Err(halt) => return Ok(Err(halt)),
-            Ok((None, _)) => return run.end("stopped").await.map(|ended| ended.and(Err(Halt::Stopped))),
-            Ok((Some(new_hash), changed)) => (hash, mailing) = (new_hash, changed),
+        let begun = Instant::now();
+        match write(run, &batch, hash, &mut refused).await {
+            Ok(Err(halt)) => return Ok(Err(halt)),
+            Ok(Ok((None, _))) => return run.end("stopped").await.map(|ended| ended.and(Err(Halt::Stopped))),
+            Ok(Ok((Some(new_hash), changed))) => (hash, mailing) = (new_hash, changed),
+            Err(why) if batch.rows() > 1 && may_be_too_large(&why, begun.elapsed()) => {
+                tracing::warn!(
+                    mailing = run.id,
+                    rows = batch.rows(),
+                    "a batch of an import failed; smaller ones follow"
+                );
+                mailing = match run.step(Look).await? {
+                    Ok(((), mailing)) => mailing,
+                    Err(halt) => return Ok(Err(halt)),
+                };
+                if mailing.phase != "importing" {
+                    break;
+                }
+                (hash, batches) = read_ahead(run, &mailing, &shape, &url, batch.rows() / 2).await?;
+                continue;
+            }
+            Err(why) => return Err(why),
         }
         crash_point!("mailing.imported_batch");
         if batch.is_last {
@@ -99,6 +123,39 @@ pub(super) async fn import(run: &Run, mut mailing: Mailing) -> Result<Result<Mai
         tracing::warn!(%error, "an imported file could not be removed yet; a sweep removes it");
     }
     Ok(Ok(mailing))
+}
+
+/// Whether a smaller batch may succeed: the database refused this one, or it took so long that its failure is no outage.
+fn may_be_too_large(why: &Unfinished, took: Duration) -> bool {
+    matches!(why, Unfinished::Failed(_)) || took >= LONG
+}
+
+/// Reads the mailing again: the commit of a step that failed may have taken effect.
+struct Look;
+
+impl Change for Look {
+    type Out = ();
+
+    async fn make(self, _: &mut Conn<'_>, _: &mut Mailing, _: i64) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Reads the file from the checkpoint on, in batches of so many rows. Returns the hash of the list before it, too.
+async fn read_ahead(
+    run: &Run,
+    mailing: &Mailing,
+    shape: &Shape,
+    url: &str,
+    most: usize,
+) -> Result<(ListHash, mpsc::Receiver<Result<Batch, Unfinished>>), Unfinished> {
+    let Progress { place, hash } = match &mailing.place {
+        None => Progress { place: shape.start(), hash: ListHash::default() },
+        Some(place) => serde_json::from_str(place)
+            .map_err(|_| Unfinished::failed_for_good("the place in the file cannot be read"))?,
+    };
+    let source = Source::open(run, mailing, shape, url, place, most).await.map_err(unfinished)?;
+    Ok((hash, source.read_ahead()))
 }
 
 /// How many copies of a turn may be refused. The filter is empty when a turn begins, so a list with many duplicates of
@@ -220,13 +277,12 @@ enum Full {
 }
 
 impl Source {
-    async fn open(run: &Run, mailing: &Mailing, shape: &Shape, url: &str, place: Place) -> Result<Self> {
+    async fn open(run: &Run, mailing: &Mailing, shape: &Shape, url: &str, place: Place, most: usize) -> Result<Self> {
         let content = run.service.files.open(url, place.offset, mailing.content_bytes.unsigned_abs()).await?;
         let message = run.service.message_of(mailing).await?;
         message.templates().map_err(|_| Error::Corrupt("the templates of a mailing"))?;
         // A row has seldom fewer bytes.
         let seen = Seen::with_room(usize::try_from(mailing.content_bytes / 16).unwrap_or(0));
-        let most = if run.service.is_postgres { ROWS.0 } else { ROWS.1 };
         Ok(Self { content, sorter: Sorter { reader: Reader::at(shape, place, Some(&message)), seen, most } })
     }
 
@@ -274,7 +330,7 @@ async fn batch(mut sorter: Sorter, content: &mut Content) -> Result<(Sorter, Bat
 
 impl Sorter {
     fn fill(&mut self, batch: &mut Batch, bytes: &mut usize) -> Result<Full, Unfinished> {
-        while batch.new.len() + batch.suspects.len() + batch.rejects.len() < self.most && *bytes < BYTES {
+        while batch.rows() < self.most && *bytes < BYTES {
             let broken = |broken: Broken| Unfinished::failed_for_good(format!("{broken} ({})", broken.code));
             match self.reader.next().map_err(broken)? {
                 Next::Row(row) => *bytes += self.add(batch, row)?,
