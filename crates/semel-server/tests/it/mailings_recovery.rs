@@ -1,5 +1,9 @@
 //! Mailings whose run, or whose message, was lost: recovery queues them again, whatever a person did meanwhile.
 
+use std::fs;
+
+use serde_json::Value;
+
 use crate::{
     desk::execute,
     fleet::{Fleet, ask},
@@ -23,6 +27,7 @@ macro_rules! on_both {
 on_both! {
     a_mailing_whose_message_was_lost_can_be_paused_cancelled_and_deleted
     entries_are_cancelled_although_the_run_failed_before
+    a_failed_mailing_says_when_it_is_tried_again_and_recovers_alone
 }
 
 /// Makes mailings as old as if their messages were lost.
@@ -58,4 +63,35 @@ fn entries_are_cancelled_although_the_run_failed_before(fleet: &Fleet) {
     age(fleet);
     let mailing = node.until(&id, "its entries are cancelled", |mailing| count(mailing, "cancelled") == 5);
     assert_eq!((&mailing["status"], &mailing["run"]), (&"CANCELLED".into(), &2.into()), "{mailing}");
+}
+
+/// Hides the stored file of a mailing, or shows it again.
+fn hide(fleet: &Fleet, hidden: bool) {
+    let (from, to) = if hidden { ("", "-hidden") } else { ("-hidden", "") };
+    match fleet.place.url.starts_with("sqlite:") {
+        true => {
+            fs::rename(fleet.place.path(&format!("uploads{from}")), fleet.place.path(&format!("uploads{to}"))).unwrap()
+        }
+        false => execute(
+            &fleet.place,
+            &format!("UPDATE mailing_chunks SET upload = replace(upload, '{from}', '') || '{to}'"),
+        ),
+    }
+}
+
+fn a_failed_mailing_says_when_it_is_tried_again_and_recovers_alone(fleet: &Fleet) {
+    let api = Node::start_as(fleet, "api", &[]);
+    let id = api.mailing("a.csv", list(3));
+    hide(fleet, true);
+    let node = Node::start_as(fleet, "relay,worker", &[]);
+    let failed = api.until_status(&id, "FAILED");
+    let [at, failed_at] = ["retryAt", "updatedAt"].map(|name| failed[name].as_str().unwrap_or_default());
+    assert!(at > failed_at, "{failed}");
+    hide(fleet, false);
+    // A watcher stays until it is completed.
+    let watched = fleet.place.say(["mailing", "watch", &id]);
+    assert!(watched.contains("COMPLETED: 3 of 3 sent"), "{watched}");
+    let mailing = api.shown(&id);
+    assert_eq!((&mailing["run"], &mailing["retryAt"]), (&1.into(), &Value::Null), "{mailing}");
+    assert_eq!(node.mails().len(), 3);
 }

@@ -24,6 +24,8 @@ const POLL: Duration = Duration::from_secs(1);
 const SHOWN: i64 = 20;
 
 /// Show the progress of a mailing until it ends; exits with 0 if it is completed, else with 1
+///
+/// A failed mailing that is tried again has not ended.
 #[derive(clap::Args)]
 pub(in crate::cli) struct Watch {
     /// The id of the mailing
@@ -69,7 +71,11 @@ pub(super) async fn watch(desk: &Desk<'_>, id: &str) -> anyhow::Result<ExitCode>
 
 fn has_ended(mailing: &Value) -> bool {
     let status = mailing["status"].as_str().unwrap_or_default();
-    ["COMPLETED", "FAILED", "CANCELLED", "PAUSED"].contains(&status) || mailing["waitingFor"].is_string()
+    match status {
+        "COMPLETED" | "CANCELLED" | "PAUSED" => true,
+        "FAILED" => mailing["retryAt"].is_null(),
+        _ => mailing["waitingFor"].is_string(),
+    }
 }
 
 /// A bar on a terminal; elsewhere a line for each change.
@@ -145,6 +151,10 @@ pub(super) fn state(mailing: &Value) -> String {
         ("PROCESSING", Some("importing")) => {
             format!("{status}: {} imported", count(total, "address", "addresses"))
         }
+        ("FAILED", _) if mailing["retryAt"].is_string() => {
+            let error = plain(mailing["error"].as_str().unwrap_or_default());
+            format!("{status}: {}; it is tried again: {error}", counts(mailing))
+        }
         _ => format!("{status}: {}", counts(mailing)),
     }
 }
@@ -197,6 +207,9 @@ pub(super) async fn summary(desk: &Desk<'_>, mailing: &Value) -> anyhow::Result<
     if let Some(at) = text("sendAt") {
         said.push_str(&format!("  not before {at}\n"));
     }
+    if let Some(at) = text("retryAt") {
+        said.push_str(&format!("  is tried again at {at}\n"));
+    }
     if let Some(error) = text("error") {
         said.push_str(&format!("  {error}\n"));
     }
@@ -213,6 +226,7 @@ pub(super) async fn summary(desk: &Desk<'_>, mailing: &Value) -> anyhow::Result<
     }
     let next = match mailing["status"].as_str() {
         Some("PAUSED") => Some(("to resume it", "resume")),
+        Some("FAILED") if mailing["retryAt"].is_string() => Some(("to try it now", "retry")),
         Some("FAILED") => Some(("to try it again", "retry")),
         Some("COMPLETED") if counted("failed") + counted("invalid") > 0 => {
             Some(("to try the failed entries again", "retry"))
@@ -236,8 +250,17 @@ mod tests {
         assert!(!has_ended(&json!({ "status": "PROCESSING" })));
         assert!(has_ended(&json!({ "status": "PROCESSING", "waitingFor": "decision" })));
         for status in ["COMPLETED", "FAILED", "CANCELLED", "PAUSED"] {
-            assert!(has_ended(&json!({ "status": status })));
+            assert!(has_ended(&json!({ "status": status, "retryAt": null })));
         }
+    }
+
+    #[test]
+    fn a_failed_mailing_that_is_tried_again_has_not_ended() {
+        let counts = json!({ "total": 2, "sent": 1 });
+        let mailing =
+            json!({ "status": "FAILED", "retryAt": "2026-01-01T00:00:00Z", "counts": counts, "error": "no disk" });
+        assert!(!has_ended(&mailing));
+        assert_eq!(state(&mailing), "FAILED: 1 of 2 sent; it is tried again: no disk");
     }
 
     #[test]

@@ -92,6 +92,7 @@ pub(super) fn mailing(m: &Mailing, now: i64, same_list_as: Option<String>) -> Va
         "rate": rate,
         "eta": time(eta),
         "error": m.error.as_deref().or_else(|| without_entries(m)),
+        "retryAt": time(m.retry_at.filter(|_| m.status == "FAILED")),
         "run": m.run,
         "sendAt": time(m.send_at),
         "lastAttempt": time(m.last_attempt),

@@ -16,7 +16,7 @@ pub(in super::super) const STATUS: Projection = Projection {
     update: "
         UPDATE mailings AS m
         SET status = CASE WHEN m.status IN ('PENDING', 'QUEUED', 'PROCESSING') THEN 'FAILED' ELSE m.status END,
-            error = o.error, active = (m.active AND o.due IS NOT NULL), updated_at = o.settled_at
+            error = o.error, active = (m.active AND o.due IS NOT NULL), retry_at = o.due, updated_at = o.settled_at
         FROM {operations} AS o
         WHERE m.tenant = o.tenant AND m.id = substr(o.key, 1, 36) AND CAST(m.run AS TEXT) = substr(o.key, 38)
           AND (o.state = 'failed' OR (o.state = 'timed_out' AND o.due IS NULL))
@@ -67,6 +67,7 @@ pub(in super::super) struct Mailing {
     pub(in super::super) rate_since: Option<i64>,
     pub(in super::super) rate_base: i64,
     pub(in super::super) last_attempt: Option<i64>,
+    pub(in super::super) retry_at: Option<i64>,
     pub(in super::super) created_at: i64,
     pub(in super::super) updated_at: i64,
 }
@@ -113,6 +114,7 @@ from_row!(Mailing {
     rate_since,
     rate_base,
     last_attempt,
+    retry_at,
     created_at,
     updated_at,
 });
@@ -141,7 +143,7 @@ macro_rules! mailing {
             "SELECT number, tenant, id, filename, content_hash, content_bytes, list_hash, storage_url, \
                     message_hash, policy, shape, send_at, send_at_given, status, phase, error, run, active, waiting, place, \
                     last_line, in_flight, in_flight_by, task, task_line, total, sending, sent, failed, invalid, suppressed, cancelled, \
-                    in_doubt, duplicate_rows, rejected_rows, blank_rows, plus_tags, mixed_scripts, rate_since, rate_base, last_attempt, created_at, \
+                    in_doubt, duplicate_rows, rejected_rows, blank_rows, plus_tags, mixed_scripts, rate_since, rate_base, last_attempt, retry_at, created_at, \
                     updated_at
              FROM mailings ",
             $rest

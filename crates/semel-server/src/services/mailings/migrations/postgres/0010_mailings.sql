@@ -44,6 +44,7 @@ CREATE TABLE mailings (
     rate_since     BIGINT,                     -- the start of the present run, and what was settled then
     rate_base      BIGINT NOT NULL DEFAULT 0,
     last_attempt   BIGINT,
+    retry_at       BIGINT,                      -- when a run that failed is due again; null if it is not
     created_at     BIGINT NOT NULL,
     updated_at     BIGINT NOT NULL,
     deleted_at     BIGINT,

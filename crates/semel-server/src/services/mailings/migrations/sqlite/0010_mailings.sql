@@ -44,6 +44,7 @@ CREATE TABLE mailings (
     rate_since     INTEGER,                     -- the start of the present run, and what was settled then
     rate_base      INTEGER NOT NULL DEFAULT 0,
     last_attempt   INTEGER,
+    retry_at       INTEGER,                     -- when a run that failed is due again; null if it is not
     created_at     INTEGER NOT NULL,
     updated_at     INTEGER NOT NULL,
     deleted_at     INTEGER,
