@@ -17,6 +17,7 @@ on_both_databases! {
     a_dry_run_says_what_the_upload_would_be
     a_test_mail_is_audited_and_its_failures_differ
     entries_with_a_status_are_found_far_behind_the_others
+    entries_are_listed_and_exported_although_the_message_cannot_be_read
     the_progress_of_an_import_is_the_part_of_the_file
     a_list_of_suppressed_addresses_is_streamed
     a_batch_that_the_database_refuses_is_imported_as_smaller_ones
@@ -139,11 +140,11 @@ fn an_upload_is_recognised_among_a_thousand_mailings_of_its_name(place: &Place) 
     created(&server);
     rows(
         place,
-        "INSERT INTO mailings (tenant, id, filename, content_hash, content_bytes, message, message_hash, policy, shape,
-                               created_at, updated_at)
+        "INSERT INTO mailings (tenant, id, filename, content_hash, content_bytes, message, message_hash, message_domain,
+                               policy, shape, created_at, updated_at)
          WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1000)
-         SELECT tenant, id || '-' || i, filename, content_hash || i, 1, message, message_hash, policy, shape,
-                created_at, updated_at
+         SELECT tenant, id || '-' || i, filename, content_hash || i, 1, message, message_hash, message_domain, policy,
+                shape, created_at, updated_at
          FROM mailings, n",
     );
     let upload = || upload(&server, &[("identity", "filename+content")], "news.csv", "email\neva@example.com\n");
@@ -219,6 +220,19 @@ fn entries_with_a_status_are_found_far_behind_the_others(place: &Place) {
     assert_eq!(page("limit=1&cursor=2")["items"][0]["line"], 350_000);
     let shown = place.semel(["mailing", "show", &id]).env("SEMEL_DATA_DIR", place.path("data")).output().unwrap();
     assert!(shown.status.success());
+}
+
+fn entries_are_listed_and_exported_although_the_message_cannot_be_read(place: &Place) {
+    let server = server(place, "api,relay,worker,sweeper");
+    let id = created(&server);
+    until(&server, &id, "COMPLETED");
+    execute(place, "UPDATE mailings SET message = ''");
+    let entries = server.get(&format!("/mailings/{id}/entries")).json();
+    assert_eq!(entries["items"][0]["messageId"], format!("{id}.2@semel.invalid"), "{entries}");
+    let export = server.get(&format!("/mailings/{id}/export.csv"));
+    assert!(export.status == 200 && export.body.contains("bob@example.com,SENT"), "{}", export.body);
+    let test = crate::desk::post(&server, &format!("/mailings/{id}/test"), r#"{"email": "me@example.com"}"#);
+    assert_eq!((test.status, test.problem().as_str()), (500, "row-unreadable"), "{}", test.body);
 }
 
 fn the_progress_of_an_import_is_the_part_of_the_file(place: &Place) {

@@ -148,8 +148,7 @@ pub(super) async fn entries(
         }
         None => service.entries_of(mailing.number, status, place).await?,
     };
-    let domain = &service.message_of(&mailing).await.map_err(of_store)?.message_domain;
-    let items = items.into_iter().map(|entry| EntryView::of(entry, &mailing, domain)).collect();
+    let items = items.into_iter().map(|entry| EntryView::of(entry, &mailing)).collect();
     Ok(shown(&Page { items, next }))
 }
 
@@ -201,9 +200,7 @@ pub(super) async fn export(
 ) -> Result<Response, Problem> {
     let mailing = service.find(&principal.tenant, &id).await?;
     let head = ["line", "email", "status", "attempts", "time", "messageId", "externalId", "error"];
-    let domain = service.message_of(&mailing).await.map_err(of_store)?.message_domain;
-    let from = (service, mailing, domain, 0_i64);
-    let pages = stream::try_unfold(from, move |(service, mailing, domain, after)| async move {
+    let pages = stream::try_unfold((service, mailing, 0_i64), |(service, mailing, after)| async move {
         let number = mailing.number;
         let page = service
             .database
@@ -213,13 +210,13 @@ pub(super) async fn export(
         for entry in &page {
             let [line, attempts] = [entry.line, entry.attempts].map(|number| number.to_string());
             let time = Timestamp::from_micros(entry.updated_at).to_string();
-            let message_id = message_id(&mailing.id, entry.line, &domain);
+            let message_id = message_id(&mailing.id, entry.line, &mailing.message_domain);
             let email = entry.original.as_deref().unwrap_or(&entry.email);
             let [external, error] = [&entry.external_id, &entry.error].map(|text| text.as_deref().unwrap_or_default());
             write_row(&mut out, &[&line, email, &entry.status, &attempts, &time, &message_id, external, error]);
         }
         let next = page.last().map(|entry| entry.line);
-        Ok::<_, std::io::Error>(next.map(|next| (Bytes::from(out), (service, mailing, domain, next))))
+        Ok::<_, std::io::Error>(next.map(|next| (Bytes::from(out), (service, mailing, next))))
     });
     Ok(as_csv(&format!("{id}.csv"), Body::from_stream(prefixed(&head, pages))))
 }

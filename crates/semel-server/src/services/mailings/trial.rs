@@ -13,7 +13,7 @@ use super::{
     tables::{entries, mailings::Mailing},
 };
 use crate::http::{
-    answers::patiently,
+    answers::{damaged, patiently},
     problem::{Problem, of_store},
 };
 
@@ -31,7 +31,9 @@ impl Service {
         entry.email = to.normal;
         // The link of another entry must not be used by its tester: this token fits none.
         entry.token.fill(0);
-        let composer = Composer::of(self, mailing).await.map_err(of_store)?.map_err(not_made)?;
+        let help = "restore its row of the table mailings from a backup";
+        let composer = Composer::of(self, mailing).await.map_err(|error| damaged(error, &mailing.id, help))?;
+        let composer = composer.map_err(not_made)?;
         let mut mail = composer.compose(&entry, now).map_err(not_made)?;
         let id = uuid::Uuid::now_v7().hyphenated().to_string();
         mail.message_id = format!("test.{id}@{}", self.config.message_domain);

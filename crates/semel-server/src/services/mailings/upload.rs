@@ -306,6 +306,7 @@ async fn decide(tx: &Tx, tenant: &str, id: &str, upload: &Upload, now: i64) -> s
             storage_url: &upload.stored.url,
             message: codec::encode(json(serde_json::to_string(message))?.as_bytes()),
             message_hash: &upload.checked.given.hash(),
+            message_domain: &message.message_domain,
             policy,
             shape: &json(serde_json::to_string(shape))?,
             send_at: send_at.map(Timestamp::as_micros),

@@ -37,7 +37,7 @@ pub(super) struct EntryView {
 }
 
 impl EntryView {
-    pub(super) fn of(entry: Shown, mailing: &Mailing, domain: &str) -> Self {
+    pub(super) fn of(entry: Shown, mailing: &Mailing) -> Self {
         Self {
             entry_id: entry.line,
             line: entry.line,
@@ -48,7 +48,7 @@ impl EntryView {
             last_attempt: entry.last_attempt,
             next_attempt: entry.next_attempt,
             external_id: entry.external_id,
-            message_id: message_id(&mailing.id, entry.line, domain),
+            message_id: message_id(&mailing.id, entry.line, &mailing.message_domain),
             date: entry.mail_date.map(|date| date / 1_000_000 * 1_000_000),
             error: entry.error,
             created_at: entry.created_at,

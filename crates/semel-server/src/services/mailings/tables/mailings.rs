@@ -35,6 +35,7 @@ pub(in super::super) struct Mailing {
     pub(in super::super) list_hash: Option<String>,
     pub(in super::super) storage_url: Option<String>,
     pub(in super::super) message_hash: String,
+    pub(in super::super) message_domain: String,
     pub(in super::super) policy: String,
     pub(in super::super) shape: String,
     pub(in super::super) send_at: Option<i64>,
@@ -82,6 +83,7 @@ from_row!(Mailing {
     list_hash,
     storage_url,
     message_hash,
+    message_domain,
     policy,
     shape,
     send_at,
@@ -141,7 +143,7 @@ macro_rules! mailing {
     ($rest:literal) => {
         concat!(
             "SELECT number, tenant, id, filename, content_hash, content_bytes, list_hash, storage_url, \
-                    message_hash, policy, shape, send_at, send_at_given, status, phase, error, run, active, waiting, place, \
+                    message_hash, message_domain, policy, shape, send_at, send_at_given, status, phase, error, run, active, waiting, place, \
                     last_line, in_flight, in_flight_by, task, task_line, total, sending, sent, failed, invalid, suppressed, cancelled, \
                     in_doubt, duplicate_rows, rejected_rows, blank_rows, plus_tags, mixed_scripts, rate_since, rate_base, last_attempt, retry_at, created_at, \
                     updated_at
@@ -253,9 +255,9 @@ pub(in super::super) async fn one_at_a_time(conn: &mut Conn<'_>, tenant: &str) -
 }
 
 const INSERT: &str = "
-    INSERT INTO mailings (tenant, id, filename, content_hash, content_bytes, storage_url, message, message_hash, policy,
-                          shape, send_at, send_at_given, created_at, updated_at)
-    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $11, $12, $12)";
+    INSERT INTO mailings (tenant, id, filename, content_hash, content_bytes, storage_url, message, message_hash,
+                          message_domain, policy, shape, send_at, send_at_given, created_at, updated_at)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $12, $13, $13)";
 
 /// A mailing to be stored.
 pub(in super::super) struct New<'a> {
@@ -267,6 +269,7 @@ pub(in super::super) struct New<'a> {
     pub(in super::super) storage_url: &'a str,
     pub(in super::super) message: Vec<u8>,
     pub(in super::super) message_hash: &'a str,
+    pub(in super::super) message_domain: &'a str,
     pub(in super::super) policy: &'a str,
     pub(in super::super) shape: &'a str,
     pub(in super::super) send_at: Option<i64>,
@@ -276,7 +279,7 @@ impl New<'_> {
     pub(in super::super) async fn insert(&self, conn: &mut Conn<'_>, now: i64) -> Result<()> {
         on!(conn, c => sqlx::query(INSERT).bind(self.tenant).bind(self.id).bind(self.filename).bind(self.content_hash)
             .bind(self.content_bytes).bind(self.storage_url).bind(&self.message).bind(self.message_hash)
-            .bind(self.policy).bind(self.shape).bind(self.send_at).bind(now)
+            .bind(self.message_domain).bind(self.policy).bind(self.shape).bind(self.send_at).bind(now)
             .execute(&mut **c).await.map(drop).map_err(broken))
     }
 }

@@ -12,6 +12,7 @@ CREATE TABLE mailings (
     storage_url    TEXT,                       -- null once the file is imported
     message        BYTEA NOT NULL,             -- JSON: subject, from, text, html
     message_hash   TEXT NOT NULL,
+    message_domain TEXT NOT NULL,              -- of Message-IDs; also in the message
     policy         TEXT NOT NULL,
     shape          TEXT NOT NULL,              -- JSON: how the file is read
     send_at        BIGINT,
