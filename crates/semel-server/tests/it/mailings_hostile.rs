@@ -259,8 +259,8 @@ fn entries_of_a_mailing_that_another_sweeper_removes_are_not_orphaned() {
     rows(
         &fleet.place,
         "INSERT INTO mailings (tenant, id, filename, content_hash, content_bytes, message, message_hash, message_domain,
-                               policy, shape, created_at, updated_at, deleted_at)
-         SELECT tenant, 'x', 'x', 'x', 1, message, message_hash, message_domain, policy, shape, 1, 1, 1 FROM mailings",
+                               policy, shape, address_column, created_at, updated_at, deleted_at)
+         SELECT tenant, 'x', 'x', 'x', 1, message, message_hash, message_domain, policy, shape, address_column, 1, 1, 1 FROM mailings",
     );
     // The other sweeper, in its first transaction: it has removed the first rows, and did not commit yet.
     let other = Held::begin(

@@ -1,7 +1,6 @@
 //! Whether an upload is a known mailing.
 
 use super::{
-    list::shape::Shape,
     problems::{CONTENT_REUSED, FILENAME_REUSED, MESSAGE_DIFFERS},
     tables::mailings::{Alike, Mailing},
 };
@@ -44,11 +43,10 @@ pub(super) struct Uploaded<'a> {
 impl Uploaded<'_> {
     /// In what a mailing of the same content differs.
     fn differs_in(&self, m: &Mailing) -> Vec<&'static str> {
-        let column = |m: &Mailing| serde_json::from_str::<Shape>(&m.shape).ok().map(|shape| shape.email);
         let fields = [
             ("subject, sender or body", self.message_hash != m.message_hash),
             ("policy", self.policy.is_some_and(|policy| policy != m.policy)),
-            ("column", self.column.is_some() && self.column != column(m)),
+            ("column", self.column.is_some_and(|column| i64::try_from(column) != Ok(m.address_column))),
             // Not the present one: a late mailing that is resumed has none.
             ("sendAt", self.send_at.is_some() && self.send_at != m.send_at_given),
         ];

@@ -75,8 +75,7 @@ impl Batch {
 
 /// Imports the rest of the file.
 pub(super) async fn import(run: &Run, mut mailing: Mailing) -> Result<Result<Mailing, Halt>, Unfinished> {
-    let shape: Shape = serde_json::from_str(&mailing.shape)
-        .map_err(|_| Unfinished::failed_for_good("the description of the file cannot be read"))?;
+    let shape = run.service.shape_of(&mailing).await.map_err(unfinished)?;
     let Some(url) = mailing.storage_url.clone() else {
         return Err(Unfinished::failed_for_good("the file is gone, although it was not imported"));
     };

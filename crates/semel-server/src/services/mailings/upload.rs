@@ -309,6 +309,7 @@ async fn decide(tx: &Tx, tenant: &str, id: &str, upload: &Upload, now: i64) -> s
             message_domain: &message.message_domain,
             policy,
             shape: &json(serde_json::to_string(shape))?,
+            address_column: i64::try_from(shape.email).unwrap_or(i64::MAX),
             send_at: send_at.map(Timestamp::as_micros),
         };
         new.insert(&mut conn, now).await?;
@@ -344,5 +345,12 @@ impl Service {
         let number = mailing.number;
         let stored = self.database.read(async |conn| mailings::message(conn, number).await).await?;
         serde_json::from_slice(&codec::decode(stored)?).map_err(|_| Error::Corrupt("the message of a mailing"))
+    }
+
+    /// How its file is read.
+    pub(super) async fn shape_of(&self, mailing: &Mailing) -> semel::Result<Shape> {
+        let number = mailing.number;
+        let stored = self.database.read(async |conn| mailings::shape(conn, number).await).await?;
+        serde_json::from_str(&stored).map_err(|_| Error::Corrupt("the description of a mailing's file"))
     }
 }

@@ -33,13 +33,12 @@ pub(in super::super) struct Composer {
 impl Composer {
     /// For the entries of a mailing.
     pub(in super::super) async fn of(service: &Service, mailing: &Mailing) -> Result<Result<Self, String>> {
-        let message = service.message_of(mailing).await?;
-        Ok(Self::new(mailing, &message))
+        let (message, shape) = (service.message_of(mailing).await?, service.shape_of(mailing).await?);
+        Ok(Self::new(mailing, &message, shape))
     }
 
-    fn new(mailing: &Mailing, message: &Message) -> Result<Self, String> {
+    fn new(mailing: &Mailing, message: &Message, shape: Shape) -> Result<Self, String> {
         let templates = message.templates().map_err(|_| "the templates cannot be read".to_owned())?;
-        let shape: Shape = serde_json::from_str(&mailing.shape).map_err(|error| error.to_string())?;
         let from = message.from.parse::<Mailbox>().map_err(|error| error.to_string())?;
         Ok(Self {
             templates,

@@ -15,6 +15,7 @@ CREATE TABLE mailings (
     message_domain TEXT NOT NULL,              -- of Message-IDs; also in the message
     policy         TEXT NOT NULL,
     shape          TEXT NOT NULL,              -- JSON: how the file is read
+    address_column BIGINT NOT NULL,            -- its index; also in the shape
     send_at        BIGINT,
     send_at_given  BIGINT,                -- as the upload gave it: a late mailing that is resumed has no send_at
     status         TEXT NOT NULL DEFAULT 'QUEUED',
