@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::{
     desk::execute,
-    fleet::{Fleet, ask},
+    fleet::{Fleet, ask, stop},
     mailings::{LIMIT, MESSAGE, Node, created},
     mailings_kill::{count, list},
     support::eventually,
@@ -28,6 +28,7 @@ on_both! {
     a_mailing_whose_message_was_lost_can_be_paused_cancelled_and_deleted
     entries_are_cancelled_although_the_run_failed_before
     a_failed_mailing_says_when_it_is_tried_again_and_recovers_alone
+    a_mailing_whose_entry_is_sent_again_is_queued_and_not_lost
 }
 
 /// Makes mailings as old as if their messages were lost.
@@ -94,4 +95,25 @@ fn a_failed_mailing_says_when_it_is_tried_again_and_recovers_alone(fleet: &Fleet
     let mailing = api.shown(&id);
     assert_eq!((&mailing["run"], &mailing["retryAt"]), (&1.into(), &Value::Null), "{mailing}");
     assert_eq!(node.mails().len(), 3);
+}
+
+fn a_mailing_whose_entry_is_sent_again_is_queued_and_not_lost(fleet: &Fleet) {
+    let node = Node::start(fleet);
+    let id = node.mailing("a.csv", list(1));
+    node.completed(&id);
+    eventually(LIMIT, "its message is published", || fleet.count("semel_outbox") == 0);
+    stop(node.server);
+    // No message arrives any more.
+    let node = Node::start_as(fleet, "api,sweeper", &[]);
+    let other = node.mailing("b.csv", list(2));
+    execute(&fleet.place, "UPDATE mailing_entries SET status = 'IN_DOUBT'");
+    execute(&fleet.place, "UPDATE mailings SET status = 'PROCESSING', sent = 0, in_doubt = 1 WHERE total = 1");
+    let resolved = node.post(&format!("/mailings/{id}/entries/2/resolve"), r#"{"as":"resend"}"#).json();
+    assert_eq!((&resolved["status"], &resolved["run"]), (&"QUEUED".into(), &2.into()), "{resolved}");
+    // Recovery looks at the mailings in their order.
+    execute(&fleet.place, "UPDATE mailings SET status = 'PROCESSING' WHERE total = 0");
+    node.until_status(&other, "PENDING");
+    let mailing = node.shown(&id);
+    assert_eq!((&mailing["status"], &mailing["lastAttempt"]), (&resolved["status"], &resolved["lastAttempt"]));
+    assert_eq!(fleet.count("semel_outbox"), 3, "one message of the first, two of the other");
 }

@@ -176,7 +176,11 @@ impl Act {
                 if !m.active && m.status == "PROCESSING" && m.pending() == 0 && m.in_doubt == 0 {
                     m.status = "COMPLETED".to_owned();
                 }
-                Ok(resend && (waits || m.status == "COMPLETED"))
+                let begins = resend && (waits || m.status == "COMPLETED");
+                if begins {
+                    m.status = "QUEUED".to_owned();
+                }
+                Ok(begins)
             }
         }
     }
