@@ -4,7 +4,7 @@
 //! pages, the OpenAPI document, the migrations and the tasks of a node are gathered from the list. Adding a service
 //! adds its folder and one line there.
 
-use std::{any::Any, collections::BTreeMap, fmt, sync::Arc};
+use std::{any::Any, collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use axum::Router;
 use semel::{
@@ -103,7 +103,11 @@ pub struct Opened {
     pub sweeps: Vec<Sweep>,
 }
 
-/// A service's part of the sweep. It must be safe on any number of nodes at the same time.
+/// The time limit of a round. Each does bounded work: one takes longer only if a file system or a database hangs.
+pub(crate) const LONGEST_ROUND: Duration = Duration::from_secs(300);
+
+/// A service's part of the sweep. It must be safe on any number of nodes at the same time, and lose nothing if a round is
+/// ended early.
 pub struct Sweep {
     /// Its name in the log if it fails.
     pub name: &'static str,
@@ -118,6 +122,27 @@ impl Sweep {
         Fut: Future<Output = semel::Result<()>> + Send + 'static,
     {
         Self { name, run: Box::new(move || Box::pin(run())) }
+    }
+
+    /// Runs its rounds until the receiver turns true. In a task of its own: one that fails or hangs delays no other.
+    pub(crate) async fn run_every(self, every: Duration, longest: Duration, mut stop: watch::Receiver<bool>) {
+        loop {
+            let round = async {
+                tokio::time::sleep(every).await;
+                tokio::time::timeout(longest, (self.run)()).await
+            };
+            let why = tokio::select! {
+                biased;
+                // A dropped sender counts as a stop request.
+                _ = stop.wait_for(|stop| *stop) => return,
+                ended = round => match ended {
+                    Ok(Ok(())) => continue,
+                    Ok(Err(error)) => error.to_string(),
+                    Err(_) => format!("it took more than {longest:?}"),
+                },
+            };
+            tracing::warn!(error = why, sweep = self.name, "a service's part of the sweep failed; it is tried again");
+        }
     }
 }
 
@@ -186,7 +211,33 @@ impl Sections {
 
 #[cfg(test)]
 mod tests {
+    use std::{future::pending, sync::atomic::AtomicUsize, sync::atomic::Ordering::SeqCst};
+
     use super::*;
+
+    #[tokio::test]
+    async fn a_round_of_a_sweep_that_hangs_or_fails_is_followed_by_another() {
+        for hangs in [true, false] {
+            let (rounds, stop) = (Arc::new(AtomicUsize::new(0)), watch::Sender::new(false));
+            let (begun, stopping) = (rounds.clone(), stop.subscribe());
+            let sweep = Sweep::new("test", move || {
+                let (begun, stop) = (begun.clone(), stop.clone());
+                async move {
+                    // The third round hangs, and is ended by the stop.
+                    if begun.fetch_add(1, SeqCst) == 2 {
+                        stop.send_replace(true);
+                        pending::<()>().await;
+                    }
+                    if hangs {
+                        pending::<()>().await;
+                    }
+                    Err(semel::Error::Unavailable("away".into()))
+                }
+            });
+            sweep.run_every(Duration::ZERO, Duration::from_millis(5), stopping).await;
+            assert_eq!(rounds.load(SeqCst), 3);
+        }
+    }
 
     #[test]
     fn a_section_is_found_and_changed_by_its_type() {

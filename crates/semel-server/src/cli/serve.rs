@@ -11,7 +11,7 @@ use axum::{
 use hyper::body::Incoming;
 use semel::{Ledger, Options, Uptime, Worker, fleet::Sign};
 use semel_store::Database;
-use tokio::{net::TcpListener, sync::watch};
+use tokio::net::TcpListener;
 use tower::Service;
 
 use super::ledger;
@@ -22,7 +22,7 @@ use crate::{
     log,
     node::{self, AsksTheStore, Fault, Node},
     serve::{self, Drained, Limits},
-    service::{Parts, Sweep},
+    service::{LONGEST_ROUND, Parts},
     services::{self, messages::config::Messages, webhooks::config::Webhooks},
     stop::Stop,
 };
@@ -140,7 +140,9 @@ async fn start(config: &Config, ledger: &Ledger<Database>, node: &Node) -> anyho
     jobs.know(job_kinds);
     if has(NodeRole::Sweeper) {
         ledger.sweep_every(config.sweep.every);
-        node.spawn("sweeps of services", sweep_services(sweeps, config.sweep.every, node.stopping()));
+        for sweep in sweeps {
+            node.spawn(sweep.name, sweep.run_every(config.sweep.every, LONGEST_ROUND, node.stopping()));
+        }
     }
     if has(NodeRole::Relay) || has(NodeRole::Worker) {
         node.declare(queues);
@@ -157,22 +159,6 @@ async fn start(config: &Config, ledger: &Ledger<Database>, node: &Node) -> anyho
         node.spawn("signs of life", async move { ledger.show_life(sign, stopping).await });
     }
     Ok(if has(NodeRole::Api) { (routes, signed) } else { (Router::new(), Router::new()) })
-}
-
-/// Runs the services' parts of the sweep, one after the other. One that fails does not keep the others.
-async fn sweep_services(sweeps: Vec<Sweep>, every: Duration, mut stop: watch::Receiver<bool>) {
-    loop {
-        tokio::select! {
-            () = tokio::time::sleep(every) => {}
-            // A dropped sender counts as a stop request.
-            _ = stop.wait_for(|stop| *stop) => return,
-        }
-        for sweep in &sweeps {
-            if let Err(error) = (sweep.run)().await {
-                tracing::warn!(%error, service = sweep.name, "a service's part of the sweep failed; it is tried again");
-            }
-        }
-    }
 }
 
 /// Serves until a stop is requested. Then requests in flight, the node's other tasks and the ledger end, in this order,

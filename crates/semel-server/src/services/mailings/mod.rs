@@ -105,7 +105,7 @@ async fn open(parts: &Parts<'_>) -> semel::Result<Opened> {
         queues: vec![Queue::new(QUEUE)],
         kinds: vec![run::kind(&service)],
         tasks: vec![Task::new("mailings", WORKS, move |stop| consumer.run(stop)).consuming()],
-        // Apart: one that fails must not keep the others.
+        // Apart: one that fails or hangs must not keep the others.
         sweeps: vec![
             sweep(&service, "mailings: recovery", |service| async move { service.recover().await.map(drop) }),
             sweep(&service, "mailings: files", |service| async move { service.remove_unneeded().await }),
