@@ -139,8 +139,12 @@ fn dry_run(report: &Value) -> String {
     let number = |name: &str| report[name].as_i64().unwrap_or_default();
     let text = |value: &Value| plain(value.as_str().unwrap_or_default());
     let columns = report["columns"].as_array().map(|all| all.iter().map(text).collect::<Vec<_>>().join(", "));
-    // Of a very long list, some duplicates are counted as addresses.
-    let (most, least) = if report["exact"] == true { ("", "") } else { ("at most ", " or more") };
+    // Of a very long list, some duplicates are counted as addresses. If not all of it was read, each number is too low.
+    let (most, least) = match (report["exact"] == true, report["complete"] == true) {
+        (true, _) => ("", ""),
+        (false, true) => ("at most ", " or more"),
+        (false, false) => ("not the whole file was read: so far ", ""),
+    };
     let mut said = format!(
         "dry run of {}: nothing was stored\n  {most}{} would get a mail\n  {}{least}, {}\n",
         text(&report["filename"]),

@@ -1,6 +1,9 @@
-//! Dry runs: what an upload would do. The whole file is read, and nothing stays stored.
+//! Dry runs: what an upload would do. The file is read, and nothing stays stored.
 
-use std::collections::HashSet;
+use std::{
+    collections::HashSet,
+    time::{Duration, Instant},
+};
 
 use semel_store::Conn;
 use serde_json::{Value, json};
@@ -31,6 +34,10 @@ use crate::http::{
 /// grows.
 const REMEMBERED: usize = 2_000_000;
 
+/// How long a dry run reads. Then it reports what it has counted: a node does one at a time, and others wait. A million
+/// rows with simple templates take some seconds.
+const LONGEST: Duration = Duration::from_secs(60);
+
 /// How many rejected rows a dry run shows.
 const SHOWN: usize = 20;
 
@@ -38,7 +45,7 @@ const SHOWN: usize = 20;
 const ASKED_AT_ONCE: usize = 2_000;
 
 impl Service {
-    /// Reads the whole file and reports what would happen, unless the client is gone before.
+    /// Reads the file and reports what would happen, unless the client is gone before.
     pub(super) async fn dry_run(
         &self,
         tenant: &str,
@@ -46,14 +53,14 @@ impl Service {
         gone: impl Future<Output = ()> + Send,
     ) -> Result<Value, Problem> {
         let report = tokio::select! {
-            report = self.report(tenant, &upload) => report,
+            report = self.report(tenant, &upload, LONGEST) => report,
             () = gone => Err(Problem::new(&BODY_INCOMPLETE)),
         };
         self.files.discard(&upload.stored.url).await;
         report
     }
 
-    async fn report(&self, tenant: &str, upload: &Upload) -> Result<Value, Problem> {
+    async fn report(&self, tenant: &str, upload: &Upload, longest: Duration) -> Result<Value, Problem> {
         let known = self.database.read(async |conn| upload.recognise(conn, tenant).await);
         let known = patiently(known).await?;
         let checked = &upload.checked;
@@ -62,8 +69,8 @@ impl Service {
         }
         // Of a known upload whose defaults were removed since, no mail can be shown.
         let message = checked.faults.is_none().then_some(&checked.message);
-        let counts = self.count(tenant, upload, message).await?;
-        let is_exact = counts.seen.len() < REMEMBERED;
+        let counts = self.count(tenant, upload, message, longest).await?;
+        let is_exact = counts.is_whole && counts.seen.len() < REMEMBERED;
         Ok(json!({
             "dryRun": true,
             "wouldBe": would_be(&known),
@@ -77,6 +84,7 @@ impl Service {
             "rejectedRows": counts.rejected,
             "blankRows": counts.blank,
             "exact": is_exact,
+            "complete": counts.is_whole,
             "warnings": { "plusTags": counts.plus_tags, "mixedScripts": counts.mixed_scripts },
             "rejects": counts.rejects,
             "preview": counts.preview,
@@ -84,8 +92,15 @@ impl Service {
     }
 
     /// Counts the rows of the file. They are read on a blocking thread, a part of the file at a time.
-    async fn count(&self, tenant: &str, upload: &Upload, message: Option<&Message>) -> Result<Counts, Problem> {
+    async fn count(
+        &self,
+        tenant: &str,
+        upload: &Upload,
+        message: Option<&Message>,
+        longest: Duration,
+    ) -> Result<Counts, Problem> {
         let _permit = self.intake.dry_run().await?;
+        let begun = Instant::now();
         let shape = &upload.checked.shape;
         let mut content =
             self.files.open(&upload.stored.url, shape.start().offset, upload.stored.bytes).await.map_err(of_store)?;
@@ -108,7 +123,11 @@ impl Service {
                 counts.suppressed += patiently(self.database.read(look)).await?;
             }
             match next {
-                Next::Over => return Ok(counts),
+                Next::Over => {
+                    counts.is_whole = true;
+                    return Ok(counts);
+                }
+                _ if begun.elapsed() >= longest => return Ok(counts),
                 Next::Hungry => reader.feed(content.next().await.map_err(of_store)?.as_deref()),
                 Next::Tired | Next::Row(_) => {}
             }
@@ -119,6 +138,8 @@ impl Service {
 /// What a dry run has counted.
 struct Counts {
     hasher: Hasher,
+    /// Whether the file was read to its end.
+    is_whole: bool,
     seen: HashSet<u64>,
     /// Addresses that are not yet looked for among the suppressed ones.
     emails: Vec<String>,
@@ -141,6 +162,7 @@ impl Counts {
     fn of(upload: &Upload, message: Option<&Message>, hasher: Hasher) -> Self {
         Self {
             hasher,
+            is_whole: false,
             seen: HashSet::new(),
             emails: Vec::new(),
             templates: message.and_then(|message| message.templates().ok()),
@@ -226,4 +248,37 @@ fn would_be(known: &Known) -> Value {
         _ => {}
     }
     shown
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use futures_util::stream;
+    use semel_testkit::{Kind, Lab};
+
+    use super::*;
+    use crate::{
+        config::{self, Environment, Flags},
+        http::fields::Wrong,
+        services::mailings::check::Texts,
+    };
+
+    #[tokio::test]
+    async fn a_dry_run_that_takes_too_long_reports_what_it_has_counted() {
+        let lab = Lab::new(Kind::Sqlite).await;
+        let ledger = lab.ledger().await;
+        crate::services::migrate(ledger.store()).await.unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let report = config::read(&Flags::default(), &Environment::default(), dir.path());
+        let service = Service::open(&ledger, report.config().unwrap()).unwrap();
+        let file = stream::iter([Ok(Bytes::from_static(b"email\nana@example.com\nbob@example.com\n"))]);
+        let (staged, first) = service.store(file).await.unwrap();
+        let texts = Texts { filename: Some("a.csv".to_owned()), ..Texts::default() };
+        let upload = service.accept(staged, &first, texts, Wrong::default()).await.unwrap();
+        for (longest, is_whole, total) in [(LONGEST, true, 2), (Duration::ZERO, false, 0)] {
+            let report = service.report("default", &upload, longest).await.unwrap();
+            let [exact, complete] = ["exact", "complete"].map(|name| report[name].clone());
+            assert_eq!((exact, complete, &report["total"]), (json!(is_whole), json!(is_whole), &json!(total)));
+        }
+    }
 }
