@@ -107,7 +107,7 @@ async fn open(parts: &Parts<'_>) -> semel::Result<Opened> {
         tasks: vec![Task::new("mailings", WORKS, move |stop| consumer.run(stop)).consuming()],
         // Apart: one that fails or hangs must not keep the others.
         sweeps: vec![
-            sweep(&service, "mailings: recovery", |service| async move { service.recover().await.map(drop) }),
+            sweep(&service, "mailings: recovery", |service| async move { service.recover().await }),
             sweep(&service, "mailings: files", |service| async move { service.remove_unneeded().await }),
             sweep(&service, "mailings: deleted ones", |service| async move { service.remove_deleted().await }),
             sweep(&service, "mailings: cut uploads", |service| async move { service.remove_forgotten().await }),

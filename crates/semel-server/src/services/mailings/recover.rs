@@ -5,6 +5,7 @@
 //! without any run, such as one whose operation was purged by hand.
 
 use semel::{Error, Operation, Result, State, Timestamp, prelude::*};
+use semel_store::Conn;
 
 use super::{
     Service,
@@ -13,37 +14,35 @@ use super::{
     upload::queued,
 };
 
-/// How many mailings are looked at at a time.
-const LOOKED_AT: i64 = 200;
+/// How many mailings a round recovers at most. There are more only after an outage of many nodes.
+const AT_ONCE: i64 = 1_000;
+
 /// A message that has not arrived after this time is sent again, in microseconds.
 const FORGOTTEN_AFTER: i64 = 5 * 60 * 1_000_000;
 
 impl Service {
-    /// One round. Returns how many mailings were recovered.
-    pub(super) async fn recover(&self) -> Result<usize> {
-        let (mut after, mut recovered) = (0, 0);
-        loop {
-            let page = self.database.read(async |conn| mailings::unfinished(conn, after, LOOKED_AT).await).await?;
-            let Some(last) = page.last() else { break };
-            after = last.number;
-            for mailing in page {
-                let id = mailing.id.clone();
-                // One that cannot be recovered now does not keep the others.
-                match self.recover_one(mailing).await {
-                    Ok(true) => recovered += 1,
-                    Ok(false) => {}
-                    Err(error) => tracing::warn!(%error, mailing = id, "a mailing could not be recovered yet"),
-                }
+    /// One round.
+    pub(super) async fn recover(&self) -> Result<()> {
+        let now = self.database.now().await?.as_micros();
+        let look = async |conn: &mut Conn<'_>| mailings::lost(conn, now, now - FORGOTTEN_AFTER, AT_ONCE).await;
+        for (tenant, id) in self.database.read(look).await? {
+            // One that cannot be recovered now does not keep the others.
+            if let Err(error) = self.recover_one(&tenant, &id).await {
+                tracing::warn!(%error, mailing = id, "a mailing could not be recovered yet");
             }
         }
-        Ok(recovered)
+        Ok(())
     }
 
-    async fn recover_one(&self, seen: Mailing) -> Result<bool> {
+    /// Recovers a mailing, if its run is still lost.
+    async fn recover_one(&self, tenant: &str, id: &str) -> Result<()> {
+        let Some(seen) = self.database.read(async |conn| mailings::find(conn, tenant, id).await).await? else {
+            return Ok(());
+        };
         let run = self.database.by_key(&scope(&seen.tenant)?, &key(&seen.id, seen.run)?).await?;
         let now = self.database.now().await?;
         if !is_orphaned(&seen, run.as_ref(), now) && !is_forgotten(&seen, run.as_ref(), now) {
-            return Ok(false);
+            return Ok(());
         }
         let (store, now) = (self.database.clone(), now.as_micros());
         let recovered = self.ledger.transact(move |tx| async move {
@@ -52,13 +51,13 @@ impl Service {
                 let mut conn = held.get()?;
                 // One that another transaction holds is recovered by a later sweep.
                 let Some(mut mailing) = mailings::lock_if_free(&mut conn, &seen.tenant, &seen.id).await? else {
-                    return Ok::<_, Error>(false);
+                    return Ok::<_, Error>(());
                 };
                 // Another node was first, or the run goes on.
                 if (mailing.updated_at, mailing.run, mailing.status.as_str())
                     != (seen.updated_at, seen.run, seen.status.as_str())
                 {
-                    return Ok(false);
+                    return Ok(());
                 }
                 if !mailing.is_stopped() {
                     (mailing.status, mailing.last_attempt) = ("PENDING".to_owned(), None);
@@ -70,7 +69,7 @@ impl Service {
             }
             store.put(&tx, vec![queued(&seen.tenant, &seen.id)?]).await?;
             tracing::warn!(mailing = seen.id, "the run of a mailing was lost; the mailing is queued again");
-            Ok(true)
+            Ok(())
         });
         recovered.await
     }

@@ -311,15 +311,29 @@ pub(in super::super) async fn page(
         .bind(place.limit + 1).fetch_all(&mut **c).await.map_err(broken))
 }
 
-const UNFINISHED: &str = mailing!(
-    "WHERE (active OR task IS NOT NULL) AND (active OR status = 'CANCELLED') AND deleted_at IS NULL AND number > $1
-     ORDER BY number LIMIT $2"
-);
+// A mailing that runs or waits as it should is found by its operation and left out here: a round reads only the others.
+const LOST: &str = "
+    SELECT m.tenant, m.id FROM mailings AS m
+    LEFT JOIN semel_operations AS o
+      ON o.tenant = m.tenant AND o.service = 'mailings' AND o.kind = 'run'
+         AND o.key = m.id || '/' || CAST(m.run AS TEXT)
+    LEFT JOIN semel_leases AS l ON l.operation = o.id
+    WHERE (m.active OR m.task IS NOT NULL) AND m.deleted_at IS NULL
+      AND CASE WHEN m.status = 'PROCESSING'
+               THEN o.id IS NULL OR m.last_attempt IS NULL OR o.state = 'timed_out'
+                    OR (o.state = 'processing' AND (l.deadline IS NULL OR l.deadline < $1))
+               ELSE m.updated_at < $2 AND (o.id IS NULL OR NOT m.active) AND (m.active OR m.status = 'CANCELLED') END
+    ORDER BY m.number LIMIT $3";
 
-/// Mailings that should have a run, of all tenants: also a cancelled one whose run failed before all its entries were
-/// cancelled.
-pub(in super::super) async fn unfinished(conn: &mut Conn<'_>, after: i64, most: i64) -> Result<Vec<Mailing>> {
-    on!(conn, c => sqlx::query_as(UNFINISHED).bind(after).bind(most).fetch_all(&mut **c).await.map_err(broken))
+/// Mailings of all tenants that have no run, or a lost one: those that are PROCESSING, and others that have not changed
+/// since `before`. Also a cancelled one whose run failed before all its entries were cancelled.
+pub(in super::super) async fn lost(
+    conn: &mut Conn<'_>,
+    now: i64,
+    before: i64,
+    most: i64,
+) -> Result<Vec<(String, String)>> {
+    on!(conn, c => sqlx::query_as(LOST).bind(now).bind(before).bind(most).fetch_all(&mut **c).await.map_err(broken))
 }
 
 const SAVE: &str = "
@@ -423,7 +437,7 @@ statements!(
     LOCK_TENANT_POSTGRES,
     INSERT,
     PAGE,
-    UNFINISHED,
+    LOST,
     SAVE,
     DELETE,
     DELETED,
