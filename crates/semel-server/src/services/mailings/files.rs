@@ -33,6 +33,10 @@ pub(super) const FILES_AT_ONCE: i64 = 8;
 /// How many parts are removed in one transaction.
 const REMOVED_AT_ONCE: i64 = 64;
 
+/// Addresses are for this user only, as the database is.
+pub(super) const OWN_DIRECTORY: u32 = 0o700;
+const OWN_FILE: u32 = 0o600;
+
 /// Where files are kept.
 #[derive(Clone)]
 pub(super) enum Files {
@@ -69,7 +73,8 @@ impl Files {
             Self::Disk(dir) => {
                 make(dir).await?;
                 let path = dir.join(format!("{id}.part"));
-                Some(fs::File::create(&path).await.map_err(|error| broken("create", &path, &error))?)
+                let made = fs::OpenOptions::new().write(true).create_new(true).mode(OWN_FILE).open(&path).await;
+                Some(made.map_err(|error| broken("create", &path, &error))?)
             }
         };
         Ok(Staged { files: self.clone(), id, hash: Sha256::new(), bytes: 0, rest: Vec::new(), parts: 0, open })
@@ -304,7 +309,8 @@ async fn make(dir: &Path) -> Result<()> {
     if fs::try_exists(dir).await.unwrap_or(false) {
         return Ok(());
     }
-    fs::create_dir_all(dir).await.map_err(|error| broken("create", dir, &error))?;
+    let made = fs::DirBuilder::new().recursive(true).mode(OWN_DIRECTORY).create(dir).await;
+    made.map_err(|error| broken("create", dir, &error))?;
     match dir.parent() {
         Some(parent) if parent.as_os_str().is_empty() => sync(Path::new(".")).await,
         Some(parent) => sync(parent).await,
@@ -330,6 +336,8 @@ fn broken(verb: &str, path: &Path, error: &io::Error) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     async fn read(mut content: Content) -> Result<Vec<u8>> {
@@ -340,6 +348,11 @@ mod tests {
         Ok(all)
     }
 
+    /// Who may read a file or a directory.
+    fn mode(path: &Path) -> u32 {
+        path.metadata().unwrap().permissions().mode() & 0o777
+    }
+
     #[tokio::test]
     async fn a_file_that_ends_too_early_is_an_error_and_not_the_end_of_the_list() {
         let dir = tempfile::tempdir().unwrap();
@@ -347,6 +360,8 @@ mod tests {
         let mut staged = files.stage().await.unwrap();
         staged.write(b"ana@example.com\nbob@example.com\n").await.unwrap();
         let stored = staged.finish().await.unwrap();
+        let path = dir.path().join(stored.url.strip_prefix("file:").unwrap());
+        assert_eq!(mode(&path), 0o600);
         let all = read(files.open(&stored.url, 16, stored.bytes).await.unwrap()).await;
         assert_eq!(all.unwrap(), b"bob@example.com\n");
         let cut = read(files.open(&stored.url, 0, stored.bytes + 3).await.unwrap()).await;
@@ -365,6 +380,7 @@ mod tests {
         let why = staged.finish().await.err().unwrap().to_string();
         assert!(why.contains("uploads") && !why.contains(dir.path().to_str().unwrap()), "{why}");
         assert_eq!(std::fs::read_dir(dir.path().join("uploads")).unwrap().count(), 0, "nothing stays");
+        assert_eq!(mode(&dir.path().join("uploads")), 0o700);
     }
 
     #[test]

@@ -39,7 +39,9 @@ mod upload;
 mod view;
 
 use std::{
+    fs::DirBuilder,
     hash::{BuildHasher as _, RandomState},
+    os::unix::fs::DirBuilderExt as _,
     path::Path,
     sync::Arc,
 };
@@ -62,7 +64,7 @@ use crate::{
     view::Telling,
 };
 use config::Mailings;
-use files::Files;
+use files::{Files, OWN_DIRECTORY};
 use intake::Intake;
 use listener::Listener;
 use mail::{
@@ -167,7 +169,7 @@ impl Service {
             Some(url) => url.clone(),
             None => {
                 let dir = config.data_dir.join("mail");
-                let made = std::fs::create_dir_all(&dir);
+                let made = DirBuilder::new().recursive(true).mode(OWN_DIRECTORY).create(&dir);
                 made.map_err(|error| invalid(format!("cannot create {}: {error}", dir.display())))?;
                 TransportUrl::parse(&format!("file:{}", dir.display())).map_err(invalid)?
             }
