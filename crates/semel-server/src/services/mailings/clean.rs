@@ -25,12 +25,12 @@ impl Service {
         let (mut after, mut removed) = (0, 0);
         while removed < FILES {
             let page = self.database.read(async |conn| chunks::unneeded(conn, after, FILES_AT_ONCE).await).await?;
-            let Some((last, _)) = page.last() else { break };
+            let Some((last, ..)) = page.last() else { break };
             after = *last;
-            for (number, url) in page {
+            for (_, mailing, url) in page {
                 match self.remove_one(url).await {
                     Ok(()) => removed += 1,
-                    Err(error) => tracing::warn!(%error, number, "the file of a mailing could not be removed yet"),
+                    Err(error) => tracing::warn!(%error, mailing, "the file of a mailing could not be removed yet"),
                 }
             }
         }
@@ -50,16 +50,16 @@ impl Service {
         let (mut after, mut left) = (0, REMOVALS);
         while left > 0 {
             let page = self.database.read(async |conn| mailings::deleted(conn, after, LOOKED_AT).await).await?;
-            let Some(last) = page.last() else { break };
+            let Some((last, _)) = page.last() else { break };
             after = *last;
-            for number in page {
+            for (number, mailing) in page {
                 let mut has_more = true;
                 while has_more && left > 0 {
                     left -= 1;
                     has_more = match self.remove_rows(number).await {
                         Ok(has_more) => has_more,
                         Err(error) => {
-                            tracing::warn!(%error, number, "a deleted mailing could not be removed yet");
+                            tracing::warn!(%error, mailing, "a deleted mailing could not be removed yet");
                             false
                         }
                     };

@@ -247,7 +247,8 @@ impl Staged {
             },
         };
         if let Err(error) = removed {
-            tracing::warn!(%error, "an upload that was cut off could not be removed yet; a sweep removes it");
+            let upload = self.id;
+            tracing::warn!(%error, upload, "an upload that was cut off could not be removed yet; a sweep removes it");
         }
     }
 }

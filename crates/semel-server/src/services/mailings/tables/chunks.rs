@@ -60,12 +60,16 @@ pub(in super::super) async fn is_used(conn: &mut Conn<'_>, storage_url: &str) ->
 }
 
 const UNNEEDED: &str = "
-    SELECT number, storage_url FROM mailings
+    SELECT number, id, storage_url FROM mailings
     WHERE storage_url IS NOT NULL AND (deleted_at IS NOT NULL OR (status = 'CANCELLED' AND NOT active)) AND number > $1
     ORDER BY number LIMIT $2";
 
-/// The URLs of files whose mailing was deleted, or cancelled before the import ended, after a mailing.
-pub(in super::super) async fn unneeded(conn: &mut Conn<'_>, after: i64, most: i64) -> Result<Vec<(i64, String)>> {
+/// Mailings after one that were deleted, or cancelled before the import ended, and the URLs of their files.
+pub(in super::super) async fn unneeded(
+    conn: &mut Conn<'_>,
+    after: i64,
+    most: i64,
+) -> Result<Vec<(i64, String, String)>> {
     on!(conn, c => sqlx::query_as(UNNEEDED).bind(after).bind(most).fetch_all(&mut **c).await.map_err(broken))
 }
 

@@ -365,11 +365,11 @@ pub(in super::super) async fn delete(conn: &mut Conn<'_>, number: i64, now: i64)
 }
 
 const DELETED: &str = "
-    SELECT number FROM mailings WHERE deleted_at IS NOT NULL AND number > $1 ORDER BY number LIMIT $2";
+    SELECT number, id FROM mailings WHERE deleted_at IS NOT NULL AND number > $1 ORDER BY number LIMIT $2";
 
-/// Mailings after one whose rows are to be removed.
-pub(in super::super) async fn deleted(conn: &mut Conn<'_>, after: i64, most: i64) -> Result<Vec<i64>> {
-    on!(conn, c => sqlx::query_scalar(DELETED).bind(after).bind(most).fetch_all(&mut **c).await.map_err(broken))
+/// Mailings after one whose rows are to be removed: their numbers and ids.
+pub(in super::super) async fn deleted(conn: &mut Conn<'_>, after: i64, most: i64) -> Result<Vec<(i64, String)>> {
+    on!(conn, c => sqlx::query_as(DELETED).bind(after).bind(most).fetch_all(&mut **c).await.map_err(broken))
 }
 
 // Differs because SQLite has no row locks: there is one writer.
