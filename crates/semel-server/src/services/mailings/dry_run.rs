@@ -252,31 +252,15 @@ fn would_be(known: &Known) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use bytes::Bytes;
-    use futures_util::stream;
-    use semel_testkit::{Kind, Lab};
-
     use super::*;
-    use crate::{
-        config::{self, Environment, Flags},
-        http::fields::Wrong,
-        services::mailings::check::Texts,
-    };
+    use crate::services::mailings::fixture::Fixture;
 
     #[tokio::test]
     async fn a_dry_run_that_takes_too_long_reports_what_it_has_counted() {
-        let lab = Lab::new(Kind::Sqlite).await;
-        let ledger = lab.ledger().await;
-        crate::services::migrate(ledger.store()).await.unwrap();
-        let dir = tempfile::tempdir().unwrap();
-        let report = config::read(&Flags::default(), &Environment::default(), dir.path());
-        let service = Service::open(&ledger, report.config().unwrap()).unwrap();
-        let file = stream::iter([Ok(Bytes::from_static(b"email\nana@example.com\nbob@example.com\n"))]);
-        let (staged, first) = service.store(file).await.unwrap();
-        let texts = Texts { filename: Some("a.csv".to_owned()), ..Texts::default() };
-        let upload = service.accept(staged, &first, texts, Wrong::default()).await.unwrap();
+        let fixture = Fixture::new().await;
+        let upload = fixture.upload("email\nana@example.com\nbob@example.com\n").await;
         for (longest, is_whole, total) in [(LONGEST, true, 2), (Duration::ZERO, false, 0)] {
-            let report = service.report("default", &upload, longest).await.unwrap();
+            let report = fixture.service.report("default", &upload, longest).await.unwrap();
             let [exact, complete] = ["exact", "complete"].map(|name| report[name].clone());
             assert_eq!((exact, complete, &report["total"]), (json!(is_whole), json!(is_whole), &json!(total)));
         }

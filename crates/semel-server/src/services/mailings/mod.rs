@@ -17,6 +17,8 @@ pub(crate) mod command;
 pub mod config;
 mod dry_run;
 mod files;
+#[cfg(test)]
+mod fixture;
 mod form;
 mod identity;
 mod import;

@@ -180,7 +180,7 @@ pub(super) async fn rejects(
     let pages = stream::try_unfold((service, mailing, 0_i64), |(service, mailing, after)| async move {
         let number = mailing.number;
         let page = service.database.read(async |conn| imports::rejects(conn, number, after, EXPORTED_AT_ONCE).await);
-        let page = page.await.map_err(|error| broken_off(&mailing.id, &error))?;
+        let page = service.exported(&mailing, page.await).await?;
         let mut out = Vec::new();
         for row in &page {
             let line = row.line.to_string();
@@ -205,7 +205,7 @@ pub(super) async fn export(
         let page = service
             .database
             .read(async |conn| entries::page(conn, number, (after, i64::MAX), "", EXPORTED_AT_ONCE).await);
-        let page = page.await.map_err(|error| broken_off(&mailing.id, &error))?;
+        let page = service.exported(&mailing, page.await).await?;
         let mut out = Vec::new();
         for entry in &page {
             let [line, attempts] = [entry.line, entry.attempts].map(|number| number.to_string());
@@ -221,10 +221,25 @@ pub(super) async fn export(
     Ok(as_csv(&format!("{id}.csv"), Body::from_stream(prefixed(&head, pages))))
 }
 
-/// The client sees a body that ends too early, and no reason.
-fn broken_off(mailing: &str, error: &semel::Error) -> std::io::Error {
-    tracing::warn!(%error, mailing, "a CSV file broke off, because its rows could not be read");
-    std::io::Error::other(error.to_string())
+impl Service {
+    /// A page of a CSV file. If it cannot be read, the client sees a body that ends too early, and no reason. So it does
+    /// if the mailing was deleted meanwhile: an empty page would look as if the file were whole.
+    async fn exported<T>(&self, mailing: &Mailing, page: semel::Result<Vec<T>>) -> std::io::Result<Vec<T>> {
+        let page = match page {
+            Ok(page) if page.is_empty() => {
+                let (tenant, id) = (&mailing.tenant, &mailing.id);
+                let found = self.database.read(async |conn| mailings::find(conn, tenant, id).await).await;
+                found.and_then(|found| {
+                    found.map(|_| page).ok_or_else(|| semel::Error::Refused("the mailing was deleted".to_owned()))
+                })
+            }
+            page => page,
+        };
+        page.map_err(|error| {
+            tracing::warn!(%error, mailing = mailing.id, "a CSV file broke off, because its rows could not be read");
+            std::io::Error::other(error.to_string())
+        })
+    }
 }
 
 /// The pages of a CSV file after its head.
@@ -357,4 +372,30 @@ pub(super) async fn test(
     let mailing = service.find(&principal.tenant, &id).await?;
     let Some(to) = to else { return Err(missing()) };
     Ok(shown(&service.send_test(&mailing, &principal.subject, to).await?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use super::*;
+    use crate::services::mailings::fixture::Fixture;
+
+    #[tokio::test]
+    async fn an_export_of_a_mailing_that_is_deleted_meanwhile_does_not_end_as_if_it_were_whole() {
+        let fixture = Fixture::new().await;
+        let service = &fixture.service;
+        let upload = fixture.upload("email\nana@example.com\n").await;
+        let outcome = service.take("default", "ana", upload, pending()).await.unwrap();
+        let Outcome::Created { id } = outcome else { panic!("{}", outcome.to_json()) };
+        let mailing = service.find("default", &id).await.unwrap();
+        let last = async || service.exported(&mailing, Ok(Vec::<()>::new())).await;
+        assert!(last().await.unwrap().is_empty());
+        let number = mailing.number;
+        let deleted = service
+            .ledger
+            .transact(move |tx| async move { mailings::delete(&mut tx.connection().await?.get()?, number, 1).await });
+        deleted.await.unwrap();
+        assert!(last().await.unwrap_err().to_string().contains("deleted"));
+    }
 }
