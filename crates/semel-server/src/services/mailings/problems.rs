@@ -51,7 +51,7 @@ pub static MESSAGE_DIFFERS: Kind = Kind {
     meaning: "This file is a mailing already, with another subject, sender, body, policy, column or sendAt. Nothing was \
               stored or changed.",
     remedy: "To send another message to the same list, upload the file under another name with \
-             identity=filename+content. To repeat the upload, send the same fields, or leave them out.",
+             identity=filename+content. To repeat the upload, send the same fields; policy and sendAt may be left out.",
 };
 
 /// Fields of the upload are wrong.
