@@ -161,7 +161,7 @@ fn dry_run(report: &Value) -> String {
             "address has a +tag: the same person may be listed twice",
             "addresses have a +tag: the same people may be listed twice",
         ),
-        (warning("mixedScripts"), "domain mixes letters that look alike", "domains mix letters that look alike"),
+        (warning("mixedScripts"), "address mixes letters that look alike", "addresses mix letters that look alike"),
     ] {
         if number > 0 {
             said.push_str(&format!("  {}\n", count(number, one, several)));

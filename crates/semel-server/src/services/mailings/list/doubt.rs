@@ -7,15 +7,18 @@ pub(crate) fn has_plus_tag(email: &Email) -> bool {
     email.normal.split('@').next().is_some_and(|local| local.find('+').is_some_and(|at| at > 0))
 }
 
-/// Whether a label of the domain mixes letters of scripts that look alike: with a Cyrillic letter like `a`, `example.com` is another
-/// domain. ASCII domains, nearly all, cost one search.
+/// Whether a label of the domain or a word of the local part mixes letters of scripts that look alike: with a Cyrillic
+/// letter like `a`, `example.com` is another domain, and `ana` another person. Words end at other characters than letters
+/// and digits. Nearly all addresses are ASCII, which costs one search.
 pub(crate) fn has_mixed_scripts(email: &Email) -> bool {
-    let Some((_, domain)) = email.normal.rsplit_once('@').filter(|(_, domain)| domain.contains("xn--")) else {
+    let Some((local, domain)) = email.normal.rsplit_once('@') else { return false };
+    if local.is_ascii() && !domain.contains("xn--") {
         return false;
-    };
+    }
     let (domain, _) = idna::domain_to_unicode(domain);
     let scripts: [fn(char) -> bool; 3] = [is_latin, is_greek, is_cyrillic];
-    domain.split('.').any(|label| scripts.iter().filter(|script| label.chars().any(script)).count() > 1)
+    let is_mixed = |word: &str| scripts.iter().filter(|script| word.chars().any(script)).count() > 1;
+    domain.split('.').any(is_mixed) || local.split(|c: char| !c.is_alphanumeric()).any(is_mixed)
 }
 
 fn is_latin(c: char) -> bool {
@@ -45,6 +48,8 @@ mod tests {
             ("u@\u{43f}\u{440}\u{438}\u{43c}\u{435}\u{440}.com", false, false),
             ("u@\u{65e5}\u{672c}abc.jp", false, false),
             ("a+b@\u{3bf}racle.com", true, true),
+            ("\u{430}na@example.com", false, true),
+            ("\u{438}\u{432}\u{430}\u{43d}.ana@example.com", false, false),
         ] {
             let email = Email::parse(text).unwrap();
             assert_eq!((has_plus_tag(&email), has_mixed_scripts(&email)), (tag, mixed), "{text}");

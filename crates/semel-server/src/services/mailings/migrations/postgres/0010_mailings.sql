@@ -42,7 +42,7 @@ CREATE TABLE mailings (
     rejected_rows  BIGINT NOT NULL DEFAULT 0,
     blank_rows     BIGINT NOT NULL DEFAULT 0,
     plus_tags      BIGINT NOT NULL DEFAULT 0,  -- entries such as ana+news@example.com
-    mixed_scripts  BIGINT NOT NULL DEFAULT 0,  -- entries whose domain mixes letters of several scripts
+    mixed_scripts  BIGINT NOT NULL DEFAULT 0,  -- entries whose address mixes letters of several scripts
     rate_since     BIGINT,                     -- the start of the present run, and what was settled then
     rate_base      BIGINT NOT NULL DEFAULT 0,
     last_attempt   BIGINT,

@@ -42,7 +42,7 @@ CREATE TABLE mailings (
     rejected_rows  INTEGER NOT NULL DEFAULT 0,
     blank_rows     INTEGER NOT NULL DEFAULT 0,
     plus_tags      INTEGER NOT NULL DEFAULT 0,  -- entries such as ana+news@example.com
-    mixed_scripts  INTEGER NOT NULL DEFAULT 0,  -- entries whose domain mixes letters of several scripts
+    mixed_scripts  INTEGER NOT NULL DEFAULT 0,  -- entries whose address mixes letters of several scripts
     rate_since     INTEGER,                     -- the start of the present run, and what was settled then
     rate_base      INTEGER NOT NULL DEFAULT 0,
     last_attempt   INTEGER,
