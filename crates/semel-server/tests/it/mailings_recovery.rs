@@ -1,13 +1,13 @@
 //! Mailings whose run, or whose message, was lost: recovery queues them again, whatever a person did meanwhile.
 
-use std::fs;
+use std::{fs, sync::Barrier, thread};
 
 use serde_json::Value;
 
 use crate::{
     desk::execute,
     fleet::{Fleet, ask, stop},
-    mailings::{LIMIT, MESSAGE, Node, created},
+    mailings::{LIMIT, MESSAGE, Node, created, each, id},
     mailings_kill::{count, list},
     support::eventually,
 };
@@ -29,6 +29,7 @@ on_both! {
     entries_are_cancelled_although_the_run_failed_before
     a_failed_mailing_says_when_it_is_tried_again_and_recovers_alone
     a_mailing_whose_entry_is_sent_again_is_queued_and_not_lost
+    an_upload_that_meets_a_delete_is_the_old_mailing_or_a_new_one
 }
 
 /// Makes mailings as old as if their messages were lost.
@@ -116,4 +117,32 @@ fn a_mailing_whose_entry_is_sent_again_is_queued_and_not_lost(fleet: &Fleet) {
     let mailing = node.shown(&id);
     assert_eq!((&mailing["status"], &mailing["lastAttempt"]), (&resolved["status"], &resolved["lastAttempt"]));
     assert_eq!(fleet.count("semel_outbox"), 3, "one message of the first, two of the other");
+}
+
+fn an_upload_that_meets_a_delete_is_the_old_mailing_or_a_new_one(fleet: &Fleet) {
+    let node = Node::start_as(fleet, "api", &[]);
+    let upload = || node.upload("a.csv", list(2), &MESSAGE);
+    let (mut old, mut files) = (created(&upload()), 1);
+    for _ in 0..8 {
+        execute(&fleet.place, "UPDATE mailings SET status = 'COMPLETED', active = FALSE");
+        let both = Barrier::new(2);
+        let (uploaded, deleted) = thread::scope(|scope| {
+            let deleted = scope.spawn(|| {
+                both.wait();
+                ask(node.address(), "DELETE", &format!("/mailings/{old}"), "").unwrap()
+            });
+            both.wait();
+            (upload(), deleted.join().unwrap())
+        });
+        assert_eq!(deleted.status, 200, "{}", deleted.body);
+        let is_new = uploaded.status == 201;
+        assert!(is_new || uploaded.status == 200, "{}", uploaded.body);
+        assert_eq!(is_new, id(&uploaded.json()) != old);
+        // The mailing that the delete has met is gone; a new one exists, with its file.
+        let left = each(&node.items("/mailings"), "mailingId");
+        assert_eq!(left, if is_new { vec![id(&uploaded.json())] } else { vec![] });
+        old = if is_new { left[0].clone() } else { created(&upload()) };
+        files += 1;
+        assert_eq!(fleet.parts(), files, "only a new mailing keeps its file");
+    }
 }

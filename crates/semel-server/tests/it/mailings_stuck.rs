@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::{
     fleet::{ALL, Fleet, ask, on_every_fleet},
     mailings::{LIMIT, MESSAGE, Node, created},
-    mailings_kill::{count, list},
+    mailings_kill::{check_entries, count, list},
     support::eventually,
 };
 
@@ -81,11 +81,14 @@ fn mails_that_a_lost_node_was_sending_are_settled_although_the_mailing_is_cancel
     let transport = sink.url();
     let node = Node::start_as(fleet, ALL, &[("SEMEL_MAIL_TRANSPORT", transport.as_str())]);
     let is_settled = |mailing: &Value| count(mailing, "inDoubt") == 16 && count(mailing, "cancelled") == 24;
-    node.until(&id, "they are in doubt, the others cancelled", is_settled);
+    check_entries(fleet, &node.until(&id, "they are in doubt, the others cancelled", is_settled));
     let line = node.items(&format!("/mailings/{id}/entries?status=IN_DOUBT"))[0]["entryId"].clone();
     let resolve = format!("/mailings/{id}/entries/{line}/resolve");
     assert_eq!(node.post(&resolve, r#"{"as":"resend"}"#).problem(), "mailing-not-in-this-state");
     assert_eq!(node.post(&resolve, r#"{"as":"sent"}"#).status, 200);
+    let resolved = node.shown(&id);
+    assert_eq!(count(&resolved, "sent"), 1, "{resolved}");
+    check_entries(fleet, &resolved);
 }
 
 fn another_transport_does_not_repeat_what_one_may_have_sent(fleet: &mut Fleet) {
@@ -109,7 +112,9 @@ fn a_server_that_refuses_everybody_does_not_burn_the_list(fleet: &mut Fleet) {
     assert!(mailing["error"].as_str().unwrap().contains("in a row"), "{mailing}");
     sink.clear_faults();
     node.act(&id, "retry");
-    assert_eq!(count(&node.completed(&id), "sent"), 500);
+    let mailing = node.completed(&id);
+    assert_eq!(count(&mailing, "sent"), 500);
+    check_entries(fleet, &mailing);
 }
 
 /// The server takes four connections, and refuses more.
