@@ -294,6 +294,9 @@ mailing-transport@semel-server/src/services/mailings/send/former.rs@s/mailing\.i
 mailing-former@semel-server/src/services/mailings/run.rs@s/if mailing\.sending > 0 \{/if mailing.sending > 0 \&\& !mailing.is_stopped() {/@semel-server@test(=mailings_stuck::sqlite::mails_that_a_lost_node_was_sending_are_settled_although_the_mailing_is_cancelled)
 mailing-waiting@semel-server/src/services/mailings/act.rs@s/before\.active && !before\.waiting && before/before.active \&\& before/@semel-server@test(=mailings_stuck::sqlite::a_mailing_that_waits_for_its_time_is_cancelled_and_deleted_at_once)
 mailing-brake@semel-server/src/services/mailings/send/verdicts.rs@s/self\.refused >= IN_A_ROW/self.refused >= 100 * IN_A_ROW/@semel-server@test(=mailings_stuck::sqlite::a_server_that_refuses_everybody_does_not_burn_the_list)
+mailing-held-smtp@semel-server/src/services/mailings/mail/smtp.rs@s/if held\.check\(\)\.is_err\(\) \{/if false {/@semel-server@test(=services::mailings::mail::tests::smtp::a_mail_whose_lease_is_lost_before_its_message_is_not_sent)
+mailing-held-http@semel-server/src/services/mailings/mail/http.rs@s/Full::from\(body\), held\.clone\(\)/Full::from(body), Held::always()/@semel-server@test(=services::mailings::mail::tests::http::a_mail_whose_lease_is_lost_while_it_connects_is_not_sent)
+mailing-stop@semel-server/src/services/mailings/send/mod.rs@s/match held\.stop\(\) \{/match false {/@semel-server@test(=mailings_stuck::a_graceful_stop_gives_back_the_mails_whose_message_has_not_begun)
 mailing-copy@semel-server/src/services/mailings/import.rs@s/Err\(_\) if refused\.load\(Ordering::Relaxed\) =>/Err(_) if refused.load(Ordering::Relaxed) \&\& batch.is_last =>/@semel-server@test(=mailings_traps::postgres::an_import_killed_between_batches_goes_on_without_loss_or_duplicates)
 LIST
 }

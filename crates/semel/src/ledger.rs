@@ -293,6 +293,13 @@ impl<S: Store> Ledger<S> {
         &self.inner.options.owner
     }
 
+    /// Completes when it is stopping.
+    pub(crate) async fn stops(&self) {
+        let mut stopping = self.inner.stopping.subscribe();
+        // The sender lives as long as this ledger.
+        let _ = stopping.wait_for(|stopping| *stopping).await;
+    }
+
     pub(crate) fn is_stopping(&self) -> bool {
         *self.inner.stopping.borrow()
     }

@@ -195,6 +195,18 @@ impl<S: Store> Context<S> {
     pub fn turn_is_over(&self) -> bool {
         self.is_lost() || self.ledger.is_stopping() || self.turn.as_ref().is_some_and(Turn::is_over)
     }
+
+    /// Completes when its node stops. The run has only its worker's [grace](crate::Worker::grace) left: an effect that may
+    /// take longer, and has not begun, should wait for the next run.
+    pub async fn node_stops(&self) {
+        let Some(turn) = &self.turn else { return self.ledger.stops().await };
+        let mut stop = turn.stop.clone();
+        tokio::select! {
+            // A dropped sender counts as a stop.
+            _ = stop.wait_for(|stop| *stop) => {}
+            () = self.ledger.stops() => {}
+        }
+    }
 }
 
 impl<S: Store> Ledger<S> {

@@ -10,7 +10,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicU8, Ordering},
     },
     task::{Context, Poll},
 };
@@ -22,13 +22,18 @@ use hyper::body::{Body, Frame, SizeHint};
 #[derive(Clone)]
 pub(crate) struct Held {
     is_lost: Arc<dyn Fn() -> bool + Send + Sync>,
-    stopped: Arc<AtomicBool>,
+    state: Arc<AtomicU8>,
 }
+
+/// The state of a request: not begun, begun, and held back before it began.
+const WAITS: u8 = 0;
+const BEGUN: u8 = 1;
+const STOPPED: u8 = 2;
 
 impl Held {
     /// A lease; `is_lost` checks it.
     pub(crate) fn new(is_lost: impl Fn() -> bool + Send + Sync + 'static) -> Self {
-        Self { is_lost: Arc::new(is_lost), stopped: Arc::default() }
+        Self { is_lost: Arc::new(is_lost), state: Arc::default() }
     }
 
     /// The lease of a run.
@@ -42,21 +47,30 @@ impl Held {
         Self::new(|| false)
     }
 
-    /// Checks whether the request may be sent.
+    /// Checks whether the request may be sent: from then on it counts as begun.
     ///
     /// # Errors
-    /// When the lease is lost. From then on [`Held::has_stopped`] is true.
+    /// When the lease is lost, or the request was [stopped](Self::stop). From then on [`Held::has_stopped`] is true.
     pub(crate) fn check(&self) -> Result<(), LeaseLost> {
         if (self.is_lost)() {
-            self.stopped.store(true, Ordering::Relaxed);
-            return Err(LeaseLost);
+            self.state.store(STOPPED, Ordering::SeqCst);
         }
-        Ok(())
+        match self.state.compare_exchange(WAITS, BEGUN, Ordering::SeqCst, Ordering::SeqCst) {
+            Err(STOPPED) => Err(LeaseLost),
+            _ => Ok(()),
+        }
+    }
+
+    /// Holds the request back if it has not begun. Whether not a byte of it was sent, and none will be.
+    pub(crate) fn stop(&self) -> bool {
+        // An error means that it has begun, or was held back before.
+        let _ = self.state.compare_exchange(WAITS, STOPPED, Ordering::SeqCst, Ordering::SeqCst);
+        self.has_stopped()
     }
 
     /// Whether the request was held back: not a byte of it was sent.
     pub(crate) fn has_stopped(&self) -> bool {
-        self.stopped.load(Ordering::Relaxed)
+        self.state.load(Ordering::SeqCst) == STOPPED
     }
 }
 
@@ -131,6 +145,13 @@ pub(crate) mod tests {
             bytes
         });
         (address, came)
+    }
+
+    #[test]
+    fn a_request_is_stopped_only_before_it_begins() {
+        let (early, late) = (Held::always(), Held::always());
+        assert!(early.stop() && early.clone().check().is_err());
+        assert!(late.check().is_ok() && !late.stop() && !late.has_stopped());
     }
 
     /// A lease that is lost after so many checks.

@@ -6,9 +6,9 @@ use semel_testkit::smtp::{Fault, SmtpSink, Stage};
 use serde_json::Value;
 
 use crate::{
-    fleet::{ALL, Fleet, ask, on_every_fleet},
-    mailings::{LIMIT, MESSAGE, Node, created},
-    mailings_kill::{check_entries, count, list},
+    fleet::{ALL, Fleet, ask, on_every_fleet, stop},
+    mailings::{LIMIT, MESSAGE, Node, created, each},
+    mailings_kill::{check_entries, count, is_over, list},
     support::eventually,
 };
 
@@ -115,6 +115,23 @@ fn a_server_that_refuses_everybody_does_not_burn_the_list(fleet: &mut Fleet) {
     let mailing = node.completed(&id);
     assert_eq!(count(&mailing, "sent"), 500);
     check_entries(fleet, &mailing);
+}
+
+#[test]
+fn a_graceful_stop_gives_back_the_mails_whose_message_has_not_begun() {
+    let fleet = Fleet::sqlite();
+    let sink = fleet.runtime.block_on(SmtpSink::start());
+    sink.fail_at(Stage::Recipient, Fault::Stall);
+    let transport = sink.url();
+    let node = Node::start_as(&fleet, ALL, &[("SEMEL_MAIL_TRANSPORT", transport.as_str())]);
+    let id = node.mailing("list.csv", list(40));
+    node.until(&id, "mails are being sent", |mailing| count(mailing, "sending") == 16);
+    stop(node.server);
+    sink.clear_faults();
+    let node = Node::start_as(&fleet, ALL, &[("SEMEL_MAIL_TRANSPORT", transport.as_str())]);
+    let mailing = node.until(&id, "it is over", is_over);
+    assert_eq!((count(&mailing, "sent"), sink.count()), (40, 40), "{mailing}");
+    assert!(each(&node.entries(&id), "attempts").iter().all(|attempts| attempts == "1"));
 }
 
 /// The server takes four connections, and refuses more.

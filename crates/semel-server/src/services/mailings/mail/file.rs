@@ -1,4 +1,5 @@
-//! Mails as files: for tests, for audits, and for a mail server that picks them up.
+//! Mails as files: for tests and audits. A file stays until its mailing is over: a file that is gone looks like a mail that
+//! was not sent.
 
 use std::{
     fs::{self, File},
@@ -9,8 +10,10 @@ use std::{
 
 use super::{
     message::Outgoing,
+    transport::MAY_NOT,
     verdict::{Sent, Settle},
 };
+use crate::http::held::{Held, LeaseLost};
 
 /// Distinguishes the temporary files of this process.
 static ATTEMPT: AtomicU64 = AtomicU64::new(0);
@@ -44,14 +47,16 @@ impl Directory {
     }
 
     /// Writes the mail. Blocking calls run apart, so that many files are synced at the same time.
-    pub(super) async fn send(&self, mail: &Outgoing, bytes: Vec<u8>) -> Sent {
+    pub(super) async fn send(&self, mail: &Outgoing, bytes: Vec<u8>, held: &Held) -> Sent {
         let Some(file) = self.file(&mail.id) else {
             return Sent::Refused { why: "the id of the mail cannot be a file name".to_owned() };
         };
-        match tokio::task::spawn_blocking(move || write(&file, &bytes)).await {
-            Ok(Ok(())) => Sent::Accepted { external_id: None },
-            Ok(Err(Failed::Before(error))) => Sent::Away { why: error.to_string() },
-            Ok(Err(Failed::After(error))) => Sent::Unknown { why: error.to_string() },
+        let held = held.clone();
+        match tokio::task::spawn_blocking(move || held.check().map(|()| write(&file, &bytes))).await {
+            Ok(Ok(Ok(()))) => Sent::Accepted { external_id: None },
+            Ok(Ok(Err(Failed::Before(error)))) => Sent::Away { why: error.to_string() },
+            Ok(Ok(Err(Failed::After(error)))) => Sent::Unknown { why: error.to_string() },
+            Ok(Err(LeaseLost)) => Sent::Away { why: MAY_NOT.to_owned() },
             Err(error) => Sent::Unknown { why: error.to_string() },
         }
     }

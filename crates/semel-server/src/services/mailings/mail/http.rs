@@ -5,8 +5,9 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use http_body_util::Full;
 use reqwest::{
-    Client, Response, StatusCode,
+    Body, Client, Response, StatusCode,
     header::{AUTHORIZATION, CONTENT_TYPE, DATE, HeaderMap, HeaderValue, RETRY_AFTER},
 };
 use serde_json::Value;
@@ -14,10 +15,14 @@ use serde_json::Value;
 use super::{
     http_body,
     message::Outgoing,
+    transport::MAY_NOT,
     transport_url::{Http, Preset},
     verdict::{Sent, is_certificate, reason, retry_after},
 };
-use crate::services::call::client;
+use crate::{
+    http::held::{Held, WhileHeld},
+    services::call::client,
+};
 
 /// How much of an answer is read.
 const LONGEST_ANSWER: usize = 64 << 10;
@@ -62,8 +67,8 @@ impl Service {
         self.timeout
     }
 
-    /// Sends a mail.
-    pub(super) async fn send(&self, mail: &Outgoing) -> Sent {
+    /// Sends a mail, if its lease is held when the connection is ready.
+    pub(super) async fn send(&self, mail: &Outgoing, held: &Held) -> Sent {
         let (body, key) = match (http_body::body(self.target.preset, mail), HeaderValue::from_str(&mail.key)) {
             (Ok(body), Ok(key)) => (body, key),
             (Err(why), _) => return Sent::Refused { why },
@@ -71,8 +76,10 @@ impl Service {
         };
         let mut headers = self.headers.clone();
         headers.insert("idempotency-key", key);
+        let body = Body::wrap(WhileHeld::new(Full::from(body), held.clone()));
         match self.client.post(self.target.url.clone()).headers(headers).body(body).send().await {
             Ok(response) => self.read(response).await,
+            Err(_) if held.has_stopped() => Sent::Away { why: MAY_NOT.to_owned() },
             Err(error) if error.is_builder() => Sent::Refused { why: root(&error) },
             Err(error) if error.is_connect() => match root(&error) {
                 why if is_certificate(&why) => Sent::ServerRefuses { why },

@@ -18,10 +18,11 @@ use lettre::{
 use super::{
     message::Outgoing,
     smtp_pool::Pool,
-    transport::{MAY_NOT, May},
+    transport::MAY_NOT,
     transport_url::Smtp,
     verdict::{Sent, is_certificate, reason},
 };
+use crate::http::held::Held;
 
 /// Why a command got no positive reply.
 #[derive(Debug)]
@@ -67,8 +68,8 @@ impl Server {
         Ok(Self { pool: Arc::new(Pool::new(target, timeout, connections)?) })
     }
 
-    /// Sends a mail, if `may` still holds before the message itself is sent.
-    pub(super) async fn send(&self, mail: &Outgoing, bytes: Vec<u8>, may: May<'_>) -> Sent {
+    /// Sends a mail, if its lease is held right before the message itself.
+    pub(super) async fn send(&self, mail: &Outgoing, bytes: Vec<u8>, held: &Held) -> Sent {
         let Ok(text) = String::from_utf8(bytes) else {
             return Sent::Refused { why: "the message is not UTF-8".to_owned() };
         };
@@ -76,7 +77,7 @@ impl Server {
             return Sent::Away { why: "the transport was closed".to_owned() };
         };
         let result = match self.begun(mail, &text).await {
-            Ok(connection) => self.finish(connection, mail, &text, may).await,
+            Ok(connection) => self.finish(connection, mail, &text, held).await,
             Err(failed) => Err(failed),
         };
         match result {
@@ -136,9 +137,9 @@ impl Server {
         mut connection: AsyncSmtpConnection,
         mail: &Outgoing,
         text: &str,
-        may: May<'_>,
+        held: &Held,
     ) -> Result<Response, Stopped> {
-        match self.conversation(&mut connection, mail, text, may).await {
+        match self.conversation(&mut connection, mail, text, held).await {
             Ok(response) => {
                 self.pool.give(connection);
                 Ok(response)
@@ -155,14 +156,14 @@ impl Server {
         connection: &mut AsyncSmtpConnection,
         mail: &Outgoing,
         text: &str,
-        may: May<'_>,
+        held: &Held,
     ) -> Result<Response, Stopped> {
         self.step(Step::Recipient, connection.command(Rcpt::new(mail.to.clone(), Vec::new()))).await?;
         let go_on = self.step(Step::Data, connection.command(Data)).await?;
         if !go_on.has_code(354) {
             return Err(Stopped::At(Step::Data, Failed::Lost(format!("unexpected reply {}", go_on.code()))));
         }
-        if !may() {
+        if held.check().is_err() {
             return Err(Stopped::MayNot);
         }
         // One write for message and dot: in two, the dot would wait for the acknowledgement of the message.

@@ -11,6 +11,7 @@ use super::{
     transport_url::{Target, TransportUrl},
     verdict::{Sent, Settle},
 };
+use crate::http::held::Held;
 
 /// Settings that are not part of the URL.
 #[derive(Clone, Debug)]
@@ -28,10 +29,6 @@ impl Default for Options {
         Self { connections: 16, timeout: Duration::from_secs(30), dkim: None }
     }
 }
-
-/// Whether a mail may still be sent: its lease is held. Asked as late as possible, since a process may be suspended at
-/// any moment.
-pub(crate) type May<'a> = &'a (dyn Fn() -> bool + Send + Sync);
 
 /// The reason of a mail that was not sent because its lease was lost.
 pub(super) const MAY_NOT: &str = "the lease was lost before the mail was sent";
@@ -90,24 +87,24 @@ impl Transport {
 
     /// Sends a mail, once. Dropping the future leaves it unknown whether the mail was sent.
     pub(crate) async fn send(&self, mail: &Outgoing) -> Sent {
-        self.send_if(mail, &|| true).await
+        self.send_while(mail, &Held::always()).await
     }
 
-    /// The same, if it still `may` be sent.
-    pub(crate) async fn send_if(&self, mail: &Outgoing, may: May<'_>) -> Sent {
+    /// The same, while its lease is held. Each transport checks that as late as possible, right before the message: a
+    /// process may be suspended at any moment, also while it connects.
+    pub(crate) async fn send_while(&self, mail: &Outgoing, held: &Held) -> Sent {
         let bytes = match &self.by {
             By::Http(_) => Ok(Vec::new()),
             By::File(_) | By::Smtp(_) => mail.bytes(self.dkim.as_ref()),
         };
         let bytes = match bytes {
-            Ok(bytes) if may() => bytes,
-            Ok(_) => return Sent::Away { why: MAY_NOT.to_owned() },
+            Ok(bytes) => bytes,
             Err(why) => return Sent::Refused { why },
         };
         match &self.by {
-            By::Http(service) => service.send(mail).await,
-            By::File(directory) => directory.send(mail, bytes).await,
-            By::Smtp(server) => server.send(mail, bytes, may).await,
+            By::Http(service) => service.send(mail, held).await,
+            By::File(directory) => directory.send(mail, bytes, held).await,
+            By::Smtp(server) => server.send(mail, bytes, held).await,
         }
     }
 

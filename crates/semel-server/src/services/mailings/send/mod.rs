@@ -6,9 +6,10 @@
 //!
 //! One step settles the mails that have ended and marks the next ones: while it commits, the other mails go on.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{collections::VecDeque, pin::pin, sync::Arc, time::Duration};
 
-use semel::{Result, Unfinished, crash_point};
+use semel::{Context, Result, Unfinished, crash_point};
+use semel_store::Database;
 use serde_json::json;
 use tokio::{sync::OwnedSemaphorePermit, task::JoinSet, time::Instant};
 
@@ -22,7 +23,8 @@ use self::{
     verdicts::{Course, Flown, find_out},
 };
 use super::{
-    mail::verdict::Sent,
+    Service,
+    mail::{message::Outgoing, verdict::Sent},
     run::{Halt, Run},
     tables::{
         entries::{self, Entry, Marked, Settled},
@@ -30,7 +32,7 @@ use super::{
         rates,
     },
 };
-use crate::unfinished::unfinished;
+use crate::{http::held::Held, unfinished::unfinished};
 
 mod compose;
 mod connections;
@@ -372,11 +374,13 @@ impl Sender<'_> {
                     Err(why) => Flown::NotComposed(why),
                     // Only under the fence that marked it, and not after a stop: the next run begins it.
                     Ok(_) if context.turn_is_over() => Flown::NotBegun,
-                    Ok(mail) => {
-                        let sent = service.transport.send_if(&mail, &|| !context.is_lost()).await;
-                        crash_point!("mailing.sent");
-                        find_out(&service, &mail.id, date, sent).await
-                    }
+                    Ok(mail) => match sent_unless_stopped(&service, &mail, &context).await {
+                        None => Flown::NotBegun,
+                        Some(sent) => {
+                            crash_point!("mailing.sent");
+                            find_out(&service, &mail.id, date, sent).await
+                        }
+                    },
                 };
                 ((marked, flown), permit)
             });
@@ -449,6 +453,22 @@ impl Sender<'_> {
             }
         }
     }
+}
+
+/// Sends a mail. `None` if it has not begun: the lease was lost, or the node stops. A server may need longer than the
+/// worker's grace until the message itself; a run that is cut off leaves its mails in doubt.
+async fn sent_unless_stopped(service: &Service, mail: &Outgoing, context: &Context<Database>) -> Option<Sent> {
+    let held = Held::of(context);
+    let mut sending = pin!(service.transport.send_while(mail, &held));
+    let sent = tokio::select! {
+        biased;
+        sent = &mut sending => sent,
+        () = context.node_stops() => match held.stop() {
+            true => return None,
+            false => sending.await,
+        },
+    };
+    (!held.has_stopped()).then_some(sent)
 }
 
 /// The time since the first attempt of an entry. If the database's clock was set back since, nobody knows it, and it

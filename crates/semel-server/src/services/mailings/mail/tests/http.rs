@@ -9,6 +9,7 @@ use tokio::{
 
 use super::super::verdict::{Sent, Settle};
 use super::{mail, transport};
+use crate::http::held::tests::{listener, lost_after};
 
 /// Answers one request with these bytes and returns the request. An empty answer closes the connection.
 async fn server(answer: String) -> (String, JoinHandle<String>) {
@@ -175,4 +176,14 @@ async fn a_lost_request_is_repeated_only_inside_the_window() {
     assert_eq!(keyed.settle(&mail.id, Duration::from_secs(3590)).await, Settle::Unknown, "it could arrive too late");
     assert_eq!(keyed.settle(&mail.id, Duration::MAX).await, Settle::Unknown);
     assert_eq!(transport("http://127.0.0.1:1/").settle(&mail.id, Duration::ZERO).await, Settle::Unknown);
+}
+
+#[tokio::test]
+async fn a_mail_whose_lease_is_lost_while_it_connects_is_not_sent() {
+    let (address, came) = listener().await;
+    let transport = transport(&format!("http://{address}/?window=1h"));
+    let sent = transport.send_while(&mail("ana@example.com"), &lost_after(0)).await;
+    assert!(matches!(sent, Sent::Away { .. }), "{sent:?}");
+    drop(transport);
+    assert_eq!(came.await.unwrap(), b"");
 }

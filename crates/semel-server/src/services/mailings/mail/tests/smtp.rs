@@ -4,6 +4,7 @@ use semel_testkit::smtp::{Fault, SmtpSink, Stage};
 
 use super::super::verdict::{Sent, Settle};
 use super::{mail, transport};
+use crate::http::held::tests::lost_after;
 
 #[tokio::test]
 async fn a_mail_arrives_byte_by_byte() {
@@ -98,4 +99,16 @@ async fn a_lost_smtp_attempt_cannot_be_settled() {
     let sink = SmtpSink::start().await;
     let settled = transport(&sink.url()).settle(&mail("ana@example.com").id, Duration::ZERO).await;
     assert_eq!(settled, Settle::Unknown);
+}
+
+#[tokio::test]
+async fn a_mail_whose_lease_is_lost_before_its_message_is_not_sent() {
+    let sink = SmtpSink::start().await;
+    let transport = transport(&sink.url());
+    let held = lost_after(0);
+    assert!(matches!(transport.send_while(&mail("ana@example.com"), &held).await, Sent::Away { .. }));
+    assert_eq!((sink.count(), held.has_stopped()), (0, true));
+    // The server was left waiting for the message: its connection is not used again.
+    assert_eq!(transport.send(&mail("ana@example.com")).await, Sent::Accepted { external_id: None });
+    assert_eq!((sink.count(), sink.connections()), (1, 2));
 }
