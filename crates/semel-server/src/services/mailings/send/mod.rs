@@ -8,7 +8,7 @@
 
 use std::{collections::VecDeque, pin::pin, sync::Arc, time::Duration};
 
-use semel::{Context, Result, Unfinished, crash_point};
+use semel::{Context, Result, Unfinished, crash_point, micros};
 use semel_store::Database;
 use serde_json::json;
 use tokio::{sync::OwnedSemaphorePermit, task::JoinSet, time::Instant};
@@ -154,6 +154,7 @@ impl Sender<'_> {
                 Ok(time) => now = time,
                 Err(trouble) => self.trouble(trouble),
             }
+            let asked = Instant::now();
             // First: they may show that nothing else should begin.
             let settled = self.verdicts(now);
             let chosen = match self.choose(permits.len(), now).await {
@@ -182,7 +183,8 @@ impl Sender<'_> {
             self.used.clear();
             crash_point!("mailing.marked");
             match stepped {
-                Some(marked) => self.fly(chosen, marked, permits, now),
+                // The step may have waited for long.
+                Some(marked) => self.fly(chosen, marked, permits, now.saturating_add(micros(asked.elapsed()))),
                 // They were not marked, and come next.
                 None => chosen.into_iter().rev().for_each(|entry| self.due.push_front(entry)),
             }
@@ -368,7 +370,7 @@ impl Sender<'_> {
             }
             let (service, composer, context) =
                 (self.run.service.clone(), self.composer.clone(), self.run.context.clone());
-            let date = marked.mail_date;
+            let (date, age, begun) = (marked.mail_date, age(Some(marked.mail_date), now), Instant::now());
             self.flights.spawn(async move {
                 let flown = match composer.compose(&entry, date) {
                     Err(why) => Flown::NotComposed(why),
@@ -378,7 +380,7 @@ impl Sender<'_> {
                         None => Flown::NotBegun,
                         Some(sent) => {
                             crash_point!("mailing.sent");
-                            find_out(&service, &mail.id, date, sent).await
+                            find_out(&service, &mail.id, age.saturating_add(begun.elapsed()), sent).await
                         }
                     },
                 };

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
-use semel::{micros, prelude::*};
+use semel::micros;
 
 use super::{Stop, age, ended};
 use crate::services::mailings::{
@@ -48,11 +48,11 @@ pub(super) enum Flown {
     Again(String),
 }
 
-/// What the transport can find out about a mail whose answer is missing.
-pub(super) async fn find_out(service: &Service, id: &str, date: i64, sent: Sent) -> Flown {
+/// What the transport can find out about a mail whose answer is missing, so long after its first attempt began. The
+/// database is not asked: it may be away just now.
+pub(super) async fn find_out(service: &Service, id: &str, age: Duration, sent: Sent) -> Flown {
     let Sent::Unknown { why } = sent else { return Flown::Sent(sent) };
-    let Ok(now) = service.database.now().await else { return Flown::Sent(Sent::Unknown { why }) };
-    match service.transport.settle(id, age(Some(date), now.as_micros())).await {
+    match service.transport.settle(id, age).await {
         Settle::Sent { external_id } => Flown::Sent(Sent::Accepted { external_id }),
         Settle::Resend => Flown::Again(why),
         Settle::Unknown => Flown::Sent(Sent::Unknown { why }),
