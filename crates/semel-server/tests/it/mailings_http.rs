@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::{
     fleet::{ALL, Fleet, on_every_fleet},
-    mailings::{Node, each},
+    mailings::{MESSAGE, Node, created, each},
     mailings_kill::{SHORT, check_counts, count, list, upload},
     upstream::read,
 };
@@ -263,7 +263,7 @@ fn each_answer_has_its_own_state(fleet: &mut Fleet) {
     let entries = node.entries(&id);
     // A service that knows the key, or failed to the end, may have sent the mail.
     assert_eq!(each(&entries, "status"), ["INVALID", "IN_DOUBT", "SENT", "SENT", "SENT", "IN_DOUBT"]);
-    assert_eq!(each(&entries, "attempts"), ["1", "1", "1", "1", "2", "2"]);
+    assert_eq!(each(&entries, "attempts"), ["1", "1", "2", "1", "2", "2"]);
     let errors = ["HTTP 400: no such", "HTTP 422: the Idem", "null", "null", "null", "HTTP 500: never"];
     for (error, expected) in each(&entries, "error").iter().zip(errors) {
         assert!(error.starts_with(expected), "{error}");
@@ -276,6 +276,23 @@ fn each_answer_has_its_own_state(fleet: &mut Fleet) {
     assert_eq!((count(&mailing, "inDoubt"), &mailing["run"]), (2, &json!(2)), "{mailing}");
     assert_eq!(provider.asked_for("user3@").len(), 1);
     provider.assert_one_key_each(6);
+}
+
+#[test]
+fn a_mail_that_is_in_flight_for_ever_waits_for_a_person() {
+    let fleet = Fleet::sqlite();
+    let provider = Provider::that(|_| refused(409, "no"));
+    let transport = provider.transport("");
+    let variables = [("SEMEL_MAIL_TRANSPORT", transport.as_str()), ("SEMEL_MAILINGS_MAX_ATTEMPTS", "3")];
+    let node = Node::start_as(&fleet, ALL, &variables);
+    // Without a window never-twice does not repeat it at all.
+    for (policy, user, asked) in [("never-twice", "ana@", 1), ("never-miss", "bob@", 3)] {
+        let fields = [&MESSAGE[..], &[("policy", policy)]].concat();
+        let id = created(&node.upload(policy, format!("email\n{user}example.com\n"), &fields));
+        let mailing = node.until(&id, "it waits for a decision", waits);
+        assert_eq!((count(&mailing, "inDoubt"), provider.asked_for(user).len()), (1, asked), "{mailing}");
+        assert_eq!(policy == "never-miss", node.entries(&id)[0]["error"] == "HTTP 409: no", "{policy}");
+    }
 }
 
 fn an_id_that_was_given_twice_is_shown_as_an_error(fleet: &mut Fleet) {
@@ -291,8 +308,7 @@ fn an_id_that_was_given_twice_is_shown_as_an_error(fleet: &mut Fleet) {
     assert_eq!((with.len(), with[0]["error"].clone()), (1, json!(null)), "{entries:?}");
     assert!(without[0]["error"].as_str().unwrap().contains("the id same"), "{entries:?}");
     // The id is known in later mailings, too.
-    let message = [("subject", "Hi"), ("body", "Hello"), ("from", "news@example.com")];
-    let other = crate::mailings::created(&node.upload("other.csv", "email\nuser0@example.com\n", &message));
+    let other = created(&node.upload("other.csv", "email\nuser0@example.com\n", &MESSAGE));
     node.completed(&other);
     assert!(node.entries(&other)[0]["error"].as_str().unwrap().contains("the id same"));
 }

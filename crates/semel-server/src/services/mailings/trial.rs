@@ -80,7 +80,7 @@ fn said(sent: Sent) -> String {
         Sent::ServerRefuses { why } => ("The transport refuses every mail of this server", Some(why)),
         Sent::Away { why } => ("The transport cannot be reached", Some(why)),
         Sent::Unknown { why } => ("The mail may or may not have been sent", Some(why)),
-        Sent::InFlight { .. } => ("The transport is processing an earlier request with the same key", None),
+        Sent::InFlight { why, .. } => ("The transport is processing an earlier request with the same key", Some(why)),
         Sent::KeyConflict { why } => ("The transport knows the key with another content", Some(why)),
     };
     let why = why.map(|why| format!(": {}", why.trim_end_matches('.'))).unwrap_or_default();
@@ -99,6 +99,7 @@ mod tests {
             said(Sent::Away { why: "connection refused".into() }),
             "The transport cannot be reached: connection refused."
         );
-        assert!(said(Sent::InFlight { after: None }).ends_with("with the same key."));
+        let busy = Sent::InFlight { why: "HTTP 409: busy".into(), after: None };
+        assert!(said(busy).ends_with("with the same key: HTTP 409: busy."));
     }
 }

@@ -133,7 +133,7 @@ impl Answer<'_> {
                 Sent::Accepted { external_id: None }
             }
             409 if self.is_other_content() => Sent::KeyConflict { why },
-            409 => Sent::InFlight { after },
+            409 => Sent::InFlight { why, after },
             422 if self.text.to_ascii_lowercase().contains("idempot") => Sent::KeyConflict { why },
             400 | 413 | 422 => Sent::Refused { why },
             408 | 425 => Sent::NotNow { why, after },

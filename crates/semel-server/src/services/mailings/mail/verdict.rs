@@ -72,6 +72,8 @@ pub(crate) enum Sent {
     },
     /// The transport is processing an earlier request with the same key.
     InFlight {
+        /// What it said.
+        why: String,
         /// The wait that the server asked for.
         after: Option<Duration>,
     },

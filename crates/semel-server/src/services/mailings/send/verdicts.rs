@@ -159,9 +159,18 @@ impl Course {
                 Settled { maybe_sent: window.is_some(), ..again(now + SHORTLY, Some(why), true) }
             }
             Sent::NotNow { why, after } | Sent::Failing { why, after } => self.later(marked, why, after, now),
-            Sent::InFlight { after } => {
-                let wait = after.unwrap_or(SOON).max(AT_LEAST);
-                Settled { maybe_sent: true, ..again(now + micros(wait), None, true) }
+            // It counts: a service may answer so for another reason, and for ever.
+            Sent::InFlight { why, after } => {
+                let wait = self.wait(attempts, after);
+                match attempts < self.service.max_attempts() && self.may_wait(marked, wait, now) {
+                    true => Settled {
+                        next_attempt: Some(now + micros(wait)),
+                        error: Some(why),
+                        maybe_sent: true,
+                        ..ended(line, "PENDING")
+                    },
+                    false => self.unknown(line, attempts, why, now),
+                }
             }
             Sent::TooMany { why, after } => {
                 self.wait_until = self.wait_until.max(now + micros(after.unwrap_or(SOON).max(AT_LEAST)));
@@ -263,12 +272,17 @@ impl Course {
                 }
             };
         }
-        let wait = self.backoff(attempts).max(after.unwrap_or_default()).min(LONGEST_BACKOFF * 24);
+        let wait = self.wait(attempts, after);
         // After the window of the key a repeat would be a second mail.
         if !self.may_wait(marked, wait, now) {
             return self.unknown(line, attempts, why, now);
         }
         Settled { next_attempt: Some(now + micros(wait)), error: Some(why), maybe_sent, ..ended(line, "PENDING") }
+    }
+
+    /// The wait before the next attempt, if the transport has asked for one.
+    fn wait(&self, attempts: i64, after: Option<Duration>) -> Duration {
+        self.backoff(attempts).max(after.unwrap_or_default()).min(LONGEST_BACKOFF * 24)
     }
 
     fn backoff(&self, attempts: i64) -> Duration {
