@@ -7,8 +7,8 @@ use serde_json::Value;
 
 use crate::{
     fleet::{ALL, Fleet, ask, on_every_fleet, stop},
-    mailings::{LIMIT, MESSAGE, Node, created, each},
-    mailings_kill::{check_entries, count, is_over, list},
+    mailings::{LIMIT, MESSAGE, Node, created, each, upload},
+    mailings_kill::{SHORT, check_entries, count, is_over, list},
     support::eventually,
 };
 
@@ -115,6 +115,24 @@ fn a_server_that_refuses_everybody_does_not_burn_the_list(fleet: &mut Fleet) {
     let mailing = node.completed(&id);
     assert_eq!(count(&mailing, "sent"), 500);
     check_entries(fleet, &mailing);
+}
+
+#[test]
+fn a_node_that_dies_after_each_mark_does_not_count_mails_in_doubt_as_progress() {
+    let fleet = Fleet::sqlite();
+    let sink = fleet.runtime.block_on(SmtpSink::start());
+    let transport = sink.url();
+    let variables = [&SHORT[..], &[("SEMEL_MAIL_TRANSPORT", transport.as_str())]].concat();
+    for crashes in 0..2 {
+        let mut dying = fleet.start_dying(ALL, "mailing.marked", &variables);
+        if crashes == 0 {
+            upload(dying.address, "list.csv", list(100), &MESSAGE);
+        }
+        fleet.died_at("mailing.marked", &mut dying);
+        let counted = format!("semel_operations WHERE kind = 'run' AND crashes = {crashes}");
+        assert_eq!(fleet.count(&counted), 1, "the run is parked after ten crashes");
+    }
+    assert_eq!((fleet.count("mailing_entries WHERE status = 'IN_DOUBT'"), sink.count()), (16, 0));
 }
 
 #[test]

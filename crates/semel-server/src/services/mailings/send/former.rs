@@ -56,6 +56,7 @@ pub(in super::super) async fn settle_former(run: &Run, mailing: &Mailing) -> Res
     }
     let change = SettleAndMark {
         settled,
+        are_former: true,
         lines: Vec::new(),
         transport: transport.name().to_owned(),
         recognised_by: transport.recognised_by().to_owned(),

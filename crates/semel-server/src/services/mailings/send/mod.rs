@@ -325,6 +325,7 @@ impl Sender<'_> {
         let (reused, mut is_marking) = (settled.len().saturating_sub(self.used.len()), true);
         let mut change = SettleAndMark {
             settled,
+            are_former: false,
             lines,
             transport: transport.name().to_owned(),
             recognised_by: transport.recognised_by().to_owned(),

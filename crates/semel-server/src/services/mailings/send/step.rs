@@ -16,6 +16,8 @@ use crate::services::mailings::{
 #[derive(Clone)]
 pub(super) struct SettleAndMark {
     pub(super) settled: Vec<Settled>,
+    /// Whether those mails are of an earlier run, which was lost.
+    pub(super) are_former: bool,
     pub(super) lines: Vec<i64>,
     /// The name of the transport, which its ids belong to; and what it is recognised by.
     pub(super) transport: String,
@@ -24,8 +26,10 @@ pub(super) struct SettleAndMark {
 
 impl Change for SettleAndMark {
     fn is_progress(&self) -> bool {
-        // A mail that is to be sent again brings the run no further: it may be what kills the node.
-        self.settled.iter().any(|settled| settled.status != "PENDING")
+        // A mail that is to be sent again brings the run no further: it may be what kills the node. Neither does one that
+        // is in doubt because the node was lost: a node that dies after each mark would use up the list.
+        let brings_further = |status| status != "PENDING" && !(self.are_former && status == "IN_DOUBT");
+        self.settled.iter().any(|settled| brings_further(settled.status))
     }
 
     /// The entries that are marked.
@@ -123,5 +127,24 @@ impl Change for Finish {
         }
         crash_point!("mailing.finishing");
         Ok(Some("completed"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::ended, *};
+
+    #[test]
+    fn mails_that_are_in_doubt_with_their_node_are_no_progress() {
+        let step = |status, are_former| SettleAndMark {
+            settled: vec![ended(2, "PENDING"), ended(3, status)],
+            are_former,
+            lines: vec![4],
+            transport: String::new(),
+            recognised_by: String::new(),
+        };
+        assert!(step("SENT", true).is_progress() && step("SENT", false).is_progress());
+        assert!(step("IN_DOUBT", false).is_progress(), "its answer was lost, and not the node");
+        assert!(!step("IN_DOUBT", true).is_progress() && !step("PENDING", false).is_progress());
     }
 }
