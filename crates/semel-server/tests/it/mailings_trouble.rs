@@ -13,7 +13,8 @@ use crate::{
     fleet::{ALL, Fleet, on_every_fleet},
     mailings::{LIMIT, MESSAGE, Node, created, each},
     mailings_http::{Provider, Reply, accepted, refused, sending, waits},
-    mailings_kill::{check_counts, count, list, upload},
+    mailings_kill::{check_counts, count, is_over, list, upload},
+    proposals::rows,
     support::eventually,
 };
 
@@ -81,6 +82,27 @@ fn an_outage_of_the_provider_costs_the_list_no_attempts(fleet: &mut Fleet) {
     assert_eq!(count(&mailing, "sent"), 100, "{mailing}");
     assert!(mailing["error"].is_null(), "{mailing}");
     provider.assert_one_key_each(100);
+}
+
+#[test]
+fn a_step_that_takes_too_long_loses_no_answer() {
+    let fleet = Fleet::postgres();
+    let (node, sink) = post(&fleet, &[("SEMEL_MAILINGS_RATE", "20/s")], |_, _| Fault::None);
+    let id = upload(node.address(), "list.csv", &list(30)).unwrap();
+    node.until(&id, "it is being sent", |mailing| count(mailing, "sent") > 0);
+    // A disk that stalls once, for longer than a step may take: the lease is two seconds.
+    for sql in [
+        "CREATE SEQUENCE stalls",
+        "CREATE FUNCTION stall() RETURNS trigger LANGUAGE plpgsql AS
+         $$ BEGIN IF nextval('stalls') = 1 THEN PERFORM pg_sleep(2.5); END IF; RETURN NEW; END $$",
+        "CREATE TRIGGER stall BEFORE UPDATE ON mailing_entries FOR EACH ROW
+         WHEN (NEW.status = 'SENT') EXECUTE FUNCTION stall()",
+    ] {
+        rows(&fleet.place, sql);
+    }
+    let mailing = node.until(&id, "it is over", is_over);
+    assert_eq!((count(&mailing, "sent"), sink.count()), (30, 30), "{mailing}");
+    assert_eq!(fleet.count("semel_operations WHERE kind = 'run' AND failures > 0"), 0, "no attempt of the run");
 }
 
 fn a_redirect_pauses_the_mailing_and_its_mail_is_in_doubt(fleet: &mut Fleet) {

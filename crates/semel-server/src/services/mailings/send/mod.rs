@@ -8,7 +8,7 @@
 
 use std::{collections::VecDeque, pin::pin, sync::Arc, time::Duration};
 
-use semel::{Context, Result, Unfinished, crash_point, micros};
+use semel::{Context, Result, Retry, Unfinished, crash_point, micros};
 use semel_store::Database;
 use serde_json::json;
 use tokio::{sync::OwnedSemaphorePermit, task::JoinSet, time::Instant};
@@ -60,6 +60,10 @@ const CLOCK_NOISE: i64 = 5_000_000;
 /// The pause before a step is repeated.
 const STEP_AGAIN: Duration = Duration::from_millis(250);
 
+/// How often a step may fail in a row, and how many steps: the first is for a disk that stalls, the second for a table that
+/// refuses the marks.
+const MOST_FAILURES: usize = 5;
+
 /// Mails that have ended wait at most this long for others that are settled with them.
 const LONGEST_LANDING: Duration = Duration::from_millis(10);
 
@@ -82,6 +86,7 @@ pub(super) async fn send(run: &Run, mailing: Mailing) -> Result<Result<&'static 
         used: Vec::new(),
         stop: None,
         step_took: Duration::ZERO,
+        failed_marks: 0,
         looked: Looked::Ahead,
         _entered: connections.enter(),
         connections,
@@ -139,6 +144,8 @@ struct Sender<'a> {
     stop: Option<Stop>,
     /// How long the last step took.
     step_took: Duration,
+    /// How many steps in a row have failed to mark entries.
+    failed_marks: usize,
     looked: Looked,
 }
 
@@ -330,23 +337,39 @@ impl Sender<'_> {
             transport: transport.name().to_owned(),
             recognised_by: transport.recognised_by().to_owned(),
         };
-        // The answers of mails that were sent are not lost with the database's connection: the step is repeated while
-        // the lease lasts. It has no effect twice.
-        let begun = Instant::now();
+        // The answers of mails that were sent are not lost with the database's connection, nor with a disk that stalls
+        // for longer than a transaction may be open: the step is repeated while the lease lasts. It has no effect twice.
+        let (begun, mut failures) = (Instant::now(), 0);
         let stepped = loop {
-            match self.run.step(change.clone()).await {
-                Err(Unfinished::Released { why, .. }) if !self.run.context.is_lost() => {
-                    // With a reason, nothing was committed. Without one, the commit may have marked the lines.
-                    if why.is_some() && is_marking && !change.lines.is_empty() {
-                        is_marking = false;
-                        change.lines.clear();
-                        permits.truncate(reused);
+            let stepped = self.run.step(change.clone()).await;
+            let is_undone = match &stepped {
+                // With a reason, nothing was committed. Without one, the commit may have marked the lines.
+                Err(Unfinished::Released { why, .. }) => why.is_some(),
+                Err(Unfinished::Failed(failure)) if failure.retry == Retry::Backoff && failures < MOST_FAILURES => {
+                    failures += 1;
+                    if is_marking {
+                        self.failed_marks += 1;
                     }
-                    tokio::time::sleep(STEP_AGAIN).await;
+                    if self.failed_marks >= MOST_FAILURES {
+                        self.trouble(Unfinished::Failed(failure.clone()));
+                    }
+                    true
                 }
-                stepped => break stepped?,
+                _ => break stepped?,
+            };
+            if self.run.context.is_lost() {
+                break stepped?;
             }
+            if is_undone && is_marking && !change.lines.is_empty() {
+                is_marking = false;
+                change.lines.clear();
+                permits.truncate(reused);
+            }
+            tokio::time::sleep(STEP_AGAIN).await;
         };
+        if is_marking {
+            self.failed_marks = 0;
+        }
         let (marked, mailing) = match stepped {
             Ok(done) => done,
             Err(halt) => return Ok(Err(halt)),
