@@ -297,6 +297,7 @@ mailing-brake@semel-server/src/services/mailings/send/verdicts.rs@s/self\.refuse
 mailing-held-smtp@semel-server/src/services/mailings/mail/smtp.rs@s/if held\.check\(\)\.is_err\(\) \{/if false {/@semel-server@test(=services::mailings::mail::tests::smtp::a_mail_whose_lease_is_lost_before_its_message_is_not_sent)
 mailing-held-http@semel-server/src/services/mailings/mail/http.rs@s/Full::from\(body\), held\.clone\(\)/Full::from(body), Held::always()/@semel-server@test(=services::mailings::mail::tests::http::a_mail_whose_lease_is_lost_while_it_connects_is_not_sent)
 mailing-stop@semel-server/src/services/mailings/send/mod.rs@s/match held\.stop\(\) \{/match false {/@semel-server@test(=mailings_stuck::a_graceful_stop_gives_back_the_mails_whose_message_has_not_begun)
+mailing-outage@semel-server/src/services/mailings/send/verdicts.rs@s/ \|\| \(self\.is_cautious && self\.has_many\)//@semel-server@test(=mailings_trouble::sqlite::an_outage_of_the_provider_costs_the_list_no_attempts)
 mailing-copy@semel-server/src/services/mailings/import.rs@s/Err\(_\) if refused\.load\(Ordering::Relaxed\) =>/Err(_) if refused.load(Ordering::Relaxed) \&\& batch.is_last =>/@semel-server@test(=mailings_traps::postgres::an_import_killed_between_batches_goes_on_without_loss_or_duplicates)
 LIST
 }

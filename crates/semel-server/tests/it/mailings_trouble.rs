@@ -1,8 +1,11 @@
 //! Trouble of one recipient, one row or one server harms no other mail, and what may have been sent is never called unsent.
 
 use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     thread,
-    time::{Duration, Instant},
 };
 
 use semel_testkit::smtp::{Fault, SmtpSink, Stage};
@@ -29,6 +32,11 @@ on_every_fleet! {
     a_resend_does_not_wait_for_the_retry_of_another_entry
 }
 
+const ONE: [(&str, &str); 1] = [("SEMEL_MAILINGS_CONNECTIONS", "1")];
+
+/// Few attempts, and short waits between them.
+const BRIEF: [(&str, &str); 2] = [("SEMEL_MAILINGS_BACKOFF", "100ms"), ("SEMEL_MAILINGS_MAX_ATTEMPTS", "2")];
+
 /// A node that sends by SMTP with one connection, to a server with this fault.
 fn post(
     fleet: &Fleet,
@@ -38,8 +46,8 @@ fn post(
     let sink = fleet.runtime.block_on(SmtpSink::start());
     sink.set_faults(move |stage, envelope| fault(stage, envelope.to.first().map_or("", String::as_str)));
     let transport = sink.url();
-    let transport = [("SEMEL_MAIL_TRANSPORT", transport.as_str()), ("SEMEL_MAILINGS_CONNECTIONS", "1")];
-    (Node::start_as(fleet, ALL, &[&transport[..], variables].concat()), sink)
+    let transport = [("SEMEL_MAIL_TRANSPORT", transport.as_str())];
+    (Node::start_as(fleet, ALL, &[&transport[..], &ONE, variables].concat()), sink)
 }
 
 fn a_recipient_that_breaks_the_connection_keeps_no_other_waiting(fleet: &mut Fleet) {
@@ -70,18 +78,46 @@ fn a_retry_that_is_due_later_delays_no_fresh_mail_of_a_limited_transport(fleet: 
 fn an_outage_of_the_provider_costs_the_list_no_attempts(fleet: &mut Fleet) {
     let provider = Provider::that(|_| refused(500, "down"));
     let transport = provider.transport("window=1h");
-    let node = Node::start_as(fleet, ALL, &[("SEMEL_MAIL_TRANSPORT", transport.as_str())]);
-    let id = upload(node.address(), "list.csv", &list(100)).unwrap();
-    // Four attempts of an entry take seven seconds: all of them would be in doubt.
-    let mailing = node.until(&id, "the reason is shown", |mailing| mailing["error"] == "HTTP 500: down");
-    assert_eq!(mailing["status"], "PROCESSING", "{mailing}");
-    let begun = Instant::now();
-    eventually(LIMIT, "the outage is long", || begun.elapsed() > Duration::from_secs(9));
+    let variables = [&ONE[..], &BRIEF, &[("SEMEL_MAIL_TRANSPORT", transport.as_str())]].concat();
+    let node = Node::start_as(fleet, ALL, &variables);
+    let id = upload(node.address(), "list.csv", &list(30)).unwrap();
+    // Until eight entries have failed, each costs one of two attempts. Then each round tries one of them.
+    eventually(LIMIT, "the outage is long", || provider.asked().len() >= 8 + 16);
+    let mailing = node.shown(&id);
+    assert_eq!((&mailing["status"], &mailing["error"]), (&"PROCESSING".into(), &"HTTP 500: down".into()), "{mailing}");
     provider.now_accepts();
     let mailing = node.completed(&id);
-    assert_eq!(count(&mailing, "sent"), 100, "{mailing}");
+    assert_eq!(count(&mailing, "sent"), 30, "{mailing}");
     assert!(mailing["error"].is_null(), "{mailing}");
-    provider.assert_one_key_each(100);
+    provider.assert_one_key_each(30);
+}
+
+#[test]
+fn mails_that_the_server_cannot_bear_keep_no_others_waiting_and_end() {
+    let fleet = Fleet::sqlite();
+    let tries = Arc::new(AtomicUsize::new(0));
+    let tried = tries.clone();
+    let (node, _sink) = post(&fleet, &BRIEF, move |stage, to| match stage {
+        Stage::Recipient if !to.starts_with("good") => {
+            tried.fetch_add(1, Ordering::SeqCst);
+            Fault::Close
+        }
+        _ => Fault::None,
+    });
+    let good = "good1@example.com,\ngood2@example.com,\n";
+    let id = upload(node.address(), "some.csv", &(list(9) + good)).unwrap();
+    let mailing = node.completed(&id);
+    assert_eq!((count(&mailing, "sent"), count(&mailing, "failed")), (2, 9), "{mailing}");
+    // If no mail gets through, this may be an outage: no entry is given up, for a day.
+    let before = tries.load(Ordering::SeqCst);
+    let id = upload(node.address(), "all.csv", &list(10)).unwrap();
+    eventually(LIMIT, "the outage is long", || tries.load(Ordering::SeqCst) >= before + 8 + 16);
+    assert_eq!(count(&node.shown(&id), "failed"), 0);
+    eventually(LIMIT, "they are given up", || {
+        let sql = "UPDATE mailing_entries SET mail_date = mail_date - 86400000000 WHERE status = 'PENDING'";
+        rows(&fleet.place, sql);
+        count(&node.shown(&id), "failed") == 10
+    });
 }
 
 #[test]

@@ -230,7 +230,7 @@ impl Sender<'_> {
         permits
     }
 
-    /// The next entries: due retries first, then fresh ones by line.
+    /// The next entries: due retries first, then fresh ones by line; the other way round while the transport is tried.
     async fn choose(&mut self, most: usize, now: i64) -> Result<Vec<Entry>> {
         if most == 0 || self.stop.is_some() || self.course.wait_until > now {
             return Ok(Vec::new());
@@ -240,16 +240,21 @@ impl Sender<'_> {
             self.look_for_due = now + LOOK_FOR_DUE;
             self.due = database.read(async |conn| entries::due(conn, number, now, AHEAD).await).await?.into();
         }
-        if self.due.len() < most && self.fresh.len() < most && self.ahead < i64::MAX {
+        let tries_fresh = self.course.tries_fresh();
+        if (tries_fresh || self.due.len() < most) && self.fresh.len() < most && self.ahead < i64::MAX {
             let after = self.ahead;
             let more = database.read(async |conn| entries::fresh(conn, number, after, AHEAD).await).await?;
             self.ahead = more.last().map_or(i64::MAX, |last| last.line);
             self.fresh.extend(more);
         }
         let most = self.within_rate(most.min(self.due.len() + self.fresh.len()), now).await?;
-        let mut chosen: Vec<Entry> = self.due.drain(..most.min(self.due.len())).collect();
-        let rest = (most - chosen.len()).min(self.fresh.len());
-        chosen.extend(self.fresh.drain(..rest));
+        let (first, then) = match tries_fresh {
+            true => (&mut self.fresh, &mut self.due),
+            false => (&mut self.due, &mut self.fresh),
+        };
+        let mut chosen: Vec<Entry> = first.drain(..most.min(first.len())).collect();
+        let rest = (most - chosen.len()).min(then.len());
+        chosen.extend(then.drain(..rest));
         Ok(chosen)
     }
 

@@ -24,6 +24,10 @@ const AT_LEAST: Duration = Duration::from_secs(1);
 /// and their attempts do not count. A longer outage would use up the attempts of a whole list.
 const FAILS_FOR: usize = 8;
 
+/// How long, counted from the first attempt of a mail, attempts do not count while the transport fails. Without a limit
+/// a mailing would never end if it has only mails left that the transport cannot bear.
+const PATIENCE: Duration = Duration::from_secs(24 * 3600);
+
 /// A mail that could not be given to the transport, while others could, is tried again after this time.
 const SHORTLY: i64 = 1_000_000;
 
@@ -73,6 +77,8 @@ pub(super) struct Course {
     pub(super) stop: Option<Stop>,
     /// Whether the transport has not taken a mail since it could not be reached: one connection tries it.
     is_cautious: bool,
+    /// Whether more entries are left than the last few, which may be what the transport cannot bear.
+    has_many: bool,
     /// The entries for which the transport has failed since its last success.
     failing: HashSet<i64>,
     /// Whether it has accepted a mail in this run.
@@ -95,6 +101,7 @@ impl Course {
             room: if is_cautious { 1 } else { usize::MAX },
             stop: None,
             is_cautious,
+            has_many: usize::try_from(mailing.pending()).is_ok_and(|left| left >= FAILS_FOR),
             failing: HashSet::new(),
             has_accepted: false,
             refused: 0,
@@ -152,10 +159,7 @@ impl Course {
                 );
                 Settled { error: Some(why), ..ended(line, "IN_DOUBT") }
             }
-            // Inside its window the attempt need not count; a repeat after it would be a second mail.
-            Sent::Failing { why, .. }
-                if self.is_failing() && self.may_wait(marked, self.service.config.away(), now) =>
-            {
+            Sent::Failing { why, .. } if self.is_failing() && self.is_patient(marked, now) => {
                 Settled { maybe_sent: window.is_some(), ..again(now + SHORTLY, Some(why), true) }
             }
             Sent::NotNow { why, after } | Sent::Failing { why, after } => self.later(marked, why, after, now),
@@ -192,7 +196,19 @@ impl Course {
 
     /// Whether the transport fails whatever the mail.
     fn is_failing(&self) -> bool {
-        self.failing.len() >= FAILS_FOR
+        self.failing.len() >= FAILS_FOR || (self.is_cautious && self.has_many)
+    }
+
+    /// Whether an attempt of this mail need not count while the transport fails: inside the window of its key, since a
+    /// repeat after it would be a second mail, and at most for [`PATIENCE`].
+    fn is_patient(&self, marked: &Marked, now: i64) -> bool {
+        age(Some(marked.mail_date), now) < PATIENCE && self.may_wait(marked, self.service.config.away(), now)
+    }
+
+    /// Whether an entry that was never tried comes first: the mails that were tried may be what the transport cannot
+    /// bear. Not where the mail may be sent although the transport fails: the window of each key that is tried begins.
+    pub(super) fn tries_fresh(&self) -> bool {
+        self.is_cautious && self.service.transport.window().is_none()
     }
 
     /// Whether a mail can wait so long: its key must still be known then, if an attempt may have sent it.
@@ -206,7 +222,6 @@ impl Course {
         match sent {
             Sent::Failing { why, .. } => {
                 self.failing.insert(line);
-                // While it is tried with one connection, its first failure counts as an attempt, and the others wait.
                 if (self.is_failing() || self.is_cautious) && !matches!(self.stop, Some(Stop::Pause(_))) {
                     self.stop = Some(Stop::Away(why.clone()));
                 }
