@@ -172,6 +172,7 @@ fn a_server_that_is_away_costs_no_attempts(fleet: &mut Fleet) {
     thread::sleep(Duration::from_secs(3));
     let mailing = post.shown(&id);
     assert_eq!((mailing["status"].as_str(), count(&mailing, "pending")), (Some("PROCESSING"), 20), "{mailing}");
+    assert_eq!(fleet.count("mailing_entries WHERE status = 'PENDING' AND mail_date IS NOT NULL"), 0, "none was tried");
     post.sink.clear_faults();
     let mailing = post.until(&id, "it is completed", |mailing| mailing["status"] == "COMPLETED");
     assert_eq!((count(&mailing, "sent"), post.sink.count()), (20, 20));

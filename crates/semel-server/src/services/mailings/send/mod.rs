@@ -513,7 +513,16 @@ fn age(first: Option<i64>, now: i64) -> Duration {
 }
 
 fn ended(line: i64, status: &'static str) -> Settled {
-    Settled { line, status, next_attempt: None, external_id: None, error: None, undone: false, maybe_sent: false }
+    Settled {
+        line,
+        status,
+        next_attempt: None,
+        external_id: None,
+        error: None,
+        undone: false,
+        maybe_sent: false,
+        untried: false,
+    }
 }
 
 #[cfg(test)]

@@ -123,15 +123,16 @@ impl Course {
     /// What the end of a mail means for its entry. So many `others` of this run are under way, or got an answer just now.
     pub(super) fn verdict(&mut self, marked: &Marked, flown: Flown, now: i64, others: usize) -> Settled {
         let (line, attempts) = (marked.line, marked.attempts);
-        let again = |next: i64, error: Option<String>, undone: bool| Settled {
+        let again = |next: i64, error: Option<String>| Settled {
             next_attempt: Some(next),
             error,
-            undone,
+            undone: true,
+            untried: true,
             ..ended(line, "PENDING")
         };
         let window = self.service.transport.window();
         let sent = match flown {
-            Flown::NotBegun => return again(now, None, true),
+            Flown::NotBegun => return again(now, None),
             Flown::MustNotRepeat(why) => return Settled { undone: true, ..self.unknown(line, attempts, why, now) },
             Flown::NotComposed(why) => {
                 tracing::warn!(mailing = self.mailing, line, "the mail of an entry cannot be made");
@@ -160,7 +161,7 @@ impl Course {
                 Settled { error: Some(why), ..ended(line, "IN_DOUBT") }
             }
             Sent::Failing { why, .. } if self.is_failing() && self.is_patient(marked, now) => {
-                Settled { maybe_sent: window.is_some(), ..again(now + SHORTLY, Some(why), true) }
+                Settled { maybe_sent: window.is_some(), untried: false, ..again(now + SHORTLY, Some(why)) }
             }
             Sent::NotNow { why, after } | Sent::Failing { why, after } => self.later(marked, why, after, now),
             // It counts: a service may answer so for another reason, and for ever.
@@ -179,17 +180,17 @@ impl Course {
             Sent::TooMany { why, after } => {
                 self.wait_until = self.wait_until.max(now + micros(after.unwrap_or(SOON).max(AT_LEAST)));
                 self.wait_why = Some(why.clone());
-                again(self.wait_until, Some(why), true)
+                again(self.wait_until, Some(why))
             }
             Sent::RefusedOrUs { why } | Sent::ServerRefuses { why } => {
                 self.stop = Some(Stop::Pause(why.clone()));
-                again(now, Some(why), true)
+                again(now, Some(why))
             }
             Sent::Strange { why } => {
                 self.stop = Some(Stop::Pause(why.clone()));
                 self.unknown(line, attempts, why, now)
             }
-            Sent::Away { why } => again(now + SHORTLY, Some(why), true),
+            Sent::Away { why } => again(now + SHORTLY, Some(why)),
             Sent::Unknown { why } => self.unknown(line, attempts, why, now),
         }
     }

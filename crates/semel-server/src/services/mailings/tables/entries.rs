@@ -112,13 +112,16 @@ pub(in super::super) struct Settled {
     pub(in super::super) undone: bool,
     /// Whether the transport may have sent it.
     pub(in super::super) maybe_sent: bool,
+    /// Whether the mail was not tried at all: its next attempt is the first, with a Date of its own. The window of its key
+    /// begins then.
+    pub(in super::super) untried: bool,
 }
 
 impl Settled {
     fn row(&self) -> Value {
         json!({ "line": self.line, "status": self.status, "next_attempt": self.next_attempt,
                 "external_id": self.external_id, "error": self.error, "undone": i32::from(self.undone),
-                "maybe": i32::from(self.maybe_sent) })
+                "maybe": i32::from(self.maybe_sent), "untried": i32::from(self.untried) })
     }
 }
 
@@ -129,9 +132,10 @@ const TURN_POSTGRES: &str = "
         UPDATE mailing_entries AS e
         SET status = r.status, next_attempt = r.next_attempt, external_id = r.external_id, error = r.error,
             attempts = e.attempts - r.undone, updated_at = $3,
-            maybe_sent_by = CASE WHEN r.maybe = 1 THEN $7 ELSE e.maybe_sent_by END
+            maybe_sent_by = CASE WHEN r.maybe = 1 THEN $7 ELSE e.maybe_sent_by END,
+            mail_date = CASE WHEN r.untried = 1 AND e.maybe_sent_by IS NULL THEN NULL ELSE e.mail_date END
         FROM json_to_recordset($4::json) AS r (line BIGINT, status TEXT, next_attempt BIGINT, external_id TEXT,
-                                               error TEXT, undone BIGINT, maybe BIGINT)
+                                               error TEXT, undone BIGINT, maybe BIGINT, untried BIGINT)
         WHERE e.mailing = $1 AND e.line = ANY ($5) AND e.line = r.line AND e.status = 'SENDING'
         RETURNING e.line
     ), marked AS (
@@ -152,7 +156,8 @@ const SETTLE_SQLITE: &str = "
     SET status = r.value ->> 'status', next_attempt = r.value ->> 'next_attempt',
         external_id = r.value ->> 'external_id', error = r.value ->> 'error',
         attempts = e.attempts - (r.value ->> 'undone'), updated_at = $2,
-        maybe_sent_by = CASE WHEN r.value ->> 'maybe' = 1 THEN $4 ELSE e.maybe_sent_by END
+        maybe_sent_by = CASE WHEN r.value ->> 'maybe' = 1 THEN $4 ELSE e.maybe_sent_by END,
+        mail_date = CASE WHEN r.value ->> 'untried' = 1 AND e.maybe_sent_by IS NULL THEN NULL ELSE e.mail_date END
     FROM json_each($3) AS r
     WHERE e.mailing = $1 AND e.line = r.value ->> 'line' AND e.status = 'SENDING'
       AND e.line IN (SELECT value ->> 'line' FROM json_each($3)) RETURNING line";
