@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 use crate::{
     fleet::{ALL, Fleet, on_every_fleet},
     mailings::{MESSAGE, Node, created, each},
-    mailings_kill::{SHORT, check_counts, count, list, upload},
+    mailings_kill::{LIMIT, SHORT, check_counts, count, list, upload},
+    support::eventually,
     upstream::read,
 };
 
@@ -231,16 +232,20 @@ fn a_refused_token_pauses_the_mailing_and_costs_no_attempt(fleet: &mut Fleet) {
 
 fn too_many_requests_wait_as_long_as_asked(fleet: &mut Fleet) {
     let provider = Provider::that(|asked| match (asked.to.as_str(), asked.nth) {
-        ("user1@example.com", 1) => Reply::Answer(429, "retry-after: 1\r\n", String::new()),
+        ("user1@example.com", 1) => Reply::Answer(429, "retry-after: 3\r\n", String::new()),
         _ => accepted(asked),
     });
     let (node, id) = sending(fleet, &provider, "window=1h", 4);
+    eventually(LIMIT, "it has asked for a wait", || !provider.asked_for("user1@").is_empty());
+    // Also by a mailing that begins meanwhile.
+    let other = node.mailing("other.csv", "email\nana@example.com\n");
+    node.completed(&other);
     node.completed(&id);
     let asked = provider.asked();
-    assert_eq!(asked.len(), 5);
+    assert_eq!(asked.len(), 6);
     let limited = asked.iter().position(|asked| asked.to == "user1@example.com").unwrap();
     let pause = asked[limited + 1].at - asked[limited].at;
-    assert!(pause > Duration::from_millis(900), "the next request of any mail came after {pause:?}");
+    assert!(pause > Duration::from_millis(2900), "the next request of any mail came after {pause:?}");
     assert!(each(&node.entries(&id), "attempts").iter().all(|attempts| attempts == "1"));
 }
 

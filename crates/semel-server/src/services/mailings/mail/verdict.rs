@@ -6,7 +6,7 @@
 use std::time::{Duration, SystemTime};
 
 /// The longest wait that a server can ask for.
-const LONGEST_WAIT: Duration = Duration::from_secs(3600);
+pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 
 /// The longest reason that is kept, in characters.
 const LONGEST_REASON: usize = 500;

@@ -164,6 +164,9 @@ impl Sender<'_> {
             let asked = Instant::now();
             // First: they may show that nothing else should begin.
             let settled = self.verdicts(now);
+            if let Err(error) = self.tell_wait().await {
+                self.trouble(unfinished(error));
+            }
             let chosen = match self.choose(permits.len(), now).await {
                 Ok(chosen) => chosen,
                 Err(error) => {
@@ -236,9 +239,16 @@ impl Sender<'_> {
             return Ok(Vec::new());
         }
         let (database, number) = (&self.run.service.database, self.mailing.number);
-        if self.due.is_empty() && self.look_for_due <= now {
+        if self.look_for_due <= now {
             self.look_for_due = now + LOOK_FOR_DUE;
-            self.due = database.read(async |conn| entries::due(conn, number, now, AHEAD).await).await?.into();
+            let transport = self.run.service.transport.name();
+            if let Some((until, why)) = database.read(async |conn| rates::held(conn, transport, now).await).await? {
+                self.course.wait_for(until, why);
+                return Ok(Vec::new());
+            }
+            if self.due.is_empty() {
+                self.due = database.read(async |conn| entries::due(conn, number, now, AHEAD).await).await?.into();
+            }
         }
         let tries_fresh = self.course.tries_fresh();
         if (tries_fresh || self.due.len() < most) && self.fresh.len() < most && self.ahead < i64::MAX {
@@ -256,6 +266,24 @@ impl Sender<'_> {
         let rest = (most - chosen.len()).min(then.len());
         chosen.extend(then.drain(..rest));
         Ok(chosen)
+    }
+
+    /// Tells the other runs of all nodes how long the transport has asked to wait.
+    async fn tell_wait(&mut self) -> Result<()> {
+        let (service, until) = (&self.run.service, self.course.wait_until);
+        let Some(why) = self.course.wait_why.clone().filter(|_| std::mem::take(&mut self.course.is_new_wait)) else {
+            return Ok(());
+        };
+        let transport = service.transport.name().to_owned();
+        match service.is_postgres {
+            true => service.database.read(async |c| rates::hold(c, &transport, until, &why).await).await,
+            false => {
+                let hold = service.ledger.transact(move |tx| async move {
+                    rates::hold(&mut tx.connection().await?.get()?, &transport, until, &why).await
+                });
+                hold.await
+            }
+        }
     }
 
     /// How many of so many mails the rate of the transport allows now. Its row is locked for one statement only: a node
@@ -444,7 +472,7 @@ impl Sender<'_> {
         if let Some(next) = next.map(|next| next.max(self.course.wait_until)) {
             let wait = Duration::from_micros(u64::try_from(next - now).unwrap_or(0));
             if wait > SHORT_WAIT {
-                let why = self.course.wait_why.take();
+                let why = self.course.wait_why.take().filter(|_| self.course.wait_until > now);
                 return run.wait(wait, why, Some(seen.unwrap_or(i64::MAX))).await.map(Some);
             }
             (self.look_for_due, self.looked) = (0, Looked::Ahead);

@@ -71,6 +71,8 @@ pub(super) struct Course {
     /// Nothing is begun before this time, and the reason, if the transport has given one.
     pub(super) wait_until: i64,
     pub(super) wait_why: Option<String>,
+    /// Whether that has to be told to the other runs.
+    pub(super) is_new_wait: bool,
     /// As many connections as the server lets us have.
     pub(super) room: usize,
     /// Why sending must stop.
@@ -98,6 +100,7 @@ impl Course {
             never_misses: mailing.policy == "never-miss",
             wait_until: 0,
             wait_why: None,
+            is_new_wait: false,
             room: if is_cautious { 1 } else { usize::MAX },
             stop: None,
             is_cautious,
@@ -178,8 +181,9 @@ impl Course {
                 }
             }
             Sent::TooMany { why, after } => {
-                self.wait_until = self.wait_until.max(now + micros(after.unwrap_or(SOON).max(AT_LEAST)));
-                self.wait_why = Some(why.clone());
+                self.wait_for(now + micros(after.unwrap_or(SOON).max(AT_LEAST)), why.clone());
+                // Without a time it may be about the sender of this mailing.
+                self.is_new_wait |= after.is_some();
                 again(self.wait_until, Some(why))
             }
             Sent::RefusedOrUs { why } | Sent::ServerRefuses { why } => {
@@ -195,7 +199,13 @@ impl Course {
         }
     }
 
-    /// Whether the transport fails whatever the mail.
+    /// Nothing is begun before then, as the transport has asked.
+    pub(super) fn wait_for(&mut self, until: i64, why: String) {
+        self.wait_until = self.wait_until.max(until);
+        self.wait_why = Some(why);
+    }
+
+    /// Whether the transport fails whatever the mail: it did for many, and has accepted none since.
     fn is_failing(&self) -> bool {
         self.failing.len() >= FAILS_FOR || (self.is_cautious && self.has_many)
     }

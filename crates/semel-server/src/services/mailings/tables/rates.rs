@@ -1,9 +1,9 @@
-//! The SQL of transports' rates.
+//! The SQL of transports' rates, and of the waits that they have asked for.
 
-use semel::Result;
-use semel_store::{Conn, broken};
+use semel::{Result, micros};
+use semel_store::{Conn, broken, on};
 
-use crate::sql::statements;
+use crate::{services::mailings::mail::verdict::LONGEST_WAIT, sql::statements};
 
 /// Missed starts are caught up within this time only, in microseconds.
 const BURST: i64 = 1_000_000;
@@ -59,4 +59,24 @@ pub(in super::super) async fn reserve(
     }
 }
 
-statements!(RESERVE_POSTGRES, RESERVE_SQLITE);
+const HOLD: &str = "
+    INSERT INTO mail_rates (transport, free_at, granted, held_until, held_why) VALUES ($1, 0, 0, $2, $3)
+    ON CONFLICT (transport) DO UPDATE SET held_until = $2, held_why = $3";
+
+/// Nothing is to be given to a transport until then.
+pub(in super::super) async fn hold(conn: &mut Conn<'_>, transport: &str, until: i64, why: &str) -> Result<()> {
+    on!(conn, c => sqlx::query(HOLD).bind(transport).bind(until).bind(why)
+        .execute(&mut **c).await.map(drop).map_err(broken))
+}
+
+// A time that is further away than any wait was stored before the clock was set back.
+const HELD: &str = "
+    SELECT held_until, held_why FROM mail_rates WHERE transport = $1 AND held_until > $2 AND held_until <= $2 + $3";
+
+/// Until when nothing is to be given to a transport, and why.
+pub(in super::super) async fn held(conn: &mut Conn<'_>, transport: &str, now: i64) -> Result<Option<(i64, String)>> {
+    on!(conn, c => sqlx::query_as(HELD).bind(transport).bind(now).bind(micros(LONGEST_WAIT))
+        .fetch_optional(&mut **c).await.map_err(broken))
+}
+
+statements!(RESERVE_POSTGRES, RESERVE_SQLITE, HOLD, HELD);

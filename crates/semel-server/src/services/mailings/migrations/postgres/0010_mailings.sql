@@ -145,9 +145,11 @@ CREATE TABLE mail_suppressions (
 
 -- The rate of each transport over all nodes: from when on the next mail is free.
 CREATE TABLE mail_rates (
-    transport TEXT COLLATE "C" PRIMARY KEY,
-    free_at   BIGINT NOT NULL,
-    granted   BIGINT NOT NULL                -- how many mails the last node that asked may begin
+    transport  TEXT COLLATE "C" PRIMARY KEY,
+    free_at    BIGINT NOT NULL,
+    granted    BIGINT NOT NULL,               -- how many mails the last node that asked may begin
+    held_until BIGINT NOT NULL DEFAULT 0,     -- no mail begins before, as the transport has asked
+    held_why   TEXT NOT NULL DEFAULT ''
 );
 
 -- The unsubscribe links in mails of deleted mailings, for a while.

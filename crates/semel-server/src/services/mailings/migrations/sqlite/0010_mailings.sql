@@ -143,9 +143,11 @@ CREATE TABLE mail_suppressions (
 
 -- The rate of each transport over all nodes: from when on the next mail is free.
 CREATE TABLE mail_rates (
-    transport TEXT PRIMARY KEY,
-    free_at   INTEGER NOT NULL,
-    granted   INTEGER NOT NULL                -- how many mails the last node that asked may begin
+    transport  TEXT PRIMARY KEY,
+    free_at    INTEGER NOT NULL,
+    granted    INTEGER NOT NULL,               -- how many mails the last node that asked may begin
+    held_until INTEGER NOT NULL DEFAULT 0,     -- no mail begins before, as the transport has asked
+    held_why   TEXT NOT NULL DEFAULT ''
 ) STRICT;
 
 -- The unsubscribe links in mails of deleted mailings, for a while.
