@@ -14,6 +14,18 @@ use crate::{Error, Fingerprint, Key, Policy, Scope, time::Timestamp};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fence(pub i64);
 
+impl Fence {
+    /// The bits of the counter; those of the [epoch](Self::epoch) are above.
+    pub const COUNTER_BITS: u32 = 43;
+
+    /// The epoch. On PostgreSQL it is raised when the database is found on another server, or on another timeline: after
+    /// a failover, or after a backup was restored with its log. On SQLite it is always zero.
+    #[must_use]
+    pub const fn epoch(self) -> i64 {
+        self.0 >> Self::COUNTER_BITS
+    }
+}
+
 impl fmt::Display for Fence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)

@@ -9,6 +9,7 @@ use crate::{
     fleet::{ALL, Fleet, ask, on_every_fleet, stop},
     mailings::{LIMIT, MESSAGE, Node, created, each, upload},
     mailings_kill::{SHORT, check_entries, count, is_over, list},
+    proposals::rows,
     support::eventually,
 };
 
@@ -133,6 +134,39 @@ fn a_node_that_dies_after_each_mark_does_not_count_mails_in_doubt_as_progress() 
         assert_eq!(fleet.count(&counted), 1, "the run is parked after ten crashes");
     }
     assert_eq!((fleet.count("mailing_entries WHERE status = 'IN_DOUBT'"), sink.count()), (16, 0));
+}
+
+/// A mailing of which one entry is sent and 19 wait, and whose server is stopped; then something happens to its database.
+fn resumed_after(fleet: &Fleet, change: &'static str) {
+    let sink = fleet.runtime.block_on(SmtpSink::start());
+    sink.set_faults(|stage, envelope| match (stage, envelope.to.first()) {
+        (Stage::Recipient, Some(to)) if to != "user0@example.com" => Fault::Stall,
+        _ => Fault::None,
+    });
+    let transport = sink.url();
+    let variables = [("SEMEL_MAIL_TRANSPORT", transport.as_str())];
+    let node = Node::start_as(fleet, ALL, &variables);
+    let id = node.mailing("list.csv", list(20));
+    node.until(&id, "one is sent", |mailing| count(mailing, "sent") == 1);
+    stop(node.server);
+    sink.clear_faults();
+    rows(&fleet.place, change);
+    let node = Node::start_as(fleet, ALL, &variables);
+    let mailing = node.until_status(&id, "PAUSED");
+    assert!(mailing["error"].as_str().unwrap().contains("resume it"), "{mailing}");
+    assert_eq!((count(&mailing, "pending"), sink.count()), (19, 1), "{mailing}");
+    node.act(&id, "resume");
+    assert_eq!((count(&node.completed(&id), "sent"), sink.count()), (20, 20));
+}
+
+#[test]
+fn a_mailing_that_last_ran_more_than_a_day_ago_waits_for_a_person() {
+    resumed_after(&Fleet::sqlite(), "UPDATE mailings SET rate_since = rate_since - 86400000000");
+}
+
+#[test]
+fn a_mailing_whose_database_is_on_another_server_waits_for_a_person() {
+    resumed_after(&Fleet::postgres(), "UPDATE semel_epoch SET system = system + 1");
 }
 
 #[test]

@@ -11,7 +11,7 @@
 //!
 //! Statements read the epoch from its row, so a raised epoch applies to the next statement of every connection.
 
-use semel::{Error, Result};
+use semel::{Error, Fence, Result};
 use sqlx::{PgConnection, Row as _, postgres::PgRow};
 
 use super::{begin, commit};
@@ -26,7 +26,7 @@ macro_rules! next_fence {
 pub(crate) use next_fence;
 
 /// The sequence has the bits below.
-const SHIFT: u32 = 43;
+const SHIFT: u32 = Fence::COUNTER_BITS;
 
 /// Read on every new connection: the server, the stored epoch, the highest id and the sequence. The snapshot is older
 /// than the reading of the sequence, so no id in it can be above the sequence unless the sequence went back.

@@ -76,6 +76,10 @@ impl Service {
                 if run {
                     (mailing.run, mailing.active, mailing.waiting) = (mailing.run + 1, true, false);
                 }
+                if run || act == Act::Resume {
+                    // However long ago its last run was: a person wants it now.
+                    mailing.rate_since = None;
+                }
                 mailings::save(&mut conn, &mailing, now).await?;
                 mailing.updated_at = now;
                 if act == Act::Delete {

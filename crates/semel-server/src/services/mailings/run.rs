@@ -15,8 +15,8 @@ use std::{
 use parking_lot::Mutex;
 
 use semel::{
-    Backoff, Context, Fingerprint, Key, Kind, Labels, OnLost, Operation, Outcome, Policy, Result, Scope, Unfinished,
-    Uptime, Work, crash_point, micros, prelude::*,
+    Backoff, Context, Fence, Fingerprint, Key, Kind, Labels, OnLost, Operation, Outcome, Policy, Result, Scope,
+    Unfinished, Uptime, Work, crash_point, micros, prelude::*,
 };
 use semel_store::{Conn, Database, Tx};
 use serde_json::json;
@@ -41,8 +41,8 @@ const ASKED_EVERY: Duration = Duration::from_secs(1);
 /// How many entries are cancelled or reset in one transaction.
 const CHANGED_AT_ONCE: i64 = 5_000;
 
-/// How long after its time a mailing is still sent: the server was away, or the database was restored from a backup. A
-/// later one waits for a person.
+/// How long after its time, or after its last run, a mailing is still sent: the server was away, or the database was
+/// restored from a backup. A later one waits for a person.
 const LATEST: i64 = 24 * 3600 * 1_000_000;
 
 /// The policy of runs.
@@ -163,11 +163,17 @@ impl Run {
     }
 
     async fn go(&self) -> Result<Result<&'static str, Halt>, Unfinished> {
-        let (was_away, mut mailing) = match self.step(Begin).await? {
+        let operation = self.context.operation();
+        // The operation was made in the epoch of its id.
+        let is_elsewhere = operation.fence.epoch() != Fence(operation.id).epoch();
+        let (begun, mut mailing) = match self.step(Begin { is_elsewhere }).await? {
             Ok(begun) => begun,
             Err(halt) => return Ok(Err(halt)),
         };
-        self.was_away.store(was_away, Ordering::Relaxed);
+        self.was_away.store(begun.was_away, Ordering::Relaxed);
+        if let Some(why) = begun.paused {
+            tracing::warn!(mailing = self.id, why, "a mailing is paused until a person resumes it");
+        }
         crash_point!("mailing.begun");
         // Also for a mailing that was paused or cancelled since: what was being sent is settled as soon as possible.
         if mailing.sending > 0 {
@@ -300,21 +306,51 @@ impl Run {
 }
 
 /// The first step of a run.
-struct Begin;
+struct Begin {
+    /// Whether the database is on another server than when the run was enqueued.
+    is_elsewhere: bool,
+}
+
+/// What the first step of a run has found.
+struct Begun {
+    /// Whether the last run could not reach the transport. The reason is shown until a mail was sent.
+    was_away: bool,
+    /// Why the mailing is paused now.
+    paused: Option<&'static str>,
+}
+
+impl Begin {
+    /// Why the mailing may have sent mails that the database does not know: it may be a restored backup, or a standby
+    /// that lacks the last commits.
+    fn doubts(&self, mailing: &Mailing, now: i64) -> Option<&'static str> {
+        if mailing.is_stopped() || mailing.phase != "sending" || mailing.pending() == 0 {
+            return None;
+        }
+        let last = mailing.rate_since.map(|since| since.max(mailing.send_at.unwrap_or(since)));
+        if last.is_some_and(|last| now - last > LATEST) {
+            return Some("it last ran more than a day ago: the database may be an old backup; resume it to go on");
+        }
+        let has_begun = mailing.last_line > 0 && mailing.policy == "never-twice";
+        (self.is_elsewhere && has_begun)
+            .then_some("the database is on another server now, and may lack the last mails; resume it to go on")
+    }
+}
 
 impl Change for Begin {
-    /// Whether the last run could not reach the transport. The reason is shown until a mail was sent.
-    type Out = bool;
+    type Out = Begun;
 
-    async fn make(self, _: &mut Conn<'_>, mailing: &mut Mailing, now: i64) -> Result<bool> {
+    async fn make(self, _: &mut Conn<'_>, mailing: &mut Mailing, now: i64) -> Result<Begun> {
         let was_away = mailing.waiting && mailing.error.is_some();
+        let paused = self.doubts(mailing, now);
         (mailing.last_attempt, mailing.waiting) = (Some(now), false);
         mailing.rate_since = Some(now);
         mailing.rate_base = mailing.settled();
-        if !mailing.is_stopped() && !was_away {
+        if let Some(why) = paused {
+            (mailing.status, mailing.error) = ("PAUSED".to_owned(), Some(why.to_owned()));
+        } else if !mailing.is_stopped() && !was_away {
             mailing.error = None;
         }
-        Ok(was_away)
+        Ok(Begun { was_away, paused })
     }
 }
 
