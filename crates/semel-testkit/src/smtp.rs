@@ -40,6 +40,8 @@ pub enum Stage {
     Body,
     /// The final dot. With any fault but a refusing [`Fault::Reply`] the mail has arrived.
     Dot,
+    /// RSET. The envelope is that of the mail before.
+    Reset,
 }
 
 /// What the server does instead of its usual reply.
@@ -258,8 +260,8 @@ impl Session {
                     }
                 }
                 "RSET" => {
+                    self.answer(Stage::Reset, "250 2.0.0 ok").await?;
                     self.envelope = Envelope::default();
-                    self.reply("250 2.0.0 ok").await?;
                 }
                 "NOOP" => self.reply("250 2.0.0 ok").await?,
                 "QUIT" => {

@@ -44,6 +44,23 @@ async fn a_refused_recipient_does_not_cost_the_connection() {
 }
 
 #[tokio::test]
+async fn a_connection_that_cannot_be_reset_is_not_used_again() {
+    for fault in [Fault::Close, Fault::Stall, Fault::Reply("502 5.5.1 no".to_owned())] {
+        let sink = SmtpSink::start().await;
+        let transport = transport(&format!("{}?timeout=300ms", sink.url()));
+        sink.set_faults(move |stage, _| match stage {
+            Stage::Recipient => Fault::Reply("550 5.1.1 no such user".to_owned()),
+            Stage::Reset => fault.clone(),
+            _ => Fault::None,
+        });
+        assert!(matches!(transport.send(&mail("gone@example.com")).await, Sent::Refused { .. }));
+        sink.clear_faults();
+        assert_eq!(transport.send(&mail("ana@example.com")).await, Sent::Accepted { external_id: None });
+        assert_eq!((sink.connections(), sink.count()), (2, 1));
+    }
+}
+
+#[tokio::test]
 async fn an_idle_connection_that_the_server_closed_is_replaced() {
     let sink = SmtpSink::start().await;
     let transport = transport(&sink.url());
