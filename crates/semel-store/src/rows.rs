@@ -60,6 +60,7 @@ pub(crate) struct OperationRow {
     successor_fingerprint: Option<Vec<u8>>,
     successor_order: Option<i64>,
     successor_payload: Option<Vec<u8>>,
+    successor_terms: Option<String>,
 }
 
 from_row!(OperationRow {
@@ -105,6 +106,7 @@ from_row!(OperationRow {
     successor_fingerprint,
     successor_order,
     successor_payload,
+    successor_terms,
 });
 
 impl OperationRow {
@@ -120,10 +122,19 @@ impl OperationRow {
             }),
             _ => None,
         };
+        let priority = Priority::new(self.priority).map_err(|_| Error::Corrupt("a priority"))?;
+        let terms = self.own_terms.as_deref().map(Policy::from_terms).transpose()?;
         let successor = match (self.successor_fingerprint, self.successor_order) {
             (Some(fingerprint), Some(order)) => {
                 let payload = self.successor_payload.map(decode).transpose()?;
-                Some(Successor { fingerprint: read_fingerprint(&fingerprint)?, order, payload })
+                let fingerprint = read_fingerprint(&fingerprint)?;
+                // Earlier versions stored no terms: those of the older data apply.
+                let terms = terms.clone();
+                let newer = Successor { fingerprint, order, payload, not_before: None, priority, terms };
+                Some(match self.successor_terms {
+                    Some(text) => newer.with_terms(&text)?,
+                    None => newer,
+                })
             }
             _ => None,
         };
@@ -145,8 +156,8 @@ impl OperationRow {
             crashes: u32::try_from(self.crashes).unwrap_or(u32::MAX),
             parked: self.parked,
             pinned: self.pinned,
-            priority: Priority::new(self.priority).map_err(|_| Error::Corrupt("a priority"))?,
-            terms: self.own_terms.as_deref().map(Policy::from_terms).transpose()?,
+            priority,
+            terms,
             owner: self.owner,
             created_at: Timestamp::from_micros(self.created_at),
             claimed_at: Timestamp::from_micros(self.claimed_at),
@@ -346,6 +357,7 @@ pub(crate) fn successor(op: &Operation) -> Option<Value> {
         "fingerprint": hex::encode(successor.fingerprint.as_bytes()),
         "payload_order": successor.order,
         "payload": successor.payload.as_ref().map(stored),
+        "terms": successor.to_terms(),
     }))
 }
 

@@ -3,6 +3,7 @@
 use std::{fmt, str::FromStr, time::Duration};
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 
 use crate::{Error, Fingerprint, Key, Policy, Scope, time::Timestamp};
 
@@ -229,6 +230,9 @@ pub struct LeaseRow {
 }
 
 /// Newer data that arrived while the older ran or was in doubt. It runs after that is settled or resolved.
+///
+/// Its time, priority and policy are those of its enqueue. A claim brings none: it has the priority and the policy of
+/// the data that it replaces.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Successor {
     /// The newer data's fingerprint.
@@ -237,6 +241,45 @@ pub struct Successor {
     pub order: i64,
     /// The newer data, if the claim brought it.
     pub payload: Option<Bytes>,
+    /// It is not to be run before this time.
+    pub not_before: Option<Timestamp>,
+    /// Its priority among due operations.
+    pub priority: Priority,
+    /// The policy of its enqueue, if it had one.
+    pub terms: Option<Policy>,
+}
+
+/// The time, priority and policy of newer data as they are stored, with the order of the data that they belong to.
+#[derive(Serialize, Deserialize)]
+struct Terms(i64, Option<i64>, i64, Option<String>);
+
+impl Successor {
+    /// The stored form of its time, priority and policy.
+    #[must_use]
+    pub fn to_terms(&self) -> String {
+        let not_before = self.not_before.map(Timestamp::as_micros);
+        let policy = self.terms.as_ref().map(Policy::to_terms);
+        serde_json::to_string(&Terms(self.order, not_before, self.priority.get().into(), policy)).unwrap_or_default()
+    }
+
+    /// With what [`Successor::to_terms`] wrote. A node of an earlier version replaces the data without its terms: those
+    /// of another order are ignored.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] when the text is not of that form.
+    pub fn with_terms(self, text: &str) -> Result<Self, Error> {
+        const WRONG: Error = Error::Corrupt("the terms of newer data");
+        let Terms(order, not_before, priority, policy) = serde_json::from_str(text).map_err(|_| WRONG)?;
+        if order != self.order {
+            return Ok(self);
+        }
+        Ok(Self {
+            not_before: not_before.map(Timestamp::from_micros),
+            priority: Priority::new(priority).map_err(|_| WRONG)?,
+            terms: policy.as_deref().map(Policy::from_terms).transpose()?,
+            ..self
+        })
+    }
 }
 
 /// One row of the ledger.

@@ -13,7 +13,7 @@ macro_rules! brief {
                     CASE WHEN false THEN o.checkpoint END AS checkpoint,
                     l.token, l.deadline, l.run_until, l.terms, l.cancelled,
                     s.fingerprint AS successor_fingerprint, s.payload_order AS successor_order,
-                    CASE WHEN false THEN s.payload END AS successor_payload ",
+                    CASE WHEN false THEN s.payload END AS successor_payload, s.terms AS successor_terms ",
             $where
         )
     };

@@ -11,7 +11,8 @@ macro_rules! operation {
                     coalesce(o.priority, 0) AS priority, o.terms AS own_terms, o.created_at, o.claimed_at, o.tried_since, o.settled_at, o.not_before, o.expires_at, o.archive_at, o.archived, o.look_at,
                     o.outcome, o.outcome_kept, o.error, o.checkpoint,
                     l.token, l.deadline, l.run_until, l.terms, l.cancelled,
-                    s.fingerprint AS successor_fingerprint, s.payload_order AS successor_order, s.payload AS successor_payload ",
+                    s.fingerprint AS successor_fingerprint, s.payload_order AS successor_order, s.payload AS successor_payload,
+                    s.terms AS successor_terms ",
             $where
         )
     };
@@ -124,12 +125,13 @@ statements! {
     delete_successors = "DELETE FROM semel_successors WHERE operation IN (SELECT r.id FROM {rows $1: id int} AS r)";
     /// Inserts successors.
     put_successors =
-        "INSERT INTO semel_successors (operation, fingerprint, payload_order, payload)
-         SELECT id, fingerprint, payload_order, payload
-         FROM {rows $1: id int, fingerprint bytes, payload_order int, payload bytes} AS r
+        "INSERT INTO semel_successors (operation, fingerprint, payload_order, payload, terms)
+         SELECT id, fingerprint, payload_order, payload, terms
+         FROM {rows $1: id int, fingerprint bytes, payload_order int, payload bytes, terms text} AS r
          WHERE true
          ON CONFLICT (operation) DO UPDATE
-         SET fingerprint = excluded.fingerprint, payload_order = excluded.payload_order, payload = excluded.payload";
+         SET fingerprint = excluded.fingerprint, payload_order = excluded.payload_order, payload = excluded.payload,
+             terms = excluded.terms";
     /// Inserts archived data.
     put_archive =
         "INSERT INTO semel_archive (operation, archived_at, payload, outcome, outcome_kept)

@@ -176,6 +176,55 @@ pub async fn newer_data_replaces_pending_data(lab: Lab) {
     assert_eq!(taken(&ledger, 9).await, ["k"]);
 }
 
+/// Newer data that is enqueued while the older runs has the time, the priority and the policy of its own enqueue. Newer
+/// data that an earlier version has stored, without them, has those of the older.
+pub async fn newer_data_that_waits_for_a_run_keeps_the_terms_of_its_enqueue(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let policy_of = |most| Policy { max_attempts: Some(most), on_mismatch: OnMismatch::SupersedeIfNewer, ..policy() };
+    let (low, high) = (Priority::new(-1).unwrap(), Priority::new(2).unwrap());
+    let newer = |key: &str, order: i64| work_with(key, &format!("{key} {order}"), policy_of(1)).order(order);
+    for (n, key) in ["own", "of an earlier version", "half of an earlier version"].into_iter().enumerate() {
+        let first = newer(key, 1).policy(policy_of(7)).priority(low);
+        assert_eq!(enqueue(&ledger, first).await.word(), "enqueued");
+        let lease = take(&ledger, want(9)).await.remove(0);
+        let Enqueued::Known(Claim::InFlight(there)) =
+            enqueue(&ledger, newer(key, 2).delay(secs(60)).priority(high)).await
+        else {
+            panic!("{key}")
+        };
+        assert!(there.kept);
+        assert_eq!((there.operation.priority, &there.operation.terms), (low, &Some(policy_of(7))), "{key}");
+        match n {
+            0 => {}
+            1 => drop(lab.execute("UPDATE semel_successors SET terms = NULL").await.unwrap()),
+            // An earlier version replaces the data, and leaves the terms.
+            _ => drop(lab.execute("UPDATE semel_successors SET payload_order = 3").await.unwrap()),
+        }
+        let from = row(&ledger, key).await.successor.unwrap().not_before;
+        assert_eq!(from.is_some(), n == 0, "{key}");
+        assert_eq!(lease.complete(done("1")).await.unwrap(), Settled::Yes { successor: true });
+        let promoted = row(&ledger, key).await;
+        let expected = if n == 0 { (high, Some(policy_of(1))) } else { (low, Some(policy_of(7))) };
+        assert_eq!((promoted.priority, promoted.terms.clone()), expected, "{key}");
+        assert_eq!(promoted.not_before, from, "{key}");
+        if n == 0 {
+            assert_eq!(taken(&ledger, 9).await, [""; 0], "not before its time");
+            lab.pass(secs(60));
+        }
+        let lease = take(&ledger, want(9)).await.remove(0);
+        assert_eq!(Some(lease.operation().lease.clone().unwrap().terms), expected.1, "{key}");
+        assert_eq!(lease.complete(done("2")).await.unwrap(), SETTLED);
+    }
+    // Its priority counts in the queue, not that of the older data.
+    assert_eq!(enqueue(&ledger, newer("urgent", 1).priority(low)).await.word(), "enqueued");
+    let lease = take(&ledger, want(9)).await.remove(0);
+    assert_eq!(enqueue(&ledger, newer("urgent", 2).priority(high)).await.word(), "in_flight");
+    assert_eq!(enqueue(&ledger, plain("ordinary")).await.word(), "enqueued");
+    assert_eq!(lease.complete(done("1")).await.unwrap(), Settled::Yes { successor: true });
+    assert_eq!(taken(&ledger, 1).await, ["urgent"]);
+    assert_eq!(taken(&ledger, 9).await, ["ordinary"]);
+}
+
 /// The policy of an enqueue applies to every run, not the worker's; without one, the worker's applies.
 pub async fn the_policy_of_an_enqueue_is_kept_until_it_settles(lab: Lab) {
     let ledger = lab.ledger().await;

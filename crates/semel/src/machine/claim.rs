@@ -204,11 +204,7 @@ pub(super) fn supersede(
     now: Timestamp,
     notes: &mut Vec<Note>,
 ) -> Option<Answer> {
-    op.successor = Some(Successor {
-        fingerprint: request.fingerprint,
-        order: request.order.unwrap_or(i64::MIN),
-        payload: request.payload.clone(),
-    });
+    op.successor = Some(newer(op, request, now));
     if let Some(lease) = &op.lease {
         return Some(Answer::InFlight { until: lease.deadline, kept: true });
     }
@@ -217,6 +213,17 @@ pub(super) fn supersede(
     }
     notes.extend(promote(op, &request.owner, now));
     None
+}
+
+/// The newer data of a request, with the terms of its enqueue.
+fn newer(op: &Operation, request: &Request, now: Timestamp) -> Successor {
+    let (not_before, priority, terms) = match (request.later, &op.successor) {
+        (Some(later), _) => later.terms(&request.policy, now),
+        (None, Some(waiting)) => (None, waiting.priority, waiting.terms.clone()),
+        (None, None) => (None, op.priority, op.terms.clone()),
+    };
+    let (fingerprint, payload) = (request.fingerprint, request.payload.clone());
+    Successor { fingerprint, order: request.order.unwrap_or(i64::MIN), payload, not_before, priority, terms }
 }
 
 fn by_state(

@@ -1,7 +1,7 @@
 //! Enqueues: work that is stored now and run later, by a worker.
 
 use super::{
-    Answer, Later, Next, Request, Step,
+    Answer, Next, Request, Step,
     claim::{is_exhausted, is_newer, look_by, stale, supersede, unclaimed},
     lapsed, tend,
 };
@@ -10,7 +10,9 @@ use crate::{Fence, OnMismatch, Operation, State, Timestamp, journal::Note};
 pub(super) fn enqueue(stored: Option<&Operation>, request: &Request, fence: Fence, now: Timestamp) -> Step {
     let Some(stored) = stored.filter(|op| !op.has_expired(now)) else {
         let mut op = unclaimed(request, fence, now);
-        put_off(&mut op, request, now);
+        (op.not_before, op.priority, op.terms) = request.later.unwrap_or_default().terms(&request.policy, now);
+        // Written now, so that neither the claim nor the completion touches an index.
+        look_by(&mut op, &request.policy, now);
         return Step { next: Next::Anew(Box::new(op)), answer: Answer::Enqueued, notes: Vec::new() };
     };
     if !lapsed(stored, now) {
@@ -39,7 +41,7 @@ fn enqueue_known(op: &Operation, request: &Request, now: Timestamp, mut notes: V
             if let Some(answer) = supersede(&mut op, request, now, &mut notes) {
                 return Step::put(op, answer, notes);
             }
-            put_off(&mut op, request, now);
+            look_by(&mut op, &request.policy, now);
             Step::put(op, Answer::Enqueued, notes)
         }
     }
@@ -60,15 +62,4 @@ fn known(op: &Operation, request: &Request, now: Timestamp, mismatch: bool) -> A
         State::Pending => Answer::Waiting { from },
         State::Failed | State::TimedOut => Answer::NotYet { until: from },
     }
-}
-
-/// Applies the terms of the enqueue.
-fn put_off(op: &mut Operation, request: &Request, now: Timestamp) {
-    let later = request.later.unwrap_or_default();
-    let Later { priority, keeps_policy, .. } = later;
-    op.not_before = later.from(now);
-    op.priority = priority;
-    op.terms = keeps_policy.then(|| request.policy.clone());
-    // Written now, so that neither the claim nor the completion touches an index.
-    look_by(op, &request.policy, now);
 }

@@ -164,6 +164,11 @@ impl Later {
         let delayed = (!self.delay.is_zero()).then(|| now + self.delay);
         self.not_before.max(delayed).filter(|from| *from > now)
     }
+
+    /// The time, the priority and the policy of an enqueue with this policy.
+    fn terms(self, policy: &Policy, now: Timestamp) -> (Option<Timestamp>, Priority, Option<Policy>) {
+        (self.from(now), self.priority, self.keeps_policy.then(|| policy.clone()))
+    }
 }
 
 /// The writes under a lease.
@@ -433,6 +438,9 @@ fn promote(op: &mut Operation, actor: &str, now: Timestamp) -> Option<Note> {
     op.order = Some(successor.order);
     op.payload = successor.payload;
     unsettle(op);
+    op.not_before = successor.not_before.filter(|from| *from > now);
+    op.priority = successor.priority;
+    op.terms = successor.terms;
     op.state = State::Pending;
     op.lease = None;
     op.failures = 0;

@@ -78,8 +78,19 @@ fn leases() -> Vec<LeaseRow> {
 fn rows_in(state: State) -> Vec<Operation> {
     let rows = any_state(state);
     let newer = ask_newer("second", 6);
-    let successor = Successor { fingerprint: newer.fingerprint, order: 6, payload: Some("second".into()) };
-    let with_successor = |rows| each(rows, &[None, Some(successor.clone())], |row, waits| row.successor = waits);
+    let bare = Successor {
+        fingerprint: newer.fingerprint,
+        order: 6,
+        payload: Some("second".into()),
+        not_before: None,
+        priority: Priority::default(),
+        terms: None,
+    };
+    let (priority, terms) = (Priority::ALL[0], Some(policy()));
+    let own = Successor { not_before: Some(at(5)), priority, terms, ..bare.clone() };
+    let overdue = Successor { not_before: Some(at(-1)), ..bare.clone() };
+    let waits = [None, Some(bare), Some(own), Some(overdue)];
+    let with_successor = |rows| each(rows, &waits, |row, waits| row.successor = waits);
     let settled = |rows| each(rows, &[()], |row, ()| row.settled_at = Some(at(-3)));
     let ended_badly = |rows| {
         let rows = each(settled(rows), &times(), |row, until| row.not_before = until);

@@ -139,6 +139,7 @@ fn changes(
         let there = Some((new.fingerprint, new.order, &new.payload));
         law(waited == there || replaces || new.order > waited.and_then(|w| w.1), "newer data was lost")?;
         law(claims || new.state != State::Completed, "newer data was not run")?;
+        runs_under_its_own_terms(old, new, now)?;
     }
     if new.failures > old.failures {
         let cancelled = old.lease.as_ref().is_some_and(|lease| lease.cancelled);
@@ -154,6 +155,17 @@ fn changes(
         law(doubted || lapsed(old, now), "only a lost lease counts as a crash")?;
     }
     Ok(())
+}
+
+/// Newer data that waited has the time, the priority and the policy of its enqueue.
+fn runs_under_its_own_terms(old: &Operation, new: &Operation, now: Timestamp) -> Result<(), &'static str> {
+    let law = |kept: bool, law| if kept { Ok(()) } else { Err(law) };
+    let Some(waited) = old.successor.as_ref().filter(|waited| Some(waited.order) == new.order) else { return Ok(()) };
+    law((new.priority, &new.terms) == (waited.priority, &waited.terms), "newer data has its own priority and policy")?;
+    let from = waited.not_before.filter(|from| *from > now);
+    law(new.state != State::Pending || new.not_before == from, "newer data has its own time")?;
+    let granted = new.lease.as_ref().zip(waited.terms.as_ref());
+    law(granted.is_none_or(|(lease, terms)| lease.terms == *terms), "newer data runs under its own policy")
 }
 
 /// When a lease ends, the due time agrees with the answer to a claim under the same terms.

@@ -1,5 +1,7 @@
 //! Supersede-if-newer: data with a higher order takes the place of the older, and is never lost.
 
+use std::time::Duration;
+
 use super::{
     super::*,
     life::{LEASE, Life, RETENTION, ask, ask_newer, complete, doubt, fail, policy, release, settles},
@@ -74,6 +76,82 @@ fn newer_data_waits_for_the_run_and_then_is_pending() {
 
         assert_eq!(life.clone().claim(&bring("first", 1)), Answer::Mismatch, "the older is over");
         assert_eq!(life.claim(&bring("second", 2)), Answer::Acquired, "{settle:?}");
+    }
+}
+
+#[test]
+fn newer_data_that_waited_has_the_time_the_priority_and_the_policy_of_its_enqueue() {
+    let (day, own) = (Duration::from_secs(86_400), Policy { max_attempts: Some(1), ..bring("second", 2).policy });
+    let priority = Priority::ALL[0];
+    let later = Later { delay: day, priority, keeps_policy: true, not_before: None };
+    let second = Request { later: Some(later), policy: own.clone(), ..bring("second", 2) };
+    for end in [Some(complete("first")), Some(fail(Retry::Never)), Some(release()), Some(doubt()), None] {
+        let mut life = Life::new();
+        let mut first = bring("first", 1);
+        first.later = Some(Later { keeps_policy: true, ..Later::default() });
+        assert_eq!(life.claim(&first), Answer::Enqueued);
+        first.later = None;
+        let fence = life.acquire(&first);
+        let (begun, from) = (life.now, life.now + day);
+        assert!(matches!(life.claim(&second), Answer::InFlight { kept: true, .. }));
+        assert_eq!(life.row().terms, Some(first.policy.clone()), "the run goes on under its own policy");
+        match end.clone() {
+            Some(end) => life.settle(fence, end),
+            None => life.crash(),
+        }
+        if life.row().state == State::InDoubt {
+            assert_eq!(life.resolve(Verdict::Failed), Answer::Resolved);
+        }
+        assert!(has(&life, "second", 2), "{end:?}");
+        assert_eq!((life.row().priority, life.row().terms.as_ref()), (priority, Some(&own)), "{end:?}");
+        assert_eq!(due(life.row(), Some(&first.policy), life.now), Some(from), "{end:?}");
+        assert_eq!(life.claim(&bring("second", 2)), Answer::NotYet { until: from }, "{end:?}");
+        life.pass(from.since(life.now));
+        assert_eq!(life.now, begun + day);
+        life.acquire(&bring("second", 2));
+        assert_eq!(life.row().lease.as_ref().map(|lease| &lease.terms), Some(&own), "{end:?}");
+    }
+}
+
+#[test]
+fn newer_data_of_a_claim_has_the_priority_and_the_policy_of_the_data_that_it_replaces() {
+    let (older, own) = (bring("first", 1).policy, Policy { max_attempts: Some(1), ..bring("second", 2).policy });
+    for enqueued in [false, true] {
+        let (low, high) = (Priority::ALL[4], Priority::ALL[0]);
+        let enqueue = |request: Request, priority| {
+            let later = Later { delay: LEASE, priority, keeps_policy: true, not_before: None };
+            Request { later: Some(later), ..request }
+        };
+        let mut life = Life::new();
+        assert_eq!(life.claim(&enqueue(bring("first", 1), low)), Answer::Enqueued);
+        let fence = life.acquire(&Request { at_once: true, ..bring("first", 1) });
+        if enqueued {
+            let second = Request { policy: own.clone(), ..bring("second", 2) };
+            assert!(matches!(life.claim(&enqueue(second, high)), Answer::InFlight { kept: true, .. }));
+        }
+        assert!(matches!(life.claim(&bring("third", 3)), Answer::InFlight { kept: true, .. }));
+        life.settle(fence, complete("first"));
+        let expected = if enqueued { (high, Some(&own)) } else { (low, Some(&older)) };
+        assert_eq!((life.row().priority, life.row().terms.as_ref()), expected);
+        assert_eq!(life.row().not_before, None, "a claim is for now");
+    }
+}
+
+#[test]
+fn stored_terms_of_newer_data_are_read_back_and_those_of_other_data_are_ignored() {
+    let mut life = Life::new();
+    life.acquire(&bring("first", 1));
+    let later = Later { delay: LEASE, priority: Priority::ALL[0], keeps_policy: true, not_before: None };
+    let _ = life.claim(&Request { later: Some(later), ..bring("second", 2) });
+    let second = life.row().successor.clone().expect("newer data");
+    let bare = crate::Successor { not_before: None, priority: Priority::default(), terms: None, ..second.clone() };
+    assert_eq!(bare.clone().with_terms(&second.to_terms()).unwrap(), second);
+    assert_eq!(second.clone().with_terms(&bare.to_terms()).unwrap(), bare);
+    // A node of an earlier version has replaced the data, and left the terms.
+    let third = crate::Successor { order: 3, ..bare };
+    assert_eq!(third.clone().with_terms(&second.to_terms()).unwrap(), third);
+    for wrong in ["", "[]", "[2,null,9,null]", r#"[2,null,0,"[]"]"#] {
+        assert!(second.clone().with_terms(wrong).is_err(), "{wrong}");
     }
 }
 
