@@ -287,6 +287,44 @@ pub async fn a_pending_operation_can_be_cancelled(lab: Lab) {
     assert_eq!(late.answer, Answer::NotNow(semel::machine::NotNow::Completed));
 }
 
+/// A cancel withdraws newer data that waits, whether the older runs or its lease has expired. Newer data that comes
+/// later is new work.
+pub async fn a_cancel_withdraws_newer_data_that_waits(lab: Lab) {
+    let node = lab.ledger().await;
+    let policy = Policy { on_mismatch: OnMismatch::SupersedeIfNewer, ..policy() };
+    let version = |key: &str, n: i64| work_with(key, &n.to_string(), policy.clone()).payload(n.to_string()).order(n);
+    for end in ["failed", "released", "completed", "lost", "lost before the cancel"] {
+        enqueue(&node, version(end, 1)).await;
+        let lease = take(&node, want(1)).await.remove(0);
+        let id = lease.operation().id;
+        assert_eq!(enqueue(&node, version(end, 2)).await.word(), "in_flight", "{end}");
+        if end == "lost before the cancel" {
+            lab.pass(policy.lease);
+        }
+        let expected = if end == "lost before the cancel" { Answer::Cancelled } else { Answer::CancelAsked };
+        assert_eq!(node.cancel(id, "ann", "enough").await.unwrap().answer, expected, "{end}");
+        assert_eq!(row(&node, end).await.successor, None, "{end}");
+        match end {
+            "failed" => assert_eq!(lease.fail(failure("no")).await.unwrap(), SETTLED),
+            "released" => assert_eq!(lease.release(secs(1)).await.unwrap(), SETTLED),
+            "completed" => assert_eq!(lease.complete(done("ok")).await.unwrap(), SETTLED),
+            _ => drop(lease),
+        }
+        if end == "lost" {
+            lab.pass(policy.lease);
+            node.sweep().await.unwrap();
+        }
+        let state = if end == "completed" { State::Completed } else { State::Failed };
+        assert_eq!(row(&node, end).await.state, state, "{end}");
+        lab.pass(secs(60));
+        assert!(taken(&node, 9).await.is_empty(), "{end}");
+        assert_eq!(enqueue(&node, version(end, 3)).await.word(), "enqueued", "{end}");
+        let lease = take(&node, want(9)).await.remove(0);
+        assert_eq!(lease.operation().order, Some(3), "{end}");
+        assert_eq!(lease.complete(done("3")).await.unwrap(), SETTLED, "{end}");
+    }
+}
+
 /// A run that is cancelled gets a signal, and the policy decides what that means.
 pub async fn a_run_can_be_cancelled(lab: Lab) {
     let lab = lab.with_real_clock();

@@ -151,6 +151,7 @@ macro_rules! conformance_suite {
                     an_operation_that_a_worker_finds_exhausted_is_no_longer_due,
                     a_retry_from_the_queue_is_part_of_the_story,
                     a_pending_operation_can_be_cancelled,
+                    a_cancel_withdraws_newer_data_that_waits,
                     a_run_can_be_cancelled,
                     a_cancelled_run_that_fails_or_is_released_does_not_run_again,
                     a_failed_operation_does_not_expire_before_its_retry,

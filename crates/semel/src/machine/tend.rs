@@ -6,7 +6,7 @@ use super::{
     Answer, CANCELLED, Next, NotNow, Step, Verdict, claim::complete, is_adrift, lapsed, note, promote, unsettle,
 };
 use crate::{
-    Fence, Operation, Outcome, Policy, State, Timestamp,
+    Fence, Operation, Outcome, Policy, State, Successor, Timestamp,
     journal::{self, Event, Note, SWEEP},
 };
 
@@ -237,7 +237,8 @@ fn completed_note(op: &Operation, fence: Fence) -> Option<Note> {
     Some(Note { at, event: Event::Completed, fence, actor: op.owner.clone(), detail })
 }
 
-/// Withdraws a pending operation: it becomes failed and parked, and its key stays taken. A run is asked to stop.
+/// Withdraws a pending operation: it becomes failed and parked, and its key stays taken. A run is asked to stop, and
+/// newer data that waits for its end is withdrawn. Newer data that comes later is new work.
 pub(super) fn cancel(stored: Option<&Operation>, fence: Fence, (actor, reason): (&str, &str), now: Timestamp) -> Step {
     let Some(stored) = stored.filter(|op| !op.has_expired(now)) else {
         return Step::answer(Answer::NotNow(NotNow::Absent));
@@ -249,7 +250,13 @@ pub(super) fn cancel(stored: Option<&Operation>, fence: Fence, (actor, reason): 
         (State::InDoubt, _) => return Step::answer(Answer::NotNow(NotNow::InDoubt)),
         (_, Some(lease)) => {
             lease.cancelled = true;
-            notes.push(note(&op, Event::CancelAsked, actor, reason.to_owned(), now));
+            let detail = match op.successor.take() {
+                Some(Successor { order, fingerprint, .. }) => {
+                    format!("{reason}; newer data is withdrawn: order {order}, fingerprint {}", fingerprint.to_hex())
+                }
+                None => reason.to_owned(),
+            };
+            notes.push(note(&op, Event::CancelAsked, actor, detail, now));
             return Step::put(op, Answer::CancelAsked, notes);
         }
         (State::Failed, None) if op.parked && op.error.as_deref() == Some(CANCELLED) => {

@@ -134,7 +134,9 @@ fn changes(
     if let (Some(waited), Some(waits)) = (&old.successor, &new.successor) {
         law(waited == waits || waited.order < waits.order, "newer data gave way to older")?;
     }
-    if old.successor.is_some() && new.successor.is_none() {
+    if matches!(what, Happening::Cancel) {
+        law(new.successor.is_none(), "a cancel withdraws the newer data, too")?;
+    } else if old.successor.is_some() && new.successor.is_none() {
         let waited = old.successor.as_ref().map(|s| (s.fingerprint, Some(s.order), &s.payload));
         let there = Some((new.fingerprint, new.order, &new.payload));
         law(waited == there || replaces || new.order > waited.and_then(|w| w.1), "newer data was lost")?;

@@ -192,6 +192,40 @@ fn a_cancel_after_lease_expiry_withdraws_the_newer_data_before_and_after_the_swe
 }
 
 #[test]
+fn a_cancel_of_a_run_withdraws_the_newer_data_and_not_what_comes_later() {
+    for (end, comes_later) in
+        settles().map(Some).into_iter().chain([None]).flat_map(|end| [(end.clone(), false), (end, true)])
+    {
+        let mut life = Life::new();
+        let fence = life.acquire(&bring("first", 1));
+        let _ = life.claim(&bring("second", 2));
+        let asked = life.happens(&super::life::Happening::Cancel);
+        assert_eq!(asked.answer, Answer::CancelAsked);
+        let withdrawn = bring("second", 2).fingerprint.to_hex();
+        let detail = &asked.notes.last().expect("a note").detail;
+        assert_eq!(*detail, format!("she knows; newer data is withdrawn: order 2, fingerprint {withdrawn}"));
+        if comes_later {
+            assert!(matches!(life.claim(&bring("third", 3)), Answer::InFlight { kept: true, .. }));
+        }
+        match end.clone() {
+            Some(end) => life.settle(fence, end),
+            None => life.crash(),
+        }
+        if life.row().state == State::InDoubt {
+            assert_eq!(life.resolve(Verdict::Failed), Answer::Resolved);
+        }
+        let expected = match (&end, comes_later) {
+            (_, true) => State::Pending,
+            (Some(Write::Complete(_)), false) => State::Completed,
+            (_, false) => State::Failed,
+        };
+        assert_eq!(life.state(), Some(expected), "{end:?}");
+        assert!(if comes_later { has(&life, "third", 3) } else { has(&life, "first", 1) }, "{end:?}");
+        assert!(life.row().parked == (expected == State::Failed), "{end:?}");
+    }
+}
+
+#[test]
 fn newer_data_waits_for_the_end_of_a_doubt() {
     for came_first in [false, true] {
         for verdict in [Verdict::Completed(Outcome::kept("yes")), Verdict::Failed, Verdict::Retry] {
