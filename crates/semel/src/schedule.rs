@@ -214,6 +214,11 @@ impl Schedule {
         dues.nth(most as usize).unwrap_or(mark)
     }
 
+    /// Whether it makes up for a run that was missed.
+    pub(crate) fn makes_up(&self) -> bool {
+        self.missed != Missed::None
+    }
+
     /// How many runs fit one transaction.
     pub(crate) fn at_once(&self) -> usize {
         let size = self.payload.as_ref().map_or(0, Bytes::len);

@@ -188,6 +188,7 @@ macro_rules! conformance_suite {
                     a_run_commits_with_its_mark,
                     a_mark_that_another_node_has_locked_is_skipped,
                     a_changed_schedule_counts_from_now,
+                    the_newer_of_two_schedules_survives_an_outage_and_a_pause,
                     a_changed_schedule_takes_over_a_mark_that_was_locked,
                     a_paused_kind_gets_no_runs,
                     a_schedule_that_fails_harms_no_other,

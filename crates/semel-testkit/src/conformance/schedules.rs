@@ -210,12 +210,54 @@ pub async fn a_changed_schedule_counts_from_now(lab: Lab) {
     lab.pass(secs(1800));
     new.round().await.unwrap();
     assert_eq!(runs(&b).await, ["hourly@2020-09-13T15:30:00Z"]);
+    // The newer one is gone.
     lab.pass(secs(3600));
-    old.round().await.unwrap();
-    assert_eq!(mark(&a, &changed).await.spec, hourly().spec(), "the newer one is gone");
+    watch(&lab, &mut old).await;
+    assert_eq!(mark(&a, &changed).await.spec, hourly().spec());
+    assert_eq!(runs(&b).await.last().unwrap(), "hourly@2020-09-13T16:00:00Z", "the run that it did not enqueue");
     lab.pass(secs(3600));
     old.round().await.unwrap();
     assert_eq!(runs(&b).await.last().unwrap(), "hourly@2020-09-13T17:00:00Z");
+}
+
+/// Rounds of a node that stands back, for somewhat more than a minute.
+async fn watch(lab: &Lab, node: &mut Timetable<Database>) {
+    for _ in 0..8 {
+        node.round().await.unwrap();
+        lab.pass(secs(10));
+    }
+}
+
+/// Two versions of a schedule run side by side. After an outage, and after a pause, the newer one goes on, though the
+/// older one looks first and finds it overdue; and the run that was missed is made up for.
+pub async fn the_newer_of_two_schedules_survives_an_outage_and_a_pause(lab: Lab) {
+    let (a, b) = (lab.ledger_of("a").await, lab.ledger_of("b").await);
+    let changed = Schedule::every("hourly", secs(1800), reports()).unwrap();
+    let (mut old, mut new) = (table(&a, hourly()), table(&b, changed.clone()));
+    old.round().await.unwrap();
+    new.round().await.unwrap();
+    let mut expected = Vec::new();
+    for (away, run) in [("outage", "2020-09-13T15:00:00Z"), ("pause", "2020-09-13T17:30:00Z")] {
+        if away == "pause" {
+            a.store().pause_kind("bank", "report", "ann", "the printer is broken").await.unwrap();
+        }
+        // For hours no node looks, or nodes look and may not enqueue.
+        lab.pass(secs(9270));
+        if away == "pause" {
+            watch(&lab, &mut old).await;
+            assert!(b.store().resume_kind("bank", "report", "ann", "it prints").await.unwrap());
+        }
+        for _ in 0..3 {
+            old.round().await.unwrap();
+            lab.pass(secs(10));
+        }
+        assert_eq!(mark(&a, &changed).await.spec, changed.spec(), "the older node stands back after the {away}");
+        new.round().await.unwrap();
+        expected.push(format!("hourly@{run}"));
+        assert_eq!(runs(&b).await, expected, "after the {away}");
+        old.round().await.unwrap();
+        assert_eq!(mark(&a, &changed).await.spec, changed.spec());
+    }
 }
 
 /// While its kind is paused, a schedule enqueues nothing; afterwards the latest missed run is enqueued.

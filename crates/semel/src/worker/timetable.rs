@@ -26,8 +26,12 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// The time limit of a run's transaction. A node that freezes in it blocks this schedule for other nodes for this long.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// How long a schedule with another spec may be overdue before this node takes it over.
+/// How long this node must have seen that a schedule with another spec is overdue before it takes the schedule over.
 const ABANDONED: Duration = Duration::from_secs(60);
+
+/// The longest time between two looks of that watch, three times the usual one. After a longer one the watch begins anew: the database was away, or
+/// this node was frozen, and the node that runs the schedule has had no time either.
+const GAP: Duration = Duration::from_secs(30);
 
 /// Schedules and their next due times. A [`Worker`](crate::Worker) has one; a program without a worker can run one
 /// itself.
@@ -42,8 +46,40 @@ pub struct Timetable<S: Fleet> {
 struct Known {
     /// Whether this process has read its mark: another spec that appears later comes from a newer node.
     seen: bool,
+    /// The watch over a mark of another spec that is overdue.
+    watch: Option<Watch>,
     /// The last error. It is logged once.
     trouble: Option<String>,
+}
+
+/// This process has seen a mark overdue in all of its looks, by the database's clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Watch {
+    /// Every due time up to this one is handled: another time is another watch.
+    at: Timestamp,
+    /// The first look.
+    since: Timestamp,
+    /// The last look.
+    last: Timestamp,
+}
+
+impl Watch {
+    /// The watch after a look. It is over when the mark has moved, or may not move: while the kind is paused, its runs
+    /// are overdue on every node.
+    fn look(before: Option<Self>, schedule: &Schedule, mark: Option<&Mark>, now: Timestamp) -> Option<Self> {
+        let mark = mark.filter(|mark| mark.spec != schedule.spec() && !mark.paused)?;
+        if mark.next.is_some_and(|next| next > now) {
+            return None;
+        }
+        let goes_on = |watch: &Self| watch.at == mark.at && watch.last <= now && now.since(watch.last) <= GAP;
+        let since = before.filter(goes_on).map_or(now, |watch| watch.since);
+        Some(Self { at: mark.at, since, last: now })
+    }
+
+    /// How long the mark was seen overdue.
+    fn time(self) -> Duration {
+        self.last.since(self.since)
+    }
 }
 
 /// The next action for a schedule.
@@ -104,7 +140,8 @@ impl<S: Fleet> Timetable<S> {
         let mut wait = RECHECK;
         for (schedule, known) in self.schedules.iter().zip(&mut self.known) {
             let mark = marks.iter().find(|mark| mark.is_of(schedule));
-            let next = match tend(&self.ledger, schedule, mark, known.seen, now).await {
+            known.watch = Watch::look(known.watch, schedule, mark, now);
+            let next = match tend(&self.ledger, schedule, mark, known, now).await {
                 Ok((next, moved)) => {
                     // A mark of another spec that could not be moved yet is still this node's to take over.
                     known.seen |= moved || mark.is_some_and(|mark| mark.spec == schedule.spec());
@@ -133,10 +170,10 @@ async fn tend<S: Fleet>(
     ledger: &Ledger<S>,
     schedule: &Schedule,
     mark: Option<&Mark>,
-    seen: bool,
+    known: &Known,
     now: Timestamp,
 ) -> Result<(Duration, bool)> {
-    Ok(match step(schedule, mark, seen, now) {
+    Ok(match step(schedule, mark, known, now) {
         Step::Leave => (PAUSED, false),
         Step::Wait(next) => (next.map_or(RECHECK, |next| next.since(now)), false),
         Step::Move { to, runs } => {
@@ -150,20 +187,21 @@ async fn tend<S: Fleet>(
     })
 }
 
-/// The next action of a schedule, by its mark, at a time; `seen` is true if this process has read its mark before.
-fn step(schedule: &Schedule, mark: Option<&Mark>, seen: bool, now: Timestamp) -> Step {
+/// The next action of a schedule, by its mark and what this process remembers, at a time.
+fn step(schedule: &Schedule, mark: Option<&Mark>, known: &Known, now: Timestamp) -> Step {
     let Some(mark) = mark else {
         return Step::Move { to: Mark::new(schedule, now), runs: Vec::new() };
     };
     if mark.spec != schedule.spec() {
         // While two versions of a program run side by side, the one that started last decides. If its node is gone,
-        // another one takes over. While the kind is paused, its runs are overdue on every node.
-        let abandoned = !mark.paused && mark.next.is_none_or(|next| now.since(next) > ABANDONED);
-        if seen && !abandoned {
+        // another one takes over, and makes up for the run that it saw overdue.
+        let abandoned = known.watch.is_some_and(|watch| watch.time() >= ABANDONED);
+        if known.seen && !abandoned {
             return Step::Leave;
         }
-        let since = now.max(mark.at);
-        return Step::Move { to: Mark { last: mark.last, ..Mark::new(schedule, since) }, runs: Vec::new() };
+        let missed = mark.next.filter(|_| known.seen && schedule.makes_up());
+        let (since, last) = (now.max(mark.at), missed.or(mark.last));
+        return Step::Move { to: Mark { last, ..Mark::new(schedule, since) }, runs: missed.into_iter().collect() };
     }
     let next = schedule.next(mark.at);
     if next.is_none_or(|next| next > now) {
@@ -229,24 +267,29 @@ mod tests {
         Timestamp::from_micros(hours * HOUR + seconds * 1_000_000)
     }
 
+    /// A process that has read the mark of its schedule before.
+    fn seen() -> Known {
+        Known { seen: true, ..Known::default() }
+    }
+
     #[test]
     fn a_new_schedule_starts_now() {
-        let Step::Move { to, runs } = step(&hourly(), None, false, at(5, 10)) else { panic!() };
+        let Step::Move { to, runs } = step(&hourly(), None, &Known::default(), at(5, 10)) else { panic!() };
         assert_eq!((to.at, to.next, runs), (at(5, 10), Some(at(6, 0)), vec![]));
     }
 
     #[test]
     fn a_run_moves_the_mark_to_its_due_time() {
         let mark = Mark::new(&hourly(), at(5, 10));
-        assert_eq!(step(&hourly(), Some(&mark), true, at(5, 3599)), Step::Wait(Some(at(6, 0))));
-        let Step::Move { to, runs } = step(&hourly(), Some(&mark), true, at(6, 1)) else { panic!() };
+        assert_eq!(step(&hourly(), Some(&mark), &seen(), at(5, 3599)), Step::Wait(Some(at(6, 0))));
+        let Step::Move { to, runs } = step(&hourly(), Some(&mark), &seen(), at(6, 1)) else { panic!() };
         assert_eq!((to.at, to.last, to.next, runs), (at(6, 0), Some(at(6, 0)), Some(at(7, 0)), vec![at(6, 0)]));
     }
 
     #[test]
     fn runs_that_are_left_out_move_the_mark_too() {
         let (schedule, mark) = (hourly().missed(Missed::None), Mark::new(&hourly(), at(5, 10)));
-        let Step::Move { to, runs } = step(&schedule, Some(&mark), true, at(9, 600)) else { panic!() };
+        let Step::Move { to, runs } = step(&schedule, Some(&mark), &seen(), at(9, 600)) else { panic!() };
         assert_eq!((to.at, to.last, runs), (at(9, 0), None, vec![]));
     }
 
@@ -254,7 +297,7 @@ mod tests {
     fn runs_of_a_long_outage_are_enqueued_in_several_transactions() {
         let (schedule, now) = (hourly().missed(Missed::All(u32::MAX)), at(2505, 10));
         let (mut mark, mut steps, mut all) = (Mark::new(&schedule, at(5, 10)), Vec::new(), Vec::new());
-        while let Step::Move { to, runs } = step(&schedule, Some(&mark), true, now) {
+        while let Step::Move { to, runs } = step(&schedule, Some(&mark), &seen(), now) {
             assert_eq!((Some(to.at), to.last), (runs.last().copied(), runs.last().copied()));
             steps.push(runs.len());
             all.extend(runs);
@@ -264,33 +307,68 @@ mod tests {
         assert_eq!(all, (6..=2505).map(|hour| at(hour, 0)).collect::<Vec<_>>());
         assert_eq!(mark.next, Some(at(2506, 0)));
         let large = schedule.payload(vec![0; 4 << 20]);
-        let Step::Move { runs, .. } = step(&large, Some(&Mark::new(&large, at(5, 10))), true, now) else { panic!() };
+        let Step::Move { runs, .. } = step(&large, Some(&Mark::new(&large, at(5, 10))), &seen(), now) else { panic!() };
         assert_eq!(runs.len(), 4, "bounded in bytes, too");
     }
 
     #[test]
     fn a_clock_that_goes_back_brings_no_run_again() {
         let mark = Mark { at: at(9, 0), next: Some(at(10, 0)), ..Mark::new(&hourly(), at(5, 10)) };
-        assert_eq!(step(&hourly(), Some(&mark), true, at(7, 1)), Step::Wait(Some(at(10, 0))));
+        assert_eq!(step(&hourly(), Some(&mark), &seen(), at(7, 1)), Step::Wait(Some(at(10, 0))));
         let other = Mark { spec: "other".into(), ..mark };
-        let Step::Move { to, .. } = step(&hourly(), Some(&other), false, at(7, 1)) else { panic!() };
+        let Step::Move { to, .. } = step(&hourly(), Some(&other), &Known::default(), at(7, 1)) else { panic!() };
         assert_eq!(to.at, at(9, 0), "nor does a changed schedule");
     }
 
     #[test]
     fn a_paused_kind_keeps_its_mark() {
         let mark = Mark { paused: true, ..Mark::new(&hourly(), at(5, 10)) };
-        assert_eq!(step(&hourly(), Some(&mark), true, at(8, 0)), Step::Leave);
+        assert_eq!(step(&hourly(), Some(&mark), &seen(), at(8, 0)), Step::Leave);
     }
 
     #[test]
     fn a_changed_schedule_counts_from_now_and_the_newest_node_decides() {
         let mark = Mark { spec: "other".into(), ..Mark::new(&hourly(), at(5, 10)) };
-        let Step::Move { to, runs } = step(&hourly(), Some(&mark), false, at(9, 10)) else { panic!() };
+        let Step::Move { to, runs } = step(&hourly(), Some(&mark), &Known::default(), at(9, 10)) else { panic!() };
         assert_eq!((to.at, to.since, to.spec, runs), (at(9, 10), at(9, 10), hourly().spec(), vec![]));
-        assert_eq!(step(&hourly(), Some(&mark), true, at(6, 30)), Step::Leave, "an older node stands back");
-        assert!(matches!(step(&hourly(), Some(&mark), true, at(6, 90)), Step::Move { .. }), "unless no node runs it");
+        assert_eq!(step(&hourly(), Some(&mark), &seen(), at(6, 90)), Step::Leave, "an older node stands back");
         let paused = Mark { paused: true, ..mark };
-        assert_eq!(step(&hourly(), Some(&paused), true, at(6, 90)), Step::Leave, "or its kind is paused");
+        assert_eq!(step(&hourly(), Some(&paused), &seen(), at(6, 90)), Step::Leave, "also if its kind is paused");
+    }
+
+    /// What a process remembers after looks at the mark of another spec, at these times.
+    fn after(mark: &Mark, looks: impl IntoIterator<Item = Timestamp>) -> Known {
+        let watch = looks.into_iter().fold(None, |watch, now| Watch::look(watch, &hourly(), Some(mark), now));
+        Known { watch, ..seen() }
+    }
+
+    #[test]
+    fn an_older_node_takes_over_what_it_has_seen_overdue_for_a_minute_and_makes_up_for_the_run() {
+        let mark = Mark { spec: "other".into(), ..Mark::new(&hourly(), at(5, 10)) };
+        let looks = |seconds: i64| (0..=seconds).step_by(10).map(|after| at(6, 5 + after));
+        assert_eq!(step(&hourly(), Some(&mark), &after(&mark, looks(50)), at(6, 55)), Step::Leave);
+        let watched = after(&mark, looks(60));
+        let Step::Move { to, runs } = step(&hourly(), Some(&mark), &watched, at(6, 65)) else { panic!() };
+        assert_eq!((to.at, to.last, to.spec), (at(6, 65), Some(at(6, 0)), hourly().spec()));
+        assert_eq!(runs, [at(6, 0)], "the run that the other node did not enqueue");
+        let none = hourly().missed(Missed::None);
+        let Step::Move { to, runs } = step(&none, Some(&mark), &watched, at(6, 65)) else { panic!() };
+        assert_eq!((to.last, runs), (None, vec![]), "unless the schedule leaves missed runs out");
+    }
+
+    #[test]
+    fn time_in_which_a_node_did_not_look_does_not_count_as_overdue() {
+        let mark = Mark { spec: "other".into(), ..Mark::new(&hourly(), at(5, 10)) };
+        let time = |looks: &[(i64, i64)]| after(&mark, looks.iter().map(|(h, s)| at(*h, *s))).watch.map(Watch::time);
+        assert_eq!(time(&[(6, 5), (6, 15)]), Some(Duration::from_secs(10)));
+        assert_eq!(time(&[(6, 5), (6, 15), (9, 0), (9, 10)]), Some(Duration::from_secs(10)), "an outage, or a freeze");
+        assert_eq!(time(&[(6, 50), (6, 20), (6, 30)]), Some(Duration::from_secs(10)), "a clock that goes back");
+        assert_eq!(time(&[(5, 50), (5, 55)]), None, "it is not due");
+        let before = after(&mark, [at(6, 5), at(6, 15)]).watch;
+        let look = |mark: &Mark| Watch::look(before, &hourly(), Some(mark), at(6, 25)).map(Watch::time);
+        assert_eq!(look(&mark), Some(Duration::from_secs(20)));
+        assert_eq!(look(&Mark { paused: true, ..mark.clone() }), None, "its kind is paused");
+        assert_eq!(look(&Mark { at: at(6, 0), ..mark.clone() }), Some(Duration::ZERO), "it has moved since");
+        assert_eq!(look(&Mark { spec: hourly().spec(), ..mark }), None, "it is this node's own");
     }
 }
