@@ -37,6 +37,7 @@ impl Work {
     }
 
     /// Its policy. For an enqueue it is stored until the operation settles; without one, the worker's policy applies.
+    /// An enqueue under [`OnLost::Probe`](crate::OnLost::Probe) is refused: a worker has no probe.
     #[must_use]
     pub fn policy(self, policy: Policy) -> Self {
         Self { policy, later: Later { keeps_policy: true, ..self.later }, ..self }
@@ -94,6 +95,9 @@ impl Work {
     /// The request of an enqueue.
     pub(crate) fn into_enqueue(self, owner: &str) -> Result<Request> {
         let later = self.later;
+        if later.keeps_policy {
+            self.policy.check_for_worker()?;
+        }
         if later.delay > Policy::LONGEST {
             return Err(Error::Invalid("delay: is longer than 1000 years".into()));
         }

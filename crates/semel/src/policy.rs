@@ -102,6 +102,18 @@ impl Policy {
             _ => Err(Error::Invalid(wrong.join("; "))),
         }
     }
+
+    /// Refuses a policy that is invalid for work that a worker runs: a worker has no probe.
+    ///
+    /// # Errors
+    /// As [`Policy::check`].
+    pub(crate) fn check_for_worker(&self) -> Result<(), Error> {
+        self.check()?;
+        match self.on_lost {
+            OnLost::Probe => Err(Error::Invalid("on_lost: is probe, and a worker has no probe; set hold".into())),
+            OnLost::Rerun | OnLost::Hold => Ok(()),
+        }
+    }
 }
 
 /// The answer to a claim with another fingerprint.
@@ -124,7 +136,8 @@ pub enum OnLost {
     Rerun,
     /// It is in doubt until a person resolves it.
     Hold,
-    /// It is in doubt until a probe (or a person) resolves it.
+    /// It is in doubt until a probe (or a person) resolves it. For runs with a probe
+    /// ([`Ledger::run_with_probe`](crate::Ledger::run_with_probe)); refused for enqueued work.
     Probe,
 }
 

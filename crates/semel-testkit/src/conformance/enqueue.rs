@@ -241,6 +241,16 @@ pub async fn the_policy_of_an_enqueue_is_kept_until_it_settles(lab: Lab) {
     assert_eq!(ask(&ledger, work("own", policy())).await, "exhausted", "also for a claim of its key");
 }
 
+/// A worker has no probe, so an enqueue under `probe` is refused. For a claim it is allowed.
+pub async fn an_enqueue_under_probe_is_refused(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let probe = Policy { on_lost: OnLost::Probe, ..policy() };
+    let refused = ledger.enqueue(work("k", probe.clone())).await;
+    assert!(matches!(&refused, Err(Error::Invalid(why)) if why.contains("probe")), "{refused:?}");
+    assert!(find(&ledger, "k").await.is_none(), "nothing is stored");
+    assert_eq!(ask(&ledger, work("k", probe)).await, "acquired");
+}
+
 /// An operation out of attempts by the worker's policy is not taken, and no longer due.
 pub async fn an_operation_that_a_worker_finds_exhausted_is_no_longer_due(lab: Lab) {
     let ledger = lab.ledger().await;

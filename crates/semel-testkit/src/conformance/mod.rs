@@ -148,6 +148,7 @@ macro_rules! conformance_suite {
                     newer_data_replaces_pending_data,
                     newer_data_that_waits_for_a_run_keeps_the_terms_of_its_enqueue,
                     the_policy_of_an_enqueue_is_kept_until_it_settles,
+                    an_enqueue_under_probe_is_refused,
                     an_operation_that_a_worker_finds_exhausted_is_no_longer_due,
                     a_retry_from_the_queue_is_part_of_the_story,
                     a_pending_operation_can_be_cancelled,

@@ -358,22 +358,27 @@ pub async fn work_of_another_node_starts_soon(lab: Lab) {
 pub async fn mistakes_in_one_kind_stop_no_other(lab: Lab) {
     let lab = lab.with_real_clock();
     let ledger = lab.ledger().await;
-    for kind in ["never", "panics", "sound"] {
+    for kind in ["never", "panics", "probes", "sound"] {
         let work = job(of("acme", kind), "k").policy_of_worker(policy());
         ledger.enqueue(work).await.unwrap();
     }
     let handler = |_: Context<Database>| async { Ok(Outcome::kept("")) };
     let never = Kind::leased("works", "never", handler).policy(Policy { max_attempts: Some(0), ..policy() });
     let panics = Kind::leased("works", "panics", handler).policy(policy()).span(|_| panic!("on purpose"));
+    // A worker has no probe: its operations would be in doubt for ever.
+    let probes = Kind::leased("works", "probes", handler).policy(Policy { on_lost: OnLost::Probe, ..policy() });
     let sound = Kind::leased("works", "sound", handler).policy(policy());
-    let hired = hire(Worker::new(&ledger).on(never).on(panics).on(sound));
+    let hired = hire(Worker::new(&ledger).on(never).on(panics).on(probes).on(sound));
     eventually(|| is_over(&ledger, "sound", std::iter::once("k".to_owned()))).await;
     // The worker is still there.
     ledger.enqueue(job(of("acme", "sound"), "another")).await.unwrap();
     eventually(|| is_over(&ledger, "sound", std::iter::once("another".to_owned()))).await;
-    let untouched = ledger.store().by_key(&of("acme", "never"), &key("k")).await.unwrap().unwrap();
-    assert_eq!((untouched.state, untouched.parked), (State::Pending, false));
-    assert_eq!(ledger.store().due_kinds("works", ("", "")).await.unwrap()[0].kind, "never", "it stays due");
+    for kind in ["never", "probes"] {
+        let untouched = ledger.store().by_key(&of("acme", kind), &key("k")).await.unwrap().unwrap();
+        assert_eq!((untouched.state, untouched.parked), (State::Pending, false), "{kind}");
+        let due = ledger.store().due_kinds("works", ("", "")).await.unwrap();
+        assert!(due.iter().any(|due| due.kind == kind), "{kind} stays due");
+    }
     hired.stop().await;
 }
 

@@ -106,7 +106,8 @@ impl<S: Store> Kind<S> {
         Self { takes: Box::new(takes), ..self }
     }
 
-    /// The policy of operations that were enqueued without one.
+    /// The policy of operations that were enqueued without one. The work of a kind with an invalid policy is not taken,
+    /// and logged; a worker has no probe, so [`OnLost::Probe`](crate::OnLost::Probe) is invalid.
     pub fn policy(self, policy: Policy) -> Self {
         self.policy_by(move |_| policy.clone())
     }

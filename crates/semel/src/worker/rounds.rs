@@ -365,7 +365,7 @@ impl<S: Store> Rounds<S> {
         for (due, share) in self.shares.of(n, due, seats.len()) {
             let scope = Scope::new(&due.tenant, &kind.service, &due.kind)?;
             let policy = kind.policy_of(&scope);
-            if let Err(error) = policy.check() {
+            if let Err(error) = policy.check_for_worker() {
                 self.log_wrong_policy(n, &scope, &error);
                 continue;
             }
