@@ -1,16 +1,17 @@
 //! Fairness: no source, no function and no endpoint keeps another one from running.
 
-use std::{net::TcpListener, thread, time::Duration};
+use std::{cell::Cell, net::TcpListener, thread, time::Duration};
 
 use semel::State;
 use serde_json::json;
 
 use crate::{
+    desk::Desk,
     endpoint::{Does, Endpoint},
-    hooks::{SECRET, deliver, deliver_to, event, forward, start, start_as, status, stored},
+    hooks::{SECRET, becomes, deliver, deliver_to, event, forward, outbox, start, start_as, status, stored},
     place::{Place, on_both_databases},
     proposals::rows,
-    support::{SOON, eventually},
+    support::{SOON, Server, eventually},
 };
 
 on_both_databases! {
@@ -20,6 +21,31 @@ on_both_databases! {
     a_slow_function_leaves_seats_for_others
     events_of_a_source_that_is_gone_wait_untouched_until_it_is_back
     events_of_another_tenant_are_left_alone_and_delay_no_other
+    deliveries_of_a_paused_source_are_stored_and_run_after_the_pause
+}
+
+fn deliveries_of_a_paused_source_are_stored_and_run_after_the_pause(place: &Place) {
+    let sent = Cell::new(0);
+    let send = |server: &Server| {
+        sent.set(sent.get() + 1);
+        status(&deliver(server, &event(&format!("evt_{}", sent.get()), 1_700_000_000, "a")))
+    };
+    let server = start_as(place, "api,worker", &[]);
+    assert_eq!(send(&server), "processed");
+    let desk = Desk::at(place);
+    desk.block(desk.database.pause_kind("webhooks", "stripe", "ann", "the books are closed")).unwrap();
+    eventually(SOON, "the node knows of the pause", || send(&server) == "accepted");
+    drop(server);
+    let server = start_as(place, "api,worker", &[]);
+    assert_eq!(send(&server), "accepted", "a node that starts knows of it at once");
+    let last = format!("evt_{}", sent.get());
+    let waits = stored(place, "stripe", &last).unwrap();
+    assert_eq!((waits.state, waits.failures, waits.crashes), (State::Pending, 0, 0));
+    assert_eq!(outbox(place).len(), sent.get() - 2, "it has had no effect");
+    assert!(desk.block(desk.database.resume_kind("webhooks", "stripe", "ann", "they are open")).unwrap());
+    becomes(place, &last, State::Completed);
+    eventually(SOON, "the node knows of the end of the pause", || send(&server) == "processed");
+    eventually(SOON, "every event took effect", || outbox(place).len() == sent.get());
 }
 
 /// A source that was moved to another tenant: the older events under its name belong to the former one.

@@ -85,6 +85,8 @@ statements! {
          WHERE o.id = l.operation GROUP BY o.service, o.kind";
     /// The pause of a kind.
     pause_of = "SELECT p.at, p.actor, p.reason FROM semel_paused AS p WHERE p.service = $1 AND p.kind = $2";
+    /// The paused kinds of a service.
+    paused_of = "SELECT p.kind FROM semel_paused AS p WHERE p.service = $1";
     /// The paused kinds.
     paused = "SELECT p.service, p.kind, p.at, p.actor, p.reason FROM semel_paused AS p LIMIT $1";
 }

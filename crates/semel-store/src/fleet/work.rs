@@ -1,6 +1,9 @@
 //! How many operations of each kind wait and run, and which kinds are paused.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use semel::{Result, Timestamp, prelude::*};
 
@@ -73,6 +76,19 @@ impl Database {
         });
         let found: Option<(i64, String, String)> = self.answered(found).await?;
         Ok(found.map(|(at, actor, reason)| Paused { at: Timestamp::from_micros(at), actor, reason }))
+    }
+
+    /// The paused kinds of a service.
+    ///
+    /// # Errors
+    /// The database cannot be reached.
+    pub async fn paused_kinds(&self, service: &str) -> Result<BTreeSet<String>> {
+        let found = self.read(async |conn| {
+            on!(conn, c => sqlx::query_scalar(self.fleet_sql().paused_of).bind(service).fetch_all(&mut **c).await)
+                .map_err(read_failed)
+        });
+        let kinds: Vec<String> = self.answered(found).await?;
+        Ok(kinds.into_iter().collect())
     }
 
     async fn look_at_work(&self) -> Result<BTreeMap<(String, String), KindOfWork>> {

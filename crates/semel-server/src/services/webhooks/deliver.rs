@@ -31,8 +31,10 @@ impl Receiver {
         };
         crash_point!("webhooks.after_store");
         let (event, attempt) = (as_stored(event, lease.operation(), &source), lease.operation().attempt());
-        let Some(seat) = seat(&source).await else {
-            // A worker runs it. If the lease is lost by now, another node decides.
+        let paused = self.is_paused(lease.operation().scope.kind());
+        let Some(seat) = (if paused { None } else { seat(&source).await }) else {
+            // A worker runs it, after the pause of its kind if there is one. If the lease is lost by now, another node
+            // decides.
             let _ = lease.release(Duration::ZERO).await.map_err(not_stored)?;
             return Ok(Status::Accepted);
         };

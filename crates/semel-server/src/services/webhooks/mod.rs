@@ -36,12 +36,13 @@ mod take_in;
 mod work;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
     time::{Duration, SystemTime},
 };
 
 use axum::{Router, routing::post};
+use parking_lot::RwLock;
 use semel::{Ledger, messaging::Queue};
 use semel_store::Database;
 use tokio::sync::watch;
@@ -101,6 +102,8 @@ struct Inner {
     ledger: Ledger<Database>,
     sources: BTreeMap<String, Arc<Source>>,
     refusals: Refusals,
+    /// The paused kinds, as they were a second ago at most: deliveries are not delayed to read them.
+    paused: RwLock<BTreeSet<String>>,
     clock: Clock,
 }
 
@@ -135,6 +138,7 @@ impl Receiver {
             ledger: ledger.clone(),
             sources: sources.collect::<semel::Result<_>>()?,
             refusals: Refusals::default(),
+            paused: RwLock::new(ledger.store().paused_kinds(SERVICE).await?),
             clock,
         })))
     }
@@ -162,7 +166,8 @@ impl Receiver {
         topics.into_iter().map(Queue::new).collect()
     }
 
-    /// Writes the counts of refused and of stored events every second, until `stop` turns true.
+    /// Writes the counts of refused and of stored events, and reads which kinds are paused, every second until `stop`
+    /// turns true.
     pub fn count(&self, mut stop: watch::Receiver<bool>) -> impl Future<Output = ()> + Send + use<> {
         let receiver = self.clone();
         async move {
@@ -172,8 +177,22 @@ impl Receiver {
                     _ = stop.wait_for(|stop| *stop) => {}
                 }
                 receiver.0.refusals.flush(receiver.0.ledger.store()).await;
+                receiver.look_at_pauses().await;
             }
         }
+    }
+
+    async fn look_at_pauses(&self) {
+        match self.0.ledger.store().paused_kinds(SERVICE).await {
+            Ok(paused) => *self.0.paused.write() = paused,
+            // Those that are known still count.
+            Err(error) => tracing::debug!(%error, "the paused kinds could not be read"),
+        }
+    }
+
+    /// Whether a person has paused a kind: its events are stored, and run after the pause.
+    fn is_paused(&self, kind: &str) -> bool {
+        self.0.paused.read().contains(kind)
     }
 
     /// A source by its name.
