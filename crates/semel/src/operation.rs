@@ -309,6 +309,9 @@ pub struct Operation {
     pub crashes: u32,
     /// Whether it runs again only after a person said so.
     pub parked: bool,
+    /// Whether no worker tries it: it is parked, or out of attempts by the policy of its last run. A claim under a policy
+    /// with more attempts still acquires it.
+    pub never_due: bool,
     /// Whether it is final once completed, by the policy of the last claim.
     pub pinned: bool,
     /// Its priority among due operations.

@@ -122,7 +122,7 @@ SELECT id, tenant, service, kind, key, fingerprint, payload_order, payload, labe
        FALSE AS archived, look_at, NULL::bytea AS outcome, NULL::boolean AS outcome_kept, error, checkpoint,
        NULL::bytea AS token, NULL::bigint AS deadline, NULL::bigint AS run_until, NULL::text AS terms,
        NULL::boolean AS cancelled, NULL::bytea AS successor_fingerprint, NULL::bigint AS successor_order,
-       NULL::bytea AS successor_payload, NULL::text AS successor_terms
+       NULL::bytea AS successor_payload, NULL::text AS successor_terms, FALSE AS never_due
 FROM taken"
 );
 

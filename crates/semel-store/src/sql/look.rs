@@ -13,7 +13,8 @@ macro_rules! brief {
                     CASE WHEN false THEN o.checkpoint END AS checkpoint,
                     l.token, l.deadline, l.run_until, l.terms, l.cancelled,
                     s.fingerprint AS successor_fingerprint, s.payload_order AS successor_order,
-                    CASE WHEN false THEN s.payload END AS successor_payload, s.terms AS successor_terms ",
+                    CASE WHEN false THEN s.payload END AS successor_payload, s.terms AS successor_terms,
+                    EXISTS (SELECT 1 FROM semel_backlog AS b WHERE b.operation = o.id AND b.due IS NULL AND b.state <> 'in_doubt') AS never_due ",
             $where
         )
     };

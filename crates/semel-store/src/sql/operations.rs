@@ -12,7 +12,8 @@ macro_rules! operation {
                     o.outcome, o.outcome_kept, o.error, o.checkpoint,
                     l.token, l.deadline, l.run_until, l.terms, l.cancelled,
                     s.fingerprint AS successor_fingerprint, s.payload_order AS successor_order, s.payload AS successor_payload,
-                    s.terms AS successor_terms ",
+                    s.terms AS successor_terms,
+                    EXISTS (SELECT 1 FROM semel_backlog AS b WHERE b.operation = o.id AND b.due IS NULL AND b.state <> 'in_doubt') AS never_due ",
             $where
         )
     };

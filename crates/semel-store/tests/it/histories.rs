@@ -251,7 +251,9 @@ impl Run {
                 }
                 None => {
                     assert_eq!(said, Answer::Exhausted, "it was due, and was not taken");
+                    // It is no longer due, which no other event would change.
                     self.due.insert(place, None);
+                    self.model.get_mut(&place).unwrap().never_due = true;
                 }
             }
         }

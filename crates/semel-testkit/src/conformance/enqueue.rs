@@ -9,7 +9,7 @@ use semel::{
 };
 
 use super::tools::*;
-use crate::{Lab, scope, work, work_with};
+use crate::{Lab, key, scope, work, work_with};
 
 fn policy() -> Policy {
     Policy { backoff: Backoff { first: secs(10), cap: secs(40) }, max_attempts: Some(2), ..Policy::default() }
@@ -261,6 +261,36 @@ pub async fn an_operation_that_a_worker_finds_exhausted_is_no_longer_due(lab: La
     let strict = Want { policy: Policy { max_attempts: Some(1), ..policy() }, ..want(1) };
     assert_eq!(take(&ledger, strict).await.len(), 0);
     assert_eq!(ledger.due_kinds("bank", ("", "")).await.unwrap(), [], "it would be found again for ever");
+}
+
+/// An enqueue without a policy does not know how often the worker tries. It is answered by what the worker has decided.
+pub async fn an_enqueue_is_exhausted_when_the_worker_has_given_up(lab: Lab) {
+    let ledger = lab.ledger().await;
+    let bare = |text: &str| Work::new(scope(), key(text), semel::Fingerprint::of_bytes(text.as_bytes()));
+    for text in ["failed", "found exhausted"] {
+        assert_eq!(enqueue(&ledger, bare(text)).await.word(), "enqueued");
+        let lease = take(&ledger, want(1)).await.remove(0);
+        assert_eq!(lease.fail(failure("no")).await.unwrap(), SETTLED);
+        assert_eq!(enqueue(&ledger, bare(text)).await.word(), "not_yet", "{text}: the worker tries it again");
+        lab.pass(secs(60));
+        let strict = Want { policy: Policy { max_attempts: Some(1), ..policy() }, ..want(1) };
+        match text {
+            "failed" => {
+                let lease = take(&ledger, want(1)).await.remove(0);
+                assert_eq!(lease.fail(failure("no")).await.unwrap(), SETTLED);
+            }
+            _ => assert_eq!(take(&ledger, strict).await.len(), 0),
+        }
+        assert!(row(&ledger, text).await.never_due, "{text}");
+        assert_eq!(enqueue(&ledger, bare(text)).await.word(), "exhausted", "{text}");
+        assert_eq!(enqueue(&ledger, work(text, Policy { max_attempts: None, ..policy() })).await.word(), "exhausted");
+        let retry = Decision::Resolve { verdict: semel::Verdict::Retry, expected: None };
+        let id = row(&ledger, text).await.id;
+        assert_eq!(decide(&ledger, id, retry).await.answer, Answer::Resolved);
+        assert_eq!(enqueue(&ledger, bare(text)).await.word(), "waiting", "{text}: until a person decides");
+        let lease = take(&ledger, want(1)).await.remove(0);
+        assert_eq!(lease.complete(done("")).await.unwrap(), SETTLED);
+    }
 }
 
 /// A retry from the queue is a takeover, and noted as one.

@@ -150,6 +150,7 @@ macro_rules! conformance_suite {
                     the_policy_of_an_enqueue_is_kept_until_it_settles,
                     an_enqueue_under_probe_is_refused,
                     an_operation_that_a_worker_finds_exhausted_is_no_longer_due,
+                    an_enqueue_is_exhausted_when_the_worker_has_given_up,
                     a_retry_from_the_queue_is_part_of_the_story,
                     a_pending_operation_can_be_cancelled,
                     a_cancel_withdraws_newer_data_that_waits,

@@ -99,6 +99,7 @@ pub(super) fn unclaimed(request: &Request, fence: Fence, now: Timestamp) -> Oper
         failures: 0,
         crashes: 0,
         parked: false,
+        never_due: false,
         pinned: false,
         priority: Priority::default(),
         terms: None,

@@ -2,7 +2,7 @@
 
 use super::{
     Answer, Next, Request, Step,
-    claim::{is_exhausted, is_newer, look_by, stale, supersede, unclaimed},
+    claim::{is_newer, look_by, stale, supersede, unclaimed},
     lapsed, tend,
 };
 use crate::{Fence, OnMismatch, Operation, State, Timestamp, journal::Note};
@@ -31,9 +31,9 @@ pub(super) fn enqueue(stored: Option<&Operation>, request: &Request, fence: Fenc
 fn enqueue_known(op: &Operation, request: &Request, now: Timestamp, mut notes: Vec<Note>) -> Step {
     let is_known = op.fingerprint.matches(&request.fingerprint);
     match request.policy.on_mismatch {
-        _ if is_known => Step { next: Next::Same, answer: known(op, request, now, false), notes },
+        _ if is_known => Step { next: Next::Same, answer: known(op, now, false), notes },
         OnMismatch::Reject => Step { next: Next::Same, answer: Answer::Mismatch, notes },
-        OnMismatch::Replay => Step { next: Next::Same, answer: known(op, request, now, true), notes },
+        OnMismatch::Replay => Step { next: Next::Same, answer: known(op, now, true), notes },
         OnMismatch::SupersedeIfNewer if op.is_final(now) || !is_newer(op, request) => stale(op, request, notes),
         OnMismatch::SupersedeIfNewer => {
             let mut op = op.clone();
@@ -48,8 +48,7 @@ fn enqueue_known(op: &Operation, request: &Request, now: Timestamp, mut notes: V
 }
 
 /// The answer to an enqueue of an existing key.
-fn known(op: &Operation, request: &Request, now: Timestamp, mismatch: bool) -> Answer {
-    let policy = op.terms.as_ref().unwrap_or(&request.policy);
+fn known(op: &Operation, now: Timestamp, mismatch: bool) -> Answer {
     let from = op.not_before.filter(|from| *from > now).unwrap_or(now);
     match op.state {
         State::Processing => {
@@ -58,7 +57,8 @@ fn known(op: &Operation, request: &Request, now: Timestamp, mismatch: bool) -> A
         }
         State::Completed => Answer::Replay { mismatch },
         State::InDoubt => Answer::InDoubt { kept: false },
-        State::Pending | State::Failed | State::TimedOut if is_exhausted(op, policy) => Answer::Exhausted,
+        // The worker's policy decides, which an enqueue without a policy does not know.
+        State::Pending | State::Failed | State::TimedOut if op.never_due => Answer::Exhausted,
         State::Pending => Answer::Waiting { from },
         State::Failed | State::TimedOut => Answer::NotYet { until: from },
     }

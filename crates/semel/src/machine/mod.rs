@@ -369,6 +369,16 @@ impl Step {
 /// One step of the state machine. See the [module](self).
 #[must_use]
 pub fn step(stored: Option<&Operation>, event: &Event<'_>, now: Timestamp) -> Step {
+    let mut step = transition(stored, event, now);
+    match &mut step.next {
+        Next::Put(op) => op.never_due = is_never_due(stored, op, now),
+        Next::Anew(op) => op.never_due = is_never_due(None, op, now),
+        Next::Same | Next::Gone => {}
+    }
+    step
+}
+
+fn transition(stored: Option<&Operation>, event: &Event<'_>, now: Timestamp) -> Step {
     match event {
         Event::Claim { request, fence } | Event::ClaimInline { request, fence } if request.later.is_some() => {
             enqueue::enqueue(stored, request, *fence, now)
@@ -399,6 +409,17 @@ pub fn read(row: &Operation, request: &Request, now: Timestamp) -> Option<Answer
     const UNDRAWN: Fence = Fence(i64::MAX);
     let read = step(Some(row), &Event::Claim { request, fence: UNDRAWN }, now);
     matches!(read.next, Next::Same).then_some(read.answer)
+}
+
+/// Whether a changed operation waits and no worker tries it. The end of its lease decides, and holds until it has
+/// another fence or newer data.
+fn is_never_due(old: Option<&Operation>, op: &Operation, now: Timestamp) -> bool {
+    let waits = |op: &Operation| matches!(op.state, State::Pending | State::Failed | State::TimedOut);
+    match old {
+        _ if !waits(op) => false,
+        Some(old) if waits(old) && (old.fence, old.order) == (op.fence, op.order) => old.never_due,
+        _ => due(op, old.and_then(|old| old.lease.as_ref()).map(|lease| &lease.terms), now).is_none(),
+    }
 }
 
 /// The time from which an operation is due, by the terms of the lease that ended; `now` is the time of that end. `None`

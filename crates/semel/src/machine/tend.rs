@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    Answer, CANCELLED, Next, NotNow, Step, Verdict, claim::complete, is_adrift, lapsed, note, promote, unsettle,
+    Answer, CANCELLED, Next, NotNow, Step, Verdict, claim::complete, is_adrift, is_never_due, lapsed, note, promote,
+    unsettle,
 };
 use crate::{
     Fence, Operation, Outcome, Policy, State, Successor, Timestamp,
@@ -17,11 +18,13 @@ const LOOK_AGAIN: Duration = Duration::from_secs(3600);
 const LOOK_AGAIN_AT_WAITING: Duration = Duration::from_secs(24 * 3600);
 
 /// Ends an expired lease, and promotes the successor unless there is doubt.
-pub(super) fn lapse(op: &Operation, fence: Fence, now: Timestamp) -> (Operation, Vec<Note>) {
-    let (mut op, mut notes) = end_lease(op, fence, now);
+pub(super) fn lapse(held: &Operation, fence: Fence, now: Timestamp) -> (Operation, Vec<Note>) {
+    let (mut op, mut notes) = end_lease(held, fence, now);
     if op.state != State::InDoubt {
         notes.extend(promote(&mut op, SWEEP, now));
     }
+    // An enqueue that finds the expired lease is answered by this.
+    op.never_due = is_never_due(Some(held), &op, now);
     (op, notes)
 }
 

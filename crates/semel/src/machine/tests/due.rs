@@ -61,6 +61,35 @@ fn a_failed_operation_is_due_after_its_backoff_unless_it_is_exhausted() {
 }
 
 #[test]
+fn an_enqueue_without_a_policy_is_exhausted_when_the_worker_has_given_up() {
+    let enqueue = |policy: Policy| Request { later: Some(Later::default()), policy, ..ask("a") };
+    let unlimited = Policy { max_attempts: None, max_crashes: 99, ..policy() };
+    for crashes in [false, true] {
+        let mut life = Life::new();
+        assert_eq!(life.claim(&enqueue(unlimited.clone())), Answer::Enqueued);
+        for run in 1..=2 {
+            let fence = life.acquire(&Request { at_once: true, ..ask("a") });
+            match crashes {
+                true => life.crash(),
+                false => life.settle(fence, fail(Retry::Backoff)),
+            }
+            let said = life.claim(&enqueue(unlimited.clone()));
+            assert_eq!(said == Answer::Exhausted, run == 2, "run {run}, crashes: {crashes}: {said:?}");
+        }
+        let strict = Policy { max_attempts: Some(1), max_crashes: 1, ..policy() };
+        assert_eq!(life.claim(&enqueue(strict.clone())), Answer::Exhausted);
+        assert_eq!(life.resolve(Verdict::Retry), Answer::Resolved);
+        let waiting = Answer::Waiting { from: life.now };
+        assert_eq!(life.claim(&enqueue(unlimited.clone())), waiting);
+        let fence = life.acquire(&ask("a"));
+        life.settle(fence, fail(Retry::Backoff));
+        assert!(matches!(life.claim(&enqueue(strict)), Answer::NotYet { .. }), "the worker tries it again");
+        let more = Request { at_once: true, policy: unlimited.clone(), ..ask("a") };
+        life.acquire(&more);
+    }
+}
+
+#[test]
 fn a_pending_operation_without_a_delay_is_due_at_once() {
     let claimed = || {
         let mut life = Life::new();

@@ -95,10 +95,15 @@ fn rows_in(state: State) -> Vec<Operation> {
     let ended_badly = |rows| {
         let rows = each(settled(rows), &times(), |row, until| row.not_before = until);
         let rows = each(rows, &times(), |row, end| row.expires_at = end);
-        each(rows, &[false, true], |row, parked| row.parked = parked)
+        each(rows, &[(false, false), (false, true), (true, true)], |row, (parked, never_due)| {
+            (row.parked, row.never_due) = (parked, never_due);
+        })
     };
     match state {
-        State::Pending => each(rows, &times(), |row, until| row.not_before = until),
+        State::Pending => {
+            let rows = each(rows, &times(), |row, until| row.not_before = until);
+            each(rows, &[false, true], |row, never_due| row.never_due = never_due)
+        }
         State::Processing => with_successor(each(rows, &leases(), |row, lease| row.lease = Some(lease))),
         State::InDoubt => with_successor(settled(rows)),
         State::Failed | State::TimedOut => ended_badly(rows),

@@ -20,6 +20,8 @@ pub(super) fn row(op: &Operation) {
     only_in(op.archive_at.is_some(), &[Completed], "archive_at");
     only_in(op.archived, &[Completed], "archived");
     only_in(op.parked, &[Failed, TimedOut], "parked");
+    only_in(op.never_due, &[Pending, Failed, TimedOut], "never due");
+    assert!(op.never_due || !op.parked, "no worker tries what is parked: {op:?}");
     only_in(op.successor.is_some(), &[Processing, InDoubt], "a successor");
     only_in(op.checkpoint.is_some(), &[Pending, Processing, Failed, TimedOut, InDoubt], "a checkpoint");
 
@@ -180,6 +182,8 @@ fn due_is_when_a_claim_gets_it(old: &Operation, new: &Operation, now: Timestamp)
         let request = Request { fingerprint, policy, token, at_once, ..super::life::ask("") };
         super::super::step(Some(new), &Event::Claim { request: &request, fence: Fence(i64::MAX) }, at).answer
     };
+    let never = !matches!(new.state, State::Completed | State::InDoubt) && due(new, Some(&lease.terms), now).is_none();
+    law(new.never_due == never, "the end of a lease decides whether a worker tries it again")?;
     match due(new, Some(&lease.terms), now) {
         Some(at) => {
             law(at >= now, "due is not in the past")?;
@@ -222,11 +226,16 @@ fn answers(before: Option<&Operation>, what: &Happening, now: Timestamp, step: &
             let at_once = matches!(what, Happening::Claim(request) | Happening::Inline(request) if request.at_once);
             // An enqueue leaves it to the worker also if the backoff is over.
             let later = matches!(what, Happening::Claim(request) if request.later.is_some());
+            law(!later || after.is_some_and(|op| !op.never_due), "a worker will try what is enqueued again")?;
             law(
                 (*until > now || later) && !at_once,
                 "not yet is in the future, and never the answer to a claim that ignores the backoff",
             )
         }
+        Answer::Exhausted if matches!(what, Happening::Claim(request) if request.later.is_some()) => {
+            law(after.is_some_and(|op| op.never_due), "an enqueue is exhausted if no worker tries it")
+        }
+        Answer::Waiting { .. } => law(after.is_some_and(|op| !op.never_due), "a worker will run what waits"),
         Answer::Lost | Answer::NotNow(_) => law(step.next == Next::Same, "a refusal changes nothing"),
         Answer::Settled { .. } => law(after.is_none_or(|op| op.lease.is_none()), "a settled operation has no lease"),
         _ => Ok(()),
