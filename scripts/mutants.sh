@@ -307,6 +307,8 @@ mailing-held-http@semel-server/src/services/mailings/mail/http.rs@s/Full::from\(
 mailing-stop@semel-server/src/services/mailings/send/mod.rs@s/match held\.stop\(\) \{/match false {/@semel-server@test(=mailings_stuck::a_graceful_stop_gives_back_the_mails_whose_message_has_not_begun)
 mailing-outage@semel-server/src/services/mailings/send/verdicts.rs@s/ \|\| \(self\.is_cautious && self\.has_many\)//@semel-server@test(=mailings_trouble::sqlite::an_outage_of_the_provider_costs_the_list_no_attempts)
 mailing-copy@semel-server/src/services/mailings/import.rs@s/Err\(_\) if refused\.load\(Ordering::Relaxed\) =>/Err(_) if refused.load(Ordering::Relaxed) \&\& batch.is_last =>/@semel-server@test(=mailings_traps::postgres::an_import_killed_between_batches_goes_on_without_loss_or_duplicates)
+front-for-ever@semel-store/src/fronts.rs@s/if self\.trusted\.has_passed\(\) \{ LOW \} else \{ self\.places \}/self.places/@semel-store@test(=fronts::tests::a_look_from_the_fronts_does_not_prolong_their_trust) | test(=postgres::working::a_row_that_is_due_before_all_others_is_found)
+front-low@semel-store/src/fronts.rs@s/\.map_or\(LOW, Front::places\)/.map_or(LOW, |_| LOW)/@semel-store@test(=fronts::tests::entries_of_ended_operations_are_not_read_again_while_a_snapshot_is_held)
 LIST
 }
 

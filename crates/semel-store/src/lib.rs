@@ -23,6 +23,7 @@ mod counters;
 mod database;
 mod fleet;
 mod from_row;
+mod fronts;
 mod hints;
 mod look;
 mod messaging;

@@ -1,4 +1,4 @@
-//! Reading: due kinds, pages, sums of counters. Reads wait for no writer, and block none.
+//! Reading: pages, sums of counters. Reads wait for no writer, and block none.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -7,7 +7,7 @@ use std::{
 
 use semel::{
     Labels, Result, State, Timestamp,
-    look::{Counted, DayTally, DueKind, Filter, Listing, Page, Tallied, Tally, TallyFilter},
+    look::{Counted, DayTally, Filter, Listing, Page, Tallied, Tally, TallyFilter},
     micros,
 };
 use serde_json::{Value, json};
@@ -15,7 +15,6 @@ use serde_json::{Value, json};
 use crate::{
     Conn, Database, Reader,
     connection::{broken, read_failed},
-    database::Inner,
     on, postgres,
     rows::Read,
 };
@@ -36,48 +35,9 @@ const ADDING_UP: &str = "BEGIN; SET LOCAL enable_sort = off; SET LOCAL jit = off
 
 /// Day or kind and labels, what was counted, and the number.
 type TallyRow = (String, String, String, String, String, String, i64, i64);
-/// Kind, tenant, when its first is due, and the time.
-type DueRow = (String, String, Option<i64>, i64);
 type DayRow = (i64, String, String, String, i64);
 
 impl Database {
-    pub(crate) async fn look_due_kinds(&self, service: &str, after: (&str, &str)) -> Result<Vec<DueKind>> {
-        let look = async |conn: Conn<'_>| -> Result<Vec<DueRow>> {
-            on!(conn, c => sqlx::query_as(self.work_sql().find_waiting_kinds)
-                .bind(service)
-                .bind(after.0)
-                .bind(after.1)
-                .bind(self.clock())
-                .bind(i64::from(DueKind::MOST))
-                .fetch_all(&mut *c)
-                .await
-                .map_err(read_failed))
-        };
-        let rows = match self.inner() {
-            // One round trip: the settings of a lane connection are those of `IN_ORDER`. A worker looks often.
-            Inner::Postgres(db) => {
-                let looked = async {
-                    let mut seat = db.lane_take().await?;
-                    let rows = look(Conn::Postgres(&mut seat)).await?;
-                    seat.leave();
-                    Ok(rows)
-                };
-                db.lane_answered(looked).await?
-            }
-            Inner::Sqlite(_) => {
-                let mut reader = self.reader().await?;
-                let rows = look(reader.conn()).await?;
-                reader.leave();
-                rows
-            }
-        };
-        let kind = |(kind, tenant, due, now): DueRow| {
-            let next = Timestamp::from_micros(due?);
-            Some(DueKind { kind, tenant, next, wait: next.since(Timestamp::from_micros(now)) })
-        };
-        Ok(rows.into_iter().filter_map(kind).collect())
-    }
-
     pub(crate) async fn look_list(&self, filter: &Filter, page: Page) -> Result<Listing> {
         let text = self.page_text(filter);
         let limit = page.limit.clamp(1, 500);

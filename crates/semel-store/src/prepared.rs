@@ -247,7 +247,11 @@ async fn due_operations_are_read_in_index_order() {
             sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut conn).await.unwrap();
         }
         for (execute, looks, by) in [
-            ("pick('bank', 'k1', 't1', NULL, 65, 1)", 5, &["(kind = ", "(tenant = ", "(priority = "][..]),
+            (
+                "pick('bank', 'k1', 't1', NULL, 65, 1, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9)",
+                5,
+                &["(kind = ", "(tenant = ", "(priority = "][..],
+            ),
             (
                 "kinds('bank', '', '', NULL, 9)",
                 13,
@@ -272,7 +276,7 @@ async fn due_operations_are_read_in_index_order() {
     let mut conn = SqliteConnectOptions::new().filename(path).connect().await.unwrap();
     let sql = WorkSql::new(Dialect::Sqlite);
     for (text, by) in [
-        (sql.pick, &["(service=? AND kind=? AND tenant=? AND priority=? AND due<?)"][..]),
+        (sql.pick, &["(service=? AND kind=? AND tenant=? AND priority=? AND due>? AND due<?)"][..]),
         (
             sql.find_waiting_kinds,
             &[

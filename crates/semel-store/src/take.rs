@@ -26,6 +26,7 @@ use crate::{
     connection::{broken, read_failed},
     database::Inner,
     fleet::Paused,
+    fronts::Fronts,
     on, postgres,
     project::Tables,
     sql::WorkSql,
@@ -42,6 +43,7 @@ const NOT_LONG: &str = "SET LOCAL lock_timeout = '250ms'";
 struct Taking<'a> {
     sql: &'a Tables,
     work: &'a WorkSql,
+    fronts: &'a Fronts,
     take: &'a Take,
     clock: Option<i64>,
 }
@@ -101,7 +103,8 @@ impl Database {
 
     /// Takes in one transaction; `ids` are those that it found.
     async fn take_once(&self, take: &Take, ids: &mut Vec<i64>) -> Result<Vec<(usize, Applied)>> {
-        let taking = Taking { sql: self.sql(), work: self.work_sql(), take, clock: self.clock() };
+        let (sql, work, fronts) = (self.sql(), self.work_sql(), self.fronts());
+        let taking = Taking { sql, work, fronts, take, clock: self.clock() };
         let (taken, left) = match self.inner() {
             Inner::Postgres(db) => db.lane_answered(taking.in_postgres(db, ids)).await?,
             Inner::Sqlite(db) => {
@@ -268,20 +271,22 @@ impl Taking<'_> {
             let (most, free_at) = self.allowed(conn, want, already, &mut running).await?;
             let mut here = HashSet::new();
             let oldest = want.oldest(most);
+            let places = self.fronts.of(&want.scope);
             for (text, most) in [(self.work.pick_oldest, oldest), (self.work.pick, most)] {
                 if most == 0 || here.len() >= most as usize {
                     continue;
                 }
-                let rows: Vec<(i64, i64)> = on!(conn, c => sqlx::query_as(text)
-                    .bind(want.scope.service())
-                    .bind(want.scope.kind())
-                    .bind(want.scope.tenant())
-                    .bind(self.clock)
-                    .bind(i64::from(most.saturating_add(MARGIN)))
-                    .bind(i64::from(most))
-                    .fetch_all(&mut **c)
-                    .await
-                    .map_err(read_failed)?);
+                let rows: Vec<(i64, i64)> = on!(conn, c => {
+                    let pick = sqlx::query_as(text)
+                        .bind(want.scope.service())
+                        .bind(want.scope.kind())
+                        .bind(want.scope.tenant())
+                        .bind(self.clock)
+                        .bind(i64::from(most.saturating_add(MARGIN)))
+                        .bind(i64::from(most));
+                    let pick = places.iter().fold(pick, |pick, (due, id)| pick.bind(due).bind(id));
+                    pick.fetch_all(&mut **c).await.map_err(read_failed)?
+                });
                 for (id, size) in rows {
                     if here.contains(&id) {
                         continue;

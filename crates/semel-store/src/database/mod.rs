@@ -17,6 +17,7 @@ use crate::{
     condition::Condition,
     connection::broken,
     fleet::sql::FleetSql,
+    fronts::Fronts,
     messaging::Messages,
     postgres,
     postgres::Postgres,
@@ -78,6 +79,7 @@ struct Parts {
     wakes: Arc<Wakes>,
     condition: Condition,
     edges: Edges,
+    fronts: Fronts,
 }
 
 pub(crate) enum Inner {
@@ -119,6 +121,7 @@ impl Database {
             wakes,
             condition: Condition::default(),
             edges: Edges::new(dialect == Dialect::Postgres),
+            fronts: Fronts::default(),
         })))
     }
 
@@ -142,6 +145,11 @@ impl Database {
     }
 
     /// Where the phases of the sweep begin.
+    /// Where a worker begins to read.
+    pub(crate) fn fronts(&self) -> &Fronts {
+        &self.0.fronts
+    }
+
     pub(crate) fn edges(&self) -> &Edges {
         &self.0.edges
     }

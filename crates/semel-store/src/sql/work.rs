@@ -3,25 +3,26 @@
 use super::statements;
 
 /// Due operations of one kind and tenant, in the order in which they should run: by priority, each by one index step,
-/// then by due time. At most `$5` of each priority.
+/// then by due time. At most `$5` of each priority, from its place on: `$7` and `$8` are the due time and the operation
+/// where the highest priority begins, and so on.
 macro_rules! by_priority {
     ($columns:literal, $from:literal, $where:literal) => {
         concat!(
-            of_priority!($columns, $from, $where, "2"),
+            of_priority!($columns, $from, $where, "2", "($7, $8)"),
             " UNION ALL ",
-            of_priority!($columns, $from, $where, "1"),
+            of_priority!($columns, $from, $where, "1", "($9, $10)"),
             " UNION ALL ",
-            of_priority!($columns, $from, $where, "0"),
+            of_priority!($columns, $from, $where, "0", "($11, $12)"),
             " UNION ALL ",
-            of_priority!($columns, $from, $where, "-1"),
+            of_priority!($columns, $from, $where, "-1", "($13, $14)"),
             " UNION ALL ",
-            of_priority!($columns, $from, $where, "-2")
+            of_priority!($columns, $from, $where, "-2", "($15, $16)")
         )
     };
 }
 
 macro_rules! of_priority {
-    ($columns:literal, $from:literal, $where:literal, $priority:literal) => {
+    ($columns:literal, $from:literal, $where:literal, $priority:literal, $place:literal) => {
         concat!(
             "SELECT * FROM (SELECT ",
             $columns,
@@ -31,6 +32,8 @@ macro_rules! of_priority {
             $priority,
             " AND ",
             $where,
+            " AND (b.due, b.operation) >= ",
+            $place,
             " ORDER BY b.due, b.operation LIMIT $5) AS p"
         )
     };
@@ -60,14 +63,21 @@ macro_rules! next_kind {
     };
 }
 
-/// The first due time of a kind and tenant, for one priority.
-macro_rules! first_due {
-    ($priority:literal) => {
+/// The first row of a kind and tenant for one priority, as its due time and its operation with a space between them: so
+/// one index step finds both.
+macro_rules! first_of {
+    ($of:literal, $priority:literal, $from:literal) => {
         concat!(
-            "SELECT (SELECT b.due FROM semel_backlog AS b
-                     WHERE b.service = $1 AND b.kind = kinds.kind AND b.tenant = kinds.tenant AND b.priority = ",
+            "(SELECT CAST(b.due AS TEXT) || ' ' || CAST(b.operation AS TEXT) FROM semel_backlog AS b
+              WHERE b.service = $1 AND b.kind = ",
+            $of,
+            ".kind AND b.tenant = ",
+            $of,
+            ".tenant AND b.priority = ",
             $priority,
-            " AND b.due IS NOT NULL ORDER BY b.due LIMIT 1) AS due"
+            " AND b.due IS NOT NULL",
+            $from,
+            " ORDER BY b.due, b.operation LIMIT 1)"
         )
     };
 }
@@ -129,8 +139,8 @@ statements! {
         "UPDATE semel_limits SET free_at = free_at - $3
          WHERE service = $1
            AND kind {unlocked SELECT l.kind FROM semel_limits AS l WHERE l.service = $1 AND l.kind = $2}";
-    /// The kinds and tenants of the backlog, from one on, each with its first due time, and the time. From one to the
-    /// next by the index: nine rows of each are read, however many it has.
+    /// The kinds and tenants of the backlog, from one on, each with its first row of each priority, and the time. From one
+    /// to the next by the index: nine rows of each are read, however many it has.
     find_waiting_kinds =
         concat!("WITH RECURSIVE kinds(kind, tenant, n) AS (
             SELECT ", next_kind!("b.kind", "$2", "$3"), ", ", next_kind!("b.tenant", "$2", "$3"), ", CAST(1 AS BIGINT)
@@ -138,10 +148,26 @@ statements! {
             SELECT ", next_kind!("b.kind", "kinds.kind", "kinds.tenant"), ",
                    ", next_kind!("b.tenant", "kinds.kind", "kinds.tenant"), ", n + 1
             FROM kinds WHERE kinds.kind IS NOT NULL AND n < $5)
-         SELECT kinds.kind, kinds.tenant, (SELECT min(f.due) FROM (", first_due!("2"), " UNION ALL ", first_due!("1"),
-            " UNION ALL ", first_due!("0"), " UNION ALL ", first_due!("-1"), " UNION ALL ", first_due!("-2"), ") AS f) AS due,
+         SELECT kinds.kind, kinds.tenant,
+                ", first_of!("kinds", "2", ""), ", ", first_of!("kinds", "1", ""), ", ", first_of!("kinds", "0", ""), ",
+                ", first_of!("kinds", "-1", ""), ", ", first_of!("kinds", "-2", ""), ",
                 {now $4} AS now
          FROM kinds WHERE kinds.kind IS NOT NULL");
+    /// The same of known kinds and tenants, each from its places on, by its number; and whether there are others between
+    /// it and the next.
+    find_known_kinds =
+        concat!("SELECT r.n,
+                ", first_of!("r", "2", " AND (b.due, b.operation) >= (r.due1, r.id1)"), ",
+                ", first_of!("r", "1", " AND (b.due, b.operation) >= (r.due2, r.id2)"), ",
+                ", first_of!("r", "0", " AND (b.due, b.operation) >= (r.due3, r.id3)"), ",
+                ", first_of!("r", "-1", " AND (b.due, b.operation) >= (r.due4, r.id4)"), ",
+                ", first_of!("r", "-2", " AND (b.due, b.operation) >= (r.due5, r.id5)"), ",
+                EXISTS (SELECT 1 FROM semel_backlog AS b
+                        WHERE b.service = $1 AND b.due IS NOT NULL AND (b.kind, b.tenant) > (r.kind, r.tenant)
+                          AND (b.kind, b.tenant) < (r.next_kind, r.next_tenant)) AS others,
+                {now $3} AS now
+         FROM {rows $2: n int, kind text, tenant text, next_kind text, next_tenant text, due1 int, id1 int, due2 int,
+               id2 int, due3 int, id3 int, due4 int, id4 int, due5 int, id5 int} AS r");
     /// An operation that a worker found exhausted is not due any more: its row is locked.
     none_due = "UPDATE semel_backlog SET due = NULL WHERE operation IN (SELECT r.id FROM {rows $1: id int} AS r)";
     /// The same for one of them, if it has not changed since.

@@ -10,8 +10,8 @@ use std::{
 };
 
 use semel::{
-    Backoff, Context, Fingerprint, Kind, OnLost, OnMismatch, Outcome, Policy, Priority, Scope, State, Unfinished, Work,
-    Worker, prelude::*,
+    Backoff, Context, Fingerprint, Kind, OnLost, OnMismatch, Outcome, Policy, Priority, Scope, Settled, State,
+    Unfinished, Work, Worker, prelude::*, store::Want,
 };
 use semel_store::{Database, Tx};
 use tokio::{
@@ -354,6 +354,54 @@ pub async fn work_of_another_node_starts_soon(lab: Lab) {
     assert!(waits[4] < Duration::from_millis(900), "{waits:?}");
 }
 
+/// A row that appears before all others of its queue, as after a long transaction or a clock that was set back, is found
+/// within about a second.
+pub async fn a_row_that_is_due_before_all_others_is_found(lab: Lab) {
+    let lab = lab.with_real_clock();
+    let ledger = lab.ledger().await;
+    let scope = of("acme", "late");
+    for name in ["first", "second"] {
+        ledger.enqueue(job(scope.clone(), name)).await.unwrap();
+    }
+    let id = ledger.store().by_key(&scope, &key("second")).await.unwrap().unwrap().id;
+    let first_due = async || ledger.due_kinds("works", ("", "")).await.unwrap()[0].next;
+    let before = first_due().await;
+    // Long enough for a look to begin after the first ones.
+    tokio::time::sleep(secs(1)).await;
+    assert_eq!(first_due().await, before);
+    let earlier = format!("UPDATE semel_backlog SET due = due - 3600000000 WHERE operation = {id}");
+    assert_eq!(lab.execute(&earlier).await.unwrap(), 1);
+    eventually(|| async { first_due().await < before }).await;
+    eventually(|| async {
+        let want = Want { scope: scope.clone(), most: 1, since: None, policy: policy(), limits: <_>::default() };
+        let mut taken = ledger.take(vec![want]).await.unwrap();
+        let (_, lease) = taken.pop().unwrap();
+        let found = lease.operation().id == id;
+        assert_eq!(lease.release(Duration::ZERO).await.unwrap(), Settled::Yes { successor: false });
+        found
+    })
+    .await;
+}
+
+/// Makes the database refuse to change operations with this key.
+async fn refuse(lab: &Lab) {
+    let refuse = match lab.kind() {
+        crate::Kind::Sqlite => vec![
+            "CREATE TRIGGER refuse BEFORE UPDATE ON semel_operations WHEN NEW.key = 'refused'
+             BEGIN SELECT RAISE(ABORT, 'not this one'); END",
+        ],
+        crate::Kind::Postgres => vec![
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+             $$ BEGIN RAISE EXCEPTION 'not this one'; END $$",
+            "CREATE TRIGGER refuse BEFORE UPDATE ON semel_operations FOR EACH ROW WHEN (NEW.key = 'refused')
+             EXECUTE FUNCTION refuse()",
+        ],
+    };
+    for text in refuse {
+        lab.execute(text).await.unwrap();
+    }
+}
+
 /// A kind whose policy is not valid is not taken, and a span that panics ends one run: other work goes on.
 pub async fn mistakes_in_one_kind_stop_no_other(lab: Lab) {
     let lab = lab.with_real_clock();
@@ -461,21 +509,7 @@ pub async fn an_operation_that_cannot_be_claimed_blocks_no_other(lab: Lab) {
     let ledger = lab.ledger().await;
     let names = ["a", "b", "refused", "c", "d"];
     ledger.enqueue_all(names.map(|name| job(of("acme", "some"), name)).into()).await.unwrap();
-    let refuse = match lab.kind() {
-        crate::Kind::Sqlite => vec![
-            "CREATE TRIGGER refuse BEFORE UPDATE ON semel_operations WHEN NEW.key = 'refused'
-             BEGIN SELECT RAISE(ABORT, 'not this one'); END",
-        ],
-        crate::Kind::Postgres => vec![
-            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
-             $$ BEGIN RAISE EXCEPTION 'not this one'; END $$",
-            "CREATE TRIGGER refuse BEFORE UPDATE ON semel_operations FOR EACH ROW WHEN (NEW.key = 'refused')
-             EXECUTE FUNCTION refuse()",
-        ],
-    };
-    for text in refuse {
-        lab.execute(text).await.unwrap();
-    }
+    refuse(&lab).await;
     let kind = Kind::leased("works", "some", |_: Context<Database>| std::future::ready(Ok(Outcome::kept(""))));
     let hired = hire(Worker::new(&ledger).on(kind.policy(policy())));
     eventually(|| is_over(&ledger, "some", ["a", "b", "c", "d"].map(str::to_owned).into_iter())).await;
