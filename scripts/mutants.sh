@@ -309,6 +309,7 @@ mailing-outage@semel-server/src/services/mailings/send/verdicts.rs@s/ \|\| \(sel
 mailing-copy@semel-server/src/services/mailings/import.rs@s/Err\(_\) if refused\.load\(Ordering::Relaxed\) =>/Err(_) if refused.load(Ordering::Relaxed) \&\& batch.is_last =>/@semel-server@test(=mailings_traps::postgres::an_import_killed_between_batches_goes_on_without_loss_or_duplicates)
 front-for-ever@semel-store/src/fronts.rs@s/if self\.trusted\.has_passed\(\) \{ LOW \} else \{ self\.places \}/self.places/@semel-store@test(=fronts::tests::a_look_from_the_fronts_does_not_prolong_their_trust) | test(=postgres::working::a_row_that_is_due_before_all_others_is_found)
 front-low@semel-store/src/fronts.rs@s/\.map_or\(LOW, Front::places\)/.map_or(LOW, |_| LOW)/@semel-store@test(=fronts::tests::entries_of_ended_operations_are_not_read_again_while_a_snapshot_is_held)
+take-apart-ends@semel-store/src/take.rs@s/                        if !taken\.is_empty\(\) \{/                        if taken.len() > 1000 {/@semel-store@test(=sqlite::working::a_take_returns_once_the_refused_row_is_set_aside)
 LIST
 }
 

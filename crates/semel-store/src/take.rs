@@ -5,7 +5,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use semel::{
@@ -79,13 +79,18 @@ impl Database {
         }
     }
 
-    /// Takes one by one, after the database refused all of them together: the offending one is set aside, and the
-    /// others run.
+    /// Takes one by one, after the database refused all of them together, until the offending one is found and set
+    /// aside. The next take gets the rest at once: the leases of these are not renewed before they are answered, so
+    /// there is little time.
     async fn take_apart(&self, take: &Take) -> Result<Vec<(usize, Applied)>> {
-        let mut taken = Vec::new();
+        let shortest = take.wants.iter().map(|want| want.policy.lease).min().unwrap_or_default();
+        let (begun, mut taken) = (Instant::now(), Vec::new());
         for (n, want) in take.wants.iter().enumerate() {
             let one = Take { wants: vec![Want { most: 1, since: None, ..want.clone() }], ..take.clone() };
             for _ in 0..want.most.min(MARGIN) {
+                if !taken.is_empty() && begun.elapsed() > shortest / 3 {
+                    return Ok(taken);
+                }
                 let mut picked = Vec::new();
                 match self.take_once(&one, &mut picked).await {
                     Ok(_) if picked.is_empty() => break,
@@ -94,6 +99,9 @@ impl Database {
                     Err(error) => {
                         let refused: Vec<_> = picked.into_iter().map(|id| (id, error.to_string())).collect();
                         self.set_aside(Task::Run, &refused, &mut Swept::default()).await?;
+                        if !taken.is_empty() {
+                            return Ok(taken);
+                        }
                     }
                 }
             }

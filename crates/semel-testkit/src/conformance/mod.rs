@@ -172,6 +172,7 @@ macro_rules! conformance_suite {
                     the_delay_of_an_enqueue_does_not_prolong_the_wait_for_a_target,
                     work_of_another_node_starts_soon,
                     a_row_that_is_due_before_all_others_is_found,
+                    a_take_returns_once_the_refused_row_is_set_aside,
                     newer_data_is_the_workers_next_work,
                     work_of_a_lost_node_goes_on_without_a_sweep,
                     mistakes_in_one_kind_stop_no_other,
