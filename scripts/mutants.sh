@@ -120,7 +120,7 @@ inbox-settled@semel/src/messaging/inbox.rs@s/Some\(Claim::InDoubt\(_\)\) => Once
 own-trouble@semel/src/messaging/consumer/fault.rs@s/self\.strikes >= MOST_STRIKES/self.strikes >= MOST_STRIKES * 1000/@semel-testkit@test(=messaging::away::sqlite::a_message_whose_commit_always_fails_transiently_becomes_a_dead_letter)
 store-trouble@semel/src/messaging/consumer/fault.rs@s/match was_run && store_answers \{/match was_run || store_answers {/@semel@test(=messaging::consumer::fault::tests::failures_without_a_run_or_a_store_answer_are_not_the_messages_fault)
 webhook-commit-trouble@semel-server/src/services/webhooks/process.rs@s/\(Ran::Released, Handed::NotStored\) => \{/(Ran::Released, Handed::NotStored) if job.event.id.is_empty() => {/@semel-server@test(=webhooks_trouble::a_deadlock_at_the_commit_counts_no_attempt)
-webhook-turns@semel/src/worker/shares.rs@s/due\.rotate_left\(first\)/due.rotate_left(first - first)/@semel-server@test(=webhooks_worker::sqlite::a_function_with_a_long_backlog_blocks_no_other)
+webhook-turns@semel/src/worker/shares.rs@s/self\.turns\.get\(&kind\)\.cloned\(\)\.unwrap_or_default\(\)/Pair::default()/@semel-server@test(=webhooks_worker::sqlite::a_function_with_a_long_backlog_blocks_no_other)
 webhook-share@semel/src/worker/shares.rs@s/free\.div_ceil\(left\)/free.div_ceil(1 + left - left)/@semel-server@test(=webhooks_worker::sqlite::a_slow_function_leaves_seats_for_others)
 webhook-tenant@semel-server/src/services/webhooks/work.rs@s/tenant == taken\.config\.tenant/tenant.len() < 65 \&\& !taken.config.tenant.is_empty()/@semel-server@test(=webhooks_worker::sqlite::events_of_another_tenant_are_left_alone_and_delay_no_other)
 webhook-away@semel-server/src/services/webhooks/process.rs@s/Err\(Unfinished::Away \{ target: caller\.target\(\), after: later, why \}\)/Err(Unfinished::failed(why))/@semel-server@test(=webhooks_worker::sqlite::an_unreachable_endpoint_is_paused_and_counts_no_attempt)
@@ -263,7 +263,7 @@ held-first-bytes@semel-server/src/http/held.rs@s/if !self\.begun\n/if !self.begu
 held-no-body@semel-server/src/gateway/upstream.rs@s/held\.check\(\)\.map_err/Held::always().check().map_err/@semel-server@test(=gateway::upstream::tests::a_request_whose_lease_is_lost_before_it_is_written_is_not_sent)
 take-paused@semel-store/src/sql/work.rs@s/NOT EXISTS \(SELECT 1 FROM semel_paused AS p WHERE p\.service = \$1 AND p\.kind = \$2\)/TRUE/@semel-store@test(=sqlite::enqueue::a_paused_kind_is_not_taken)
 enqueue-terms@semel/src/machine/claim.rs@s/op\.terms\.as_ref\(\)\.unwrap_or\(&request\.policy\)/\&request.policy/@semel-store@test(=sqlite::enqueue::the_policy_of_an_enqueue_is_kept_until_it_settles)
-enqueue-wake@semel-store/src/wakes.rs@s/self\.wakes\(\)\.wake\(News::Due\);//@semel-store@test(=sqlite::working::a_commit_wakes_the_worker)
+enqueue-wake@semel-store/src/wakes.rs@s/news\.into_iter\(\)\.for_each\(\|news\| self\.wakes\(\)\.wake\(news\)\);/drop(news);/@semel-store@test(=sqlite::working::a_commit_wakes_the_worker)
 fleet-limit@semel-store/src/take.rs@s/most = most\.min\(at_once\.saturating_sub\([^;]*;/let _ = (running, at_once);/@semel-store@test(=sqlite::enqueue::the_limits_of_a_kind_are_shared_by_the_fleet)
 schedule-mark@semel-store/src/fleet/sql.rs@s/ AND s\.mark = \$11/ AND s.mark <> \$11 + 1/@semel-store@test(=sqlite::schedules::a_run_commits_with_its_mark)
 schedule-locked@semel-store/src/fleet/sql.rs@s/\{unlocked SELECT s\.name ([^}]*)\}/IN (SELECT s.name $1)/s@semel-store@test(=postgres::schedules::a_mark_that_another_node_has_locked_is_skipped)
@@ -309,6 +309,7 @@ mailing-outage@semel-server/src/services/mailings/send/verdicts.rs@s/ \|\| \(sel
 mailing-copy@semel-server/src/services/mailings/import.rs@s/Err\(_\) if refused\.load\(Ordering::Relaxed\) =>/Err(_) if refused.load(Ordering::Relaxed) \&\& batch.is_last =>/@semel-server@test(=mailings_traps::postgres::an_import_killed_between_batches_goes_on_without_loss_or_duplicates)
 front-for-ever@semel-store/src/fronts.rs@s/if self\.trusted\.has_passed\(\) \{ LOW \} else \{ self\.places \}/self.places/@semel-store@test(=fronts::tests::a_look_from_the_fronts_does_not_prolong_their_trust) | test(=postgres::working::a_row_that_is_due_before_all_others_is_found)
 front-low@semel-store/src/fronts.rs@s/\.map_or\(LOW, Front::places\)/.map_or(LOW, |_| LOW)/@semel-store@test(=fronts::tests::entries_of_ended_operations_are_not_read_again_while_a_snapshot_is_held)
+worker-told@semel/src/worker/rounds.rs@s/                self\.is_told\(kind, \(scope\.kind\(\)\.to_owned\(\), scope\.tenant\(\)\.to_owned\(\)\)\);/                self.stale |= kind < self.kinds.len();/@semel-store@test(=sqlite::working::a_commit_wakes_the_worker_among_many_tenants)
 take-apart-ends@semel-store/src/take.rs@s/                        if !taken\.is_empty\(\) \{/                        if taken.len() > 1000 {/@semel-store@test(=sqlite::working::a_take_returns_once_the_refused_row_is_set_aside)
 LIST
 }

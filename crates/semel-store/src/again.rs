@@ -126,7 +126,7 @@ impl Database {
     /// # Errors
     /// The database cannot be reached; roll back then.
     pub async fn rerun_in(&self, tx: &Tx, id: i64, fence: Fence, by: (&str, &str)) -> Result<Applied> {
-        tx.wake_after_commit(self.wakes(), News::Due);
+        tx.wake_after_commit(self.wakes(), News::Due(None));
         self.answered(async {
             let mut held = tx.connection().await?;
             let sql = self.look_sql().load_archived;

@@ -13,10 +13,10 @@ use std::{
 
 use parking_lot::Mutex;
 use semel::{
-    Result, Token,
+    Result, Scope, Token,
     machine::{Request, Write},
     messaging::Wake,
-    store::LeaseWrite,
+    store::{DueTeller, DueWake, LeaseWrite},
 };
 use sqlx::postgres::{PgListener, PgPoolOptions};
 use tokio::{sync::Notify, task::AbortHandle};
@@ -36,8 +36,9 @@ pub(crate) enum News {
     Retries,
     /// Messages in a queue.
     Queue(String),
-    /// Operations that may be due. Only this process is woken: workers of other nodes poll.
-    Due,
+    /// Operations of a scope that are due, or of any that may be. Only this process is woken: workers of other nodes
+    /// poll.
+    Due(Option<Scope>),
 }
 
 impl News {
@@ -46,7 +47,7 @@ impl News {
             Self::Outbox => "outbox".into(),
             Self::Retries => "retries".into(),
             Self::Queue(name) => format!("queue {name}"),
-            Self::Due => "due".into(),
+            Self::Due(_) => "due".into(),
         }
     }
 
@@ -75,6 +76,7 @@ pub(super) const NOTIFY: &str =
 /// The waiting tasks of this process, and the way to other nodes.
 pub(crate) struct Wakes {
     waiting: Mutex<HashMap<News, Vec<Wake>>>,
+    workers: Mutex<Vec<DueTeller>>,
     nodes: Option<Nodes>,
 }
 
@@ -93,7 +95,7 @@ struct Nodes {
 impl Wakes {
     /// For a database that only this process writes, or without notifications.
     pub(crate) fn alone() -> Arc<Self> {
-        Arc::new(Self { waiting: Mutex::default(), nodes: None })
+        Arc::new(Self { waiting: Mutex::default(), workers: Mutex::default(), nodes: None })
     }
 
     /// For a database with notifications.
@@ -107,24 +109,34 @@ impl Wakes {
             notifier: Mutex::default(),
             listener: Mutex::default(),
         };
-        Arc::new(Self { waiting: Mutex::default(), nodes: Some(nodes) })
+        Arc::new(Self { waiting: Mutex::default(), workers: Mutex::default(), nodes: Some(nodes) })
     }
 
     /// A new waiter: each task has its own, so that all are woken.
     pub(crate) fn wait_for(self: &Arc<Self>, news: News) -> Wake {
         let wake = Wake::default();
-        let is_of_all = news != News::Due;
         self.waiting.lock().entry(news).or_default().push(wake.clone());
-        if let Some(nodes) = self.nodes.as_ref().filter(|_| is_of_all) {
+        if let Some(nodes) = &self.nodes {
             begin(&nodes.listener, listen(Arc::downgrade(self), nodes.seats.clone(), nodes.name.clone()));
         }
         wake
     }
 
+    /// A new waiter for due operations.
+    pub(crate) fn wait_for_due(&self) -> DueWake {
+        let wake = DueWake::default();
+        self.workers.lock().push(wake.teller());
+        wake
+    }
+
     /// Wakes all waiters, here and on other nodes.
     pub(crate) fn wake(self: &Arc<Self>, news: News) {
+        if let News::Due(scope) = &news {
+            self.workers.lock().retain(|worker| worker.tell(scope.as_ref()));
+            return;
+        }
         self.wake_here(&news);
-        if let Some(nodes) = self.nodes.as_ref().filter(|_| news != News::Due) {
+        if let Some(nodes) = &self.nodes {
             nodes.news.lock().insert(news);
             nodes.any.notify_one();
             begin(&nodes.notifier, notify_nodes(Arc::downgrade(self), nodes.any.clone(), nodes.seats.clone()));
@@ -241,9 +253,8 @@ async fn hear(wakes: &Weak<Wakes>, seats: &Seats, name: &str) -> Result<(), sqlx
 impl Database {
     /// Wakes workers of this process, if something was enqueued.
     pub(crate) fn wake_for_enqueued(&self, requests: &[Arc<Request>]) {
-        if requests.iter().any(|request| request.later.is_some()) {
-            self.tell_due();
-        }
+        let news: BTreeSet<News> = requests.iter().filter_map(|request| enqueued(request)).collect();
+        news.into_iter().for_each(|news| self.wakes().wake(news));
     }
 
     /// Wakes workers of this process, if something may run again.
@@ -257,8 +268,15 @@ impl Database {
 
     /// Wakes workers of this process.
     pub(crate) fn tell_due(&self) {
-        self.wakes().wake(News::Due);
+        self.wakes().wake(News::Due(None));
     }
+}
+
+/// The news of an enqueue, if it is one. The worker looks when a delayed one is due.
+pub(crate) fn enqueued(request: &Request) -> Option<News> {
+    let later = request.later?;
+    let is_due = later.not_before.is_none() && later.delay.is_zero();
+    Some(News::Due(is_due.then(|| request.scope.clone())))
 }
 
 #[cfg(test)]

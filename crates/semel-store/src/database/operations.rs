@@ -5,10 +5,9 @@ use std::{sync::Arc, time::Duration};
 use semel::{
     Error, Fence, Operation, Outcome, Result, Token, crash_point,
     machine::{Answer, Request, Write},
-    messaging::Wake,
     prelude::*,
     store::{
-        AnswerCount, Applied, Decision, Ended, LeaseWrite, Operations, SeenAgain, Take, complete_then_commit,
+        AnswerCount, Applied, Decision, DueWake, Ended, LeaseWrite, Operations, SeenAgain, Take, complete_then_commit,
         two_commits,
     },
 };
@@ -20,7 +19,7 @@ use crate::{
     connection::{broken, is_worth_asking_again, read_failed},
     on, postgres, repeats, sqlite,
     tx::Last,
-    wakes::News,
+    wakes::enqueued,
 };
 
 /// The largest outcome, in bytes, that is sent in one round trip with its commit: PostgreSQL gets it as text.
@@ -132,8 +131,8 @@ impl Operations for Database {
     }
 
     async fn claim_in(&self, tx: &Tx, request: Arc<Request>) -> Result<Applied> {
-        if request.later.is_some() {
-            tx.wake_after_commit(self.wakes(), News::Due);
+        if let Some(news) = enqueued(&request) {
+            tx.wake_after_commit(self.wakes(), news);
         }
         self.answered(async {
             let mut held = tx.connection().await?;
@@ -143,9 +142,10 @@ impl Operations for Database {
     }
 
     async fn claim_all_in(&self, tx: &Tx, requests: Vec<Arc<Request>>) -> Result<Vec<Applied>> {
-        if requests.iter().any(|request| request.later.is_some()) {
-            tx.wake_after_commit(self.wakes(), News::Due);
-        }
+        requests
+            .iter()
+            .filter_map(|request| enqueued(request))
+            .for_each(|news| tx.wake_after_commit(self.wakes(), news));
         self.answered(async {
             let mut held = tx.connection().await?;
             match (self.inner(), held.get()?) {
@@ -214,8 +214,8 @@ impl Operations for Database {
         self.give_back(service, kind, starts, every).await
     }
 
-    fn due_wake(&self) -> Wake {
-        self.wakes().wait_for(News::Due)
+    fn due_wake(&self) -> DueWake {
+        self.wakes().wait_for_due()
     }
 }
 

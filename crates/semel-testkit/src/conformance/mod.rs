@@ -171,6 +171,7 @@ macro_rules! conformance_suite {
                     an_unreachable_target_uses_up_no_starts_of_a_rate,
                     the_delay_of_an_enqueue_does_not_prolong_the_wait_for_a_target,
                     work_of_another_node_starts_soon,
+                    a_commit_wakes_the_worker_among_many_tenants,
                     a_row_that_is_due_before_all_others_is_found,
                     a_take_returns_once_the_refused_row_is_set_aside,
                     newer_data_is_the_workers_next_work,

@@ -354,6 +354,46 @@ pub async fn work_of_another_node_starts_soon(lab: Lab) {
     assert!(waits[4] < Duration::from_millis(900), "{waits:?}");
 }
 
+/// A commit wakes the worker for its own kind and tenant, however many others wait for a later time.
+pub async fn a_commit_wakes_the_worker_among_many_tenants(lab: Lab) {
+    let lab = lab.with_real_clock();
+    let ledger = lab.ledger().await;
+    // More than a look reads.
+    wait_for_later(&lab, 12_000).await;
+    let (begun, mut runs) = tokio::sync::mpsc::unbounded_channel();
+    let kind = Kind::leased("works", "one", move |context: Context<Database>| {
+        let _ = begun.send(context.operation().scope.tenant().to_owned());
+        std::future::ready(Ok(Outcome::kept("")))
+    });
+    let kind = kind.taking(|kind, _| kind == "one").policy(policy());
+    // Its polling interval is too long to find anything in time.
+    let hired = hire(Worker::new(&ledger).on(kind).poll(secs(3600)));
+    for tenant in ["a", "t05000x", "z"] {
+        ledger.enqueue(job(of(tenant, "one"), "k")).await.unwrap();
+        assert_eq!(soon(runs.recv()).await.unwrap(), tenant);
+    }
+    hired.stop().await;
+}
+
+/// One operation of each of so many tenants waits for another day. By SQL, because it is faster.
+async fn wait_for_later(lab: &Lab, tenants: usize) {
+    let (numbers, name) = match lab.kind() {
+        crate::Kind::Sqlite => (
+            format!("WITH RECURSIVE i(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM i WHERE i < {tenants}) SELECT"),
+            "printf('t%05d', i)",
+        ),
+        crate::Kind::Postgres => (
+            format!("WITH i AS (SELECT i FROM generate_series(1, {tenants}) AS i) SELECT"),
+            "'t' || lpad(i::text, 5, '0')",
+        ),
+    };
+    let fill = format!(
+        "INSERT INTO semel_backlog (operation, tenant, service, kind, state, due)
+         {numbers} -i, {name}, 'works', 'one', 'pending', 9000000000000000 FROM i"
+    );
+    assert_eq!(lab.execute(&fill).await.unwrap(), tenants as u64);
+}
+
 /// A row that appears before all others of its queue, as after a long transaction or a clock that was set back, is found
 /// within about a second.
 pub async fn a_row_that_is_due_before_all_others_is_found(lab: Lab) {

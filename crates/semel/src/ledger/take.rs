@@ -6,8 +6,7 @@ use super::{Ledger, bounded, outside_transactions};
 use crate::{
     Error, Lease, Result, Token, Uptime, crash_point,
     machine::Answer,
-    messaging::Wake,
-    store::{Applied, Decision, Store, Take, Want},
+    store::{Applied, Decision, DueWake, Store, Take, Want},
 };
 
 impl<S: Store> Ledger<S> {
@@ -69,7 +68,7 @@ impl<S: Store> Ledger<S> {
     }
 
     /// Wakes when a commit of this process may have made an operation due.
-    pub(crate) fn due_wake(&self) -> Wake {
+    pub(crate) fn due_wake(&self) -> DueWake {
         self.inner.store.due_wake()
     }
 }

@@ -18,6 +18,7 @@ mod operations;
 mod sweep;
 mod take;
 mod transactions;
+mod wake;
 
 pub use look::{Glance, Look, MOST_NOTES, Story};
 pub use operations::{
@@ -26,6 +27,7 @@ pub use operations::{
 pub use sweep::{Sweep, Swept, Trouble};
 pub use take::{Limits, Take, Want};
 pub use transactions::{Commit, Transactions};
+pub use wake::{DueNews, DueTeller, DueWake};
 
 use crate::{Result, Timestamp};
 

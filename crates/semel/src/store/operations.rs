@@ -2,13 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Commit, Take, TimeSource, Transactions};
+use super::{Commit, DueWake, Take, TimeSource, Transactions};
 use crate::{
     Fence, Operation, Outcome, Result, Timestamp, Token, crash_point,
     journal::{Repeat, Repeats, Sighting},
     look::Group,
     machine::{Answer, Request, Verdict, Write},
-    messaging::Wake,
 };
 
 /// The database calls of the engine. Every batch is answered in the order of its items, after it is durable. An
@@ -137,8 +136,8 @@ pub trait Operations: TimeSource + Transactions {
     }
 
     /// Wakes when a commit of this process may have made an operation due.
-    fn due_wake(&self) -> Wake {
-        Wake::default()
+    fn due_wake(&self) -> DueWake {
+        DueWake::default()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tokio::{
@@ -12,12 +12,14 @@ use tokio::{
 };
 use tracing::Instrument as _;
 
-use super::{IDLE, Kind, is_over, shares::Shares};
+use super::{
+    IDLE, Kind, is_over,
+    shares::{Pair, Shares},
+};
 use crate::{
     Error, Lease, Ledger, Result, Scope, Uptime,
     look::DueKind,
-    messaging::Wake,
-    store::{Store, Want},
+    store::{DueWake, Store, Want},
 };
 
 /// How long after its last work a worker counts as busy.
@@ -46,6 +48,15 @@ const MOST_AT_ONCE: usize = 2000;
 /// The most pages of kinds and tenants that a look reads to find something that is due.
 const MOST_PAGES: usize = 10;
 
+/// The most kinds and tenants of a kind of work that are known as due between two looks.
+const MOST_TOLD: usize = 10_000;
+
+/// A worker looks for at most a fifth of its time: with ten thousand tenants, a look takes 0.2 s.
+const REST: u32 = 4;
+
+/// Kinds and tenants whose next operation is due within this time are remembered: they need no other look.
+const SOON: Duration = Duration::from_secs(5);
+
 /// How long runs that are cut off at the stop have to be settled.
 const LAST_SETTLES: Duration = Duration::from_secs(3);
 
@@ -56,7 +67,7 @@ const MOST_STRANGE: usize = 100;
 pub(super) struct Rounds<S: Store> {
     ledger: Ledger<S>,
     kinds: Vec<Arc<Kind<S>>>,
-    wake: Wake,
+    wake: DueWake,
     runs: JoinSet<()>,
     /// Places in the queue for a seat, one per kind that had due operations and no free seat. Callers that share the
     /// seats wait in the same queue, so due operations get their turn.
@@ -65,12 +76,16 @@ pub(super) struct Rounds<S: Store> {
     in_line: Vec<bool>,
     /// Notified by each run that ends.
     free: Arc<Notify>,
-    /// Due operations by kind, as the last look found them. A kind whose take got less than it asked for is removed.
-    due: BTreeMap<usize, Vec<DueKind>>,
-    /// How long, at that look, until the next operation is due.
-    later: Duration,
-    /// Until when that look is used.
+    /// By kind: kinds and tenants with due operations. One whose take got less than it asked for is removed.
+    due: BTreeMap<usize, BTreeMap<Pair, Known>>,
+    /// When the next operations are due.
+    soon: BTreeMap<Uptime, Vec<(usize, Pair)>>,
+    /// Until when the last look is used.
     fresh: Uptime,
+    /// Whether another look is needed at once.
+    stale: bool,
+    /// When the next look may begin.
+    rested: Uptime,
     shares: Shares,
     /// How many takes there were. Each begins with another kind: a take is bounded in bytes, and its first kind could
     /// use them all.
@@ -89,6 +104,15 @@ pub(super) struct Rounds<S: Store> {
     polls: (Duration, Duration),
     /// The last wait for operations that could not be taken.
     held: Duration,
+}
+
+/// How a kind and tenant became known as due.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Known {
+    /// The last look has found it.
+    Looked,
+    /// A commit of this process, or its time, has told: it stays until a take gets less than it asks for.
+    Told,
 }
 
 /// A want, with its seats.
@@ -113,8 +137,10 @@ impl<S: Store> Rounds<S> {
             in_line: vec![false; kinds.len()],
             free: Arc::default(),
             due: BTreeMap::new(),
-            later: IDLE,
+            soon: BTreeMap::new(),
             fresh: Uptime::now(),
+            stale: true,
+            rested: Uptime::now(),
             shares: Shares::default(),
             takes: 0,
             strange: BTreeSet::new(),
@@ -131,12 +157,9 @@ impl<S: Store> Rounds<S> {
 
     /// Works until the stop; runs have `grace` to end.
     pub(super) async fn run(mut self, grace: Duration) {
-        let (mut stop, mut came, mut anew) = (self.stop.clone(), None, true);
+        let (mut stop, mut came) = (self.stop.clone(), None);
         while !is_over(&stop) {
             while self.runs.try_join_next().is_some() {}
-            if std::mem::take(&mut anew) {
-                self.due.clear();
-            }
             let wait = match self.round(came.take()).await {
                 Ok(wait) => wait,
                 Err(Error::Stopping) => break,
@@ -146,9 +169,9 @@ impl<S: Store> Rounds<S> {
                 }
             };
             tokio::select! {
-                () = self.wake.woken() => anew = true,
+                () = self.wake.woken() => {}
                 () = ended(&self.free, self.runs.len()) => {}
-                () = tokio::time::sleep(wait) => anew = !wait.is_zero(),
+                () = tokio::time::sleep(wait) => self.stale |= !wait.is_zero(),
                 Some(Ok((kind, seat))) = self.line.join_next() => {
                     self.in_line[kind] = false;
                     came = seat.map(|seat| (kind, seat));
@@ -175,17 +198,20 @@ impl<S: Store> Rounds<S> {
     /// how long to wait for the next round.
     async fn round(&mut self, came: Option<(usize, OwnedSemaphorePermit)>) -> Result<Duration> {
         self.give_back_starts().await;
-        if self.due.is_empty() || self.fresh.has_passed() {
+        self.hear();
+        self.stale |= self.due.is_empty() || self.fresh.has_passed();
+        if self.stale && self.rested.has_passed() {
             self.look_at_all().await?;
+            self.hear();
         }
-        let (mut asked, wait) = (Vec::new(), self.pause().min(self.later));
+        let (mut asked, wait) = (Vec::new(), self.wait());
         let mut came = came;
-        let mut kinds: Vec<_> = self.due.clone().into_iter().collect();
+        let mut kinds: Vec<_> = self.due.keys().copied().collect();
         let first = self.takes.checked_rem(kinds.len()).unwrap_or(0);
         kinds.rotate_left(first);
-        for (kind, due) in kinds {
+        for kind in kinds {
             let seat = came.take_if(|(of, _)| *of == kind).map(|(_, seat)| seat);
-            self.ask_for(kind, due, seat, &mut asked)?;
+            self.ask_for(kind, seat, &mut asked)?;
         }
         if asked.is_empty() {
             return Ok(wait);
@@ -266,21 +292,72 @@ impl<S: Store> Rounds<S> {
         Ok(counts)
     }
 
+    /// Notes what is due without a look: what commits of this process have told, and what was known to be due by now.
+    fn hear(&mut self) {
+        let news = self.wake.hear();
+        self.stale |= news.others;
+        for scope in &news.scopes {
+            // Of another worker.
+            if !self.looks.contains_key(scope.service()) {
+                continue;
+            }
+            if let Some(kind) = self.kind_of(scope.service(), scope.kind(), scope.tenant()) {
+                self.is_told(kind, (scope.kind().to_owned(), scope.tenant().to_owned()));
+            }
+        }
+        while let Some(next) = self.soon.first_entry().filter(|next| next.key().has_passed()) {
+            for (kind, pair) in next.remove() {
+                self.is_told(kind, pair);
+            }
+        }
+    }
+
+    fn is_told(&mut self, kind: usize, pair: Pair) {
+        let due = self.due.entry(kind).or_default();
+        if due.len() < MOST_TOLD || due.contains_key(&pair) {
+            due.insert(pair, Known::Told);
+        } else {
+            self.stale = true;
+        }
+    }
+
+    /// How long to wait without a wake.
+    fn wait(&self) -> Duration {
+        let next = self.soon.first_key_value().map_or(Duration::MAX, |(next, _)| next.remaining());
+        let look = if self.stale { self.rested.remaining() } else { Duration::MAX };
+        self.pause().min(next).min(look).max(Duration::from_millis(1))
+    }
+
     /// Looks for due operations of all services.
     async fn look_at_all(&mut self) -> Result<()> {
-        let (mut all, mut next) = (BTreeMap::new(), Duration::MAX);
+        let begun = Instant::now();
+        let looked = self.look_at_pages().await;
+        self.stale = false;
         self.fresh = Uptime::now() + FRESH;
+        self.rested = Uptime::now() + begun.elapsed() * REST;
+        looked
+    }
+
+    async fn look_at_pages(&mut self) -> Result<()> {
+        self.due.values_mut().for_each(|due| due.retain(|_, known| *known == Known::Told));
+        self.due.retain(|_, due| !due.is_empty());
+        if self.looks.values().all(|(kind, _)| kind.is_empty()) {
+            self.soon.clear();
+        }
         for service in self.looks.keys().cloned().collect::<Vec<_>>() {
             // Where much waits for a later time, the first page may have nothing that is due.
             for _ in 0..MOST_PAGES {
                 let due = self.look(&service).await?;
-                let mut found = false;
-                for (kind, due) in self.by_kind(&service, due) {
-                    let (now, later): (Vec<_>, Vec<_>) = due.into_iter().partition(|due| due.wait.is_zero());
-                    next = later.iter().map(|due| due.wait).fold(next, Duration::min);
-                    if !now.is_empty() {
-                        found = true;
-                        all.insert(kind, now);
+                let (mut found, now) = (false, Uptime::now());
+                for due in due {
+                    let Some(kind) = self.kind_of(&service, &due.kind, &due.tenant) else { continue };
+                    let pair = (due.kind, due.tenant);
+                    if due.wait.is_zero() {
+                        // Kinds without a free seat are no reason to look no further.
+                        found |= self.kinds[kind].seats.available_permits() > 0;
+                        self.due.entry(kind).or_default().entry(pair).or_insert(Known::Looked);
+                    } else if due.wait < SOON {
+                        self.soon.entry(now + due.wait).or_default().push((kind, pair));
                     }
                 }
                 if found || self.looks.get(&service).is_none_or(|(kind, _)| kind.is_empty()) {
@@ -288,20 +365,19 @@ impl<S: Store> Rounds<S> {
                 }
             }
         }
-        (self.due, self.later) = (all, next);
         Ok(())
     }
 
     /// Less was taken than was asked for.
     fn has_no_more(&mut self, Asked { kind, want, .. }: &Asked) {
         let Some(due) = self.due.get_mut(kind) else { return };
-        due.retain(|due| (&*due.kind, &*due.tenant) != (want.scope.kind(), want.scope.tenant()));
+        due.remove(&(want.scope.kind().to_owned(), want.scope.tenant().to_owned()));
         if due.is_empty() {
             self.due.remove(kind);
         }
     }
 
-    /// How long to wait without a wake.
+    /// The polling interval.
     fn pause(&self) -> Duration {
         let busy = self.last.is_some_and(|last| !(last + A_WHILE).has_passed());
         if busy { self.polls.0 } else { self.polls.1 }
@@ -317,37 +393,29 @@ impl<S: Store> Rounds<S> {
         Ok(due)
     }
 
-    /// Due operations by kind. Those without a handler here are left to other nodes, and logged once: no node may have
-    /// a handler.
-    fn by_kind(&mut self, service: &str, due: Vec<DueKind>) -> BTreeMap<usize, Vec<DueKind>> {
-        let mut by = BTreeMap::<usize, Vec<DueKind>>::new();
-        for due in due {
-            let takes = |kind: &Arc<Kind<S>>| kind.service == service && kind.takes(&due.kind, &due.tenant);
-            match self.kinds.iter().position(takes) {
-                Some(kind) if self.kinds[kind].is_work => by.entry(kind).or_default().push(due),
-                Some(_) => {}
-                None => self.tell_strange(service, due),
+    /// The kind that runs this work. Work without a handler here is left to other nodes, and logged once: no node may
+    /// have a handler.
+    fn kind_of(&mut self, service: &str, kind: &str, tenant: &str) -> Option<usize> {
+        let takes = |of: &Arc<Kind<S>>| of.service == service && of.takes(kind, tenant);
+        match self.kinds.iter().position(takes) {
+            Some(n) => self.kinds[n].is_work.then_some(n),
+            None => {
+                self.tell_strange(service, kind, tenant);
+                None
             }
         }
-        by
     }
 
     /// Logs work without a handler, the first time it is seen.
-    fn tell_strange(&mut self, service: &str, DueKind { kind, tenant, .. }: DueKind) {
-        if self.strange.len() < MOST_STRANGE && self.strange.insert((service.to_owned(), kind.clone(), tenant.clone()))
-        {
+    fn tell_strange(&mut self, service: &str, kind: &str, tenant: &str) {
+        let strange = (service.to_owned(), kind.to_owned(), tenant.to_owned());
+        if self.strange.len() < MOST_STRANGE && self.strange.insert(strange) {
             tracing::warn!(service, kind, tenant, "work waits that this node has no handler for");
         }
     }
 
     /// Wants as many of a kind as there are seats, shared among its tenants; waits for a seat if there is none.
-    fn ask_for(
-        &mut self,
-        n: usize,
-        due: Vec<DueKind>,
-        came: Option<OwnedSemaphorePermit>,
-        asked: &mut Vec<Asked>,
-    ) -> Result<()> {
+    fn ask_for(&mut self, n: usize, came: Option<OwnedSemaphorePermit>, asked: &mut Vec<Asked>) -> Result<()> {
         let kind = self.kinds[n].clone();
         let mut seats: Vec<_> = came.into_iter().collect();
         while seats.len() < MOST_AT_ONCE
@@ -362,8 +430,9 @@ impl<S: Store> Rounds<S> {
             }
             return Ok(());
         }
-        for (due, share) in self.shares.of(n, due, seats.len()) {
-            let scope = Scope::new(&due.tenant, &kind.service, &due.kind)?;
+        let Some(due) = self.due.get(&n) else { return Ok(()) };
+        for ((of, tenant), share) in self.shares.of(n, due, seats.len()) {
+            let scope = Scope::new(&tenant, &kind.service, &of)?;
             let policy = kind.policy_of(&scope);
             if let Err(error) = policy.check_for_worker() {
                 self.log_wrong_policy(n, &scope, &error);

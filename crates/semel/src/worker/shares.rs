@@ -1,8 +1,14 @@
 //! Shares the free seats among tenants.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    ops::Bound,
+};
 
-use crate::{Scope, look::DueKind, store::Want};
+use crate::{Scope, store::Want};
+
+/// A kind and tenant.
+pub(super) type Pair = (String, String);
 
 /// How many kinds and tenants are counted. Beyond that the counts begin anew, which postpones the next longest-due one.
 const MOST_COUNTED: usize = 10_000;
@@ -11,7 +17,7 @@ const MOST_COUNTED: usize = 10_000;
 #[derive(Default)]
 pub(super) struct Shares {
     /// By kind of work: the kind and tenant that was served last. The next round begins after it.
-    turns: BTreeMap<usize, (String, String)>,
+    turns: BTreeMap<usize, Pair>,
     /// By kind and tenant: how many were taken since the last longest-due one.
     taken: HashMap<Scope, u32>,
 }
@@ -19,22 +25,19 @@ pub(super) struct Shares {
 impl Shares {
     /// Shares free seats among kinds and tenants with due operations, at least one each as far as they suffice. The
     /// order rotates, because there may be fewer seats than tenants.
-    pub(super) fn of(&self, kind: usize, mut due: Vec<DueKind>, mut free: usize) -> Vec<(DueKind, usize)> {
-        if let Some((last_kind, last_tenant)) = self.turns.get(&kind) {
-            let first = due.partition_point(|due| (&due.kind, &due.tenant) <= (last_kind, last_tenant));
-            // At the end of the list it starts from the beginning.
-            due.rotate_left(first);
-        }
-        let mut shares = Vec::new();
-        let mut left = due.len();
-        for due in due {
+    pub(super) fn of<T>(&self, kind: usize, due: &BTreeMap<Pair, T>, mut free: usize) -> Vec<(Pair, usize)> {
+        // At the end of the list it starts from the beginning.
+        let last = self.turns.get(&kind).cloned().unwrap_or_default();
+        let after = due.range((Bound::Excluded(&last), Bound::Unbounded));
+        let (mut shares, mut left) = (Vec::new(), due.len());
+        for (due, _) in after.chain(due.range(..=&last)) {
             let share = free.div_ceil(left);
             if share == 0 {
                 break;
             }
             free -= share;
             left -= 1;
-            shares.push((due, share));
+            shares.push((due.clone(), share));
         }
         shares
     }
@@ -62,14 +65,10 @@ impl Shares {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
-    use crate::Timestamp;
 
-    fn due(tenant: &str) -> DueKind {
-        let (kind, tenant) = ("kind".to_owned(), tenant.to_owned());
-        DueKind { kind, tenant, next: Timestamp::from_micros(1), wait: Duration::ZERO }
+    fn due(tenants: &[&str]) -> BTreeMap<Pair, ()> {
+        tenants.iter().map(|tenant| (("kind".to_owned(), (*tenant).to_owned()), ())).collect()
     }
 
     fn scope(tenant: &str) -> Scope {
@@ -78,8 +77,7 @@ mod tests {
 
     /// A round that serves all shares.
     fn round(shares: &mut Shares, tenants: &[&str], free: usize) -> Vec<(String, usize)> {
-        let due = tenants.iter().map(|tenant| due(tenant)).collect();
-        let given: Vec<_> = shares.of(0, due, free).into_iter().map(|(due, n)| (due.tenant, n)).collect();
+        let given: Vec<_> = shares.of(0, &due(tenants), free).into_iter().map(|((_, who), n)| (who, n)).collect();
         shares.end_at(0, &scope(&given.last().unwrap().0));
         given
     }
@@ -103,8 +101,8 @@ mod tests {
     fn the_order_continues_after_the_tenant_that_was_served_last() {
         let mut shares = Shares::default();
         let order = |shares: &Shares| {
-            let given = shares.of(0, ["a", "b", "c"].map(due).into(), 16);
-            given.into_iter().map(|(due, _)| due.tenant).collect::<Vec<_>>()
+            let given = shares.of(0, &due(&["a", "b", "c"]), 16);
+            given.into_iter().map(|((_, who), _)| who).collect::<Vec<_>>()
         };
         assert_eq!(order(&shares), ["a", "b", "c"]);
         shares.end_at(0, &scope("a"));
