@@ -310,6 +310,7 @@ mailing-copy@semel-server/src/services/mailings/import.rs@s/Err\(_\) if refused\
 front-for-ever@semel-store/src/fronts.rs@s/if self\.trusted\.has_passed\(\) \{ LOW \} else \{ self\.places \}/self.places/@semel-store@test(=fronts::tests::a_look_from_the_fronts_does_not_prolong_their_trust) | test(=postgres::working::a_row_that_is_due_before_all_others_is_found)
 front-low@semel-store/src/fronts.rs@s/\.map_or\(LOW, Front::places\)/.map_or(LOW, |_| LOW)/@semel-store@test(=fronts::tests::entries_of_ended_operations_are_not_read_again_while_a_snapshot_is_held)
 worker-told@semel/src/worker/rounds.rs@s/                self\.is_told\(kind, \(scope\.kind\(\)\.to_owned\(\), scope\.tenant\(\)\.to_owned\(\)\)\);/                self.stale |= kind < self.kinds.len();/@semel-store@test(=sqlite::working::a_commit_wakes_the_worker_among_many_tenants)
+worker-late-stop@semel/src/worker/mod.rs@s/    tokio::time::sleep\(grace\)\.await;/    tokio::time::sleep(grace + Duration::from_secs(60)).await;/@semel-store@test(=postgres::working::a_stop_does_not_wait_for_the_database)
 take-apart-ends@semel-store/src/take.rs@s/                        if !taken\.is_empty\(\) \{/                        if taken.len() > 1000 {/@semel-store@test(=sqlite::working::a_take_returns_once_the_refused_row_is_set_aside)
 LIST
 }

@@ -423,6 +423,41 @@ pub async fn a_row_that_is_due_before_all_others_is_found(lab: Lab) {
     .await;
 }
 
+/// A stop ends the worker within its grace, although the database does not answer.
+pub async fn a_stop_does_not_wait_for_the_database(lab: Lab) {
+    let lab = lab.with_real_clock();
+    let (ledger, other) = (lab.ledger_of("here").await, lab.ledger_of("there").await);
+    ledger.enqueue(job(of("acme", "blocked"), "k")).await.unwrap();
+    let (asked, mut asks) = tokio::sync::mpsc::unbounded_channel();
+    let kind = noting("blocked", &Order::default()).policy_by(move |_| {
+        let _ = asked.send(());
+        policy()
+    });
+    // No take gets through: on SQLite there is one writer, on PostgreSQL the table is locked.
+    let held = other.store().begin(secs(60)).await.unwrap();
+    let mut conn = held.connection().await.unwrap();
+    match conn.get().unwrap() {
+        semel_store::Conn::Postgres(conn) => {
+            sqlx::raw_sql("LOCK TABLE semel_operations IN ACCESS EXCLUSIVE MODE").execute(conn).await.unwrap();
+        }
+        semel_store::Conn::Sqlite(conn) => {
+            sqlx::raw_sql("DELETE FROM semel_paused").execute(conn).await.unwrap();
+        }
+    }
+    let hired = hire(Worker::new(&ledger).on(kind).grace(Duration::from_millis(200)));
+    soon(asks.recv()).await.unwrap();
+    let begun = std::time::Instant::now();
+    hired.stop().await;
+    assert!(begun.elapsed() < secs(8), "the stop took {:?}", begun.elapsed());
+    drop(conn);
+    other.store().commit(&held).await;
+    eventually(|| async {
+        let there = ledger.store().by_key(&of("acme", "blocked"), &key("k")).await.unwrap().unwrap();
+        (there.state, there.failures, there.crashes) == (State::Pending, 0, 0)
+    })
+    .await;
+}
+
 /// A take that meets a row which the database refuses returns once that one is set aside: it does not go on one by one
 /// while the leases of the first expire. The next take gets the rest.
 pub async fn a_take_returns_once_the_refused_row_is_set_aside(lab: Lab) {

@@ -98,7 +98,15 @@ impl<S: Fleet> Worker<S> {
         let work = async {
             let expired = expired::end_expired_leases(&ledger, stop.clone());
             let rounds = Rounds::new(ledger.clone(), self.kinds, self.polls, stop.clone());
-            tokio::join!(timetable.run(stop.clone()), expired, rounds.run(self.grace));
+            // A database that does not answer must not delay the stop.
+            let others = Box::pin(async {
+                tokio::select! {
+                    _ = async { tokio::join!(timetable.run(stop.clone()), expired) } => {}
+                    () = end_of(stop.clone(), self.grace) => {}
+                }
+            });
+            // On the heap: callers may run the worker in a future of their own.
+            tokio::join!(others, Box::pin(rounds.run(self.grace)));
         };
         ledger.show_life_while(sign, work).await;
     }
@@ -107,4 +115,10 @@ impl<S: Fleet> Worker<S> {
 /// Whether to stop. A dropped sender counts as a stop request.
 fn is_over(stop: &watch::Receiver<bool>) -> bool {
     *stop.borrow() || stop.has_changed().is_err()
+}
+
+/// Completes when runs have had their time after the stop.
+async fn end_of(mut stop: watch::Receiver<bool>, grace: Duration) {
+    let _ = stop.wait_for(|stop| *stop).await;
+    tokio::time::sleep(grace).await;
 }

@@ -13,7 +13,7 @@ use tokio::{
 use tracing::Instrument as _;
 
 use super::{
-    IDLE, Kind, is_over,
+    IDLE, Kind, end_of, is_over,
     shares::{Pair, Shares},
 };
 use crate::{
@@ -157,10 +157,20 @@ impl<S: Store> Rounds<S> {
 
     /// Works until the stop; runs have `grace` to end.
     pub(super) async fn run(mut self, grace: Duration) {
-        let (mut stop, mut came) = (self.stop.clone(), None);
+        let (mut stop, mut came, mut is_late) = (self.stop.clone(), None, false);
+        let over = end_of(self.stop.clone(), grace);
+        tokio::pin!(over);
         while !is_over(&stop) {
             while self.runs.try_join_next().is_some() {}
-            let wait = match self.round(came.take()).await {
+            let round = tokio::select! {
+                round = self.round(came.take()) => round,
+                // The database does not answer. If it has claimed something, that is released in the background.
+                () = &mut over => {
+                    is_late = true;
+                    break;
+                }
+            };
+            let wait = match round {
                 Ok(wait) => wait,
                 Err(Error::Stopping) => break,
                 Err(error) => {
@@ -181,8 +191,13 @@ impl<S: Store> Rounds<S> {
         }
         drop(came);
         self.line.shutdown().await;
-        let ended = async { while self.runs.join_next().await.is_some() {} };
-        if tokio::time::timeout(grace, ended).await.is_err() {
+        if !is_late {
+            tokio::select! {
+                () = async { while self.runs.join_next().await.is_some() {} } => {}
+                () = &mut over => {}
+            }
+        }
+        if !self.runs.is_empty() {
             self.leave.send_replace(true);
             let settled = async { while self.runs.join_next().await.is_some() {} };
             if tokio::time::timeout(LAST_SETTLES, settled).await.is_err() {
