@@ -290,7 +290,7 @@ enqueue-given-up@semel/src/machine/enqueue.rs@s/State::TimedOut if op\.never_due
 enqueue-probe@semel/src/claim.rs@s/self\.policy\.check_for_worker\(\)\?;/self.policy.check()?;/@semel-store@test(=sqlite::enqueue::an_enqueue_under_probe_is_refused)
 webhook-paused@semel-server/src/services/webhooks/deliver.rs@s/\(if paused \{ None \}/(if paused \&\& event.id.is_empty() { None }/@semel-server@test(=webhooks_worker::sqlite::deliveries_of_a_paused_source_are_stored_and_run_after_the_pause)
 schedule-locked-version@semel/src/worker/timetable.rs@s/known\.seen \|= moved \|\| .*?;/known.seen = moved || mark.is_some();/@semel-store@test(=postgres::schedules::a_changed_schedule_takes_over_a_mark_that_was_locked)
-cancel-unheard@semel/src/machine/settle.rs@s/ \| Write::Withdraw if lease\.cancelled => &cancelled/ | Write::Withdraw if lease.cancelled \&\& lease.terms.max_crashes == 0 => \&cancelled/@semel-store@test(=sqlite::enqueue::a_cancelled_run_that_fails_or_is_released_does_not_run_again)
+cancel-unheard@semel/src/machine/settle.rs@s/ \| Write::Withdraw if lease\.cancelled => \{/ | Write::Withdraw if lease.cancelled \&\& lease.terms.max_crashes == 0 => {/@semel-store@test(=sqlite::enqueue::a_cancelled_run_that_fails_or_is_released_does_not_run_again)
 expires-before-retry@semel/src/machine/settle.rs@s/\(now \+ kept\)\.max\(retry \+ kept \/ 2\)/(now + kept).max(retry.min(now))/@semel-store@test(=sqlite::enqueue::a_failed_operation_does_not_expire_before_its_retry)
 fleet-limit-tenants@semel-store/src/take.rs@s/running\.saturating_add\(already\)/running.saturating_add(already.min(0))/@semel-store@test(=sqlite::enqueue::the_limits_of_a_kind_are_shared_by_the_fleet)
 worker-wrong-policy@semel/src/worker/rounds.rs@s/                self\.log_wrong_policy\(n, &scope, &error\);\n                continue;/                self.log_wrong_policy(n, \&scope, \&error);\n                return Err(error);/@semel-store@test(=sqlite::working::mistakes_in_one_kind_stop_no_other)
@@ -312,6 +312,8 @@ front-low@semel-store/src/fronts.rs@s/\.map_or\(LOW, Front::places\)/.map_or(LOW
 worker-told@semel/src/worker/rounds.rs@s/                self\.is_told\(kind, \(scope\.kind\(\)\.to_owned\(\), scope\.tenant\(\)\.to_owned\(\)\)\);/                self.stale |= kind < self.kinds.len();/@semel-store@test(=sqlite::working::a_commit_wakes_the_worker_among_many_tenants)
 worker-late-stop@semel/src/worker/mod.rs@s/    tokio::time::sleep\(grace\)\.await;/    tokio::time::sleep(grace + Duration::from_secs(60)).await;/@semel-store@test(=postgres::working::a_stop_does_not_wait_for_the_database)
 take-apart-ends@semel-store/src/take.rs@s/                        if !taken\.is_empty\(\) \{/                        if taken.len() > 1000 {/@semel-store@test(=sqlite::working::a_take_returns_once_the_refused_row_is_set_aside)
+put-off-note@semel/src/machine/settle.rs@s/note\.event != Event::Released\)/note.event != Event::Failed)/@semel-store@test(=sqlite::working::operations_of_a_paused_target_are_put_off_without_a_note)
+put-off-apart@semel/src/worker/targets.rs@s/ \+ pause\) \+ APART;/ + pause);/@semel@test(=worker::targets::tests::operations_of_a_long_queue_become_due_one_after_the_other)
 LIST
 }
 

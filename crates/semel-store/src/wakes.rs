@@ -259,8 +259,9 @@ impl Database {
 
     /// Wakes workers of this process, if something may run again.
     pub(crate) fn wake_for_released(&self, writes: &[LeaseWrite]) {
-        let runs_again =
-            |write: &LeaseWrite| matches!(write.write, Write::Fail(_) | Write::Release { .. } | Write::Withdraw);
+        let runs_again = |write: &LeaseWrite| {
+            matches!(write.write, Write::Fail(_) | Write::Release { .. } | Write::PutOff { .. } | Write::Withdraw)
+        };
         if writes.iter().any(runs_again) {
             self.tell_due();
         }

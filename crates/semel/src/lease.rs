@@ -202,6 +202,11 @@ impl<S: Store> Lease<S> {
         self.settle(Write::Release { delay, why: None }).await
     }
 
+    /// Release without a run: as [`release`](Self::release), but the journal has no note of it.
+    pub(crate) async fn put_off(self, delay: Duration) -> Result<Settled> {
+        self.settle(Write::PutOff { delay }).await
+    }
+
     /// The work has begun, and its end is unknown.
     ///
     /// # Errors

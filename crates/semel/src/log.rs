@@ -28,6 +28,7 @@ pub(crate) fn settled(op: &Operation, write: &Write) {
         }
         Write::Complete(_)
         | Write::Release { why: None, .. }
+        | Write::PutOff { .. }
         | Write::Withdraw
         | Write::Checkpoint(_)
         | Write::Progress(_)

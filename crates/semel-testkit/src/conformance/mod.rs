@@ -173,6 +173,7 @@ macro_rules! conformance_suite {
                     work_of_another_node_starts_soon,
                     a_commit_wakes_the_worker_among_many_tenants,
                     a_row_that_is_due_before_all_others_is_found,
+                    operations_of_a_paused_target_are_put_off_without_a_note,
                     a_stop_does_not_wait_for_the_database,
                     a_take_returns_once_the_refused_row_is_set_aside,
                     newer_data_is_the_workers_next_work,

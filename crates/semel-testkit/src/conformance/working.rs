@@ -423,6 +423,31 @@ pub async fn a_row_that_is_due_before_all_others_is_found(lab: Lab) {
     .await;
 }
 
+/// Operations that are put off, because their target is paused, leave no note of it.
+pub async fn operations_of_a_paused_target_are_put_off_without_a_note(lab: Lab) {
+    const ALL: usize = 100;
+    let lab = lab.with_real_clock();
+    let ledger = lab.ledger().await;
+    let calls = Arc::<AtomicUsize>::default();
+    let called = calls.clone();
+    let kind = Kind::leased("works", "away", move |_: Context<Database>| {
+        called.fetch_add(1, Ordering::SeqCst);
+        std::future::ready(Err(Unfinished::Away { target: "there".into(), after: Duration::ZERO, why: "no".into() }))
+    });
+    ledger.enqueue_all((0..ALL).map(|n| job(of("acme", "away"), &n.to_string())).collect()).await.unwrap();
+    let hired = hire(Worker::new(&ledger).on(kind.policy(policy()).target(|_| Some("there".to_owned())).at_once(4)));
+    eventually(|| async {
+        lab.number("SELECT count(*) FROM semel_operations WHERE not_before IS NOT NULL").await == 100
+    })
+    .await;
+    // Before the stop, which releases what has not begun.
+    let notes = lab.number("SELECT count(*) FROM semel_journal WHERE event = 'released'").await;
+    let calls = calls.load(Ordering::SeqCst);
+    hired.stop().await;
+    assert!((1..=calls).contains(&usize::try_from(notes).unwrap()), "{notes} notes of {calls} runs");
+    assert!(calls < ALL / 2, "{calls} of them ran");
+}
+
 /// A stop ends the worker within its grace, although the database does not answer.
 pub async fn a_stop_does_not_wait_for_the_database(lab: Lab) {
     let lab = lab.with_real_clock();

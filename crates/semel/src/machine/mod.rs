@@ -185,6 +185,12 @@ pub enum Write {
         /// The reason, if there is one: stored as the operation's error.
         why: Option<String>,
     },
+    /// Released without a run, because its target is paused. The journal has no note of it: while a target is
+    /// unreachable, its operations are put off again and again.
+    PutOff {
+        /// The delay before it may be claimed.
+        delay: std::time::Duration,
+    },
     /// Undoes the claim: its answer was lost, and its caller got an error. A first claim leaves no
     /// trace, unless data is stored with it that may run again; any other claim is released.
     Withdraw,

@@ -31,7 +31,7 @@ impl Write {
             Self::Fail(Failure { error, .. }) => 2 * error.len() + stored,
             Self::Doubt { reason } => 2 * reason.len() + stored,
             Self::Release { why, .. } => why.as_ref().map_or(0, String::len) + stored,
-            Self::Withdraw => stored,
+            Self::PutOff { .. } | Self::Withdraw => stored,
             Self::Renew => 0,
         }
     }
@@ -45,7 +45,7 @@ pub(super) fn write(stored: Option<&Operation>, fence: Fence, write: &Write, now
         },
         Some(op) => refused(op, fence, write, now),
         // A first run that is released leaves no row, so a release without a row was made before.
-        None if matches!(write, Write::Release { .. } | Write::Withdraw) => {
+        None if matches!(write, Write::Release { .. } | Write::PutOff { .. } | Write::Withdraw) => {
             Step::answer(Answer::Settled { successor: false })
         }
         None => Step::answer(Answer::Lost),
@@ -58,7 +58,7 @@ fn made_before(op: &Operation, write: &Write) -> Step {
     let made = match write {
         Write::Complete(_) => op.state == State::Completed || successor,
         Write::Fail(_) => op.state == State::Failed || successor,
-        Write::Release { .. } | Write::Withdraw => op.state == State::Pending,
+        Write::Release { .. } | Write::PutOff { .. } | Write::Withdraw => op.state == State::Pending,
         Write::Doubt { .. } => op.state == State::InDoubt,
         Write::Checkpoint(_) | Write::Progress(_) | Write::Renew => false,
     };
@@ -76,7 +76,7 @@ pub fn refusal(fence: Fence, write: &Write, (state, present): (State, Fence), no
     let what = match write {
         Write::Complete(_) => "a completion",
         Write::Fail(_) => "a failure",
-        Write::Release { .. } => "a release",
+        Write::Release { .. } | Write::PutOff { .. } => "a release",
         Write::Withdraw => "a withdrawal",
         Write::Doubt { .. } => "a doubt",
         Write::Checkpoint(_) | Write::Progress(_) => "a checkpoint",
@@ -92,7 +92,9 @@ fn write_held(mut op: Operation, lease: LeaseRow, write: &Write, now: Timestamp)
     // A cancel that the run has not heard of counts, unless the run took effect or may have.
     let cancelled = Write::Fail(Failure { error: CANCELLED.to_owned(), retry: Retry::Never });
     let write = match write {
-        Write::Fail(_) | Write::Release { .. } | Write::Withdraw if lease.cancelled => &cancelled,
+        Write::Fail(_) | Write::Release { .. } | Write::PutOff { .. } | Write::Withdraw if lease.cancelled => {
+            &cancelled
+        }
         write => write,
     };
     match write {
@@ -111,6 +113,11 @@ fn write_held(mut op: Operation, lease: LeaseRow, write: &Write, now: Timestamp)
             notes.push(note(&op, Event::Failed, &actor, failure.error.clone(), now));
         }
         Write::Release { delay, why } => return release(op, now, *delay, why.as_deref(), &actor),
+        Write::PutOff { delay } => {
+            let mut step = release(op, now, *delay, None, &actor);
+            step.notes.retain(|note| note.event != Event::Released);
+            return step;
+        }
         Write::Withdraw => return withdraw(op, now, &actor),
         Write::Doubt { reason } => {
             op.state = State::InDoubt;

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
 use tracing::Span;
 
-use super::targets::{Targets, patience};
+use super::targets::Targets;
 use crate::{
     Context, Lease, Operation, Outcome, Policy, Ran, Result, Scope, Unfinished, Uptime,
     lease::Turn,
@@ -191,10 +191,12 @@ impl<S: Store> Kind<S> {
     /// Runs one operation, unless its target is paused.
     pub(super) async fn run(&self, lease: Lease<S>) {
         let target = (self.target)(lease.operation());
-        if let Some(pause) = target.as_deref().and_then(|target| self.targets.wait(target)) {
-            let wait = patience(pause, lease.operation());
+        if let Some(target) = &target
+            && let Some(pause) = self.targets.wait(target)
+        {
+            let wait = self.targets.put_off(target, pause, lease.operation());
             self.count_unused(lease.operation().scope.kind(), 1);
-            if let Err(error) = lease.release(wait).await {
+            if let Err(error) = lease.put_off(wait).await {
                 tracing::warn!(%error, "an operation whose target is paused could not be released; its lease expires");
             }
             return;

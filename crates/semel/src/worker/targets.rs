@@ -25,6 +25,10 @@ const FORGET: Duration = Duration::from_secs(600);
 /// The longest wait of an operation whose target is unreachable, at any age.
 const LONGEST_AWAY: Duration = Duration::from_secs(3600);
 
+/// The least time between two operations of one unreachable target that become due again. Without it, a million of them
+/// would be claimed and released thousands of times per second. In a long queue they wait longer than their policy says.
+const APART: Duration = Duration::from_millis(2);
+
 /// Unreachable targets.
 #[derive(Default)]
 pub(crate) struct Targets(Mutex<HashMap<String, Pause>>);
@@ -35,6 +39,8 @@ struct Pause {
     until: Uptime,
     /// An operation probes it: until when its report is awaited.
     probe: Option<Uptime>,
+    /// When the last of its operations that were put off becomes due again.
+    last: Uptime,
 }
 
 impl Targets {
@@ -53,6 +59,19 @@ impl Targets {
         None
     }
 
+    /// How long an operation of a paused target is put off: see [`patience`], and [`APART`] from the others.
+    pub(super) fn put_off(&self, target: &str, pause: Duration, operation: &Operation) -> Duration {
+        patience(pause, operation).max(self.next_place(target, pause))
+    }
+
+    /// How long until the next operation of a paused target may become due.
+    fn next_place(&self, target: &str, pause: Duration) -> Duration {
+        let mut all = self.0.lock();
+        let Some(paused) = all.get_mut(target) else { return pause };
+        paused.last = paused.last.max(Uptime::now() + pause) + APART;
+        paused.last.remaining().min(LONGEST_AWAY)
+    }
+
     /// Notes that a target is unreachable; returns the pause. Several runs may report it; the first starts the pause.
     pub(crate) fn is_away(&self, target: &str, why: &str) -> Duration {
         let mut all = self.0.lock();
@@ -63,10 +82,10 @@ impl Targets {
         }
         let (first, longest) = PAUSES;
         let now = Uptime::now();
-        let pause = all.entry(target.to_owned()).or_insert(Pause { times: 0, until: now, probe: None });
+        let pause = all.entry(target.to_owned()).or_insert(Pause { times: 0, until: now, probe: None, last: now });
         if pause.until.has_passed() {
             let wait = (first * (1 << pause.times.min(8))).min(longest);
-            *pause = Pause { times: pause.times.saturating_add(1), until: now + wait, probe: None };
+            *pause = Pause { times: pause.times.saturating_add(1), until: now + wait, probe: None, ..*pause };
             tracing::warn!(target, error = why, pause = ?wait, "target unreachable; paused without counting attempts");
         }
         pause.until.remaining()
@@ -113,6 +132,24 @@ mod tests {
         assert!(targets.is_away("a", "no route") > PAUSES.0, "the next pause is longer");
         targets.is_there("a");
         assert_eq!(targets.wait("a"), None);
+    }
+
+    #[test]
+    fn operations_of_a_long_queue_become_due_one_after_the_other() {
+        let (targets, second) = (Targets::default(), Duration::from_secs(1));
+        targets.is_away("a", "no route");
+        targets.is_away("b", "no route");
+        let waits: Vec<_> = (0..1000).map(|_| targets.next_place("a", second)).collect();
+        let slow = Duration::from_millis(500);
+        assert!(waits[0] <= second + APART && waits[999] > waits[0] + 999 * APART - slow, "{:?}", waits.last());
+        assert!(targets.next_place("b", second) <= second + APART, "those of other targets do not count");
+        // A queue that takes longer than this to come back comes back together.
+        for _ in 0..LONGEST_AWAY.as_millis() {
+            targets.next_place("a", second);
+        }
+        assert_eq!(targets.next_place("a", second), LONGEST_AWAY);
+        targets.is_there("a");
+        assert_eq!(targets.next_place("a", second), second);
     }
 
     #[test]
