@@ -348,10 +348,9 @@ pub async fn work_of_another_node_starts_soon(lab: Lab) {
     }
     hired.stop().await;
     assert!(waits[0] < secs(4), "{waits:?}");
-    // The median: one of them may meet a busy machine. An idle worker would find each a second after the one before.
-    waits.remove(0);
-    waits.sort_unstable();
-    assert!(waits[4] < Duration::from_millis(900), "{waits:?}");
+    // The shortest: the others may meet a busy machine. Each waits for a poll that begins after the one before has run.
+    let shortest = waits[1..].iter().min().unwrap();
+    assert!(*shortest < Duration::from_millis(400), "{waits:?}");
 }
 
 /// A commit wakes the worker for its own kind and tenant, however many others wait for a later time.
