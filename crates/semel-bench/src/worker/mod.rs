@@ -2,7 +2,7 @@
 //!
 //! - `jobs`: no-op jobs, enqueued one by one and in bulk, and run
 //! - `peers`: the same work done by pgbench and by the crate `graphile_worker`
-//! - `queue`: one batch taken from a short queue and from a long one
+//! - `queue`: one batch taken from a short queue and from a long one; a look at many tenants
 //! - `latency`: from the commit to the start, in this process and from another
 
 pub(crate) mod jobs;
@@ -16,7 +16,7 @@ pub(crate) use self::{
     jobs::{ALL_BULK, ALL_SINGLE, SEATS},
     latency::{OTHER, SAME},
     peers::{GRAPHILE_BULK, GRAPHILE_KEYED, GRAPHILE_SINGLE, PGBENCH_JOBS},
-    queue::{BATCH, LONG, SHORT},
+    queue::{BATCH, HELD, LONG, SHORT},
 };
 use crate::{
     Plan,

@@ -1,16 +1,20 @@
 //! The cost of taking a batch from a short queue and from a long one.
 //!
 //! Each taken batch is completed, and as many jobs are enqueued, outside of the measured time: the queue keeps its
-//! length, and dead rows at its front are as in production.
+//! length, and dead rows at its front are as in production. On PostgreSQL the long queue is measured once more while
+//! another transaction holds a snapshot: the entries of ended jobs stay in the index then.
+//!
+//! A look for due jobs goes over all kinds and tenants: it is measured with many tenants that each have a delayed job.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use semel::{
-    Ledger, Outcome, Policy, Scope, Settled,
+    Fingerprint, Ledger, Outcome, Policy, Scope, Settled, Work,
     store::{Limits, Want},
 };
 use semel_store::Database;
+use sqlx::{Connection as _, PgConnection};
 use tokio::task::JoinSet;
 
 use super::{jobs::enqueue_in_bulk, subject};
@@ -19,7 +23,7 @@ use crate::{
     load::Figure,
     report::Report,
     site::{Backend, Site, close},
-    work::SCOPE,
+    work::{SCOPE, new_key},
 };
 
 /// The batch size.
@@ -30,6 +34,12 @@ const MANY: usize = 1_000_000;
 
 pub(crate) const SHORT: &str = "a batch of 1,000 waiting";
 pub(crate) const LONG: &str = "a batch of 1,000,000 waiting";
+pub(crate) const HELD: &str = "the same, a snapshot held";
+
+/// The tenants with one delayed job each.
+const TENANTS: usize = 10_000;
+
+pub(crate) const LOOK: &str = "a look at 10,000 tenants";
 
 pub(crate) async fn measure(plan: &Plan, backend: Backend, report: &mut Report) -> Result<()> {
     let long = Site::fresh(plan, backend).await?;
@@ -47,8 +57,49 @@ pub(crate) async fn measure(plan: &Plan, backend: Backend, report: &mut Report) 
         site.remove().await?;
         report.add(subject(backend, LONG, BATCH), run(plan, &long, &ledger).await?);
     }
+    if backend == Backend::Postgres {
+        let mut dump = PgConnection::connect(&long.url).await?;
+        let hold = "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM semel_paused";
+        sqlx::raw_sql(hold).execute(&mut dump).await?;
+        for _ in 0..plan.rounds {
+            report.add(subject(backend, HELD, BATCH), run(plan, &long, &ledger).await?);
+        }
+        dump.close().await?;
+    }
     close(ledger).await;
-    long.remove().await
+    long.remove().await?;
+    look_at_many(plan, backend, report).await
+}
+
+/// Looks for due jobs of many tenants that have only delayed ones.
+async fn look_at_many(plan: &Plan, backend: Backend, report: &mut Report) -> Result<()> {
+    let site = Site::fresh(plan, backend).await?;
+    let ledger = site.ledger(true).await?;
+    for tenants in (0..TENANTS).collect::<Vec<_>>().chunks(1000) {
+        let delayed = |n: &usize| -> Result<Work> {
+            let scope = Scope::new(&format!("tenant-{n}"), SCOPE[1], SCOPE[2])?;
+            Ok(Work::new(scope, new_key(), Fingerprint::of_bytes(b"")).delay(Duration::from_secs(24 * 3600)))
+        };
+        ledger.enqueue_all(tenants.iter().map(delayed).collect::<Result<_>>()?).await?;
+    }
+    site.vacuum().await?;
+    let (mut all, before) = (Vec::new(), site.cpu.used());
+    let end = Instant::now() + plan.length;
+    while Instant::now() < end {
+        let (begun, mut after, mut found) = (Instant::now(), (String::new(), String::new()), 0);
+        loop {
+            let page = ledger.due_kinds(SCOPE[1], (&after.0, &after.1)).await?;
+            let Some(last) = page.last() else { break };
+            after = (last.kind.clone(), last.tenant.clone());
+            found += page.len();
+        }
+        all.push(begun.elapsed());
+        ensure!(found == TENANTS, "{found} tenants were found");
+    }
+    let (window, cpu) = (all.iter().sum(), site.cpu.used() - before);
+    report.add(subject(backend, LOOK, 1), Figure::new(all, window, cpu));
+    close(ledger).await;
+    site.remove().await
 }
 
 /// Takes batches until their durations add up to the time.
