@@ -124,6 +124,10 @@ pub(crate) fn verdicts(report: &Report) -> Vec<Verdict> {
         let of = |how| worker::subject(backend, how, worker::BATCH);
         let aim = format!("{backend}: cost of taking a batch with 1 million waiting, times that with a thousand");
         all.push(against(aim, Bound::AtMost(1.5), of(worker::SHORT), of(worker::LONG)));
+        if backend == Postgres {
+            let aim = format!("{backend}: the same while another transaction holds a snapshot");
+            all.push(against(aim, Bound::AtMost(1.5), of(worker::SHORT), of(worker::HELD)));
+        }
         let of = |how| worker::subject(backend, how, 1);
         let waits = [
             (worker::SAME, "p50", report.p50(of(worker::SAME)), 3.0),

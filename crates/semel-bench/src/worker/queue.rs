@@ -78,7 +78,7 @@ async fn look_at_many(plan: &Plan, backend: Backend, report: &mut Report) -> Res
     for tenants in (0..TENANTS).collect::<Vec<_>>().chunks(1000) {
         let delayed = |n: &usize| -> Result<Work> {
             let scope = Scope::new(&format!("tenant-{n}"), SCOPE[1], SCOPE[2])?;
-            Ok(Work::new(scope, new_key(), Fingerprint::of_bytes(b"")).delay(Duration::from_secs(24 * 3600)))
+            Ok(Work::new(scope, new_key()?, Fingerprint::of_bytes(b"")).delay(Duration::from_secs(24 * 3600)))
         };
         ledger.enqueue_all(tenants.iter().map(delayed).collect::<Result<_>>()?).await?;
     }
