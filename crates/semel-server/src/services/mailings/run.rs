@@ -171,9 +171,6 @@ impl Run {
             Err(halt) => return Ok(Err(halt)),
         };
         self.was_away.store(begun.was_away, Ordering::Relaxed);
-        if let Some(why) = begun.paused {
-            tracing::warn!(mailing = self.id, why, "a mailing is paused until a person resumes it");
-        }
         crash_point!("mailing.begun");
         // Also for a mailing that was paused or cancelled since: what was being sent is settled as soon as possible.
         if mailing.sending > 0 {
@@ -195,6 +192,9 @@ impl Run {
             "CANCELLED" => return self.end("cancelled").await,
             "PAUSED" => return self.end("paused").await,
             _ => {}
+        }
+        if let Some(why) = begun.doubt {
+            return self.pause(why.to_owned()).await;
         }
         if mailing.phase == "importing" {
             mailing = match import::import(self, mailing).await? {
@@ -315,8 +315,8 @@ struct Begin {
 struct Begun {
     /// Whether the last run could not reach the transport. The reason is shown until a mail was sent.
     was_away: bool,
-    /// Why the mailing is paused now.
-    paused: Option<&'static str>,
+    /// Why the mailing is to be paused.
+    doubt: Option<&'static str>,
 }
 
 impl Begin {
@@ -341,16 +341,16 @@ impl Change for Begin {
 
     async fn make(self, _: &mut Conn<'_>, mailing: &mut Mailing, now: i64) -> Result<Begun> {
         let was_away = mailing.waiting && mailing.error.is_some();
-        let paused = self.doubts(mailing, now);
+        let doubt = self.doubts(mailing, now);
         (mailing.last_attempt, mailing.waiting) = (Some(now), false);
-        mailing.rate_since = Some(now);
+        if doubt.is_none() {
+            mailing.rate_since = Some(now);
+        }
         mailing.rate_base = mailing.settled();
-        if let Some(why) = paused {
-            (mailing.status, mailing.error) = ("PAUSED".to_owned(), Some(why.to_owned()));
-        } else if !mailing.is_stopped() && !was_away {
+        if !mailing.is_stopped() && !was_away {
             mailing.error = None;
         }
-        Ok(Begun { was_away, paused })
+        Ok(Begun { was_away, doubt })
     }
 }
 
