@@ -12,7 +12,7 @@ kind=python product=Python url_variable=SEMEL_TEST_PYTHON
 source "$(dirname "${BASH_SOURCE[0]}")/servers.sh"
 
 # One version, so that a failing test has found a change of ours.
-libraries=(stripe==16.1.0)
+libraries=(stripe==16.1.0 "psycopg[binary]==3.3.9")
 
 venv=$root/target/python
 
@@ -50,7 +50,7 @@ need_python() {
         [[ $(cat "$venv/made" 2>/dev/null) == "${libraries[*]}" ]] || make_venv
         unlock_servers
     fi
-    "$python" -c 'import stripe' || die "$python has no library called stripe"
+    "$python" -c "import stripe, psycopg" || die "$python lacks the library stripe or psycopg"
 }
 
 case ${1:-} in

@@ -2,7 +2,8 @@
 //!
 //! Tasks of this process are woken at once, after the commit. On PostgreSQL a background task notifies the other nodes:
 //! never in a caller's transaction (a NOTIFY in each would cost writers a third of their speed). News that arrives
-//! during a notification goes with the next. A wake is a hint: waiting tasks also poll, so a lost wake (a broken
+//! during a notification goes with the next. Programs that enqueue and publish by SQL have no such task: their functions
+//! notify in their transaction (migration 16). A wake is a hint: waiting tasks also poll, so a lost wake (a broken
 //! connection, a pooler without LISTEN) costs a moment, nothing else.
 
 use std::{
@@ -36,8 +37,8 @@ pub(crate) enum News {
     Retries,
     /// Messages in a queue.
     Queue(String),
-    /// Operations of a scope that are due, or of any that may be. Only this process is woken: workers of other nodes
-    /// poll.
+    /// Operations of a scope that are due, or of any that may be. A node wakes only itself, and workers of other nodes
+    /// poll; those that a program enqueues by SQL wake all nodes.
     Due(Option<Scope>),
 }
 
@@ -55,6 +56,7 @@ impl News {
         match text {
             "outbox" => Some(Self::Outbox),
             "retries" => Some(Self::Retries),
+            "due" => Some(Self::Due(None)),
             _ => text.strip_prefix("queue ").map(|name| Self::Queue(name.to_owned())),
         }
     }
@@ -116,27 +118,29 @@ impl Wakes {
     pub(crate) fn wait_for(self: &Arc<Self>, news: News) -> Wake {
         let wake = Wake::default();
         self.waiting.lock().entry(news).or_default().push(wake.clone());
-        if let Some(nodes) = &self.nodes {
-            begin(&nodes.listener, listen(Arc::downgrade(self), nodes.seats.clone(), nodes.name.clone()));
-        }
+        self.listen();
         wake
     }
 
     /// A new waiter for due operations.
-    pub(crate) fn wait_for_due(&self) -> DueWake {
+    pub(crate) fn wait_for_due(self: &Arc<Self>) -> DueWake {
         let wake = DueWake::default();
         self.workers.lock().push(wake.teller());
+        self.listen();
         wake
     }
 
-    /// Wakes all waiters, here and on other nodes.
-    pub(crate) fn wake(self: &Arc<Self>, news: News) {
-        if let News::Due(scope) = &news {
-            self.workers.lock().retain(|worker| worker.tell(scope.as_ref()));
-            return;
-        }
-        self.wake_here(&news);
+    /// Listens for news of other nodes, and of programs that use SQL.
+    fn listen(self: &Arc<Self>) {
         if let Some(nodes) = &self.nodes {
+            begin(&nodes.listener, listen(Arc::downgrade(self), nodes.seats.clone(), nodes.name.clone()));
+        }
+    }
+
+    /// Wakes all waiters, here and, but for due operations, on other nodes.
+    pub(crate) fn wake(self: &Arc<Self>, news: News) {
+        self.wake_here(&news);
+        if let Some(nodes) = self.nodes.as_ref().filter(|_| !matches!(news, News::Due(_))) {
             nodes.news.lock().insert(news);
             nodes.any.notify_one();
             begin(&nodes.notifier, notify_nodes(Arc::downgrade(self), nodes.any.clone(), nodes.seats.clone()));
@@ -145,6 +149,10 @@ impl Wakes {
 
     /// Wakes the waiters here.
     fn wake_here(&self, news: &News) {
+        if let News::Due(scope) = news {
+            self.workers.lock().retain(|worker| worker.tell(scope.as_ref()));
+            return;
+        }
         let mut waiting = self.waiting.lock();
         let Some(wakes) = waiting.get_mut(news) else { return };
         wakes.retain(Wake::is_shared);
@@ -157,6 +165,7 @@ impl Wakes {
     /// Wakes all waiters of all kinds.
     fn wake_all(&self) {
         self.waiting.lock().values().flatten().for_each(Wake::wake);
+        self.wake_here(&News::Due(None));
     }
 }
 
@@ -286,7 +295,7 @@ mod tests {
 
     #[test]
     fn an_encoded_wake_up_is_decoded_to_itself() {
-        for news in [News::Outbox, News::Retries, News::Queue("a queue".into())] {
+        for news in [News::Outbox, News::Retries, News::Due(None), News::Queue("a queue".into())] {
             assert_eq!(News::parse(&news.text()), Some(news));
         }
         assert_eq!(News::parse("something of a newer version"), None);

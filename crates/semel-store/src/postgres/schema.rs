@@ -65,6 +65,7 @@ pub(crate) fn migrations() -> Migrator {
         "0012_view",
         "0013_fleet",
         "0014_tried",
+        "0016_sql",
         "0017_newer",
     )
 }

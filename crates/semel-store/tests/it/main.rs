@@ -1,6 +1,7 @@
 //! The stores, tested on real databases.
 
 mod brokers;
+mod by_sql;
 mod contention;
 mod epochs;
 mod few_connections;
