@@ -3,6 +3,7 @@
 
 mod answers;
 mod away;
+mod by_sql;
 mod kill_rabbitmq;
 mod lab;
 mod silence;
