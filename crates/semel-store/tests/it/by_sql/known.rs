@@ -11,7 +11,7 @@ use semel::{
 use semel_store::Database;
 use semel_testkit::key;
 
-use super::{Place, answer, enqueue, mail, run};
+use super::{Place, answer, enqueue, mail, refused, run};
 
 fn work(name: &str, policy: &Policy) -> Work {
     Work::new(mail(), key(name), Fingerprint::of_bytes(b"x")).policy(policy.clone()).payload("x")
@@ -150,4 +150,20 @@ async fn an_operation_whose_lease_has_expired_is_in_flight_until_that_is_noticed
     assert_eq!(of_library(&place, "k", &Policy::default(), b"x").await, "not_yet");
     assert_eq!(answer(&mut program, "'shop', 'mail', 'k', 'x'").await, "not_yet");
     drop(running);
+}
+
+/// The program runs its transaction again, as after any serialization failure.
+#[tokio::test]
+async fn a_key_that_is_newer_than_the_snapshot_is_a_serialization_failure() {
+    let place = Place::new().await;
+    let (mut program, mut other) = (place.program().await, place.program().await);
+    for level in ["REPEATABLE READ", "SERIALIZABLE"] {
+        run(&mut program, &format!("BEGIN ISOLATION LEVEL {level}; SELECT 1")).await;
+        assert_eq!(answer(&mut other, &format!("'shop', 'mail', '{level}', 'x'")).await, "enqueued");
+        let again = format!("SELECT * FROM semel_enqueue('shop', 'mail', '{level}', 'x')");
+        assert_eq!(refused(&mut program, &again).await.0, "40001", "{level}");
+        run(&mut program, &format!("ROLLBACK; BEGIN ISOLATION LEVEL {level}")).await;
+        assert_eq!(answer(&mut program, &format!("'shop', 'mail', '{level}', 'x'")).await, "waiting");
+        run(&mut program, "COMMIT").await;
+    }
 }
