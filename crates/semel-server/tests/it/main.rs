@@ -54,6 +54,7 @@ mod notifications_crash_poison;
 mod notifications_fanout;
 mod notifications_held;
 mod notifications_lists;
+mod notifications_sql;
 mod notifications_stream;
 mod notifications_tenants;
 mod once;
