@@ -3,7 +3,7 @@
 //! Tasks of this process are woken at once, after the commit. On PostgreSQL a background task notifies the other nodes:
 //! never in a caller's transaction (a NOTIFY in each would cost writers a third of their speed). News that arrives
 //! during a notification goes with the next. Programs that enqueue and publish by SQL have no such task: their functions
-//! notify in their transaction (migration 16). A wake is a hint: waiting tasks also poll, so a lost wake (a broken
+//! notify in their transaction (migration 15). A wake is a hint: waiting tasks also poll, so a lost wake (a broken
 //! connection, a pooler without LISTEN) costs a moment, nothing else.
 
 use std::{

@@ -65,8 +65,8 @@ pub(crate) fn migrations() -> Migrator {
         "0012_view",
         "0013_fleet",
         "0014_tried",
-        "0016_sql",
-        "0017_newer",
+        "0015_sql",
+        "0016_newer",
     )
 }
 

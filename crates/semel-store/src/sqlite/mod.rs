@@ -305,7 +305,7 @@ pub(crate) fn migrations() -> Migrator {
         "0012_view",
         "0013_fleet",
         "0014_tried",
-        "0017_newer",
+        "0016_newer",
     )
 }
 

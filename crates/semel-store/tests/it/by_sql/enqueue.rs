@@ -41,7 +41,7 @@ async fn an_enqueue_by_sql_stores_what_the_library_stores() {
         ..Policy::default()
     };
     let long = Policy { lease: Duration::from_secs(7200), max_run: Duration::from_secs(7200), ..Policy::default() };
-    let probed = Policy { on_lost: OnLost::Probe, max_run: Duration::from_secs(60), ..Policy::default() };
+    let short = Policy { on_lost: OnLost::Rerun, max_run: Duration::from_secs(60), ..Policy::default() };
     let acme = Scope::new("acme", "shop", "mail to/ünknown").unwrap();
     let of_acme = Work::new(acme, key("library 7"), Fingerprint::of_bytes(b"x")).payload("x");
     for (n, (with, work)) in [
@@ -56,7 +56,7 @@ async fn an_enqueue_by_sql_stores_what_the_library_stores() {
             work("library 4", b"x").policy(policy),
         ),
         (", lease => '2 hours'", work("library 5", b"x").policy(long)),
-        (", on_lost => 'probe', max_run => '1 minute'", work("library 6", b"x").policy(probed)),
+        (", on_lost => 'rerun', max_run => '1 minute'", work("library 6", b"x").policy(short)),
         (", tenant => 'acme'", of_acme.policy_of_worker(Policy::default())),
     ]
     .into_iter()
@@ -223,7 +223,7 @@ async fn wrong_arguments_are_refused_by_their_names() {
         ("'shop', 'mail', 'k', 'x', label3 => ''", "label3: is empty"),
         (&format!("'shop', 'mail', 'k', 'x', label4 => {}", long(129)), "label4: is longer than 128 bytes"),
         ("'shop', 'mail', 'k', 'x', max_attempts => 0", "max_attempts: must be 1 to 4294967295"),
-        ("'shop', 'mail', 'k', 'x', on_lost => 'retry'", "on_lost: must be rerun, hold or probe"),
+        ("'shop', 'mail', 'k', 'x', on_lost => 'probe'", "on_lost: must be rerun or hold"),
         ("'shop', 'mail', 'k', 'x', lease => '99 ms'", "lease: is shorter than 100ms"),
         ("'shop', 'mail', 'k', 'x', lease => '1 h', max_run => '59 min'", "max_run: is shorter than the lease"),
         ("'shop', 'mail', 'k', 'x', retention => '0'", "retention: must be longer than 0"),

@@ -1,4 +1,4 @@
-//! PostgreSQL: operations and messages of programs without the library, by the functions of migration 16.
+//! PostgreSQL: operations and messages of programs without the library, by the functions of migration 15.
 #![expect(clippy::unwrap_used, reason = "these are tests")]
 
 mod enqueue;

@@ -116,7 +116,7 @@ BEGIN
         'label3: ' || CASE WHEN label3 IS NOT NULL THEN {schema}.semel_wrong_text(label3, 128) END,
         'label4: ' || CASE WHEN label4 IS NOT NULL THEN {schema}.semel_wrong_text(label4, 128) END,
         'max_attempts: ' || CASE WHEN max_attempts NOT BETWEEN 1 AND 4294967295 THEN 'must be 1 to 4294967295' END,
-        'on_lost: ' || CASE WHEN on_lost NOT IN ('rerun', 'hold', 'probe') THEN 'must be rerun, hold or probe' END,
+        'on_lost: ' || CASE WHEN on_lost NOT IN ('rerun', 'hold') THEN 'must be rerun or hold' END,
         'lease: ' || {schema}.semel_wrong_span(lease_for, 100000, 'is shorter than 100ms'),
         'max_run: ' || {schema}.semel_wrong_span(run_for, lease_for, 'is shorter than the lease'),
         'retention: ' || {schema}.semel_wrong_span(kept_for, 1, 'must be longer than 0'));
@@ -163,10 +163,9 @@ BEGIN
         END IF;
 
         -- Read, not locked: the answer changes nothing.
-        SELECT o.id, o.fence, o.fingerprint, o.state, o.failures, o.crashes, o.parked, o.expires_at,
+        SELECT o.id, o.fence, o.fingerprint, o.state, o.expires_at,
                coalesce(o.label1, '') AS label1, coalesce(o.label2, '') AS label2,
-               coalesce((o.terms::json ->> 5)::bigint, 5) AS most_crashes,
-               CASE WHEN o.terms IS NULL THEN semel_enqueue_bytes.max_attempts ELSE (o.terms::json ->> 4)::bigint END AS most_failures
+               EXISTS (SELECT 1 FROM {schema}.semel_backlog AS b WHERE b.operation = o.id AND b.due IS NULL) AS never_due
         INTO known
         FROM {schema}.semel_operations AS o
         WHERE o.tenant = semel_enqueue_bytes.tenant AND o.service = semel_enqueue_bytes.service
@@ -193,7 +192,7 @@ BEGIN
             WHEN known.state = 'processing' THEN 'in_flight'
             WHEN known.state = 'completed' THEN 'replay'
             WHEN known.state = 'in_doubt' THEN 'in_doubt'
-            WHEN known.parked OR known.failures >= known.most_failures OR known.crashes >= known.most_crashes THEN 'exhausted'
+            WHEN known.never_due THEN 'exhausted'
             WHEN known.state = 'pending' THEN 'waiting'
             ELSE 'not_yet' END;
         operation := known.id;
