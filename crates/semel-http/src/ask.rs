@@ -71,7 +71,7 @@ impl<S: Store> Shared<S> {
         };
         let scope = route.scope(tenant, &head.method, template).map_err(unfit)?;
         let resource =
-            (route.kind.is_some() || template != path).then(|| fitting(path.clone().into_owned(), Labels::MAX_BYTES));
+            (route.kind.is_some() || template != path).then(|| fitting(path.clone().into_owned(), LONGEST_PATH));
         let mut labels = Labels::default();
         labels.0[RESOURCE].clone_from(&resource);
         if route.kind.is_some() {
@@ -92,6 +92,10 @@ impl<S: Store> Shared<S> {
         Ok((Asked { scope, key, resource, credentials }, work))
     }
 }
+
+/// The longest path that is a label; a longer one is a hash. It must not change: a retry is compared with the label of
+/// the first request.
+const LONGEST_PATH: usize = 128;
 
 /// The label that distinguishes the resources of one template.
 const RESOURCE: usize = 3;

@@ -277,6 +277,8 @@ impl Taking<'_> {
             let of_kind = |picked: &&Picked| is_of_kind(&self.take.wants[picked.want].scope, &want.scope);
             let already = u32::try_from(picked.iter().filter(of_kind).count()).unwrap_or(u32::MAX);
             let (most, free_at) = self.allowed(conn, want, already, &mut running).await?;
+            let all = u32::try_from(picked.len()).unwrap_or(u32::MAX);
+            let most = self.take.most.map_or(most, |limit| most.min(limit.saturating_sub(all)));
             let mut here = HashSet::new();
             let oldest = want.oldest(most);
             let places = self.fronts.of(&want.scope);
@@ -427,7 +429,9 @@ impl Taking<'_> {
             policy: want.policy.clone(),
             at_once: false,
             later: None,
+            lease: want.lease,
             token: self.take.token,
+            sent_again: false,
             owner: self.take.owner.clone(),
         })
     }

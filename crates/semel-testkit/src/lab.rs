@@ -272,7 +272,9 @@ pub fn request(text: &str, payload: &[u8], policy: Policy) -> Request {
         policy,
         at_once: false,
         later: None,
+        lease: None,
         token: Token::random().unwrap(),
+        sent_again: false,
         owner: "somebody".into(),
     }
 }

@@ -69,7 +69,9 @@ mod tests {
             policy: Policy::default(),
             at_once: false,
             later: None,
+            lease: None,
             token: Token([0; 16]),
+            sent_again: false,
             owner: "node".into(),
         }
     }

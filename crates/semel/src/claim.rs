@@ -21,6 +21,7 @@ pub struct Work {
     labels: Labels,
     policy: Policy,
     at_once: bool,
+    token: Option<Token>,
     later: Later,
 }
 
@@ -33,7 +34,7 @@ impl Work {
     pub fn new(scope: Scope, key: Key, fingerprint: Fingerprint) -> Self {
         let (labels, policy) = (Labels::default(), Policy::default());
         let later = Later::default();
-        Self { scope, key, fingerprint, order: None, payload: None, labels, policy, at_once: false, later }
+        Self { scope, key, fingerprint, order: None, payload: None, labels, policy, at_once: false, token: None, later }
     }
 
     /// Its policy. For an enqueue it is stored until the operation settles; without one, the worker's policy applies.
@@ -92,6 +93,13 @@ impl Work {
         Self { at_once: true, ..self }
     }
 
+    /// The token of the claim, for callers that send it again if its answer is lost: while its lease lives, they get it
+    /// again. Without one, a claim whose answer was lost is withdrawn. Each claim needs another random token.
+    #[must_use]
+    pub fn token(self, token: Token) -> Self {
+        Self { token: Some(token), ..self }
+    }
+
     /// The request of an enqueue.
     pub(crate) fn into_enqueue(self, owner: &str) -> Result<Request> {
         let later = self.later;
@@ -121,7 +129,9 @@ impl Work {
             policy: self.policy,
             at_once: self.at_once,
             later: None,
-            token: Token::random()?,
+            lease: None,
+            token: self.token.map_or_else(Token::random, Ok)?,
+            sent_again: self.token.is_some(),
             owner: owner.to_owned(),
         })
     }

@@ -178,6 +178,21 @@ impl fmt::Debug for Fields {
     }
 }
 
+/// The SHA-256 of a JSON text in its canonical form (RFC 8785), in hexadecimal digits: for keys that other programs must be
+/// able to compute. Other than in a [fingerprint](Fingerprint::of_json), `1` and `1.0` are equal.
+///
+/// # Errors
+/// The text has no canonical form.
+pub fn json_hash(payload: &[u8]) -> Result<String, JsonError> {
+    canonicalize_without(payload, &[]).map(|canonical| sha256_hex(&canonical.bytes))
+}
+
+/// The SHA-256 of bytes in hexadecimal digits.
+#[must_use]
+pub fn sha256_hex(bytes: &[u8]) -> String {
+    hex::encode(Sha256::digest(bytes))
+}
+
 /// The key for the call of an operation's `step` to another service: the same on every attempt, different
 /// for every step, and it reveals nothing about the operation.
 ///
@@ -205,6 +220,13 @@ pub fn short_hash(tenant: &str, service: &str, kind: &str, key: &str) -> String 
         parts = parts.part(part.as_bytes());
     }
     hex::encode(&parts.digest()[..6])
+}
+
+/// The first 16 bytes of the hash of parts, for this purpose.
+pub(crate) fn digest_of(purpose: &str, parts: &[&str]) -> [u8; 16] {
+    let digest = parts.iter().fold(Parts::new(purpose), |all, part| all.part(part.as_bytes())).digest();
+    let (first, _) = digest.as_chunks::<16>();
+    first[0]
 }
 
 /// Writes length-prefixed parts into the hash.

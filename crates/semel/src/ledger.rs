@@ -2,8 +2,11 @@
 
 mod ask;
 mod enqueue;
+mod remote;
 mod signs;
 mod take;
+
+pub use remote::Renewed;
 
 use std::{future::Future, sync::Arc, time::Duration};
 

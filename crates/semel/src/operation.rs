@@ -5,7 +5,7 @@ use std::{fmt, str::FromStr, time::Duration};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Fingerprint, Key, Policy, Scope, time::Timestamp};
+use crate::{Error, Fingerprint, Key, Policy, Runner, Scope, machine, time::Timestamp};
 
 /// A number from one database-wide counter that only grows, new with every claim. Every write under a
 /// lease names it, and a write with an old fence is refused.
@@ -49,13 +49,38 @@ impl Token {
                 getrandom::fill(&mut bytes).map_err(|e| Error::Unavailable(format!("no randomness: {e}")))?;
                 drawn.extend(bytes.as_chunks().0);
             }
-            drawn.pop().map(Self).ok_or(Error::Contradiction("no token was generated"))
+            let drawn = drawn.pop().map(|mut token| {
+                token[0] &= !KEPT;
+                Self(token)
+            });
+            drawn.ok_or(Error::Contradiction("no token was generated"))
         })
     }
 }
 
+/// The bit of tokens that their claimers keep. Databases have an index of these alone, so other claims do not pay for it.
+const KEPT: u8 = 0x80;
+
 /// How many tokens are drawn at once: one system call per token would be a tenth of the cost of a replay from memory.
 const AT_ONCE: usize = 64;
+
+impl Token {
+    /// The token of a claim that is sent again under this name: other names, other tokens.
+    #[must_use]
+    pub fn named(name: &[&str]) -> Self {
+        let mut token = crate::fingerprint::digest_of("semel named token 1", name);
+        token[0] &= !KEPT;
+        Self(token)
+    }
+
+    /// The token that a caller keeps under this name, to send its take again. It differs from all other tokens in its first bit.
+    #[must_use]
+    pub fn kept(name: &[&str]) -> Self {
+        let mut token = crate::fingerprint::digest_of("semel kept token 1", name);
+        token[0] |= KEPT;
+        Self(token)
+    }
+}
 
 thread_local! {
     /// Drawn, unused tokens.
@@ -160,7 +185,7 @@ pub struct Labels(pub [Option<String>; 4]);
 
 impl Labels {
     /// The longest label, in bytes: an index entry must stay small.
-    pub const MAX_BYTES: usize = 128;
+    pub const MAX_BYTES: usize = 255;
 
     /// Sets the label in slot 1 to 4.
     ///
@@ -309,8 +334,8 @@ pub struct Operation {
     pub crashes: u32,
     /// Whether it runs again only after a person said so.
     pub parked: bool,
-    /// Whether no worker tries it: it is parked, or out of attempts by the policy of its last run. A claim under a policy
-    /// with more attempts still acquires it.
+    /// Whether it waits and no worker tries it: it is parked, out of attempts by the policy of its last run, or left to
+    /// [callers](Runner::Caller). A claim under a policy with more attempts still acquires it.
     pub never_due: bool,
     /// Whether it is final once completed, by the policy of the last claim.
     pub pinned: bool,
@@ -360,6 +385,23 @@ impl Operation {
             State::Failed | State::TimedOut | State::InDoubt => ended,
             State::Pending | State::Processing | State::Completed => ended + 1,
         }
+    }
+
+    /// Whether only callers that claim its key run it: no worker takes it.
+    #[must_use]
+    pub fn is_left_to_callers(&self) -> bool {
+        self.terms.as_ref().is_some_and(|terms| terms.runner == Runner::Caller)
+    }
+
+    /// Whether it waits, and only a person can have it run again: it is parked, or out of attempts by the policy of its
+    /// last run.
+    #[must_use]
+    pub fn is_given_up(&self) -> bool {
+        let exhausted = match &self.terms {
+            Some(terms) if terms.runner == Runner::Caller => machine::is_exhausted(self, terms),
+            _ => self.never_due,
+        };
+        matches!(self.state, State::Pending | State::Failed | State::TimedOut) && (self.parked || exhausted)
     }
 
     /// The short hash of the key, for log lines, which must not contain the key.

@@ -36,6 +36,19 @@ pub struct Policy {
     /// Whether a completed operation is final until its retention ends: it cannot be purged or run again,
     /// not even with newer data. So a node may replay it from memory.
     pub pinned: bool,
+    /// Who runs an operation that waits for its next run.
+    pub runner: Runner,
+}
+
+/// Who runs an operation that waits for its next run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Runner {
+    /// A worker that has a handler for its kind, or a caller that claims its key.
+    #[default]
+    Worker,
+    /// Only callers that claim its key: no worker takes it. Counts for an operation that such a claim created; its
+    /// policy is then stored with it.
+    Caller,
 }
 
 impl Default for Policy {
@@ -51,6 +64,7 @@ impl Default for Policy {
             on_mismatch: OnMismatch::Reject,
             on_lost: OnLost::Rerun,
             pinned: false,
+            runner: Runner::Worker,
         }
     }
 }
@@ -109,6 +123,9 @@ impl Policy {
     /// As [`Policy::check`].
     pub(crate) fn check_for_worker(&self) -> Result<(), Error> {
         self.check()?;
+        if self.runner == Runner::Caller {
+            return Err(Error::Invalid("runner: leaves the operation to callers, so no worker would run it".into()));
+        }
         match self.on_lost {
             OnLost::Probe => Err(Error::Invalid("on_lost: is probe, and a worker has no probe; set hold".into())),
             OnLost::Rerun | OnLost::Hold => Ok(()),
@@ -183,7 +200,7 @@ impl Backoff {
 }
 
 /// A policy as it is stored with a lease: whole microseconds, no names. Every claim writes it, so it must be
-/// short. The last part is left out if it has its default, so that older nodes can read the rest.
+/// short. The last parts are left out if they have their defaults, so that older nodes can read the rest.
 #[derive(Serialize, Deserialize)]
 struct Terms(
     i64,
@@ -196,8 +213,12 @@ struct Terms(
     i64,
     OnMismatch,
     OnLost,
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")] bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")] Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")] Option<u8>,
 );
+
+/// The stored number of [`Runner::Caller`]; a worker is left out.
+const CALLER: u8 = 1;
 
 impl Policy {
     /// The stored form of the policy.
@@ -214,7 +235,8 @@ impl Policy {
             micros(self.backoff.cap),
             self.on_mismatch,
             self.on_lost,
-            self.pinned,
+            (self.pinned || self.runner == Runner::Caller).then_some(self.pinned),
+            (self.runner == Runner::Caller).then_some(CALLER),
         );
         serde_json::to_string(&terms).unwrap_or_default()
     }
@@ -236,6 +258,7 @@ impl Policy {
             on_mismatch,
             on_lost,
             pinned,
+            runner,
         ) = serde_json::from_str(text).map_err(|_| Error::Corrupt("the terms of a lease"))?;
         let duration = |micros: i64| Duration::from_micros(u64::try_from(micros).unwrap_or(0));
         Ok(Self {
@@ -248,7 +271,12 @@ impl Policy {
             backoff: Backoff { first: duration(first), cap: duration(cap) },
             on_mismatch,
             on_lost,
-            pinned,
+            pinned: pinned.unwrap_or(false),
+            runner: match runner {
+                None => Runner::Worker,
+                Some(CALLER) => Runner::Caller,
+                Some(_) => return Err(Error::Corrupt("the runner in the terms of a lease")),
+            },
         })
     }
 }
@@ -281,11 +309,13 @@ mod tests {
     #[test]
     fn a_stored_policy_is_read_back_unchanged() {
         let policy = Policy { tombstone: Some(Duration::from_secs(5)), ..Policy::default() };
-        for pinned in [false, true] {
-            let policy = Policy { pinned, ..policy.clone() };
+        for (pinned, runner) in [false, true].into_iter().flat_map(|p| [(p, Runner::Worker), (p, Runner::Caller)]) {
+            let policy = Policy { pinned, runner, ..policy.clone() };
             assert_eq!(Policy::from_terms(&policy.to_terms()).unwrap(), policy);
         }
         assert!(Policy::from_terms("[]").is_err());
+        let unknown = Policy { runner: Runner::Caller, ..policy }.to_terms().replace(",1]", ",7]");
+        assert!(Policy::from_terms(&unknown).is_err(), "{unknown}");
     }
 
     #[test]

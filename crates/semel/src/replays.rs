@@ -145,7 +145,9 @@ mod tests {
             policy: Policy { pinned: true, retention: Some(HOUR), ..Policy::default() },
             at_once: false,
             later: None,
+            lease: None,
             token: Token([0; 16]),
+            sent_again: false,
             owner: "worker".into(),
         }
     }

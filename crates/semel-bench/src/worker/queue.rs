@@ -129,6 +129,7 @@ async fn take(ledger: &Ledger<Database>) -> Result<Duration> {
         most: BATCH as u32,
         since: Some(0),
         policy: Policy::default(),
+        lease: None,
         limits: Limits::default(),
     };
     let taken = ledger.take(vec![want]).await?;

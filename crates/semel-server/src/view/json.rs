@@ -14,13 +14,18 @@ use serde_json::{Value, json};
 use super::{Attempt, View};
 
 impl View {
+    /// Its runs.
+    pub(crate) fn runs_json(&self) -> Value {
+        self.attempts().iter().map(attempt).collect()
+    }
+
     /// All data. The sentences are in [`View::story`].
     pub(crate) fn json(&self) -> Value {
         json!({
             "now": time(self.now),
             "operation": whole(&self.operation),
             "standing": self.standing().as_str(),
-            "attempts": self.attempts().iter().map(attempt).collect::<Value>(),
+            "attempts": self.runs_json(),
             "journal": journal(&self.notes),
             "repeats": repeats(&self.repeats),
             "messages": self.messages.iter().map(message).collect::<Value>(),
@@ -215,7 +220,7 @@ fn time(at: Timestamp) -> Value {
 }
 
 /// Bytes as text, or in base64.
-fn bytes(bytes: &[u8]) -> Value {
+pub(crate) fn bytes(bytes: &[u8]) -> Value {
     match std::str::from_utf8(bytes) {
         Ok(text) => text.into(),
         Err(_) => json!({ "base64": STANDARD.encode(bytes) }),

@@ -100,9 +100,12 @@ impl View {
         let messages = store.held_messages(&tenant, id).await?;
         let audit = store.audited(&tenant, id).await?;
         let aside = set_aside(store, id).await?;
-        let never_due = store.never_due(&[id]).await?.contains(&id);
+        let never_due = operation.is_given_up();
         let (mut paused, mut has_handler) = (None, None);
-        if matches!(operation.state, State::Pending | State::Failed | State::TimedOut) && !never_due {
+        if matches!(operation.state, State::Pending | State::Failed | State::TimedOut)
+            && !never_due
+            && !operation.is_left_to_callers()
+        {
             let (service, kind) = (operation.scope.service(), operation.scope.kind());
             paused = store.pause_of(service, kind).await?;
             has_handler = Some(store.nodes().await?.iter().any(|node| node.age <= GONE && runs(node, service, kind)));
@@ -112,7 +115,6 @@ impl View {
     }
 
     /// An operation with its row only.
-    #[cfg(test)]
     pub(crate) fn bare(operation: Operation, now: Timestamp) -> Self {
         let (notes, repeats, messages, audit, aside, never_due) = Default::default();
         let (paused, has_handler) = Default::default();

@@ -58,7 +58,9 @@ impl Life {
             policy: self.policy.clone(),
             at_once: false,
             later,
+            lease: None,
             token: Token([u8::try_from(self.fence).unwrap(); 16]),
+            sent_again: false,
             owner: owner.to_owned(),
         }
     }

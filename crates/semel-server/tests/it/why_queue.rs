@@ -168,7 +168,7 @@ fn a_lost_run_under_hold_is_shown_as_in_doubt(place: &Place) {
         ledger.enqueue(work("k").policy(policy.clone())).await.unwrap();
         let scope = Scope::parse("shop/mail").unwrap();
         let (most, since, limits) = (1, None, Limits::default());
-        let want = Want { scope, most, since, policy, limits };
+        let want = Want { scope, most, since, policy, lease: None, limits };
         // A worker that is killed settles nothing.
         std::mem::forget(ledger.take(vec![want]).await.unwrap());
     });

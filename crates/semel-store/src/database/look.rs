@@ -1,14 +1,16 @@
 //! Reading operations.
 
 use semel::{
-    Fence, Key, Operation, Outcome, Result, Scope, State,
+    Fence, Key, Operation, Outcome, Result, Scope, State, Token,
     look::{Count, DayTally, DueKind, Filter, Listing, Page, Tallied, Tally, TallyFilter},
     prelude::*,
     store::{Glance, Look, MOST_NOTES, Story},
 };
 use serde_json::json;
 
-use crate::{Database, Reader, apply, connection::read_failed, counters::CountRow, on, repeats, rows};
+use crate::{
+    Conn, Database, Reader, apply, connection::read_failed, counters::CountRow, on, postgres, repeats, rows, sqlite,
+};
 
 impl Look for Database {
     async fn glance(&self, ids: Vec<i64>) -> Result<Vec<Glance>> {
@@ -55,6 +57,22 @@ impl Look for Database {
 
     async fn due_kinds(&self, service: &str, after: (&str, &str)) -> Result<Vec<DueKind>> {
         self.answered(self.look_due_kinds(service, after)).await
+    }
+
+    async fn taken_under(&self, token: Token) -> Result<Vec<(i64, Fence)>> {
+        self.answered(async {
+            let now = self.now().await?.as_micros();
+            let mut reader = self.reader().await?;
+            let (text, conn) = match reader.conn() {
+                conn @ Conn::Postgres(_) => (postgres::hot::TAKEN_UNDER, conn),
+                conn @ Conn::Sqlite(_) => (sqlite::hot::TAKEN_UNDER, conn),
+            };
+            let found: Vec<(i64, i64)> = on!(conn, c =>
+                sqlx::query_as(text).bind(&token.0[..]).bind(now).fetch_all(&mut *c).await.map_err(read_failed)?);
+            reader.leave();
+            Ok(found.into_iter().map(|(id, fence)| (id, Fence(fence))).collect())
+        })
+        .await
     }
 
     async fn list(&self, filter: &Filter, page: Page) -> Result<Listing> {

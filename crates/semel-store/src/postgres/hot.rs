@@ -28,15 +28,15 @@ pub(crate) const CLAIM: &str = concat!(
     " AS fence, a.*
     FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::bigint[], $7::bytea[],
                 $8::text[], $9::text[], $10::text[], $11::text[], $12::bytea[], $13::bigint[], $14::bigint[],
-                $15::bigint[], $16::bigint[], $17::bigint[], $18::text[], $19::text[], $20::bigint[], $21::boolean[], $23::boolean[])
+                $15::bigint[], $16::bigint[], $17::bigint[], $18::text[], $19::text[], $20::bigint[], $21::boolean[], $23::boolean[], $24::boolean[])
          AS a(tenant, service, kind, key, fingerprint, payload_order, payload, label1, label2, label3, label4,
-              token, term, max_run, retention, tombstone, first_look, terms, owner, n, pinned, followed)
+              token, term, max_run, retention, tombstone, first_look, terms, owner, n, pinned, followed, by_callers)
 ), made AS (
     INSERT INTO semel_operations
         (id, tenant, service, kind, key, fingerprint, payload_order, payload, label1, label2, label3, label4,
-         state, fence, owner, created_at, claimed_at, look_at, pinned)
+         state, fence, owner, created_at, claimed_at, look_at, pinned, terms)
     SELECT fence, tenant, service, kind, key, fingerprint, payload_order, payload, label1, label2, label3, label4,
-           'processing', fence, owner, now, now, now + first_look, pinned
+           'processing', fence, owner, now, now, now + first_look, pinned, CASE WHEN by_callers THEN terms END
     FROM asked, clock
     ON CONFLICT (tenant, service, kind, key) DO NOTHING
     RETURNING id, tenant, service, kind, label1, label2
@@ -219,6 +219,10 @@ WHERE l.deadline > now AND l.run_until > now
   AND (l.operation, l.fence) NOT IN (SELECT h.operation, h.fence FROM held AS h)"
 );
 
+/// The live leases of a take that was sent again, by its index: see migration 17.
+pub(crate) const TAKEN_UNDER: &str = "SELECT l.operation, l.fence FROM semel_leases AS l
+     WHERE l.token = $1 AND l.token >= '\\x80'::bytea AND l.deadline > $2 ORDER BY l.fence";
+
 /// The state of operations, for the notes of their renewals.
 pub(crate) const STANDING: &str = "SELECT id, state, fence FROM semel_operations WHERE id = ANY($1)";
 
@@ -276,6 +280,7 @@ pub(crate) const ALL: &[(&str, &str)] = &[
     ("COMPLETE_ONE", COMPLETE_ONE),
     ("CHECKPOINT_ONE", CHECKPOINT_ONE),
     ("RENEW", RENEW),
+    ("TAKEN_UNDER", TAKEN_UNDER),
     ("STANDING", STANDING),
     ("NOTE", NOTE),
     ("HOLD", HOLD),

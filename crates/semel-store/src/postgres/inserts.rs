@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use semel::{Timestamp, machine::Request, micros};
+use semel::{Runner, Timestamp, machine::Request, micros};
 use sqlx::{Postgres, postgres::PgArguments, query::QueryAs};
 
 use super::hot;
@@ -35,6 +35,7 @@ pub(super) fn claims(
         .bind(each.get(|r| r.policy.pinned))
         .bind(clock)
         .bind(each.get(|r| projections.follow(&r.scope)))
+        .bind(each.get(|r| r.policy.runner == Runner::Caller))
 }
 
 /// Enqueues of new keys, likewise.

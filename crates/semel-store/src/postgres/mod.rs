@@ -2,7 +2,7 @@
 
 mod claims;
 pub(crate) mod epoch;
-mod hot;
+pub(crate) mod hot;
 mod inline;
 mod inserts;
 mod pooler;

@@ -67,6 +67,7 @@ pub(crate) fn migrations() -> Migrator {
         "0014_tried",
         "0015_sql",
         "0016_newer",
+        "0017_kept",
     )
 }
 

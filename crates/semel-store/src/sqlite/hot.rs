@@ -25,9 +25,9 @@ pub(crate) const KEEP_MARK: &str =
 /// unused.
 pub(crate) const CLAIM: &str = "INSERT INTO semel_operations
         (id, tenant, service, kind, key, fingerprint, payload_order, payload, label1, label2, label3, label4,
-         state, fence, owner, created_at, claimed_at, look_at, pinned)
+         state, fence, owner, created_at, claimed_at, look_at, pinned, terms)
      SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, unhex(value ->> 5), value ->> 6, unhex(value ->> 7),
-            value ->> 8, value ->> 9, value ->> 10, value ->> 11, 'processing', value ->> 0, value ->> 12, $3, $3, value ->> 13, value ->> 14
+            value ->> 8, value ->> 9, value ->> 10, value ->> 11, 'processing', value ->> 0, value ->> 12, $3, $3, value ->> 13, value ->> 14, value ->> 15
      FROM jsonb_each($1)
      WHERE true
      ON CONFLICT (tenant, service, kind, key) DO NOTHING;
@@ -120,6 +120,10 @@ pub(crate) const RENEW: &str = "UPDATE semel_leases SET deadline = r.value ->> 2
      FROM jsonb_each($1) AS r
      WHERE semel_leases.operation = r.value ->> 0 AND semel_leases.fence = r.value ->> 1";
 
+/// The live leases of a take that was sent again, by its index: see migration 17.
+pub(crate) const TAKEN_UNDER: &str = "SELECT l.operation, l.fence FROM semel_leases AS l
+     WHERE l.token = $1 AND l.token >= x'80' AND l.deadline > $2 ORDER BY l.fence";
+
 /// The state of operations, for the notes of their renewals. Their stored data is not read: it may be large, or
 /// unreadable, which must not affect the other leases.
 pub(crate) const STANDING: &str =
@@ -146,6 +150,7 @@ pub(crate) const ALL: &[(&str, &str)] = &[
     ("COUNT_AND_COMMIT", COUNT_AND_COMMIT),
     ("HELD", HELD),
     ("RENEW", RENEW),
+    ("TAKEN_UNDER", TAKEN_UNDER),
     ("STANDING", STANDING),
     ("TAKE_DELTAS", TAKE_DELTAS),
 ];

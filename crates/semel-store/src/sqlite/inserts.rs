@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use semel::{Fence, Result, Timestamp, machine::Request, micros, store::Applied};
+use semel::{Fence, Result, Runner, Timestamp, machine::Request, micros, store::Applied};
 use serde_json::{Value, json};
 use sqlx::SqliteConnection;
 
@@ -56,7 +56,8 @@ async fn claim(
     for (i, fence) in claims {
         let r = &requests[*i];
         let policy = &r.policy;
-        operations.push(row(r, *fence, [json!(r.owner), json!(first_look(r, now)), json!(policy.pinned)]));
+        let own = (policy.runner == Runner::Caller).then(|| policy.to_terms());
+        operations.push(row(r, *fence, [json!(r.owner), json!(first_look(r, now)), json!(policy.pinned), json!(own)]));
         leases.push(json!([
             fence.0,
             hex::encode(r.token.0),

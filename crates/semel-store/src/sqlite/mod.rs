@@ -4,7 +4,7 @@ mod checkpoint;
 mod file;
 mod flush;
 mod held;
-mod hot;
+pub(crate) mod hot;
 mod inserts;
 mod queue;
 mod repair;
@@ -306,6 +306,7 @@ pub(crate) fn migrations() -> Migrator {
         "0013_fleet",
         "0014_tried",
         "0016_newer",
+        "0017_kept",
     )
 }
 

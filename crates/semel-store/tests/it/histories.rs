@@ -6,7 +6,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use proptest::prelude::*;
 use semel::{
-    Backoff, Failure, Fence, OnLost, OnMismatch, Operation, Outcome, Policy, Retry, Timestamp, Verdict,
+    Backoff, Failure, Fence, OnLost, OnMismatch, Operation, Outcome, Policy, Retry, Runner, Timestamp, Verdict,
     machine::{Answer, Event, Later, Next, Request, Write, due, step},
     prelude::*,
     store::{Applied, Decision, LeaseWrite, Limits, Take, Want},
@@ -59,7 +59,7 @@ enum Action {
 fn action() -> impl Strategy<Value = Action> {
     let later = proptest::option::weighted(0.4, prop_oneof![Just(0), Just(7)]);
     let flags = (any::<bool>(), any::<bool>(), any::<bool>(), later);
-    let claim = (0..2usize, 0..2u8, proptest::option::of(0..3i64), 0..8usize, flags).prop_map(
+    let claim = (0..2usize, 0..2u8, proptest::option::of(0..3i64), 0..10usize, flags).prop_map(
         |(key, payload, order, policy, (repeat, stored, at_once, later))| Action::Claim {
             key,
             payload,
@@ -108,6 +108,8 @@ fn policy(choice: usize) -> Policy {
         },
         5 => Policy { tombstone: Some(Duration::from_secs(10)), retention: None, backoff: Backoff::NONE, ..base },
         6 => Policy { pinned: true, ..base },
+        7 => Policy { runner: Runner::Caller, ..base },
+        8 => Policy { runner: Runner::Caller, on_lost: OnLost::Hold, ..base },
         _ => Policy { pinned: true, on_mismatch: OnMismatch::Replay, tombstone: Some(Duration::from_secs(20)), ..base },
     }
 }
@@ -223,9 +225,16 @@ impl Run {
 
     /// Takes due operations: exactly those, each as a claim by its key would have got it.
     async fn take(&mut self, policy: Policy) {
-        let want = Want { scope: scope(), most: 10, since: Some(0), policy: policy.clone(), limits: Limits::default() };
+        let want = Want {
+            scope: scope(),
+            most: 10,
+            since: Some(0),
+            policy: policy.clone(),
+            lease: None,
+            limits: Limits::default(),
+        };
         let token = semel::Token::random().unwrap();
-        let take = Take { wants: vec![want], owner: "worker".into(), token };
+        let take = Take { wants: vec![want], most: None, owner: "worker".into(), token };
         let taken = self.store.take_due(Arc::new(take)).await.unwrap();
         for (place, name) in NAMES.iter().enumerate() {
             let is_due = self.due.get(&place).copied().flatten().is_some_and(|due| due <= self.time);
@@ -279,6 +288,10 @@ impl Run {
             keeps_policy: *at_once,
             not_before: None,
         });
+        if asked.later.is_some() {
+            // The ledger refuses an enqueue that no worker may run.
+            asked.policy.runner = Runner::Worker;
+        }
         asked.labels = semel::Labels::default().with(1, "blue").unwrap();
         if let (true, Some(earlier)) = (*repeat, self.last.get(key)) {
             // The answer was lost, and the claim is sent again.

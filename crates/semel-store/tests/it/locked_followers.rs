@@ -140,7 +140,7 @@ async fn a_locked_row_stalls_no_worker() {
     let peer = lock_row(&lab).await;
     // By this policy the three have no attempts left.
     let policy = Policy { max_attempts: Some(1), ..Policy::default() };
-    let want = Want { scope: queue(), most: 9, since: None, policy, limits: Limits::default() };
+    let want = Want { scope: queue(), most: 9, since: None, policy, lease: None, limits: Limits::default() };
     let taken = tokio::time::timeout(SOON, ledger.take(vec![want])).await.expect("it waited").unwrap();
     assert_eq!(taken.iter().map(|(_, lease)| lease.operation().key.as_str()).collect::<Vec<_>>(), ["7"]);
     let due = "SELECT key FROM followers WHERE due IS NOT NULL";

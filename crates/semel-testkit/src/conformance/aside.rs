@@ -456,7 +456,8 @@ pub async fn an_unreadable_due_operation_blocks_no_other(lab: Lab) {
     }
     let ids: Vec<_> = operations.iter().map(|op| op.id).collect();
     let take = async |most| {
-        let want = Want { scope: scope(), policy: policy.clone(), most, since: None, limits: Limits::default() };
+        let want =
+            Want { scope: scope(), policy: policy.clone(), most, since: None, lease: None, limits: Limits::default() };
         let taken = ledger.take(vec![want]).await.unwrap();
         taken.iter().map(|(_, lease)| lease.operation().id).collect::<Vec<_>>()
     };

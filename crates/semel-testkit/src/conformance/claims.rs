@@ -233,7 +233,7 @@ pub async fn invalid_work_is_refused_before_anything_is_claimed(lab: Lab) {
         work("for ever", Policy { max_run: Duration::MAX, ..good.clone() }),
         work("large", good.clone()).payload(vec![0; Work::MAX_PAYLOAD + 1]),
         work("empty label", good.clone()).labels(label("")),
-        work("long label", good.clone()).labels(label(&"x".repeat(129))),
+        work("long label", good.clone()).labels(label(&"x".repeat(256))),
         work("bad label", good.clone()).labels(label("a\0b")),
     ];
     for work in wrong {
@@ -247,7 +247,7 @@ pub async fn invalid_work_is_refused_before_anything_is_claimed(lab: Lab) {
     // The largest and longest allowed values are accepted.
     let most = Policy { retention: Some(Policy::LONGEST), max_run: Policy::LONGEST, lease: Policy::LONGEST, ..good };
     let lease =
-        acquire(&ledger, work("most", most).payload(vec![7; Work::MAX_PAYLOAD]).labels(label(&"x".repeat(128)))).await;
+        acquire(&ledger, work("most", most).payload(vec![7; Work::MAX_PAYLOAD]).labels(label(&"x".repeat(255)))).await;
     assert_eq!(lease.complete(done("")).await.unwrap(), SETTLED);
     let found = row(&ledger, "most").await;
     assert_eq!(

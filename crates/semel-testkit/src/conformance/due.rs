@@ -27,7 +27,7 @@ fn policy() -> Policy {
 
 /// Takes due operations of a scope, at most this many.
 async fn take_of(node: &Node, scope: Scope, most: u32, policy: Policy) -> Vec<Lease<Database>> {
-    let want = Want { scope, policy, most, since: None, limits: Limits::default() };
+    let want = Want { scope, policy, most, since: None, lease: None, limits: Limits::default() };
     soon(node.take(vec![want])).await.unwrap().into_iter().map(|(_, lease)| lease).collect()
 }
 

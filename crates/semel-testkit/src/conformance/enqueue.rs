@@ -25,7 +25,7 @@ async fn enqueue(node: &Node, work: Work) -> Enqueued {
 }
 
 fn want(most: u32) -> Want {
-    Want { scope: scope(), most, since: None, policy: policy(), limits: Limits::default() }
+    Want { scope: scope(), most, since: None, policy: policy(), lease: None, limits: Limits::default() }
 }
 
 /// Takes up to this many; returns their leases.

@@ -177,7 +177,7 @@ pub async fn a_row_follows_in_the_transaction_of_the_effect(lab: Lab) {
 pub async fn a_row_follows_an_operation_that_a_worker_runs(lab: Lab) {
     let node = node(&lab).await;
     node.enqueue(job("a", rerun()).policy_of_worker(rerun())).await.unwrap();
-    let want = Want { scope: queue(), most: 9, since: None, policy: rerun(), limits: Limits::default() };
+    let want = Want { scope: queue(), most: 9, since: None, policy: rerun(), lease: None, limits: Limits::default() };
     let (_, lease) = node.take(vec![want]).await.unwrap().pop().unwrap();
     assert_eq!(lease.complete(done("ok")).await.unwrap(), SETTLED);
     says(&lab, &node, "a", ("completed", false, "", 1)).await;
@@ -193,7 +193,7 @@ pub async fn a_row_follows_an_operation_that_a_worker_finds_exhausted(lab: Lab) 
         says(&lab, &node, name, ("failed", true, "no", 1)).await;
     }
     let policy = Policy { max_attempts: Some(1), ..rerun() };
-    let want = Want { scope: queue(), most: 9, since: None, policy, limits: Limits::default() };
+    let want = Want { scope: queue(), most: 9, since: None, policy, lease: None, limits: Limits::default() };
     assert!(node.take(vec![want]).await.unwrap().is_empty());
     for name in ["a", "b"] {
         says(&lab, &node, name, ("failed", false, "no", 1)).await;

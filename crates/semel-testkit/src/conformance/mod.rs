@@ -27,6 +27,7 @@ pub mod nodes;
 pub mod outbox;
 pub mod pinned;
 pub mod queues;
+pub mod remote;
 pub mod running;
 pub mod schedules;
 pub mod stepping;
@@ -138,6 +139,12 @@ macro_rules! conformance_suite {
                     an_expired_operation_is_not_due,
                     a_claim_at_once_waits_for_no_backoff,
                     backlog_rows_without_due_times_are_migrated;
+                remote:
+                    a_lease_is_renewed_and_settled_at_any_node_by_its_fence,
+                    an_operation_that_is_left_to_callers_is_never_taken,
+                    a_claim_under_a_callers_token_gets_its_lease_again,
+                    a_take_that_is_sent_again_finds_its_leases,
+                    a_take_may_ask_for_another_lease_than_the_enqueue;
                 enqueue:
                     an_enqueued_operation_is_pending_and_runs_once,
                     an_enqueue_in_a_transaction_commits_with_it,

@@ -412,7 +412,8 @@ pub async fn a_row_that_is_due_before_all_others_is_found(lab: Lab) {
     assert_eq!(lab.execute(&earlier).await.unwrap(), 1);
     eventually(|| async { first_due().await < before }).await;
     eventually(|| async {
-        let want = Want { scope: scope.clone(), most: 1, since: None, policy: policy(), limits: <_>::default() };
+        let want =
+            Want { scope: scope.clone(), most: 1, since: None, policy: policy(), lease: None, limits: <_>::default() };
         let mut taken = ledger.take(vec![want]).await.unwrap();
         let (_, lease) = taken.pop().unwrap();
         let found = lease.operation().id == id;
@@ -495,8 +496,14 @@ pub async fn a_take_returns_once_the_refused_row_is_set_aside(lab: Lab) {
     }
     refuse(&lab).await;
     let take = async || {
-        let want =
-            |kind| Want { scope: of("acme", kind), most: 4, since: None, policy: policy(), limits: <_>::default() };
+        let want = |kind| Want {
+            scope: of("acme", kind),
+            most: 4,
+            since: None,
+            policy: policy(),
+            lease: None,
+            limits: <_>::default(),
+        };
         let taken = ledger.take(kinds.map(want).into()).await.unwrap();
         taken.iter().map(|(n, lease)| (*n, lease.operation().key.as_str().to_owned())).collect::<Vec<_>>()
     };

@@ -247,7 +247,7 @@ struct Doubt<'a, S: Store> {
 
 impl<S: Store> Drop for Doubt<'_, S> {
     fn drop(&mut self) {
-        if self.open {
+        if self.open && !self.request.sent_again {
             self.ledger.inner.withdrawals.add(self.request);
         }
     }
@@ -271,7 +271,7 @@ impl<S: Store> Asked<'_, S> {
 
 impl<S: Store> Drop for Asked<'_, S> {
     fn drop(&mut self) {
-        let Some(answer) = self.answer.take() else { return };
+        let Some(answer) = self.answer.take().filter(|_| !self.request.sent_again) else { return };
         let (ledger, request) = (self.ledger.clone(), self.request.clone());
         self.ledger.inner.engine.spawn(async move {
             let done = match answer.await {

@@ -16,6 +16,30 @@ impl<S: Store> Ledger<S> {
     /// # Errors
     /// A policy that is not valid, or errors of the store; nothing is claimed then, or it is released.
     pub async fn take(&self, wants: Vec<Want>) -> Result<Vec<(usize, Lease<S>)>> {
+        self.take_under(wants, None, None).await
+    }
+
+    /// As [`take`](Self::take), at most so many of all wants together. A caller with a [kept](Token::kept) token sends the
+    /// request again if its answer is lost: nothing is released then, and
+    /// [`Look::taken_under`](crate::store::Look::taken_under) has the leases.
+    ///
+    /// # Errors
+    /// As [`take`](Self::take).
+    pub async fn take_up_to(
+        &self,
+        most: u32,
+        wants: Vec<Want>,
+        token: Option<Token>,
+    ) -> Result<Vec<(usize, Lease<S>)>> {
+        self.take_under(wants, Some(most), token).await
+    }
+
+    async fn take_under(
+        &self,
+        wants: Vec<Want>,
+        most: Option<u32>,
+        kept: Option<Token>,
+    ) -> Result<Vec<(usize, Lease<S>)>> {
         outside_transactions()?;
         if self.is_stopping() {
             return Err(Error::Stopping);
@@ -23,14 +47,14 @@ impl<S: Store> Ledger<S> {
         wants.iter().try_for_each(|want| want.policy.check())?;
         let longest = wants.iter().map(|want| want.policy.lease).max().unwrap_or_default();
         let policies: Vec<_> = wants.iter().map(|want| want.policy.clone()).collect();
-        let token = Token::random()?;
-        let take = Arc::new(Take { wants, owner: self.inner.options.owner.clone(), token });
+        let token = kept.map_or_else(Token::random, Ok)?;
+        let take = Arc::new(Take { wants, most, owner: self.inner.options.owner.clone(), token });
         let (store, sent) = (self.inner.store.clone(), Uptime::now());
         crash_point!("take.before");
         // If this is dropped before the answer, operations may have been claimed.
-        let mut lost = Lost { ledger: self, token, longest, open: true };
+        let mut lost = Lost { ledger: self, token, longest, open: kept.is_none() };
         let taken = self.on_engine(async move { store.take_due(take).await }).await;
-        lost.open = taken.is_err();
+        lost.open = taken.is_err() && kept.is_none();
         crash_point!("take.after");
         let mut leases = Vec::new();
         for (want, applied) in taken? {

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use super::{Answer, Next, Request, Step, lapsed, note, promote, tend, unsettle};
 use crate::{
-    Fence, LeaseRow, OnMismatch, Operation, Outcome, Policy, Priority, State, Successor, Timestamp,
+    Fence, LeaseRow, OnMismatch, Operation, Outcome, Policy, Priority, Runner, State, Successor, Timestamp,
     journal::{Event, Note},
 };
 
@@ -80,6 +80,7 @@ pub(super) fn complete(op: &mut Operation, outcome: Outcome, terms: &Policy, now
 /// The row of a new operation that runs now.
 fn anew(request: &Request, fence: Fence, now: Timestamp) -> Operation {
     let mut op = unclaimed(request, fence, now);
+    op.terms = (request.policy.runner == Runner::Caller).then(|| request.policy.clone());
     grant(&mut op, request, fence, now);
     op
 }
@@ -123,7 +124,14 @@ pub(super) fn unclaimed(request: &Request, fence: Fence, now: Timestamp) -> Oper
 
 /// Grants the lease.
 fn grant(op: &mut Operation, request: &Request, fence: Fence, now: Timestamp) {
-    let policy = policy_of(op, request).clone();
+    let mut policy = policy_of(op, request).clone();
+    if op.is_left_to_callers() {
+        op.terms = Some(policy.clone());
+    }
+    if let Some(lease) = request.lease {
+        policy.max_run = policy.max_run.max(lease);
+        policy.lease = lease;
+    }
     unsettle(op);
     op.state = State::Processing;
     op.fence = fence;
@@ -143,9 +151,12 @@ fn grant(op: &mut Operation, request: &Request, fence: Fence, now: Timestamp) {
     });
 }
 
-/// The policy of a run: the one of the enqueue, or the claimer's.
+/// The policy of a run: the one of the enqueue, or the claimer's. Each claim of a caller brings its own, which is stored.
 fn policy_of<'a>(op: &'a Operation, request: &'a Request) -> &'a Policy {
-    op.terms.as_ref().unwrap_or(&request.policy)
+    match &op.terms {
+        Some(own) if own.runner == Runner::Worker || request.policy.runner == Runner::Worker => own,
+        _ => &request.policy,
+    }
 }
 
 /// Sets when the sweep looks at the row: at the first possible end. Also for a row that the sweep had finished with.
@@ -154,9 +165,10 @@ pub(super) fn look_by(op: &mut Operation, policy: &Policy, now: Timestamp) {
     op.look_at = op.look_at.into_iter().chain(policy.first_look().map(|kept| now + kept)).min();
 }
 
-/// Whether the claim was sent again after its answer was lost: its token already holds the lease.
+/// Whether the claim was sent again after its answer was lost: its token already holds the lease. A claim of other data
+/// is another claim: a program that uses one token for all of its claims must not get this lease.
 fn is_own(op: &Operation, request: &Request) -> bool {
-    op.lease.as_ref().is_some_and(|lease| lease.token == request.token)
+    op.lease.as_ref().is_some_and(|lease| lease.token == request.token) && op.fingerprint.matches(&request.fingerprint)
 }
 
 /// A claim of an existing row. `notes` are those of a lease expiry.
@@ -274,6 +286,6 @@ fn waits_until(op: &Operation, request: &Request, now: Timestamp) -> Option<Time
     op.not_before.filter(|until| *until > now && !request.at_once)
 }
 
-pub(super) fn is_exhausted(op: &Operation, policy: &Policy) -> bool {
+pub(crate) fn is_exhausted(op: &Operation, policy: &Policy) -> bool {
     op.parked || policy.max_attempts.is_some_and(|most| op.failures >= most) || op.crashes >= policy.max_crashes
 }

@@ -58,7 +58,7 @@ fn known(op: &Operation, now: Timestamp, mismatch: bool) -> Answer {
         State::Completed => Answer::Replay { mismatch },
         State::InDoubt => Answer::InDoubt { kept: false },
         // The worker's policy decides, which an enqueue without a policy does not know.
-        State::Pending | State::Failed | State::TimedOut if op.never_due => Answer::Exhausted,
+        State::Pending | State::Failed | State::TimedOut if op.is_given_up() => Answer::Exhausted,
         State::Pending => Answer::Waiting { from },
         State::Failed | State::TimedOut => Answer::NotYet { until: from },
     }

@@ -42,7 +42,7 @@ mod tests;
 
 use bytes::Bytes;
 
-pub(crate) use claim::while_busy;
+pub(crate) use claim::{is_exhausted, while_busy};
 pub(crate) use settle::is_bare;
 pub use settle::refusal;
 pub use tend::{Aged, Purge, archived_note, purged_note, tombstone};
@@ -138,8 +138,13 @@ pub struct Request {
     pub at_once: bool,
     /// Set for an enqueue: the operation is run later, by a worker.
     pub later: Option<Later>,
+    /// The length of the lease, if not that of the policy: a worker may ask for another one than the enqueue.
+    pub lease: Option<std::time::Duration>,
     /// The token of the claim.
     pub token: Token,
+    /// Whether the claimer keeps the token and sends the claim again if its answer is lost. Otherwise such a claim is
+    /// withdrawn.
+    pub sent_again: bool,
     /// The claimer, for the journal.
     pub owner: String,
 }
@@ -430,14 +435,14 @@ fn is_never_due(old: Option<&Operation>, op: &Operation, now: Timestamp) -> bool
 
 /// The time from which an operation is due, by the terms of the lease that ended; `now` is the time of that end. `None`
 /// if a claim cannot decide it: in doubt, parked, or out of attempts by those terms. A later claim under a policy with
-/// more attempts would acquire it, but no worker should try.
+/// more attempts would acquire it, but no worker should try. Operations that are left to callers are never due.
 #[must_use]
 pub fn due(op: &Operation, terms: Option<&Policy>, now: Timestamp) -> Option<Timestamp> {
     match op.state {
         State::Processing | State::Completed | State::InDoubt => None,
         State::Pending | State::Failed | State::TimedOut => {
-            let given_up = op.parked || terms.is_some_and(|terms| claim::is_exhausted(op, terms));
-            (!given_up).then(|| op.not_before.unwrap_or(now))
+            let given_up = op.parked || terms.is_some_and(|terms| is_exhausted(op, terms));
+            (!given_up && !op.is_left_to_callers()).then(|| op.not_before.unwrap_or(now))
         }
     }
 }

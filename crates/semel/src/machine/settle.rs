@@ -52,17 +52,29 @@ pub(super) fn write(stored: Option<&Operation>, fence: Fence, write: &Write, now
     }
 }
 
-/// The row has our fence and no lease: this write was made before, and its answer was lost.
+/// The row has our fence and no lease: this write was made before, and its answer was lost; unless it says something else.
 fn made_before(op: &Operation, write: &Write) -> Step {
     let successor = op.state == State::Pending && op.owner.is_empty();
     let made = match write {
-        Write::Complete(_) => op.state == State::Completed || successor,
-        Write::Fail(_) => op.state == State::Failed || successor,
-        Write::Release { .. } | Write::PutOff { .. } | Write::Withdraw => op.state == State::Pending,
-        Write::Doubt { .. } => op.state == State::InDoubt,
+        Write::Complete(outcome) => {
+            let same = op.archived || op.outcome.as_ref() == Some(outcome);
+            (op.state == State::Completed && same) || successor
+        }
+        Write::Fail(failure) => {
+            (op.state == State::Failed && op.error.as_ref() == Some(&failure.error)) || successor || is_cancelled(op)
+        }
+        Write::Release { .. } | Write::PutOff { .. } | Write::Withdraw => {
+            op.state == State::Pending || is_cancelled(op)
+        }
+        Write::Doubt { reason } => op.state == State::InDoubt && op.error.as_ref() == Some(reason),
         Write::Checkpoint(_) | Write::Progress(_) | Write::Renew => false,
     };
     Step::answer(if made { Answer::Settled { successor } } else { Answer::Lost })
+}
+
+/// Whether the run ended as cancelled, whatever it said.
+fn is_cancelled(op: &Operation) -> bool {
+    op.state == State::Failed && op.parked && op.error.as_deref() == Some(CANCELLED)
 }
 
 fn refused(op: &Operation, fence: Fence, write: &Write, now: Timestamp) -> Step {

@@ -179,12 +179,13 @@ pub(super) fn resolve(
     };
     op.fence = fence;
     // The terms were in the lease. The retention is known from the end of a run that failed or was lost, and from a
-    // lease that is ended only now. An operation that was in doubt or pending has no end: it is kept until a person
-    // purges it, also if the sweep has not yet found the expired lease that puts it in doubt.
+    // lease that is ended only now. An operation that was in doubt or pending has no end, unless its own policy has one:
+    // it is kept until a person purges it, also if the sweep has not yet found the expired lease that puts it in doubt.
     let retention = match &stored.lease {
         Some(lease) => lease.terms.retention.filter(|_| op.state != State::InDoubt),
         None => op.expires_at.zip(op.settled_at).map(|(end, settled)| end.since(settled)),
     };
+    let retention = op.terms.as_ref().map_or(retention, |own| own.retention);
     let said = match verdict {
         Verdict::Completed(outcome) => {
             // The last run was counted as lost or failed, but took effect: there was no other.

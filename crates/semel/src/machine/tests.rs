@@ -4,6 +4,7 @@
 //! random histories; both check the [`invariants`] of every row and every step, which are also the databases'
 //! constraints.
 
+mod callers;
 mod claims;
 mod due;
 mod every_pair;

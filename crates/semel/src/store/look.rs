@@ -2,7 +2,7 @@
 
 use super::TimeSource;
 use crate::{
-    Fence, Key, Operation, Result, Scope, State,
+    Fence, Key, Operation, Result, Scope, State, Token,
     journal::{Note, Repeat, Repeats},
     look::{Count, DayTally, DueKind, Filter, Listing, Page, Tallied, Tally, TallyFilter},
 };
@@ -28,6 +28,10 @@ pub trait Look: TimeSource {
     /// end of these indexes, so the last page of a listing without them reads over all of them. An unreadable operation
     /// is listed as such.
     fn list(&self, filter: &Filter, page: Page) -> impl Future<Output = Result<Listing>> + Send;
+
+    /// The live leases of a request that was [sent again](crate::Ledger::take_up_to), by its [kept](Token::kept) token:
+    /// operation and fence, in the order of the fences.
+    fn taken_under(&self, token: Token) -> impl Future<Output = Result<Vec<(i64, Fence)>>> + Send;
 
     /// The notes of an operation, oldest first, and its repeats. Returns the newest [`MOST_NOTES`] notes.
     fn journal(&self, id: i64) -> impl Future<Output = Result<Story>> + Send;

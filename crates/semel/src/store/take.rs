@@ -16,6 +16,8 @@ pub struct Want {
     pub since: Option<u32>,
     /// The policy of operations that were enqueued without one.
     pub policy: Policy,
+    /// The length of the leases of operations that were enqueued with a policy, if not that of their policy.
+    pub lease: Option<Duration>,
     /// The limits of the fleet for this kind.
     pub limits: Limits,
 }
@@ -53,6 +55,8 @@ impl Limits {
 pub struct Take {
     /// The wants, each of another scope.
     pub wants: Vec<Want>,
+    /// The most operations of all wants together, if there is a limit.
+    pub most: Option<u32>,
     /// The owner, for the journal.
     pub owner: String,
     /// The token of all its leases: they are found by it if the answer is lost.

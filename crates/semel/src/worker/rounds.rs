@@ -454,7 +454,7 @@ impl<S: Store> Rounds<S> {
                 continue;
             }
             let (most, since) = (u32::try_from(share).unwrap_or(u32::MAX), Some(self.shares.since(&scope)));
-            let want = Want { policy, scope, most, since, limits: kind.limits };
+            let want = Want { policy, scope, most, since, lease: None, limits: kind.limits };
             let seats = seats.split_off(seats.len() - share);
             asked.push(Asked { kind: n, want, seats });
         }

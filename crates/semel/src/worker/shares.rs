@@ -120,6 +120,7 @@ mod tests {
                 most: 1,
                 since: Some(shares.since(tenant)),
                 policy,
+                lease: None,
                 limits: <_>::default(),
             };
             oldest[n % 2] += want.oldest(1);

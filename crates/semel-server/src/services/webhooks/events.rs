@@ -38,6 +38,9 @@ use crate::view::View;
 /// How many conflicts of an event are shown.
 const MOST_CONFLICTS: i64 = 50;
 
+/// The longest type or function of an event.
+const LONGEST_LABEL: usize = 128;
+
 /// How many events a request searches for a result: there is no index on it.
 const MOST_LOOKED_AT: u32 = 5_000;
 
@@ -64,7 +67,7 @@ pub(super) fn given<T>(query: &mut Query, name: &str, read: impl FnOnce(&str) ->
 
 /// Parses a label. A value that no event can have is a mistake, not an empty list.
 pub(crate) fn label(text: &str) -> Result<String, &'static str> {
-    if text.len() > Labels::MAX_BYTES {
+    if text.len() > LONGEST_LABEL {
         return Err("must have at most 128 bytes");
     }
     if text.chars().any(char::is_control) { Err("must not have control characters") } else { Ok(text.to_owned()) }

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Arc, time::SystemTime};
 
 use chrono::{DateTime, Utc};
-use semel::{Error, Key, Labels, OnLost, OnMismatch, Policy, Result, Scope, Work};
+use semel::{Error, Key, Labels, OnLost, OnMismatch, Policy, Result, Runner, Scope, Work};
 use semel_http::{Mode, webhooks::Verifier};
 use tokio::sync::Semaphore;
 
@@ -137,6 +137,7 @@ impl Source {
             on_mismatch: OnMismatch::Reject,
             on_lost: OnLost::Rerun,
             pinned: false,
+            runner: Runner::Worker,
         }
     }
 

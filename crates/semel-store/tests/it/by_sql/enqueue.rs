@@ -200,7 +200,7 @@ async fn wrong_arguments_are_refused_by_their_names() {
     let place = Place::new().await;
     let mut program = place.program().await;
     let long = |n: usize| format!("repeat('x', {n})");
-    let fit = format!("{}, {}, {}, {}, label1 => {}", long(64), long(200), long(255), long(8 << 20), long(128));
+    let fit = format!("{}, {}, {}, {}, label1 => {}", long(64), long(200), long(255), long(8 << 20), long(255));
     assert_eq!(answer(&mut program, &format!("{fit}, tenant => {}", long(64))).await, "enqueued", "the limits");
     for (arguments, why) in [
         ("'', 'mail', 'k', 'x'", "service: is empty"),
@@ -221,7 +221,7 @@ async fn wrong_arguments_are_refused_by_their_names() {
         ("'shop', 'mail', 'k', 'x', not_before => 'infinity'", "not_before: is infinite"),
         ("'shop', 'mail', 'k', 'x', not_before => '9999-01-01'", "not_before: is more than 1000 years ahead"),
         ("'shop', 'mail', 'k', 'x', label3 => ''", "label3: is empty"),
-        (&format!("'shop', 'mail', 'k', 'x', label4 => {}", long(129)), "label4: is longer than 128 bytes"),
+        (&format!("'shop', 'mail', 'k', 'x', label4 => {}", long(256)), "label4: is longer than 255 bytes"),
         ("'shop', 'mail', 'k', 'x', max_attempts => 0", "max_attempts: must be 1 to 4294967295"),
         ("'shop', 'mail', 'k', 'x', on_lost => 'probe'", "on_lost: must be rerun or hold"),
         ("'shop', 'mail', 'k', 'x', lease => '99 ms'", "lease: is shorter than 100ms"),

@@ -228,6 +228,10 @@ impl Look for Unreliable {
         self.db()?.due_kinds(service, after).await
     }
 
+    async fn taken_under(&self, token: Token) -> Result<Vec<(i64, Fence)>> {
+        self.db()?.taken_under(token).await
+    }
+
     async fn list(&self, filter: &Filter, page: Page) -> Result<Listing> {
         self.db()?.list(filter, page).await
     }

@@ -193,8 +193,11 @@ fn due_is_when_a_claim_gets_it(old: &Operation, new: &Operation, now: Timestamp)
             law(at == now || claim(before, false) == Answer::NotYet { until: at }, "and not before")
         }
         None => {
-            let never = matches!(new.state, State::Completed | State::InDoubt);
-            law(never || claim(now, true) == Answer::Exhausted, "an operation that is never due is out of attempts")
+            let ended = matches!(new.state, State::Completed | State::InDoubt);
+            let exhausted = claim(now, true) == Answer::Exhausted;
+            law(ended || exhausted == new.is_given_up(), "an operation is given up when no claim acquires it")?;
+            let is_callers = new.is_left_to_callers();
+            law(ended || exhausted || is_callers, "one that is never due is out of attempts, or left to callers")
         }
     }
 }

@@ -23,6 +23,7 @@ pub(super) fn policy() -> Policy {
         on_mismatch: OnMismatch::Reject,
         on_lost: OnLost::Rerun,
         pinned: false,
+        runner: crate::Runner::Worker,
     }
 }
 
@@ -38,6 +39,8 @@ pub(super) fn ask(payload: &str) -> Request {
         policy: policy(),
         at_once: false,
         later: None,
+        lease: None,
+        sent_again: false,
         token: Token([0; 16]),
         owner: "worker".into(),
     }

@@ -204,10 +204,13 @@ impl World {
                 on_mismatch: OnMismatch::SupersedeIfNewer,
                 on_lost: self.on_lost,
                 pinned: false,
+                runner: semel::Runner::Worker,
             },
             at_once: false,
             later: None,
+            lease: None,
             token: Token([token; 16]),
+            sent_again: false,
             owner: "worker".into(),
         }
     }
