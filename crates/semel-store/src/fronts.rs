@@ -199,22 +199,9 @@ impl Database {
         after: (&str, &str),
         known: &[Known],
     ) -> Result<Option<Vec<WaitingRow>>> {
-        let none = [(i64::MAX, i64::MAX); 5];
-        let first = (after, none);
-        let pairs = known.iter().map(|known| ((&*known.pair.0, &*known.pair.1), known.places));
-        let pairs: Vec<_> = std::iter::once(first).chain(pairs).collect();
-        let next = pairs.iter().skip(1).map(|(pair, _)| *pair).chain([(LAST, "")]);
-        let rows = pairs.iter().zip(next).enumerate().map(|(n, (((kind, tenant), places), next))| {
-            let mut row = json!({ "n": n, "kind": kind, "tenant": tenant, "next_kind": next.0, "next_tenant": next.1 });
-            for (n, (due, id)) in (1..).zip(places) {
-                row[format!("due{n}")] = json!(due);
-                row[format!("id{n}")] = json!(id);
-            }
-            row
-        });
         let rows: Vec<FromFront> = sqlx::query_as(self.work_sql().find_known_kinds)
             .bind(service)
-            .bind(Value::Array(rows.collect()).to_string())
+            .bind(known_rows(after, known).to_string())
             .bind(self.clock())
             .fetch_all(conn)
             .await
@@ -244,6 +231,24 @@ fn place(text: Option<String>) -> Option<Place> {
     let text = text?;
     let (due, id) = text.split_once(' ')?;
     Some((due.parse().ok()?, id.parse().ok()?))
+}
+
+/// The known kinds and tenants as rows of a statement, each with the next one; the first is the pair after which the look
+/// begins, without rows of its own.
+fn known_rows(after: (&str, &str), known: &[Known]) -> Value {
+    let none = [(i64::MAX, i64::MAX); 5];
+    let pairs = known.iter().map(|known| ((&*known.pair.0, &*known.pair.1), known.places));
+    let pairs: Vec<_> = std::iter::once((after, none)).chain(pairs).collect();
+    let next = pairs.iter().skip(1).map(|(pair, _)| *pair).chain([(LAST, "")]);
+    let rows = pairs.iter().zip(next).enumerate().map(|(n, (((kind, tenant), places), next))| {
+        let mut row = json!({ "n": n, "kind": kind, "tenant": tenant, "next_kind": next.0, "next_tenant": next.1 });
+        for (n, (due, id)) in (1..).zip(places) {
+            row[format!("due{n}")] = json!(due);
+            row[format!("id{n}")] = json!(id);
+        }
+        row
+    });
+    rows.collect()
 }
 
 #[cfg(test)]
@@ -373,6 +378,24 @@ mod tests {
         let tenants: Vec<_> = look().await.into_iter().map(|due| due.tenant).collect();
         assert_eq!(tenants, ["t", "u"]);
         assert_eq!(db.fronts().of(&Scope::new("t", "bank", "k").unwrap())[2], (7, 19951));
+    }
+
+    #[tokio::test]
+    async fn a_look_at_known_queues_costs_the_same_however_many_operations_wait() {
+        let lab = Lab::new(Kind::Postgres).await;
+        drop(lab.open().await);
+        let mut conn = PgConnection::connect(&lab.url).await.unwrap();
+        let fill = "INSERT INTO semel_backlog (operation, tenant, state, service, kind, due)
+                    SELECT i, 't', 'pending', 'bank', 'k', 7 FROM generate_series(1, 20000) AS i";
+        for text in [fill, postgres_settings()] {
+            sqlx::raw_sql(text).execute(&mut conn).await.unwrap();
+        }
+        let sql = WorkSql::new(Dialect::Postgres);
+        let from_low = pages(&mut conn, sql.find_waiting_kinds, "'bank', '', '', NULL, 1000").await;
+        let known = [Known { pair: ("k".to_owned(), "t".to_owned()), places: LOW }];
+        let rows = known_rows(("", ""), &known).to_string();
+        let known = pages(&mut conn, sql.find_known_kinds, &format!("'bank', '{rows}', NULL")).await;
+        assert!(known < 4 * from_low, "{known} pages, and {from_low} from the low end");
     }
 
     fn postgres_settings() -> &'static str {

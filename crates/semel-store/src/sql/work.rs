@@ -154,7 +154,8 @@ statements! {
                 {now $4} AS now
          FROM kinds WHERE kinds.kind IS NOT NULL");
     /// The same of known kinds and tenants, each from its places on, by its number; and whether there are others between
-    /// it and the next.
+    /// it and the next: by the next pair of the index, because a comparison of pairs in both directions reads all rows of
+    /// the first one.
     find_known_kinds =
         concat!("SELECT r.n,
                 ", first_of!("r", "2", " AND (b.due, b.operation) >= (r.due1, r.id1)"), ",
@@ -162,9 +163,9 @@ statements! {
                 ", first_of!("r", "0", " AND (b.due, b.operation) >= (r.due3, r.id3)"), ",
                 ", first_of!("r", "-1", " AND (b.due, b.operation) >= (r.due4, r.id4)"), ",
                 ", first_of!("r", "-2", " AND (b.due, b.operation) >= (r.due5, r.id5)"), ",
-                EXISTS (SELECT 1 FROM semel_backlog AS b
-                        WHERE b.service = $1 AND b.due IS NOT NULL AND (b.kind, b.tenant) > (r.kind, r.tenant)
-                          AND (b.kind, b.tenant) < (r.next_kind, r.next_tenant)) AS others,
+                (SELECT x.kind IS NOT NULL AND (x.kind, x.tenant) < (r.next_kind, r.next_tenant)
+                 FROM (SELECT ", next_kind!("b.kind", "r.kind", "r.tenant"), " AS kind,
+                              ", next_kind!("b.tenant", "r.kind", "r.tenant"), " AS tenant) AS x) AS others,
                 {now $3} AS now
          FROM {rows $2: n int, kind text, tenant text, next_kind text, next_tenant text, due1 int, id1 int, due2 int,
                id2 int, due3 int, id3 int, due4 int, id4 int, due5 int, id5 int} AS r");
