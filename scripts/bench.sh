@@ -16,7 +16,7 @@ export SEMEL_BENCH_PGBENCH
 # Built before the servers start: idle ones would only take memory from the compiler.
 cargo build --release -p semel-bench -p semel-server
 # The worker's peer is a separate package: nothing else has to build the crate that it measures.
-if [[ " $* " == *" worker "* || ! " $* " =~ \ (pairs|replays|http|gateway|messages|webhooks|mailings|growth)\  ]]; then
+if [[ " $* " == *" worker "* || ! " $* " =~ \ (pairs|replays|http|gateway|messages|webhooks|mailings|operations|growth)\  ]]; then
     cargo build --release --manifest-path crates/semel-bench/peers/graphile/Cargo.toml --target-dir target/peers
     export SEMEL_BENCH_GRAPHILE=$PWD/target/peers/release/graphile-peer
 fi

@@ -211,6 +211,11 @@ impl Client {
 
     /// Sends a request with additional headers, each with its line end.
     pub(crate) async fn send_with(&self, method: &str, path: &str, headers: &str, body: &str) -> Result<()> {
+        self.ask(method, path, headers, body).await.map(drop)
+    }
+
+    /// The same; returns the body of the answer.
+    pub(crate) async fn ask(&self, method: &str, path: &str, headers: &str, body: &str) -> Result<Vec<u8>> {
         let idle = self.idle.lock().pop();
         let mut connection = match idle {
             Some((connection, left)) if left.elapsed() < STALE => connection,
@@ -225,25 +230,29 @@ impl Client {
             "{method} {path} HTTP/1.1\r\nhost: {address}\r\n{headers}content-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
         );
         connection.write_all(request.as_bytes()).await?;
-        let mut answer = Vec::with_capacity(1024);
-        while !is_whole(&answer)? {
+        let mut answer = Vec::with_capacity(4096);
+        let start = loop {
+            if let Some(start) = start_of_body(&answer)? {
+                break start;
+            }
             if connection.read_buf(&mut answer).await? == 0 {
                 bail!("the server closed the connection");
             }
-        }
+        };
         if !answer.starts_with(b"HTTP/1.1 2") {
             bail!("{path}: {}", String::from_utf8_lossy(&answer));
         }
         self.idle.lock().push((connection, Instant::now()));
-        Ok(())
+        Ok(answer.split_off(start))
     }
 }
 
-/// Whether an answer with a content length is complete.
-fn is_whole(answer: &[u8]) -> Result<bool> {
-    let Some(end) = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n") else { return Ok(false) };
+/// Where the body begins, once an answer with a content length is complete.
+fn start_of_body(answer: &[u8]) -> Result<Option<usize>> {
+    let Some(end) = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n") else { return Ok(None) };
     let head = std::str::from_utf8(&answer[..end])?.to_ascii_lowercase();
     let length = head.lines().find_map(|line| line.strip_prefix("content-length:"));
     let length: usize = length.context("an answer without a content length")?.trim().parse()?;
-    Ok(answer.len() >= end + 4 + length)
+    let start = end + 4;
+    Ok((answer.len() >= start + length).then_some(start))
 }

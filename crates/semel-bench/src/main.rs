@@ -4,8 +4,8 @@
 //!
 //! - `site`: a fresh database for each section
 //! - `load`: tasks that repeat an operation for a while, and the result
-//! - `pairs`, `replays`, `http`, `gateway`, `messages` and `events`, `webhooks`, `worker`, `growth`: the sections;
-//!   `limit` is pgbench, `fill` fills the large tables
+//! - `pairs`, `replays`, `http`, `gateway`, `messages` and `events`, `webhooks`, `worker`, `mailings`,
+//!   `operations`, `growth`: the sections; `limit` is pgbench, `fill` fills the large tables
 //! - `verdict`: the aims, each with the measured ratio
 //! - `report`: tables for people, JSON for programs
 
@@ -19,6 +19,7 @@ mod limit;
 mod load;
 mod mailings;
 mod messages;
+mod operations;
 mod pairs;
 mod replays;
 mod report;
@@ -108,6 +109,9 @@ enum Section {
     Worker,
     /// Imports next to a bare COPY, sending next to the bare transport.
     Mailings,
+    /// Claims and completions through the operations API, next to requests without work and to pgbench; workers that
+    /// ask for the next operation.
+    Operations,
     /// New claims in a small and in a large table.
     Growth,
 }
@@ -178,6 +182,7 @@ async fn main() -> Result<()> {
                 Section::Webhooks => webhooks::measure(&plan, *database, &mut report).await,
                 Section::Worker => worker::measure(&plan, *database, &mut report).await,
                 Section::Mailings => mailings::measure(&plan, *database, &mut report).await,
+                Section::Operations => operations::measure(&plan, *database, &mut report).await,
                 Section::Growth => growth::measure(&plan, *database, &mut report).await,
             }
             .with_context(|| format!("{name} on {database}"))?;

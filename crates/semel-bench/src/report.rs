@@ -122,6 +122,10 @@ impl fmt::Display for Report {
                 "The worker: no-op jobs next to pgbench and graphile_worker, batches, from the commit to the start",
             ),
             ("mailings", "Mailings: imports next to a bare COPY, sending next to the bare transport in a loop"),
+            (
+                "operations",
+                "Operations over HTTP: pairs next to pgbench; next with 100,000 waiting (durations of next alone)",
+            ),
             ("growth", "Claim + complete by the size of the table"),
         ] {
             let rows = self.figures.iter().filter(|(subject, _)| subject.section == section);

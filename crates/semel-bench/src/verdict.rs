@@ -3,7 +3,7 @@
 use crate::{
     growth, http,
     limit::{CLIENTS, PGBENCH},
-    mailings, messages,
+    mailings, messages, operations,
     pairs::{BATCHED, UNBATCHED},
     replays::REPLAYS,
     report::{Report, Subject},
@@ -148,6 +148,10 @@ pub(crate) fn verdicts(report: &Report) -> Vec<Verdict> {
             all.push(against(aim, Bound::AtLeast(0.6), of(ours), of(bare)));
         }
     }
+    let of = |how| operations::subject(Postgres, how);
+    let aim =
+        format!("PostgreSQL, operations: {} over HTTP, times the rate of {}", operations::PAIRS, operations::PGBENCH);
+    all.push(against(aim, Bound::AtLeast(0.7), of(operations::PAIRS), of(operations::PGBENCH)));
     for backend in [Postgres, Sqlite] {
         let aim = format!("{backend}: cost per claim + complete in the large table, times that at 10 thousand rows");
         // A higher cost is a lower rate: the small table's rate comes first.

@@ -345,7 +345,7 @@ pub(crate) fn listed(op: &Operation, due: Option<Timestamp>) -> Value {
         "id": op.id,
         "tenant": op.scope.tenant(),
         "service": op.scope.service(),
-        "kind": op.scope.kind(),
+        "kind": op.listed_kind(),
         "state": op.state.as_str(),
         "due": at(due),
         "priority": op.priority.get(),

@@ -269,7 +269,8 @@ impl Database {
     /// Wakes workers of this process, if something may run again.
     pub(crate) fn wake_for_released(&self, writes: &[LeaseWrite]) {
         let runs_again = |write: &LeaseWrite| {
-            matches!(write.write, Write::Fail(_) | Write::Release { .. } | Write::PutOff { .. } | Write::Withdraw)
+            use Write::{Fail, HandOver, PutOff, Release, Withdraw};
+            matches!(write.write, Fail(_) | Release { .. } | PutOff { .. } | HandOver(_) | Withdraw)
         };
         if writes.iter().any(runs_again) {
             self.tell_due();
@@ -286,7 +287,9 @@ impl Database {
 pub(crate) fn enqueued(request: &Request) -> Option<News> {
     let later = request.later?;
     let is_due = later.not_before.is_none() && later.delay.is_zero();
-    Some(News::Due(is_due.then(|| request.scope.clone())))
+    let scope = &request.scope;
+    let listed = || Scope::new(scope.tenant(), scope.service(), &request.listed_kind()).ok();
+    Some(News::Due(is_due.then(listed).flatten()))
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use tokio::sync::watch;
 
 use crate::{
-    Error, Fence, Ledger, Operation, Outcome, Result, Uptime,
+    Error, Fence, Ledger, Operation, Outcome, Policy, Result, Uptime,
     fingerprint::derive_key,
     ledger::{patiently, stored_bytes},
     machine::{Answer, Failure, Write},
@@ -205,6 +205,16 @@ impl<S: Store> Lease<S> {
     /// Release without a run: as [`release`](Self::release), but the journal has no note of it.
     pub(crate) async fn put_off(self, delay: Duration) -> Result<Settled> {
         self.settle(Write::PutOff { delay }).await
+    }
+
+    /// Release without a run, to another [runner](crate::Runner): the operation has this policy from now on.
+    ///
+    /// # Errors
+    /// A policy that is not valid for work that is run later; [`Error::OutcomeUnknown`] if the store did not answer
+    /// before the lease expired.
+    pub async fn hand_over(self, policy: Policy) -> Result<Settled> {
+        policy.check_for_worker()?;
+        self.settle(Write::HandOver(Box::new(policy))).await
     }
 
     /// The work has begun, and its end is unknown.

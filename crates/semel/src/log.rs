@@ -29,6 +29,7 @@ pub(crate) fn settled(op: &Operation, write: &Write) {
         Write::Complete(_)
         | Write::Release { why: None, .. }
         | Write::PutOff { .. }
+        | Write::HandOver(_)
         | Write::Withdraw
         | Write::Checkpoint(_)
         | Write::Progress(_)

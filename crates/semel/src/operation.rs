@@ -1,6 +1,6 @@
 //! Operation: one row of the ledger, something that must take effect once.
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::{borrow::Cow, fmt, str::FromStr, time::Duration};
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -201,6 +201,15 @@ impl Labels {
         Ok(self)
     }
 
+    /// The kind under which an operation with these labels is due.
+    #[must_use]
+    pub fn listed_kind<'a>(&self, kind: &'a str, runner: Runner) -> Cow<'a, str> {
+        match (runner, &self.0[0]) {
+            (Runner::ByLabel, Some(label)) => Cow::Owned(format!("{kind}:{label}")),
+            _ => Cow::Borrowed(kind),
+        }
+    }
+
     /// Refuses text that is not allowed.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let wrong = |text: &str| text.is_empty() || text.len() > Self::MAX_BYTES || text.chars().any(char::is_control);
@@ -391,6 +400,13 @@ impl Operation {
     #[must_use]
     pub fn is_left_to_callers(&self) -> bool {
         self.terms.as_ref().is_some_and(|terms| terms.runner == Runner::Caller)
+    }
+
+    /// The kind under which it is due: its own, or with its first label.
+    #[must_use]
+    pub fn listed_kind(&self) -> Cow<'_, str> {
+        let runner = self.terms.as_ref().map_or(Runner::Worker, |terms| terms.runner);
+        self.labels.listed_kind(self.scope.kind(), runner)
     }
 
     /// Whether it waits, and only a person can have it run again: it is parked, or out of attempts by the policy of its

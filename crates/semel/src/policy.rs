@@ -49,6 +49,20 @@ pub enum Runner {
     /// Only callers that claim its key: no worker takes it. Counts for an operation that such a claim created; its
     /// policy is then stored with it.
     Caller,
+    /// A worker or a program that asks for its kind and its first label: it is due under both, as `kind:label`, and not
+    /// under its kind. Workers of the kind do not get it.
+    ByLabel,
+}
+
+impl Runner {
+    /// Its stored number; a worker is left out.
+    const fn code(self) -> Option<u8> {
+        match self {
+            Self::Worker => None,
+            Self::Caller => Some(1),
+            Self::ByLabel => Some(2),
+        }
+    }
 }
 
 impl Default for Policy {
@@ -217,9 +231,6 @@ struct Terms(
     #[serde(default, skip_serializing_if = "Option::is_none")] Option<u8>,
 );
 
-/// The stored number of [`Runner::Caller`]; a worker is left out.
-const CALLER: u8 = 1;
-
 impl Policy {
     /// The stored form of the policy.
     #[must_use]
@@ -235,8 +246,8 @@ impl Policy {
             micros(self.backoff.cap),
             self.on_mismatch,
             self.on_lost,
-            (self.pinned || self.runner == Runner::Caller).then_some(self.pinned),
-            (self.runner == Runner::Caller).then_some(CALLER),
+            (self.pinned || self.runner != Runner::Worker).then_some(self.pinned),
+            self.runner.code(),
         );
         serde_json::to_string(&terms).unwrap_or_default()
     }
@@ -272,11 +283,10 @@ impl Policy {
             on_mismatch,
             on_lost,
             pinned: pinned.unwrap_or(false),
-            runner: match runner {
-                None => Runner::Worker,
-                Some(CALLER) => Runner::Caller,
-                Some(_) => return Err(Error::Corrupt("the runner in the terms of a lease")),
-            },
+            runner: [Runner::Worker, Runner::Caller, Runner::ByLabel]
+                .into_iter()
+                .find(|known| known.code() == runner)
+                .ok_or(Error::Corrupt("the runner in the terms of a lease"))?,
         })
     }
 }
@@ -309,7 +319,9 @@ mod tests {
     #[test]
     fn a_stored_policy_is_read_back_unchanged() {
         let policy = Policy { tombstone: Some(Duration::from_secs(5)), ..Policy::default() };
-        for (pinned, runner) in [false, true].into_iter().flat_map(|p| [(p, Runner::Worker), (p, Runner::Caller)]) {
+        for (pinned, runner) in
+            [false, true].into_iter().flat_map(|p| [(p, Runner::Worker), (p, Runner::Caller), (p, Runner::ByLabel)])
+        {
             let policy = Policy { pinned, runner, ..policy.clone() };
             assert_eq!(Policy::from_terms(&policy.to_terms()).unwrap(), policy);
         }

@@ -5,6 +5,7 @@ mod call;
 pub mod mailings;
 pub mod messages;
 pub mod notifications;
+pub mod operations;
 pub mod proposals;
 pub mod webhooks;
 
@@ -18,8 +19,9 @@ use crate::{
 };
 
 /// Every service of the server.
-pub static ALL: [&Service; 6] = [
+pub static ALL: [&Service; 7] = [
     &proposals::PROPOSALS,
+    &operations::OPERATIONS,
     &messages::MESSAGES,
     &notifications::NOTIFICATIONS,
     &webhooks::WEBHOOKS,

@@ -79,6 +79,8 @@ fn without_any_setting_the_defaults_hold() {
                 "max_crashes": 5,
             },
             "proposals": { "estrito": false, "retention": "forever", "submissions_retention": "forever" },
+            "operations": { "backoff": "1s", "backoff_cap": "5m", "lease": "1m", "max_attempts": 4, "max_crashes": 5,
+                "max_run": "1day", "retention": "1day" },
             "notifications": {
                 "routes": ["RESTAURANT/*=restaurant", "CUSTOMER/*=customer", "AGENCY/*=agency", "ADMIN/*=admin"],
                 "chunk": 1000,

@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// Every path that the server promises, with its methods.
-const PATHS: [(&str, &[&str]); 58] = [
+const PATHS: [(&str, &[&str]); 69] = [
     ("/", &["get"]),
     ("/healthz", &["get"]),
     ("/readyz", &["get"]),
@@ -42,6 +42,17 @@ const PATHS: [(&str, &[&str]); 58] = [
     ("/outbox/summary", &["get"]),
     ("/outbox/{messageId}/redrive", &["post"]),
     ("/outbox/{messageId}/skip", &["post"]),
+    ("/v1/operations", &["get", "post"]),
+    ("/v1/operations/next", &["post"]),
+    ("/v1/operations/{id}", &["delete", "get"]),
+    ("/v1/operations/{id}/renew", &["post"]),
+    ("/v1/operations/{id}/complete", &["post"]),
+    ("/v1/operations/{id}/fail", &["post"]),
+    ("/v1/operations/{id}/doubt", &["post"]),
+    ("/v1/operations/{id}/release", &["post"]),
+    ("/v1/operations/{id}/retry", &["post"]),
+    ("/v1/operations/{id}/resolve", &["post"]),
+    ("/v1/operations/{id}/cancel", &["post"]),
     ("/jobs", &["get"]),
     ("/jobs/{id}", &["get"]),
     ("/jobs/{id}/cancel", &["post"]),
@@ -73,7 +84,7 @@ const PATHS: [(&str, &[&str]); 58] = [
 /// Routes that read no body, deletions that read one, uploads, and routes whose answer has no end.
 const BODILESS: [&str; 4] =
     ["/notifications/{id}/read", "/dead-letters/{id}/redrive", "/outbox/{messageId}/redrive", "/u/{token}"];
-const REASONED: [&str; 2] = ["/mailings/{id}", "/suppressions/{email}"];
+const REASONED: [&str; 3] = ["/mailings/{id}", "/suppressions/{email}", "/v1/operations/{id}"];
 const UPLOADS: [&str; 1] = ["/mailings"];
 const ENDLESS: [&str; 1] = ["/notifications/stream"];
 

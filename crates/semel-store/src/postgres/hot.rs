@@ -62,9 +62,9 @@ pub(crate) const ENQUEUE: &str = concat!(
     " AS fence, greatest(now, a.from_time, now + a.delay) AS due, a.*
     FROM clock, unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::bigint[], $7::bytea[],
                 $8::text[], $9::text[], $10::text[], $11::text[], $12::bigint[], $13::bigint[], $14::bigint[],
-                $15::bigint[], $16::text[], $17::bigint[])
+                $15::bigint[], $16::text[], $17::bigint[], $19::text[])
          AS a(tenant, service, kind, key, fingerprint, payload_order, payload, label1, label2, label3, label4,
-              first_look, from_time, delay, priority, terms, n)
+              first_look, from_time, delay, priority, terms, n, listed)
 ), made AS (
     INSERT INTO semel_operations
         (id, tenant, service, kind, key, fingerprint, payload_order, payload, label1, label2, label3, label4,
@@ -76,7 +76,7 @@ pub(crate) const ENQUEUE: &str = concat!(
     RETURNING id, tenant, service, kind, label1, label2
 ), listed AS (
     INSERT INTO semel_backlog (operation, tenant, service, kind, state, due, priority)
-    SELECT a.fence, a.tenant, a.service, a.kind, 'pending', a.due, a.priority
+    SELECT a.fence, a.tenant, a.service, a.listed, 'pending', a.due, a.priority
     FROM made JOIN asked AS a ON a.fence = made.id
 ), counted AS (
     INSERT INTO semel_deltas (tenant, service, kind, label1, label2, hour, from_state, to_state, answer, bucket, n)

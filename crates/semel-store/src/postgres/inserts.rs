@@ -50,6 +50,7 @@ pub(super) fn enqueues(requests: &[Arc<Request>], numbers: &[usize], clock: Opti
         .bind(each.get(terms))
         .bind(each.numbers())
         .bind(clock)
+        .bind(each.get(|r| r.listed_kind().into_owned()))
 }
 
 /// Some requests of a batch. A parameter is an array with one value of each.

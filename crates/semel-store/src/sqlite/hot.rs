@@ -49,7 +49,7 @@ pub(crate) const ENQUEUE: &str = "INSERT INTO semel_operations
      WHERE true
      ON CONFLICT (tenant, service, kind, key) DO NOTHING;
      INSERT INTO semel_backlog (operation, tenant, service, kind, state, due, priority)
-     SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, 'pending', value ->> 12, value ->> 14
+     SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 16, 'pending', value ->> 12, value ->> 14
      FROM jsonb_each($1)
      WHERE value ->> 0 IN (SELECT id FROM semel_operations)";
 

@@ -96,6 +96,7 @@ async fn enqueue(
                 json!(first_look(r, now)),
                 json!(later.priority.get()),
                 json!(later.keeps_policy.then(|| r.policy.to_terms())),
+                json!(r.listed_kind()),
             ],
         ));
     }

@@ -154,7 +154,7 @@ fn grant(op: &mut Operation, request: &Request, fence: Fence, now: Timestamp) {
 /// The policy of a run: the one of the enqueue, or the claimer's. Each claim of a caller brings its own, which is stored.
 fn policy_of<'a>(op: &'a Operation, request: &'a Request) -> &'a Policy {
     match &op.terms {
-        Some(own) if own.runner == Runner::Worker || request.policy.runner == Runner::Worker => own,
+        Some(own) if own.runner != Runner::Caller || request.policy.runner != Runner::Caller => own,
         _ => &request.policy,
     }
 }

@@ -48,7 +48,7 @@ pub use settle::refusal;
 pub use tend::{Aged, Purge, archived_note, purged_note, tombstone};
 
 use crate::{
-    Fence, Fingerprint, Key, Labels, Operation, Outcome, Policy, Priority, Scope, State, Timestamp, Token,
+    Fence, Fingerprint, Key, Labels, Operation, Outcome, Policy, Priority, Runner, Scope, State, Timestamp, Token,
     journal::{self, Note},
 };
 
@@ -149,6 +149,15 @@ pub struct Request {
     pub owner: String,
 }
 
+impl Request {
+    /// The kind under which its enqueue is due.
+    #[must_use]
+    pub fn listed_kind(&self) -> std::borrow::Cow<'_, str> {
+        let kept = self.later.is_some_and(|later| later.keeps_policy);
+        self.labels.listed_kind(self.scope.kind(), if kept { self.policy.runner } else { Runner::Worker })
+    }
+}
+
 /// The terms of an enqueue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Later {
@@ -196,6 +205,8 @@ pub enum Write {
         /// The delay before it may be claimed.
         delay: std::time::Duration,
     },
+    /// Released without a run, under another policy: another [runner](crate::Runner) runs it.
+    HandOver(Box<Policy>),
     /// Undoes the claim: its answer was lost, and its caller got an error. A first claim leaves no
     /// trace, unless data is stored with it that may run again; any other claim is released.
     Withdraw,

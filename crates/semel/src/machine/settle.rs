@@ -31,7 +31,7 @@ impl Write {
             Self::Fail(Failure { error, .. }) => 2 * error.len() + stored,
             Self::Doubt { reason } => 2 * reason.len() + stored,
             Self::Release { why, .. } => why.as_ref().map_or(0, String::len) + stored,
-            Self::PutOff { .. } | Self::Withdraw => stored,
+            Self::PutOff { .. } | Self::HandOver(_) | Self::Withdraw => stored,
             Self::Renew => 0,
         }
     }
@@ -45,7 +45,11 @@ pub(super) fn write(stored: Option<&Operation>, fence: Fence, write: &Write, now
         },
         Some(op) => refused(op, fence, write, now),
         // A first run that is released leaves no row, so a release without a row was made before.
-        None if matches!(write, Write::Release { .. } | Write::PutOff { .. } | Write::Withdraw) => {
+        None if matches!(
+            write,
+            Write::Release { .. } | Write::PutOff { .. } | Write::HandOver(_) | Write::Withdraw
+        ) =>
+        {
             Step::answer(Answer::Settled { successor: false })
         }
         None => Step::answer(Answer::Lost),
@@ -63,7 +67,7 @@ fn made_before(op: &Operation, write: &Write) -> Step {
         Write::Fail(failure) => {
             (op.state == State::Failed && op.error.as_ref() == Some(&failure.error)) || successor || is_cancelled(op)
         }
-        Write::Release { .. } | Write::PutOff { .. } | Write::Withdraw => {
+        Write::Release { .. } | Write::PutOff { .. } | Write::HandOver(_) | Write::Withdraw => {
             op.state == State::Pending || is_cancelled(op)
         }
         Write::Doubt { reason } => op.state == State::InDoubt && op.error.as_ref() == Some(reason),
@@ -88,7 +92,7 @@ pub fn refusal(fence: Fence, write: &Write, (state, present): (State, Fence), no
     let what = match write {
         Write::Complete(_) => "a completion",
         Write::Fail(_) => "a failure",
-        Write::Release { .. } | Write::PutOff { .. } => "a release",
+        Write::Release { .. } | Write::PutOff { .. } | Write::HandOver(_) => "a release",
         Write::Withdraw => "a withdrawal",
         Write::Doubt { .. } => "a doubt",
         Write::Checkpoint(_) | Write::Progress(_) => "a checkpoint",
@@ -104,7 +108,9 @@ fn write_held(mut op: Operation, lease: LeaseRow, write: &Write, now: Timestamp)
     // A cancel that the run has not heard of counts, unless the run took effect or may have.
     let cancelled = Write::Fail(Failure { error: CANCELLED.to_owned(), retry: Retry::Never });
     let write = match write {
-        Write::Fail(_) | Write::Release { .. } | Write::PutOff { .. } | Write::Withdraw if lease.cancelled => {
+        Write::Fail(_) | Write::Release { .. } | Write::PutOff { .. } | Write::HandOver(_) | Write::Withdraw
+            if lease.cancelled =>
+        {
             &cancelled
         }
         write => write,
@@ -125,6 +131,10 @@ fn write_held(mut op: Operation, lease: LeaseRow, write: &Write, now: Timestamp)
             notes.push(note(&op, Event::Failed, &actor, failure.error.clone(), now));
         }
         Write::Release { delay, why } => return release(op, now, *delay, why.as_deref(), &actor),
+        Write::HandOver(policy) => {
+            op.terms = Some((**policy).clone());
+            return release(op, now, std::time::Duration::ZERO, None, &actor);
+        }
         Write::PutOff { delay } => {
             let mut step = release(op, now, *delay, None, &actor);
             step.notes.retain(|note| note.event != Event::Released);

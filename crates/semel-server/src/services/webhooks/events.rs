@@ -110,7 +110,7 @@ async fn list(
     });
     let result = given(&mut query, "result", |text| {
         let known = RESULTS.into_iter().find(|result| *result == text);
-        known.ok_or("must be stored, published, forwarded, handled or duplicate")
+        known.ok_or("must be stored, published, forwarded, handled, pulled or duplicate")
     });
     let place = query.place();
     query.finish()?;

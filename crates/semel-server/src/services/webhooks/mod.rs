@@ -7,7 +7,7 @@
 //! - `event`: the event of a delivery; `source`: a sender, its rules and the check of its signatures
 //! - `receive`: the route; `deliver`: from a delivery to its answer; `status`: the answers; `take_in`: the claim; `bodies`:
 //!   deduplicates by body hash when the signature does not cover the event id; `process`: runs an event
-//! - `handler`: handlers of an application; `work`: the kinds of work for the worker
+//! - `pull`: events that programs ask for; `handler`: handlers of an application; `work`: the kinds of work for the worker
 //! - `refusals`: counts of refused deliveries; `conflicts`: other data under the same id
 //! - `events`: lists and reruns; `again` and `reprocess`: reruns of completed events, one by one and many; `record`: an
 //!   event as it is shown
@@ -26,6 +26,7 @@ mod monitor;
 pub(crate) mod named;
 pub mod problems;
 pub(crate) mod process;
+pub(crate) mod pull;
 mod receive;
 pub(crate) mod record;
 mod refusals;
@@ -67,10 +68,10 @@ pub static WEBHOOKS: Service = Service {
     problems: &problems::ALL,
     openapi: &[include_str!("openapi.json")],
     telling: record::TELLING,
-    migrations: migrations!("0005_webhooks"),
+    migrations: migrations!("0005_webhooks", "0011_pulls"),
     projections: &[],
     #[cfg(test)]
-    statements: &[conflicts::statements],
+    statements: &[conflicts::statements, pull::statements],
     open: |parts| {
         Box::pin(async {
             // Handlers are for Rust programs that embed Semel; this program has none.

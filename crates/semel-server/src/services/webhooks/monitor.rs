@@ -22,6 +22,7 @@ use super::{
     health,
     named::functions,
     process::STORED,
+    pull::Waiting,
     record::{Listed, Other, TELLING, is_at_limit, is_parked},
     source::Source,
 };
@@ -109,6 +110,8 @@ struct Seen {
     conflicts: Vec<Conflict>,
     /// Messages that need a person.
     stuck: Vec<Stuck>,
+    /// Events that programs ask for.
+    pulled: Option<Waiting>,
 }
 
 /// Recent deliveries.
@@ -145,7 +148,8 @@ impl Seen {
         let stuck =
             if asked.is_all() { store.stuck_messages(tenant, SERVICE, &source.name).await? } else { Vec::new() };
         let stuck = stuck.into_iter().map(|(topic, state, messages)| Stuck { topic, state, messages }).collect();
-        Ok(Self { looked, bodies, conflicts, stuck })
+        let pulled = if asked.is_all() { Waiting::read(store, source).await? } else { None };
+        Ok(Self { looked, bodies, conflicts, stuck, pulled })
     }
 
     /// The parts of the answer whose numbers are too low, because there were more sums than are listed.
@@ -157,7 +161,7 @@ impl Seen {
         cut.flat_map(|(_, names)| names.iter().copied()).collect()
     }
 
-    fn tell<'a>(&self, source: &'a Source, asked: &'a Asked) -> Told<'a> {
+    fn tell<'a>(&'a self, source: &'a Source, asked: &'a Asked) -> Told<'a> {
         let rules = Rules {
             telling: TELLING,
             given_up: Some(GivenUp {
@@ -195,6 +199,7 @@ impl Seen {
             // A body under another id is a duplicate, too.
             duplicates_suppressed: report.duplicates_suppressed + self.bodies,
             stored: answered(by_day, STORED),
+            pulled: self.pulled.as_ref(),
             refused: asked.is_all().then(|| Refused::of(by_day)),
             truncated,
             incomplete: self.incomplete(),
@@ -252,6 +257,9 @@ struct Told<'a> {
     duplicates_suppressed: i64,
     /// Events without a matching rule.
     stored: i64,
+    /// Events that wait until a program asks for them, if a rule says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pulled: Option<&'a Waiting>,
     /// Refusals have no type, so there are none with a filter.
     refused: Option<Refused>,
     /// Whether there are more types or functions than are listed.

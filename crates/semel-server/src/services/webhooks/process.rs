@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use semel::{
-    Context, Failure, Handed, Lease, Ledger, Operation, Outcome, Ran, Result, Retry, Unfinished, crash_point,
+    Context, Failure, Handed, Lease, Ledger, Operation, Outcome, Ran, Result, Retry, Settled, Unfinished, crash_point,
     messaging::{Message, Origin, Topic},
     prelude::*,
 };
@@ -46,7 +46,7 @@ const LONGEST_TOPIC: usize = 200;
 pub(crate) const STORED: &str = "stored";
 
 /// The results of processed events.
-pub(crate) const RESULTS: [&str; 5] = [STORED, "published", "forwarded", "handled", "duplicate"];
+pub(crate) const RESULTS: [&str; 6] = [STORED, "published", "forwarded", "handled", "pulled", "duplicate"];
 
 /// The result of a processed event, as it is stored.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,6 +60,8 @@ pub(super) enum Done {
     Forwarded { status: u16 },
     /// A handler processed it.
     Handled { value: Value },
+    /// A program asked for it, and completed it.
+    Pulled { value: Value },
     /// The same body was stored under another id before.
     Duplicate { of: String },
 }
@@ -81,6 +83,7 @@ impl Done {
             Self::Published { .. } => "published",
             Self::Forwarded { .. } => "forwarded",
             Self::Handled { .. } => "handled",
+            Self::Pulled { .. } => "pulled",
             Self::Duplicate { .. } => "duplicate",
         }
     }
@@ -105,6 +108,14 @@ impl Receiver {
         let Some(mode) = source.way(&event).map(|way| way.mode()) else {
             return Err(semel::Error::Invalid("an event without a rule".into()));
         };
+        if source.pulls(&event.kind) {
+            // It was stored under another rule.
+            let policy = source.policy_of(&event.kind, (self.0.clock)());
+            return Ok(match lease.hand_over(policy).await? {
+                Settled::Yes { .. } => Ran::Released,
+                Settled::LeaseLost => Ran::LeaseLost,
+            });
+        }
         let job = Arc::new(Job { ledger: self.0.ledger.clone(), source, event, mode, _seat: seat });
         let run = job.clone();
         let ran = match mode {
@@ -202,6 +213,7 @@ impl Job {
         }
         let done = match way {
             Way::Store => Done::Stored,
+            Way::Pull => return Err(Unfinished::released(Duration::ZERO).into()),
             Way::Outbox(topic) => publish(&self.ledger, event, context, tx.as_ref(), topic).await?,
             Way::Forward(caller) => {
                 let later = later(context.operation(), LATER, self.source.config.backoff.cap);

@@ -44,6 +44,8 @@ pub struct Source {
 pub(super) enum Way<'a> {
     /// It is only stored.
     Store,
+    /// It waits until a program asks for it.
+    Pull,
     /// It goes to the outbox.
     Outbox(Option<&'a semel::messaging::Topic>),
     /// It is posted.
@@ -57,7 +59,7 @@ impl Way<'_> {
     pub(super) fn mode(&self) -> Mode {
         match self {
             Self::Outbox(_) => Mode::Atomic,
-            Self::Store | Self::Forward(_) => Mode::Leased,
+            Self::Store | Self::Pull | Self::Forward(_) => Mode::Leased,
             Self::Handler(handler) => handler.mode(),
         }
     }
@@ -70,7 +72,7 @@ impl Source {
         let (mut callers, mut known) = (HashMap::new(), HashMap::new());
         for rule in &config.handlers.0 {
             match &rule.deed {
-                Deed::Store | Deed::Outbox(_) => {}
+                Deed::Store | Deed::Pull | Deed::Outbox(_) => {}
                 Deed::Forward(url) => {
                     let caller = Caller::new(url.clone(), config.forward_timeout, config.concurrency)?;
                     callers.insert(url.expose().to_string(), caller);
@@ -141,11 +143,22 @@ impl Source {
         }
     }
 
+    /// The policy of an event of this type: programs ask for it if a rule says so.
+    pub(super) fn policy_of(&self, kind: &str, now: SystemTime) -> Policy {
+        let runner = if self.pulls(kind) { Runner::ByLabel } else { Runner::Worker };
+        Policy { runner, ..self.policy(now) }
+    }
+
+    /// Whether events of this type wait until a program asks for them.
+    pub(super) fn pulls(&self, kind: &str) -> bool {
+        *self.config.handlers.of(kind) == Deed::Pull
+    }
+
     /// The claim of an event. A redelivery does not wait for the backoff.
     pub(super) fn work(&self, event: &Event, now: SystemTime) -> Result<Work> {
         let labels = Labels([Some(event.kind.clone()), Some(event.function.clone()), Some(self.name.clone()), None]);
         let work = Work::new(self.scope(&event.function)?, Key::new(&event.id)?, event.fingerprint)
-            .policy(self.policy(now))
+            .policy(self.policy_of(&event.kind, now))
             .payload(event.body.clone())
             .labels(labels)
             .at_once();
@@ -169,6 +182,7 @@ impl Source {
     pub(super) fn way(&self, event: &Event) -> Option<Way<'_>> {
         Some(match self.config.handlers.of(&event.kind) {
             Deed::Store => Way::Store,
+            Deed::Pull => Way::Pull,
             Deed::Outbox(topic) => Way::Outbox(topic.as_ref()),
             Deed::Forward(url) => Way::Forward(self.callers.get(url.expose().as_str())?),
             Deed::Handler(name) => Way::Handler(self.handlers.get(name)?),
@@ -178,10 +192,15 @@ impl Source {
 
 /// The source of a kind: all of it, or the part before the function.
 pub(super) fn source_of(kind: &str) -> &str {
-    kind.split_once('.').map_or(kind, |(source, _)| source)
+    kind.split_once(['.', ':']).map_or(kind, |(source, _)| source)
+}
+
+/// The type in a listed kind, of events that programs ask for.
+pub(super) fn pulled_type(kind: &str) -> Option<&str> {
+    kind.split_once(':').map(|(_, kind)| kind)
 }
 
 /// Whether a kind is that of body claims, which are not events.
 pub(super) fn is_body(kind: &str) -> bool {
-    kind.contains('/')
+    kind.split_once(':').map_or(kind, |(kind, _)| kind).contains('/')
 }

@@ -1,7 +1,9 @@
 //! Stores an event: its id is claimed, and before it its body if the signature does not cover the id. The ledger's
 //! answer decides whether this delivery processes it.
 
-use semel::{Claim, Key, Lease, OnMismatch, Operation, Policy, Result, State, prelude::*};
+use std::{sync::Arc, time::Duration};
+
+use semel::{Claim, Enqueued, Key, Lease, NotYet, OnMismatch, Operation, Policy, Result, State, Work, prelude::*};
 use semel_store::Database;
 use tracing::Instrument as _;
 
@@ -51,15 +53,15 @@ impl Receiver {
     async fn claim(&self, source: &Source, event: &Event) -> Result<Claim<Lease<Database>>> {
         let now = (self.0.clock)();
         let work = source.work(event, now)?;
-        let claim = self.0.ledger.claim(work.clone()).await?;
+        let claim = self.claim_or_keep(source, event, work.clone(), false).await?;
         let Claim::Mismatch(stored) = &claim else { return Ok(claim) };
         // Other data under the same id. Record the conflict first. It is marked as taken only after it was stored,
         // which may fail.
         self.note_conflict(source, event, stored, false, true).await?;
         let newer = matches!((event.created, stored.order), (Some(came), Some(there)) if came > there);
-        let policy = Policy { on_mismatch: OnMismatch::SupersedeIfNewer, ..source.policy(now) };
+        let policy = Policy { on_mismatch: OnMismatch::SupersedeIfNewer, ..source.policy_of(&event.kind, now) };
         let superseded = match newer {
-            true => Some(self.0.ledger.claim_again(work.policy(policy)).await?),
+            true => Some(self.claim_or_keep(source, event, work.policy(policy), true).await?),
             false => None,
         };
         // Refused if newer data still arrived in between.
@@ -71,6 +73,30 @@ impl Receiver {
         let (source, event, key) = (&source.name, &event.id, stored.short_hash());
         tracing::warn!(source, event, key, taken, "other data came under the id of a known event");
         Ok(superseded.unwrap_or(claim))
+    }
+
+    /// Claims an event, or only stores it if programs ask for it: then it is as if another run had failed, and nothing
+    /// is left to do for this delivery.
+    async fn claim_or_keep(
+        &self,
+        source: &Source,
+        event: &Event,
+        work: Work,
+        again: bool,
+    ) -> Result<Claim<Lease<Database>>> {
+        let ledger = &self.0.ledger;
+        if !source.pulls(&event.kind) {
+            return if again { ledger.claim_again(work).await } else { ledger.claim(work).await };
+        }
+        let waits = |operation: Arc<Operation>| {
+            let until = operation.not_before.unwrap_or(operation.created_at);
+            Claim::NotYet(NotYet { retry_after: Duration::ZERO, until, operation })
+        };
+        Ok(match ledger.enqueue(work).await? {
+            Enqueued::New(operation) => waits(operation),
+            Enqueued::Waiting(waiting) => waits(waiting.operation),
+            Enqueued::Known(claim) => claim.map(|never| match never {}),
+        })
     }
 
     async fn note_conflict(

@@ -10,15 +10,22 @@ use super::{
     Receiver, SERVICE,
     event::{Event, UNTYPED},
     process::{NO_DATA, span},
-    source::{Source, Way, is_body, source_of},
+    source::{Source, Way, is_body, pulled_type, source_of},
 };
 
 impl Receiver {
     /// The kinds of work of this service.
     #[must_use]
     pub fn kinds(&self) -> Vec<Kind<Database>> {
-        let bodies = Kind::no_work(SERVICE, |kind, _| is_body(kind));
-        self.sources().map(|source| self.kind(source)).chain([bodies]).collect()
+        let all = self.clone();
+        let others = Kind::no_work(SERVICE, move |kind, _| is_body(kind) || all.is_asked_for(kind));
+        self.sources().map(|source| self.kind(source)).chain([others]).collect()
+    }
+
+    /// Whether a kind is that of events that programs ask for.
+    fn is_asked_for(&self, kind: &str) -> bool {
+        let source = self.source(source_of(kind));
+        source.zip(pulled_type(kind)).is_some_and(|(source, kind)| source.pulls(kind))
     }
 
     /// The events of one source and its tenant. Events of a source that is not configured wait.
@@ -29,7 +36,9 @@ impl Receiver {
         let clock = self.0.clock.clone();
         Kind::run_by(SERVICE, &source.name, run)
             .taking(move |kind, tenant| {
-                !is_body(kind) && source_of(kind) == taken.name && tenant == taken.config.tenant
+                // Without their rule, events that waited for programs are run here.
+                let is_asked_for = pulled_type(kind).is_some_and(|kind| taken.pulls(kind));
+                !is_body(kind) && !is_asked_for && source_of(kind) == taken.name && tenant == taken.config.tenant
             })
             // Shared with deliveries, which queue for the same seats.
             .seats(source.seats.clone())

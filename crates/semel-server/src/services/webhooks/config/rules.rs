@@ -15,6 +15,8 @@ pub enum Deed {
     Forward(Endpoint),
     /// A handler of the program gets it.
     Handler(String),
+    /// It waits until a program asks for it: `POST /v1/operations/next`.
+    Pull,
 }
 
 /// One rule.
@@ -55,12 +57,13 @@ impl Rules {
 }
 
 impl Rule {
-    /// Reads `TYPE=store`, `TYPE=outbox`, `TYPE=outbox:TOPIC`, `TYPE=handler:NAME` or `TYPE=URL`.
+    /// Reads `TYPE=store`, `TYPE=pull`, `TYPE=outbox`, `TYPE=outbox:TOPIC`, `TYPE=handler:NAME` or `TYPE=URL`.
     fn parse(text: &str) -> Result<Self, String> {
         let (kind, deed) = text.split_once('=').ok_or("has a rule that is not written such as invoice.*=outbox")?;
         let deed = match deed.trim().split_once(':') {
             None if deed.trim() == "outbox" => Deed::Outbox(None),
             None if deed.trim() == "store" => Deed::Store,
+            None if deed.trim() == "pull" => Deed::Pull,
             Some(("outbox", topic)) => Deed::Outbox(Some(read_topic(topic)?)),
             Some(("handler", name)) => Deed::Handler(name.to_owned()),
             _ => Deed::Forward(read_url(deed.trim())?),
@@ -79,7 +82,7 @@ impl Rule {
     }
 
     fn from_toml(value: &toml::Value) -> Result<Self, String> {
-        const FIELDS: [&str; 5] = ["type", "do", "topic", "forward", "handler"];
+        const FIELDS: [&str; 6] = ["type", "do", "topic", "forward", "handler", "pull"];
         let table = match value {
             toml::Value::String(text) => return Self::parse(text),
             toml::Value::Table(table) => table,
@@ -94,7 +97,14 @@ impl Rule {
             None => Ok(None),
         };
         let topic = text("topic")?.map(read_topic).transpose()?;
+        let pull = match table.get("pull") {
+            None | Some(toml::Value::Boolean(false)) => false,
+            Some(toml::Value::Boolean(true)) => true,
+            Some(_) => return Err("has a rule whose pull is not true or false".to_owned()),
+        };
         let deed = match (text("do")?, text("forward")?, text("handler")?) {
+            (None, None, None) if pull && topic.is_none() => Deed::Pull,
+            _ if pull => return Err("has a rule with pull and another action".to_owned()),
             (None | Some("outbox"), None, None) => Deed::Outbox(topic),
             (Some("store"), None, None) if topic.is_none() => Deed::Store,
             (Some(other), None, None) if other != "store" => {
@@ -119,6 +129,7 @@ impl Rule {
         put("type", &self.kind);
         match &self.deed {
             Deed::Store => put("do", "store"),
+            Deed::Pull => {}
             Deed::Outbox(topic) => {
                 put("do", "outbox");
                 if let Some(topic) = topic {
@@ -127,6 +138,9 @@ impl Rule {
             }
             Deed::Forward(url) => put("forward", &url.to_string()),
             Deed::Handler(name) => put("handler", name),
+        }
+        if self.deed == Deed::Pull {
+            table.insert("pull".to_owned(), true.into());
         }
         table.into()
     }
@@ -202,11 +216,12 @@ mod tests {
 
     #[test]
     fn rules_are_read_as_they_are_shown_and_as_a_variable_has_them() {
-        let written = "a.*=outbox; s=store; b=outbox:there; c=handler:mine; *=https://x.example/y?z=1";
+        let written = "a.*=outbox; s=store; p=pull; b=outbox:there; c=handler:mine; *=https://x.example/y?z=1";
         let rules = Rules::parse(written).unwrap();
         let shown = rules.to_toml();
         assert!(!shown.to_string().contains("z=1") && !shown.to_string().contains("/y"), "each may be a secret");
-        let plain = Rules::parse("a.*=outbox; s=store; b=outbox:there; c=handler:mine; *=https://x.example/").unwrap();
+        let plain =
+            Rules::parse("a.*=outbox; s=store; p=pull; b=outbox:there; c=handler:mine; *=https://x.example/").unwrap();
         assert_eq!(Rules::from_toml(&plain.to_toml()), Ok(plain));
     }
 
@@ -214,10 +229,11 @@ mod tests {
     fn every_wrong_rule_is_reported() {
         let told = rules(
             "handlers = [{ type = 'a', do = 'dance' }, { type = 'b', forward = 'geheim' }, { typ = 'c' },
-                         { type = 'd', forward = 'https://x.example', handler = 'e' }, { handler = '' }]",
+                         { type = 'd', forward = 'https://x.example', handler = 'e' }, { handler = '' },
+                         { pull = true, do = 'store' }, { pull = 'yes' }]",
         )
         .unwrap_err();
-        assert_eq!(told.split("; ").count(), 5, "{told}");
+        assert_eq!(told.split("; ").count(), 7, "{told}");
         assert!(told.contains("dance") && told.contains("\"typ\"") && !told.contains("geheim"), "{told}");
     }
 

@@ -73,7 +73,7 @@ pub(in super::super) fn read(
         wrong.note("id", "must be 1 to 255 bytes without control characters");
     }
     let kind = said.kind.unwrap_or_else(|| UNTYPED.to_owned());
-    if Labels::default().with(1, &kind).is_err() {
+    if kind.len() > LONGEST_TYPE || Labels::default().with(1, &kind).is_err() {
         wrong.note("type", "must be 1 to 128 bytes without control characters");
     }
     if !wrong.is_empty() {
@@ -93,6 +93,9 @@ pub(in super::super) fn read(
         body,
     })
 }
+
+/// The longest type of an event, in bytes.
+pub(crate) const LONGEST_TYPE: usize = 128;
 
 /// The type in a body, if the source's events have it there.
 pub(super) fn kind_in(body: &[u8], source: &Source) -> Option<String> {
