@@ -51,7 +51,7 @@ impl Held {
     async fn operation(&self) -> Result<Arc<Operation>, Problem> {
         match self.api.granted.find(&self.tenant, self.id, self.fence) {
             Some(held) => Ok(held),
-            None => self.api.find(&self.tenant, self.id).await.map(Arc::new),
+            None => self.api.find_kept(&self.tenant, self.id).await.map(|(op, _)| Arc::new(op)),
         }
     }
 
@@ -89,7 +89,11 @@ impl Held {
         }
         let store = self.api.store();
         match patiently(store.by_id(&self.tenant, self.id)).await? {
-            Some(op) => Ok(shown(&Record::of(store, &op, applied.now).await?)),
+            // As above: its caller has the input.
+            Some(op) => {
+                let op = Operation { payload: None, ..op };
+                Ok(shown(&Record::of(store, &op, applied.now).await?))
+            }
             None => Ok(released()),
         }
     }

@@ -21,6 +21,7 @@ mod people;
 mod polls;
 pub mod problems;
 mod record;
+mod repeats;
 
 use std::sync::{Arc, atomic::AtomicU32};
 
@@ -46,6 +47,7 @@ use crate::{
 use config::Operations;
 use granted::Granted;
 use polls::Polls;
+use repeats::Repeats;
 
 /// The service in the scopes of its operations, unless a request names another one.
 pub(crate) const SERVICE: &str = "operations";
@@ -84,6 +86,8 @@ pub struct Api {
     config: Arc<Operations>,
     polls: Arc<Polls>,
     granted: Granted,
+    /// Repeats of one request.
+    repeats: Repeats,
     /// Takes of this node at a time: more would only wait for one another's locks.
     takes: Arc<Semaphore>,
     /// Notes requests for events of webhooks.
@@ -107,6 +111,7 @@ impl Api {
             config: Arc::new(config),
             polls: Arc::default(),
             granted: Granted::default(),
+            repeats: Repeats::default(),
             takes: Arc::new(Semaphore::new(TAKES)),
             asked: Arc::default(),
             webhooks: Arc::new(webhooks),

@@ -109,6 +109,12 @@ pub(super) async fn next(
 impl Api {
     /// The operations that this token holds already, or as many due ones as asked for.
     async fn take(&self, asked: &Asked) -> Result<Vec<Operation>, Problem> {
+        // Repeats of a request follow one another: the second one finds what the first has taken.
+        let own = asked.token.map(|token| self.repeats.of(token));
+        let _own = match &own {
+            Some(own) => Some(own.lock().await),
+            None => None,
+        };
         let Ok(_turn) = self.takes.acquire().await else { return Ok(Vec::new()) };
         if let Some(token) = asked.token {
             let held = self.held_under(asked, token).await?;
@@ -119,7 +125,8 @@ impl Api {
         let wants = self.wants(asked);
         let taken = self.ledger.take_up_to(asked.most, wants, asked.token).await.map_err(of_store)?;
         if let (Some(token), false) = (asked.token, taken.is_empty()) {
-            // The same request may have been answered by another node meanwhile.
+            // Another node may have answered the same request meanwhile: the client gets the leases of both, more than it
+            // asked for, because it would not know of the others.
             return self.held_under(asked, token).await;
         }
         // Dropping the leases here does not end them: their holder is the client, who names the fence.
