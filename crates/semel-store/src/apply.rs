@@ -143,9 +143,12 @@ impl Changes {
             listed: None,
             archive: None,
         });
-        // Each change that puts it into the backlog again has a new fence, or newer enqueued data. The sweep only
-        // reads, and does not know the terms that the due time came from.
-        let same = |old: &Operation, op: &Operation| old.fence == op.fence && old.order == op.order;
+        // Each change that puts it into the backlog again has a new fence, newer enqueued data, or another runner. The
+        // sweep only reads, and does not know the terms that the due time came from.
+        let callers = Operation::is_left_to_callers;
+        let same = |old: &Operation, op: &Operation| {
+            old.fence == op.fence && old.order == op.order && callers(old) == callers(op)
+        };
         let stays = |op: &Operation| old.is_some_and(|old| in_backlog(old) && same(old, op));
         if !new.as_ref().is_some_and(stays) {
             let terms = old.and_then(|old| old.lease.as_ref()).map(|lease| &lease.terms);

@@ -30,7 +30,8 @@ impl Beginning {
     /// the queue has another fence. So the fence of the first run decides: it is in the first note about a run, or in
     /// the row.
     pub(super) fn of(op: &Operation, notes: &[Note]) -> Self {
-        if !op.was_claimed() || op.terms.is_some() || op.priority.get() != 0 {
+        let was_enqueued = op.terms.is_some() && !op.is_left_to_callers();
+        if !op.was_claimed() || was_enqueued || op.priority.get() != 0 {
             return Self::Enqueued;
         }
         let followed = notes.iter().any(|note| note.event == Event::TakenOver);

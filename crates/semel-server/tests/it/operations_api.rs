@@ -23,6 +23,7 @@ on_both_databases! {
     a_lost_lease_under_hold_is_in_doubt
     a_doubt_of_the_worker_is_in_doubt
     a_lost_lease_under_rerun_is_taken_over_with_a_higher_fence
+    a_lost_lease_uses_up_no_retry
 }
 
 /// A server on a place's database, and requests to its operations.
@@ -320,7 +321,19 @@ fn a_lost_lease_under_rerun_is_taken_over_with_a_higher_fence(place: &Place) {
     let work = with(&pay(1), json!({ "onLost": "rerun" }));
     let lost = api.loses(&work);
     let taken = api.claim(&work);
-    assert_eq!((taken.id, &taken.operation["retryCount"]), (lost.id, &json!(1)));
+    assert_eq!((taken.id, taken.operation["attempts"].as_array().unwrap().len()), (lost.id, 2));
     assert!(taken.fence > lost.fence, "{} {}", taken.fence, lost.fence);
     assert_eq!(api.complete(&taken, json!(7))["resultData"], 7);
+}
+
+fn a_lost_lease_uses_up_no_retry(place: &Place) {
+    let api = Api::start(place);
+    let work = with(&pay(1), json!({ "onLost": "rerun", "maxRetries": 1 }));
+    api.loses(&work);
+    for run in 0..=1 {
+        let held = api.claim(&work);
+        assert_eq!((&held.operation["retryCount"], &held.operation["canRetry"]), (&json!(run), &json!(run < 1)));
+        api.fail(&held, "once more");
+    }
+    refused(&api.post("", &work), 409, "attempts-exhausted");
 }

@@ -62,7 +62,7 @@ fn a_token_does_not_bring_an_expired_lease_back(place: &Place) {
     let lost = api.loses(&rerun);
     let taken = api.claim(&rerun);
     assert!(taken.fence > lost.fence, "{} {}", taken.fence, lost.fence);
-    assert_eq!(taken.operation["retryCount"], 1);
+    assert_eq!(taken.operation["attempts"].as_array().unwrap().len(), 2);
     let hold = with(&pay(2), json!({ "claimToken": TOKENS[0] }));
     api.loses(&hold);
     refused(&api.post("", &hold), 409, "in-doubt");

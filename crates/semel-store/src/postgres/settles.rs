@@ -230,11 +230,14 @@ async fn complete(
     order: &[usize],
     fixed: Option<i64>,
 ) -> Result<HashMap<usize, Applied>, sqlx::Error> {
+    // Of two completions by the same lease the first settles it, and the state machine answers the second: its outcome may
+    // be another one.
+    let mut seen = HashSet::new();
     let plain = order.iter().filter_map(|i| match &writes[*i].write {
         Write::Complete(outcome) => Some((*i, &writes[*i], outcome)),
         _ => None,
     });
-    let plain: Vec<_> = plain.collect();
+    let plain: Vec<_> = plain.filter(|(_, write, _)| seen.insert((write.id, write.fence))).collect();
     if plain.is_empty() {
         return Ok(HashMap::new());
     }

@@ -142,6 +142,9 @@ macro_rules! conformance_suite {
                 remote:
                     a_lease_is_renewed_and_settled_at_any_node_by_its_fence,
                     an_operation_that_is_left_to_callers_is_never_taken,
+                    an_enqueue_takes_over_what_a_caller_has_left,
+                    an_enqueued_operation_is_not_settled_before_it_is_taken,
+                    of_different_completions_of_one_lease_one_is_stored,
                     a_claim_under_a_callers_token_gets_its_lease_again,
                     a_take_that_is_sent_again_finds_its_leases,
                     a_take_may_ask_for_another_lease_than_the_enqueue;

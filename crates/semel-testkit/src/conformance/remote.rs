@@ -62,9 +62,58 @@ pub async fn an_operation_that_is_left_to_callers_is_never_taken(lab: Lab) {
     assert!(soon(node.take(vec![want(9)])).await.unwrap().is_empty());
     assert!(node.due_kinds(scope().service(), ("", "")).await.unwrap().iter().all(|due| due.kind != scope().kind()));
     assert!(matches!(node.enqueue(work("k", policy())).await, Err(Error::Invalid(_))), "no worker would run it");
-    let known = soon(node.enqueue(work("k", Policy::default()))).await.unwrap();
-    assert_eq!(known.word(), "not_yet", "its caller may run it again");
     assert_eq!(claimed(&node, work("k", policy())).await.attempt(), 2);
+}
+
+/// An enqueue of what a caller has left makes it work for a worker, with its payload and its terms.
+pub async fn an_enqueue_takes_over_what_a_caller_has_left(lab: Lab) {
+    let node = lab.ledger_of("a").await;
+    let op = claimed(&node, work("k", policy())).await;
+    assert_eq!(soon(node.enqueue(later("k"))).await.unwrap().word(), "in_flight");
+    let failed = Write::Fail(Failure { error: "no luck".into(), retry: Retry::After(secs(10)) });
+    assert_eq!(wrote(&node, &op, failed).await, Answer::Settled { successor: false });
+    assert_eq!(soon(node.enqueue(later("k"))).await.unwrap().word(), "enqueued");
+    assert_eq!(soon(node.enqueue(later("k"))).await.unwrap().word(), "not_yet", "a worker runs it after its backoff");
+    assert!(soon(node.take(vec![want(9)])).await.unwrap().is_empty());
+    lab.pass(secs(10));
+    let taken = soon(node.take(vec![want(9)])).await.unwrap();
+    let taken = taken[0].1.operation();
+    assert_eq!((taken.attempt(), taken.payload.as_deref()), (2, Some(&b"k"[..])));
+}
+
+/// A fence that never had a lease settles nothing: that of an operation that was only enqueued, say.
+pub async fn an_enqueued_operation_is_not_settled_before_it_is_taken(lab: Lab) {
+    let node = lab.ledger_of("a").await;
+    soon(node.enqueue(later("k"))).await.unwrap();
+    let op = row(&node, "k").await;
+    let ends = [
+        Write::Complete(Outcome::kept("yes")),
+        Write::Fail(Failure { error: "no luck".into(), retry: Retry::Backoff }),
+        Write::Release { delay: secs(0), why: None },
+        Write::Doubt { reason: "who knows".into() },
+    ];
+    for write in ends {
+        assert_eq!(wrote(&node, &op, write.clone()).await, Answer::Lost, "{write:?}");
+    }
+    assert_eq!(row(&node, "k").await, op);
+}
+
+/// Of completions of one lease at the same time one is stored, and only its content is told that it was.
+pub async fn of_different_completions_of_one_lease_one_is_stored(lab: Lab) {
+    let node = lab.ledger_of("a").await;
+    for round in 0..20 {
+        let name = format!("k{round}");
+        let op = claimed(&node, work(&name, policy())).await;
+        let outcomes: Vec<_> = (0..8).map(|n| Outcome::kept(format!("{n}"))).collect();
+        let mut writes = tokio::task::JoinSet::new();
+        for outcome in outcomes.clone() {
+            let (node, op) = (node.clone(), op.clone());
+            writes.spawn(async move { (wrote(&node, &op, Write::Complete(outcome.clone())).await, outcome) });
+        }
+        let told = writes.join_all().await.into_iter().filter(|(answer, _)| *answer != Answer::Lost);
+        let told: Vec<_> = told.map(|(_, outcome)| Some(outcome)).collect();
+        assert_eq!(told, [row(&node, &name).await.outcome]);
+    }
 }
 
 /// A claim that its caller sends again is not withdrawn: the same token gets the same lease while it lives.

@@ -30,6 +30,9 @@ pub(super) fn enqueue(stored: Option<&Operation>, request: &Request, fence: Fenc
 /// An enqueue of an existing key.
 fn enqueue_known(op: &Operation, request: &Request, now: Timestamp, mut notes: Vec<Note>) -> Step {
     let is_known = op.fingerprint.matches(&request.fingerprint);
+    if is_known && op.is_left_to_callers() && is_waiting(op) && !op.is_given_up() {
+        return Step::put(taken_from_callers(op, request, now), Answer::Enqueued, notes);
+    }
     match request.policy.on_mismatch {
         _ if is_known => Step { next: Next::Same, answer: known(op, now, false), notes },
         OnMismatch::Reject => Step { next: Next::Same, answer: Answer::Mismatch, notes },
@@ -45,6 +48,21 @@ fn enqueue_known(op: &Operation, request: &Request, now: Timestamp, mut notes: V
             Step::put(op, Answer::Enqueued, notes)
         }
     }
+}
+
+fn is_waiting(op: &Operation) -> bool {
+    matches!(op.state, State::Pending | State::Failed | State::TimedOut)
+}
+
+/// An operation whose callers failed: from now on a worker runs it, under the terms of this enqueue.
+fn taken_from_callers(op: &Operation, request: &Request, now: Timestamp) -> Operation {
+    let mut op = op.clone();
+    let (from, priority, terms) = request.later.unwrap_or_default().terms(&request.policy, now);
+    op.not_before = op.not_before.max(from);
+    (op.priority, op.terms) = (priority, terms);
+    op.payload = op.payload.or_else(|| request.payload.clone());
+    look_by(&mut op, &request.policy, now);
+    op
 }
 
 /// The answer to an enqueue of an existing key.

@@ -439,6 +439,7 @@ fn is_never_due(old: Option<&Operation>, op: &Operation, now: Timestamp) -> bool
     let waits = |op: &Operation| matches!(op.state, State::Pending | State::Failed | State::TimedOut);
     match old {
         _ if !waits(op) => false,
+        Some(old) if old.is_left_to_callers() && !op.is_left_to_callers() => due(op, None, now).is_none(),
         Some(old) if waits(old) && (old.fence, old.order) == (op.fence, op.order) => old.never_due,
         _ => due(op, old.and_then(|old| old.lease.as_ref()).map(|lease| &lease.terms), now).is_none(),
     }

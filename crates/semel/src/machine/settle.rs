@@ -6,7 +6,7 @@ use super::{
     lapsed, note, promote,
 };
 use crate::{
-    Fence, LeaseRow, Operation, State, Timestamp,
+    Fence, LeaseRow, Operation, Policy, State, Timestamp,
     journal::{Event, Note, RELEASED},
     text::bounded,
 };
@@ -58,17 +58,19 @@ pub(super) fn write(stored: Option<&Operation>, fence: Fence, write: &Write, now
 
 /// The row has our fence and no lease: this write was made before, and its answer was lost; unless it says something else.
 fn made_before(op: &Operation, write: &Write) -> Step {
-    let successor = op.state == State::Pending && op.owner.is_empty();
+    // An enqueued operation that was never claimed has had no lease.
+    let successor = op.state == State::Pending && op.owner.is_empty() && op.was_claimed();
     let made = match write {
         Write::Complete(outcome) => {
             let same = op.archived || op.outcome.as_ref() == Some(outcome);
             (op.state == State::Completed && same) || successor
         }
         Write::Fail(failure) => {
-            (op.state == State::Failed && op.error.as_ref() == Some(&failure.error)) || successor || is_cancelled(op)
+            let same = op.error.as_ref() == Some(&failure.error) && (failure.retry == Retry::Never) == op.parked;
+            (op.state == State::Failed && same) || successor || is_cancelled(op)
         }
         Write::Release { .. } | Write::PutOff { .. } | Write::HandOver(_) | Write::Withdraw => {
-            op.state == State::Pending || is_cancelled(op)
+            (op.state == State::Pending && op.was_claimed()) || is_cancelled(op)
         }
         Write::Doubt { reason } => op.state == State::InDoubt && op.error.as_ref() == Some(reason),
         Write::Checkpoint(_) | Write::Progress(_) | Write::Renew => false,
@@ -157,6 +159,11 @@ fn write_held(mut op: Operation, lease: LeaseRow, write: &Write, now: Timestamp)
     Step::put(op, answer, notes)
 }
 
+/// Whether an operation with a policy of its own may run again: it does not expire before it is settled for good.
+pub(super) fn has_future(op: &Operation, terms: &Policy) -> bool {
+    op.terms.is_some() && !is_exhausted(op, terms)
+}
+
 fn fail(op: &mut Operation, failure: &Failure, lease: &LeaseRow, now: Timestamp) {
     op.state = State::Failed;
     op.lease = None;
@@ -173,6 +180,9 @@ fn fail(op: &mut Operation, failure: &Failure, lease: &LeaseRow, now: Timestamp)
     // It must not expire before its retry has had its time.
     let retry = op.not_before.filter(|_| !is_exhausted(op, &lease.terms)).unwrap_or(now);
     op.expires_at = lease.terms.retention.map(|kept| (now + kept).max(retry + kept / 2));
+    if has_future(op, &lease.terms) {
+        op.expires_at = None;
+    }
 }
 
 /// Whether it is a first run without stored data. The counts cannot tell: they are also zero when newer data

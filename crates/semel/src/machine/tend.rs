@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{
     Answer, CANCELLED, Next, NotNow, Step, Verdict, claim::complete, is_adrift, is_never_due, lapsed, note, promote,
-    unsettle,
+    settle::has_future, unsettle,
 };
 use crate::{
     Fence, Operation, Outcome, Policy, State, Successor, Timestamp,
@@ -61,8 +61,9 @@ fn end_lease(op: &Operation, fence: Fence, now: Timestamp) -> (Operation, Vec<No
     }
     op.state = State::TimedOut;
     op.error = Some(gone);
-    op.expires_at = lease.terms.retention.map(|kept| now + kept);
     op.parked = op.crashes >= lease.terms.max_crashes;
+    let kept = lease.terms.retention.filter(|_| !has_future(&op, &lease.terms));
+    op.expires_at = kept.map(|kept| now + kept);
     // The first takeover is at once; a crash loop backs off before it is parked.
     if op.crashes > 1 {
         let wait = lease.terms.backoff.after(op.crashes - 1, op.id);
@@ -229,6 +230,7 @@ pub(super) fn resolve(
             "it runs once more"
         }
     };
+    op.look_at = op.look_at.into_iter().chain(op.expires_at).min();
     notes.push(note(&op, Event::Resolved, actor, format!("{said}: {reason}"), now));
     notes.extend(promote(&mut op, actor, now));
     Step::put(op, Answer::Resolved, notes)

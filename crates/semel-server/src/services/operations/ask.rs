@@ -97,6 +97,10 @@ impl Asked {
                 "is missing, and so are inputHash and idempotencyKey: one of them must name the operation",
             );
         }
+        let is_event = |name: &String| service.is_none() && name.starts_with(pull::PREFIX);
+        if name.as_ref().is_some_and(is_event) {
+            fields.note("operationName", "begins with webhook., which names events of webhooks");
+        }
         fields.finish()?;
         let parts = Parts {
             process: process.clone().unwrap_or_default(),

@@ -41,9 +41,10 @@ async fn claim(api: &Api, asked: Asked) -> Result<Response, Problem> {
     match claim.acquired() {
         Ok(held) => {
             // Dropping the lease here does not end it: its holder is the client, who names the fence.
-            let op = api.granted.remember(held.operation());
-            let operation = Record::of(api.store(), &op, op.claimed_at).await?;
-            let body = Answered { claim: Some("acquired"), lease: Some(Lease::of(&op)), operation };
+            let op = held.operation();
+            api.granted.remember(op);
+            let operation = Record::of(api.store(), op, op.claimed_at).await;
+            let body = Answered { claim: Some("acquired"), lease: Some(Lease::of(op)), operation };
             Ok(answer(StatusCode::CREATED, &body).map(Body::from))
         }
         Err(known) => answered(api, known).await,
@@ -59,7 +60,7 @@ async fn enqueue(api: &Api, asked: Asked) -> Result<Response, Problem> {
             return answered(api, claim.map(|never| match never {})).await;
         }
     };
-    let operation = Record::of(api.store(), &operation, operation.created_at).await?;
+    let operation = Record::of(api.store(), &operation, operation.created_at).await;
     let body = Answered { claim: Some(word), lease: None, operation };
     Ok(answer(StatusCode::ACCEPTED, &body).map(Body::from))
 }
@@ -69,7 +70,7 @@ async fn answered(api: &Api, claim: Claim<()>) -> Result<Response, Problem> {
     Ok(match claim {
         Claim::Replay(replay) => {
             let at = settled(&replay.operation);
-            let operation = Record::of(api.store(), &replay.operation, at).await?;
+            let operation = Record::of(api.store(), &replay.operation, at).await;
             shown(&Answered { claim: Some("replay"), lease: None, operation })
         }
         Claim::InFlight(there) => problem(&IN_FLIGHT, &there.operation, None)
@@ -77,7 +78,9 @@ async fn answered(api: &Api, claim: Claim<()>) -> Result<Response, Problem> {
             .into_response(),
         Claim::NotYet(not_yet) => {
             let before = Timestamp::from_micros(not_yet.until.as_micros() - 1);
-            problem(&BACKING_OFF, &not_yet.operation, Some(before)).retry_after(not_yet.retry_after).into_response()
+            problem(&BACKING_OFF, &not_yet.operation, Some(before))
+                .retry_after(not_yet.retry_after.max(SECOND))
+                .into_response()
         }
         Claim::Mismatch(op) => problem(&PAYLOAD_MISMATCH, &op, None).into_response(),
         Claim::Exhausted(op) => problem(&ATTEMPTS_EXHAUSTED, &op, None).into_response(),

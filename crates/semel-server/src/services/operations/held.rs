@@ -61,7 +61,11 @@ impl Held {
             // A first run that was released before has left no record.
             Err(gone) if *gone.kind() == *missing().kind() && matches!(write, Write::Release { .. }) => {
                 let stored = patiently(self.api.store().by_id(&self.tenant, self.id)).await?;
-                return if stored.is_none() && self.fence.0 == self.id { Ok(released()) } else { Err(gone) };
+                return if stored.is_none() && self.fence.0 == self.id && self.id > 0 {
+                    Ok(released())
+                } else {
+                    Err(gone)
+                };
             }
             found => found?,
         };
@@ -84,7 +88,7 @@ impl Held {
         if matches!(write, Write::Complete(_)) && is_new {
             let event = Event::Write { fence: self.fence, write };
             if let Next::Put(op) = step(Some(held), &event, applied.now).next {
-                return Ok(shown(&Record::of(self.api.store(), &op, applied.now).await?));
+                return Ok(shown(&Record::of(self.api.store(), &op, applied.now).await));
             }
         }
         let store = self.api.store();
@@ -92,7 +96,7 @@ impl Held {
             // As above: its caller has the input.
             Some(op) => {
                 let op = Operation { payload: None, ..op };
-                Ok(shown(&Record::of(store, &op, applied.now).await?))
+                Ok(shown(&Record::of(store, &op, applied.now).await))
             }
             None => Ok(released()),
         }

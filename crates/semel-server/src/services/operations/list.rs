@@ -6,6 +6,7 @@ use semel::{
     look::{Filter, Page as Place, Unreadable},
     prelude::*,
 };
+use semel_store::Database;
 use serde_json::{Value, json};
 
 use super::{
@@ -15,9 +16,10 @@ use super::{
 use crate::{
     http::{
         answers::{Page, missing, patiently, shown},
+        fields::Wrong,
         path::Id,
         principal::Principal,
-        problem::Problem,
+        problem::{INVALID_QUERY, Problem},
         query::{Query, number, time},
     },
     view,
@@ -43,7 +45,7 @@ pub(super) async fn show(
     query.finish()?;
     let id = number(&id).ok_or_else(missing)?;
     let (op, now) = api.find_kept(&principal.tenant, id).await?;
-    Ok(shown(&Record::of(api.store(), &op, now).await?))
+    Ok(shown(&Record::of(api.store(), &op, now).await))
 }
 
 /// `GET /v1/operations`
@@ -96,13 +98,18 @@ async fn by_key(api: &Api, selection: &Selection, key: &Key) -> Result<Response,
         Some(name) => vec![name.clone()],
         None => patiently(store.kinds(tenant, &selection.service, "")).await?,
     };
+    if names.len() >= Database::MOST_KINDS as usize {
+        let mut wrong = Wrong::default();
+        wrong.note("operationName", "is needed to find a key: there are more names than are searched");
+        return Err(wrong.problem(&INVALID_QUERY));
+    }
     let now = patiently(store.now()).await?;
     let mut items = Vec::new();
     for name in names {
         let Ok(scope) = Scope::new(tenant, &selection.service, &name) else { continue };
         let found = patiently(store.by_key(&scope, key)).await?;
         for op in found.into_iter().filter(|op| selection.fits(op, now)) {
-            items.push((op.id, Record::of(store, &op, now).await?));
+            items.push((op.id, Record::of(store, &op, now).await));
         }
     }
     items.sort_by_key(|(id, _)| std::cmp::Reverse(*id));

@@ -1,6 +1,6 @@
 //! `POST /v1/operations/next`: hands out due operations, at once or as soon as some are due.
 
-use std::{sync::atomic::Ordering::Relaxed, time::Duration};
+use std::{collections::BTreeSet, sync::atomic::Ordering::Relaxed, time::Duration};
 
 use axum::{extract::State as Server, response::Response};
 use semel::{Fence, Operation, Policy, Runner, Scope, State, Token, Uptime, prelude::*, store::Limits, store::Want};
@@ -88,10 +88,11 @@ pub(super) async fn next(
         let place = api.polls.join(&asked.scopes);
         let found = api.take(&asked).await?;
         if !found.is_empty() {
-            place.looks();
+            // A wake that it has got meanwhile may be for another scope: it is passed on.
             drop(place);
             // Where one was due, there may be more.
-            found.iter().flat_map(listed).for_each(|scope| api.polls.wake(&scope));
+            let scopes: BTreeSet<_> = found.iter().flat_map(listed).collect();
+            scopes.iter().for_each(|scope| api.polls.wake(scope));
             return handed(&api, found).await;
         }
         let woken = tokio::select! {
@@ -183,7 +184,7 @@ async fn handed(api: &Api, found: Vec<Operation>) -> Result<Response, Problem> {
     let mut operations = Vec::with_capacity(found.len());
     for op in &found {
         api.granted.remember(op);
-        let operation = Record::of(api.store(), op, op.claimed_at).await?;
+        let operation = Record::of(api.store(), op, op.claimed_at).await;
         operations.push(Answered { claim: None, lease: Some(Lease::of(op)), operation });
     }
     Ok(shown(&Handed { operations }))

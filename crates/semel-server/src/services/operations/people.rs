@@ -70,7 +70,7 @@ impl Deciding {
     async fn shown(&self, status: StatusCode, applied: &Applied) -> Result<Response, Problem> {
         let store = self.api.store();
         let op = patiently(store.by_id(&self.principal.tenant, self.id)).await?.ok_or_else(missing)?;
-        Ok(answer(status, &Record::of(store, &op, applied.now).await?).map(Body::from))
+        Ok(answer(status, &Record::of(store, &op, applied.now).await).map(Body::from))
     }
 }
 

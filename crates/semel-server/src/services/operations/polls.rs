@@ -2,10 +2,10 @@
 //! clients cost what one does. They hold no connection.
 
 use std::{
-    collections::{BTreeSet, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
     },
     time::Duration,
 };
@@ -28,7 +28,10 @@ const A_WHILE: Duration = Duration::from_secs(10);
 /// The waiting requests of this node.
 #[derive(Default)]
 pub(super) struct Polls {
-    waiting: Mutex<HashMap<Scope, VecDeque<Arc<Poll>>>>,
+    /// By scope, in the order in which they came.
+    waiting: Mutex<HashMap<Scope, BTreeMap<u64, Arc<Poll>>>>,
+    /// The number of requests so far.
+    tickets: AtomicU64,
     joined: Notify,
     closed: watch::Sender<bool>,
 }
@@ -44,31 +47,30 @@ struct Poll {
 pub(super) struct Place<'a> {
     polls: &'a Polls,
     scopes: &'a [Scope],
+    ticket: u64,
     poll: Arc<Poll>,
 }
 
 impl Polls {
     /// Waits for operations of these scopes, behind the requests that wait already.
     pub(super) fn join<'a>(&'a self, scopes: &'a [Scope]) -> Place<'a> {
-        let poll = Arc::<Poll>::default();
+        let (poll, ticket) = (Arc::<Poll>::default(), self.tickets.fetch_add(1, SeqCst));
         let mut waiting = self.waiting.lock();
         for scope in scopes {
-            waiting.entry(scope.clone()).or_default().push_back(poll.clone());
+            waiting.entry(scope.clone()).or_default().insert(ticket, poll.clone());
         }
         drop(waiting);
         self.joined.notify_one();
-        Place { polls: self, scopes, poll }
+        Place { polls: self, scopes, ticket, poll }
     }
 
     /// Wakes the request that has waited longest for operations of this scope. If it gets some, it wakes the next one.
     pub(super) fn wake(&self, scope: &Scope) {
         let mut waiting = self.waiting.lock();
-        let next = waiting.get_mut(scope).and_then(|queue| {
-            let place = queue.iter().position(|poll| !poll.woken.load(SeqCst))?;
-            queue.remove(place)
-        });
-        drop(waiting);
-        if let Some(poll) = next {
+        let Some(queue) = waiting.get_mut(scope) else { return };
+        let next = queue.iter().find(|(_, poll)| !poll.woken.load(SeqCst)).map(|(ticket, _)| *ticket);
+        if let Some(poll) = next.and_then(|ticket| queue.remove(&ticket)) {
+            // Under the lock: a request that goes away now passes the wake on.
             poll.woken.store(true, SeqCst);
             poll.wake.notify_one();
         }
@@ -103,7 +105,7 @@ impl Drop for Place<'_> {
         let mut waiting = self.polls.waiting.lock();
         for scope in self.scopes {
             if let Some(queue) = waiting.get_mut(scope) {
-                queue.retain(|poll| !Arc::ptr_eq(poll, &self.poll));
+                queue.remove(&self.ticket);
                 if queue.is_empty() {
                     waiting.remove(scope);
                 }

@@ -13,7 +13,7 @@ use serde_json::{Value, value::RawValue};
 
 use super::SERVICE;
 use crate::{
-    http::{answers::patiently, problem::Problem},
+    http::answers::patiently,
     services::webhooks::pull,
     view::{View, json as shown, lease_has_expired},
 };
@@ -94,14 +94,18 @@ impl Data {
 
 impl Record {
     /// The whole record, with its runs. It reads the journal if the row alone does not tell them.
-    pub(super) async fn of(store: &Database, op: &Operation, now: Timestamp) -> Result<Self, Problem> {
-        let notes = if ran_once(op) { Vec::new() } else { patiently(store.journal(op.id)).await?.0 };
+    pub(super) async fn of(store: &Database, op: &Operation, now: Timestamp) -> Self {
+        // The lease is granted, or the run ended: the answer is worth more than its list of runs.
+        let (notes, is_told) = match ran_once(op) {
+            true => (Vec::new(), true),
+            false => patiently(store.journal(op.id)).await.map_or((Vec::new(), false), |(notes, _)| (notes, true)),
+        };
         // A refused call and a renewal change nothing that is shown.
         let is_change = |note: &&Note| !matches!(note.event, Event::Refused | Event::RenewedLate);
         let last = notes.iter().rev().find(is_change).map(|note| note.at);
         let view = View { notes, ..View::bare(op.clone(), now) };
         let record = Self::brief(op, now);
-        Ok(Self {
+        Self {
             input: op.payload.as_deref().map(Data::of),
             result_data: match &op.outcome {
                 Some(outcome) if pull::is_asked_for(op) => pull::value(outcome).map(Data::Json),
@@ -109,14 +113,15 @@ impl Record {
                 _ => Some(Data::Other(Value::Null)),
             },
             updated_at: updated(op).max(last.unwrap_or(op.created_at)).to_string(),
-            attempts: Some(view.runs_json()),
+            attempts: is_told.then(|| view.runs_json()),
             ..record
-        })
+        }
     }
 
     /// The record without its input, its result and its runs: for lists.
     pub(super) fn brief(op: &Operation, now: Timestamp) -> Self {
-        let retry_count = if op.was_claimed() { op.attempt().saturating_sub(1) } else { 0 };
+        // Lost runs are counted apart, and use up no retry.
+        let retry_count = op.failures.saturating_sub(u32::from(op.state == State::Failed));
         let max_retries = op.terms.as_ref().and_then(|own| own.max_attempts).map(|most| most.saturating_sub(1));
         let status = Status::of(op);
         let event = pull::name(op);
@@ -126,7 +131,7 @@ impl Record {
             id: op.id,
             idempotency_key: op.key.as_str().to_owned(),
             scope: if event.is_some() { SERVICE } else { op.scope.service() }.to_owned(),
-            process_instance_id: op.labels.0[2].clone(),
+            process_instance_id: op.labels.0[2].clone().filter(|_| event.is_none()),
             activity_id: op.labels.0[3].clone(),
             operation_name: event.unwrap_or_else(|| op.scope.kind().to_owned()),
             status,
@@ -135,7 +140,7 @@ impl Record {
             error_message: op.error.clone().filter(|_| op.state != State::Completed),
             retry_count,
             max_retries,
-            can_retry: status == Status::Pending && max_retries.is_none_or(|most| retry_count < most),
+            can_retry: status == Status::Pending && (waits || max_retries.is_none_or(|most| retry_count < most)),
             created_at: op.created_at.to_string(),
             updated_at: updated(op).to_string(),
             expires_at: expires_at(op, status).map(|at| at.to_string()),
