@@ -12,7 +12,7 @@ use semel::{
     prelude::*,
     store::Applied,
 };
-use semel_http::problem::{IN_FLIGHT, LEASE_LOST};
+use semel_http::problem::{IN_FLIGHT, LEASE_LOST, OUTCOME_UNKNOWN};
 use serde_json::json;
 
 use super::{
@@ -92,7 +92,7 @@ impl Held {
             }
         }
         let store = self.api.store();
-        match patiently(store.by_id(&self.tenant, self.id)).await? {
+        match patiently(store.by_id(&self.tenant, self.id)).await.map_err(not_shown)? {
             // As above: its caller has the input.
             Some(op) => {
                 let op = Operation { payload: None, ..op };
@@ -115,6 +115,11 @@ impl Held {
             None => problem.into_response(),
         })
     }
+}
+
+/// The problem of an operation that was changed and cannot be read: the same call again shows it.
+pub(super) fn not_shown(_: Problem) -> Problem {
+    Problem::new(&OUTCOME_UNKNOWN).retry_after(Duration::from_secs(1))
 }
 
 /// The answer to a release that left no record.

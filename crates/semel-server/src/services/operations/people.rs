@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use super::{
     Api,
     ask::{given, stored},
-    held::outcome_of,
+    held::{not_shown, outcome_of},
     problems::{OPERATION_COMPLETED, OPERATION_RUNNING},
     record::Record,
 };
@@ -69,7 +69,8 @@ impl Deciding {
     /// The operation after the decision.
     async fn shown(&self, status: StatusCode, applied: &Applied) -> Result<Response, Problem> {
         let store = self.api.store();
-        let op = patiently(store.by_id(&self.principal.tenant, self.id)).await?.ok_or_else(missing)?;
+        let found = patiently(store.by_id(&self.principal.tenant, self.id)).await.map_err(not_shown)?;
+        let op = found.ok_or_else(missing)?;
         Ok(answer(status, &Record::of(store, &op, applied.now).await).map(Body::from))
     }
 }
