@@ -1,7 +1,7 @@
 //! A server that dies at a point, is restarted, and gets the same requests again: in the end every notification exists,
 //! and none twice. The other files of this name have the rest.
 
-use std::thread;
+use std::{thread, time::Duration};
 
 use crate::{
     desk::execute,
@@ -43,13 +43,22 @@ fn at_each(points: &[&str], fleet: fn() -> Fleet, dies: fn(&mut Fleet, &str)) {
 fn a_server_dies(fleet: &mut Fleet, point: &str) {
     let mut server = fleet.start_dying(ALL, point, &[]);
     fleet.invite(&server);
-    let events = events("e", 12);
-    for some in events.chunks(5) {
+    let mut sent = events("e", 12);
+    for some in sent.chunks(5) {
         fleet.try_send(server.address, some);
+    }
+    // Messages that come together share a commit: on a busy machine, a point may be reached only if more follow.
+    for n in 0..200 {
+        let more = events(&format!("more-{n}"), 1);
+        sent.extend(more.clone());
+        if !fleet.try_send(server.address, &more) {
+            break;
+        }
+        thread::sleep(Duration::from_millis(50));
     }
     fleet.died_at(point, &mut server);
     let server = fleet.start(ALL, &[]);
-    fleet.send(server.address, &events);
+    fleet.send(server.address, &sent);
     fleet.all_is_well(vec![server]);
 }
 
