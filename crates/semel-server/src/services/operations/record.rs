@@ -187,7 +187,9 @@ impl Lease {
 /// Whether its row shows its only run: the claim that created it, or none yet.
 fn ran_once(op: &Operation) -> bool {
     let first = op.fence.0 == op.id && matches!(op.state, State::Processing | State::Completed);
-    first || (!op.was_claimed() && op.state == State::Pending)
+    // Without newer data, the first claim of enqueued work is the one since which it is tried. So next reads no journals.
+    let runs_first = op.state == State::Processing && op.order.is_none() && op.tried_since == Some(op.claimed_at);
+    first || runs_first || (!op.was_claimed() && op.state == State::Pending)
 }
 
 /// When it last changed, by its row.
